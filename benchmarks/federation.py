@@ -1,16 +1,21 @@
-"""What a network costs: seconds and bytes of a round over each engine, beside the same round in simulation.
+"""What a network costs: seconds and bytes of a round over each engine, beside the same round in
+simulation.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.federation [--engines direct,nvflare,flower] [--silos 3,10] [--rounds 9] [--csv FILE] [--heavy]
+    OMP_NUM_THREADS=1 python -m benchmarks.federation [--engines direct,nvflare,flower] [--silos
+    3,10] [--rounds 9] [--csv FILE] [--heavy]
 
 A round is one question about the gradient to every silo. What it costs is taken apart:
-- plumbing: frames of the real length to every silo and replies of the real length back, over the engine with its TLS, to stand-ins that
-  reply at once. `direct` has no engine: it is the Unix sockets alone.
+- plumbing: frames of the real length to every silo and replies of the real length back, over the
+  engine with its TLS, to stand-ins that reply at once. `direct` has no engine: it is the Unix
+  sockets alone.
 - server: signing a question for each silo, and checking and reading each reply.
-- gate: one real gate daemon answers one new question by itself: per-record gradients in float64, exact noise, a ledger on disk.
+- gate: one real gate daemon answers one new question by itself: per-record gradients in float64,
+  exact noise, a ledger on disk.
 - simulation: the same round with all silos in one process, float noise and a ledger in memory.
-Where each silo has a machine of its own, a round takes plumbing + server + gate. Times are medians; the bytes on the wire are what the
-loopback carried, in the quietest of the rounds. Every process is on this machine, and Flower starts two for each silo: more than three
-silos of it only with --heavy.
+  Where each silo has a machine of its own, a round takes plumbing + server + gate. Times are
+  medians; the bytes on the wire are what the loopback carried, in the quietest of the rounds. Every
+  process is on this machine, and Flower starts two for each silo: more than three silos of it only
+  with --heavy.
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ listener.listen(16)
 print("ready", flush=True)
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,13 @@ class Row:
     """What the loopback carried for them."""
 
     def __str__(self) -> str:
-        times = (self.plumbing_s, self.plumbing_worst_s, self.server_s, self.gate_s, self.simulation_s)
+        times = (
+            self.plumbing_s,
+            self.plumbing_worst_s,
+            self.server_s,
+            self.gate_s,
+            self.simulation_s,
+        )
         return (
             f"{self.engine:9}{self.silos:6}{self.parameters:12,}"
             + "".join(f"{t:11.3f}" for t in times)
@@ -96,10 +107,10 @@ class Row:
         )
 
 
-HEAD = f"{'engine':9}{'silos':>6}{'parameters':>12}{'plumbing':>11}{'worst':>11}{'server':>11}{'gate':>11}{'simulation':>11}{'frames MB':>10}{'wire MB':>9}"
+HEAD = f"{'engine':9}{'silos':>6}{'parameters':>12}{'plumbing':>11}{'worst':>11}{'server':>11}{'gate':>11}{'simulation':>11}{'frames MB':>10}{'wire MB':>9}"  # noqa: E501
 
 
-# --- one round's frames ---------------------------------------------------------------------------------------------------------------
+# --- one round's frames --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,15 @@ class Frames:
     @classmethod
     def of(cls, dim: int) -> Frames:
         query = encode_query(_envelope(dim, "q"), KEY)
-        answer = Answer("silo-0", "q", "0" * 64, torch.zeros(1, dim, dtype=torch.float64), _query(dim).event(), 1, "0" * 64)
+        answer = Answer(
+            "silo-0",
+            "q",
+            "0" * 64,
+            torch.zeros(1, dim, dtype=torch.float64),
+            _query(dim).event(),
+            1,
+            "0" * 64,
+        )
         return cls(query, encode_reply(answer, KEY))
 
 
@@ -135,7 +154,7 @@ def server_seconds(dim: int, silos: int, rounds: int) -> float:
     return statistics.median(times)
 
 
-# --- the engines, in front of stand-ins -----------------------------------------------------------------------------------------------
+# --- the engines, in front of stand-ins ----------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -143,7 +162,9 @@ def stand_ins(folder: Path, silos: int) -> Iterator[dict[str, Path]]:
     sizes = [f"{len(frames.query)}:{len(frames.reply)}" for frames in map(Frames.of, WIDTHS)]
     sockets = {f"silo-{i}": folder / f"{i}.sock" for i in range(silos)}
     started = [
-        subprocess.Popen([sys.executable, "-c", STAND_IN, str(path), *sizes], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", STAND_IN, str(path), *sizes], stdout=subprocess.PIPE, text=True
+        )
         for path in sockets.values()
     ]
     try:
@@ -175,7 +196,9 @@ def carrier(engine: str, folder: Path, sockets: dict[str, Path]) -> Iterator[Dir
 
 
 def plumbing(engine: str, silos: int, rounds: int) -> dict[int, tuple[list[float], float]]:
-    """By number of parameters: seconds of each round after the first, and megabytes that the loopback carried in the quietest."""
+    """By number of parameters: seconds of each round after the first, and megabytes that the
+    loopback carried in the quietest.
+    """
     found = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sdp")))
@@ -189,8 +212,12 @@ def plumbing(engine: str, silos: int, rounds: int) -> dict[int, tuple[list[float
                 replies = line.exchange(asked, PATIENCE)
                 times.append(time.perf_counter() - start)
                 carried.append(_loopback() - before)
-                if {len(reply) for reply in replies.values()} != {len(frames.reply)} or len(replies) != silos:
-                    raise SystemExit(f"{engine}: {len(replies)} of {silos} silos replied, so nothing is reported")
+                if {len(reply) for reply in replies.values()} != {len(frames.reply)} or len(
+                    replies
+                ) != silos:
+                    raise SystemExit(
+                        f"{engine}: {len(replies)} of {silos} silos replied, so nothing is reported"
+                    )
             found[dim] = times[1:], min(carried[1:]) / 1e6
     return found
 
@@ -204,23 +231,40 @@ def _loopback() -> int:
     return 0
 
 
-# --- what is computed -----------------------------------------------------------------------------------------------------------------
+# --- what is computed ----------------------------------------------------------------------------
 
 
 def gate_cost(width: int, rounds: int) -> tuple[float, float]:
-    """One real gate daemon on 100 records, whose network has so many hidden units: seconds from a new question to the answer, and its memory in GiB."""
+    """One real gate daemon on 100 records, whose network has so many hidden units: seconds from a
+    new question to the answer, and its memory in GiB.
+    """
     dim = (FEATURES + 3) * width + 2
     rng, asker = np.random.default_rng(0), KEY.public_key().public_bytes_raw().hex()
     with tempfile.TemporaryDirectory(prefix="sdp") as name:
         folder = Path(name)
-        table = np.column_stack([rng.normal(size=(RECORDS, FEATURES)).round(6), np.arange(RECORDS) % 2])
+        table = np.column_stack(
+            [rng.normal(size=(RECORDS, FEATURES)).round(6), np.arange(RECORDS) % 2]
+        )
         header = ",".join([*(f"f{j}" for j in range(FEATURES)), "label"])
-        np.savetxt(folder / "data.csv", table, fmt=["%.6f"] * FEATURES + ["%d"], delimiter=",", header=header, comments="")
+        np.savetxt(
+            folder / "data.csv",
+            table,
+            fmt=["%.6f"] * FEATURES + ["%d"],
+            delimiter=",",
+            header=header,
+            comments="",
+        )
         (folder / "data.csv").chmod(0o600)
         silo = provision(
-            folder / "silo", data=folder / "data.csv", label="label", name="silo-0", epsilon=60.0, model=f"mlp:{width}",
-            askers=[asker], registry=folder / "state/ledgers",
-        )  # fmt: skip
+            folder / "silo",
+            data=folder / "data.csv",
+            label="label",
+            name="silo-0",
+            epsilon=60.0,
+            model=f"mlp:{width}",
+            askers=[asker],
+            registry=folder / "state/ledgers",
+        )
         environment = os.environ | {"SILODP_STATE": str(folder / "state")}
         command = [sys.executable, "-m", "silodp.cli", "silo", "serve", silo.policy]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -233,9 +277,17 @@ def gate_cost(width: int, rounds: int) -> tuple[float, float]:
                 start = time.perf_counter()
                 reply = gate.ask(frame, PATIENCE)
                 times.append(time.perf_counter() - start)
-                if not isinstance(decoded := decode_reply(reply, limit=2**28, silo_key=silo.key), Answer):
-                    raise SystemExit(f"the gate refuses with {decoded.code}, so nothing is reported")
-            most = [text.split()[1] for text in Path(f"/proc/{process.pid}/status").read_text().splitlines() if text.startswith("VmHWM")]
+                if not isinstance(
+                    decoded := decode_reply(reply, limit=2**28, silo_key=silo.key), Answer
+                ):
+                    raise SystemExit(
+                        f"the gate refuses with {decoded.code}, so nothing is reported"
+                    )
+            most = [
+                text.split()[1]
+                for text in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                if text.startswith("VmHWM")
+            ]
             return statistics.median(times[1:]), int(most[0]) / 2**20
         finally:
             process.terminate()
@@ -245,9 +297,16 @@ def gate_cost(width: int, rounds: int) -> tuple[float, float]:
 def simulation_seconds(dim: int, silos: int, rounds: int) -> float:
     torch.manual_seed(0)
     model, loss = model_by_name(f"mlp:{WIDTHS[dim]}", FEATURES, 2)
-    problem, kept = Problem(model, loss), Records.of([(torch.randn(RECORDS, FEATURES), torch.arange(RECORDS) % 2) for _ in range(silos)])
+    problem, kept = (
+        Problem(model, loss),
+        Records.of(
+            [(torch.randn(RECORDS, FEATURES), torch.arange(RECORDS) % 2) for _ in range(silos)]
+        ),
+    )
     algorithm = functools.partial(mb_sgd, rounds=rounds + 1, step=0.5)
-    plan = calibrate(algorithm, {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, Budget(60.0, 1e-4), kept.counts)
+    plan = calibrate(
+        algorithm, {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, Budget(60.0, 1e-4), kept.counts
+    )
     fed, _ = simulate(problem, kept, plan, [0])
     times = [time.perf_counter()]
     for _ in algorithm(fed, problem, problem.initial([0]), **plan.mechanisms):
@@ -255,37 +314,70 @@ def simulation_seconds(dim: int, silos: int, rounds: int) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(times[1:]))
 
 
-# --- the table ------------------------------------------------------------------------------------------------------------------------
+# --- the table -----------------------------------------------------------------------------------
 
 
 def rows(engines: list[str], silos: list[int], rounds: int, heavy: bool) -> Iterator[Row]:
     gate = {dim: gate_cost(width, min(rounds, 5))[0] for dim, width in WIDTHS.items()}
     for count in silos:
-        own = {dim: (server_seconds(dim, count, rounds), simulation_seconds(dim, count, rounds)) for dim in WIDTHS}
+        own = {
+            dim: (server_seconds(dim, count, rounds), simulation_seconds(dim, count, rounds))
+            for dim in WIDTHS
+        }
         for engine in engines:
             if engine == "flower" and count > 3 and not heavy:
-                print(f"flower with {count} silos is left out: {2 * count} processes for couriers; --heavy measures it", flush=True)
+                print(
+                    (
+                        f"flower with {count} silos is left out: {2 * count} processes for "
+                        "couriers; --heavy measures it"
+                    ),
+                    flush=True,
+                )
                 continue
             for dim, (times, carried) in plumbing(engine, count, rounds).items():
                 frames = Frames.of(dim)
                 sent = count * (len(frames.query) + len(frames.reply)) / 1e6
-                yield Row(engine, count, dim, statistics.median(times), max(times), own[dim][0], gate[dim], own[dim][1], sent, carried)
+                yield Row(
+                    engine,
+                    count,
+                    dim,
+                    statistics.median(times),
+                    max(times),
+                    own[dim][0],
+                    gate[dim],
+                    own[dim][1],
+                    sent,
+                    carried,
+                )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--engines", type=lambda text: text.split(","), default=["direct", "nvflare", "flower"], help="which, with commas between them"
+        "--engines",
+        type=lambda text: text.split(","),
+        default=["direct", "nvflare", "flower"],
+        help="which, with commas between them",
     )
-    parser.add_argument("--silos", type=lambda text: [int(n) for n in text.split(",")], default=[3, 10], help="how many, likewise")
+    parser.add_argument(
+        "--silos",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default=[3, 10],
+        help="how many, likewise",
+    )
     parser.add_argument("--rounds", type=int, default=9, help="rounds of which the median is taken")
     parser.add_argument("--csv", type=Path, help="file for the table")
-    parser.add_argument("--heavy", action="store_true", help="Flower with more than three silos too")
+    parser.add_argument(
+        "--heavy", action="store_true", help="Flower with more than three silos too"
+    )
     given = parser.parse_args()
     if unknown := [name for name in given.engines if name not in ("direct", "nvflare", "flower")]:
         parser.error(f"--engines has {unknown[0]!r}; use direct, nvflare, flower")
     load = os.getloadavg()[0]
-    about = f"{len(os.sched_getaffinity(0))} cores, load {load:.1f} before it began, {torch.get_num_threads()} torch threads, {RECORDS} records a silo"
+    about = (
+        f"{len(os.sched_getaffinity(0))} cores, load {load:.1f} before it began, "
+        f"{torch.get_num_threads()} torch threads, {RECORDS} records a silo"
+    )
     print(about, HEAD, sep="\n", flush=True)
     found = []
     for row in rows(given.engines, given.silos, given.rounds, given.heavy):
@@ -296,7 +388,10 @@ def main() -> None:
             file.write(f"# {about}\n")
             table = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
             table.writeheader()
-            table.writerows({k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()} for row in found)
+            table.writerows(
+                {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(row).items()}
+                for row in found
+            )
 
 
 if __name__ == "__main__":

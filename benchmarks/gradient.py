@@ -1,4 +1,6 @@
-"""The clipped mean gradient of every silo: silodp all at once, its peers in a loop over silos. float32, clip 1."""
+"""The clipped mean gradient of every silo: silodp all at once, its peers in a loop over silos.
+float32, clip 1.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def methods(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Method]:
     )
 
 
-def by_silodp(model: nn.Module, x: Tensor, y: Tensor, engines: Sequence[Engine]) -> Callable[[], Tensor]:
+def by_silodp(
+    model: nn.Module, x: Tensor, y: Tensor, engines: Sequence[Engine]
+) -> Callable[[], Tensor]:
     problem = Problem(model, cross_entropy)
     w = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
     weight = torch.ones(y.shape)
@@ -81,7 +85,9 @@ def hooks(model: nn.Module) -> Client:
 
 
 def ghost(model: nn.Module) -> Client:
-    """Opacus's ghost clipping as its DPTensorFastGradientClipping does it: a pass for the norms, then one for the weighted sum."""
+    """Opacus's ghost clipping as its DPTensorFastGradientClipping does it: a pass for the norms,
+    then one for the weighted sum.
+    """
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
     sampled = GradSampleModuleFastGradientClipping(model, loss_reduction="sum", max_grad_norm=CLIP)
@@ -111,7 +117,11 @@ def functional(model: nn.Module) -> Client:
 
 
 def _clipped_mean(gradients: list[Tensor]) -> Tensor:
-    """The mean over records (n, *shape) of their gradients, all parameters clipped as one vector."""
+    """The mean over records (n, *shape) of their gradients, all parameters clipped as one
+    vector.
+    """
     norm = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
     scale = (CLIP / norm).clamp(max=1)
-    return torch.cat([torch.einsum("n,n...->...", scale, g).flatten() for g in gradients]) / len(norm)
+    return torch.cat([torch.einsum("n,n...->...", scale, g).flatten() for g in gradients]) / len(
+        norm
+    )

@@ -1,7 +1,9 @@
-"""One round of MB-SGD by silodp as silos N, records n, hidden width (d = 53 width + 2) and runs J grow tenfold, each by itself.
+"""One round of MB-SGD by silodp as silos N, records n, hidden width (d = 53 width + 2) and runs J
+grow tenfold, each by itself.
 
-Every point is measured in a process of its own: the time of a round is the median of 21, and the memory is the highest resident set
-during the rounds (VmHWM, from Linux) above the resident set just before them, when the records and the start are there.
+Every point is measured in a process of its own: the time of a round is the median of 21, and the
+memory is the highest resident set during the rounds (VmHWM, from Linux) above the resident set just
+before them, when the records and the start are there.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def point(silos: int, records: int, width: int, runs: int) -> tuple[float, float
     problem = Problem(mlp(width), cross_entropy)
     kept = Records.of(list(zip(*vectors(silos, records), strict=True)))
     algorithm = functools.partial(mb_sgd, rounds=ROUNDS, step=0.5)
-    plan = calibrate(algorithm, {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, Budget(1.0, 1e-5), kept.counts)
+    plan = calibrate(
+        algorithm, {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, Budget(1.0, 1e-5), kept.counts
+    )
     fed, _ = simulate(problem, kept, plan, range(runs))
     w = problem.initial([0]).expand(runs, -1).clone()
     resident = _restart_peak()
@@ -61,16 +65,32 @@ def _memory(field: str) -> float:
     """MiB, or NaN where the system does not say."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":")), math.nan)
+    return next(
+        (int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":")), math.nan
+    )
 
 
 def rows() -> list[Row]:
     found: list[Row] = []
-    for method, size in {"silodp": BASE, **{f"silodp, {k} x {f}": BASE | {k: f * BASE[k]} for k in BASE for f in FACTORS}}.items():
+    for method, size in {
+        "silodp": BASE,
+        **{f"silodp, {k} x {f}": BASE | {k: f * BASE[k]} for k in BASE for f in FACTORS},
+    }.items():
         command = [sys.executable, "-m", "benchmarks.growth", *map(str, size.values())]
-        taken, memory = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        taken, memory = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
         first = found[0].median_ms if found else taken
-        found.append(Row("growth", ", ".join(f"{k} = {v}" for k, v in size.items()), method, taken, taken / first, memory))
+        found.append(
+            Row(
+                "growth",
+                ", ".join(f"{k} = {v}" for k, v in size.items()),
+                method,
+                taken,
+                taken / first,
+                memory,
+            )
+        )
         print(found[-1], flush=True)
     return found
 
@@ -83,12 +103,33 @@ def plot(rows: list[Row], path: Path) -> None:
 
     names = {"N": "silos N", "n": "records n", "width": "hidden width", "J": "runs J"}
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharex=True)
-    for axis, title, field in zip(axes, ("milliseconds of a round", "MiB of temporaries"), ("median_ms", "peak_mib"), strict=True):
+    for axis, title, field in zip(
+        axes,
+        ("milliseconds of a round", "MiB of temporaries"),
+        ("median_ms", "peak_mib"),
+        strict=True,
+    ):
         for name, marker in zip(names, "osD^", strict=True):
             mine = [rows[0], *(row for row in rows if row.method.startswith(f"silodp, {name} x"))]
-            axis.loglog((1, *FACTORS), [getattr(row, field) for row in mine], marker=marker, label=names[name])
-        axis.loglog((1, *FACTORS), [getattr(rows[0], field) * f for f in (1, *FACTORS)], color="grey", linestyle=":", label="linear")
-        axis.set(title=title, xlabel="times as many", xticks=(1, *FACTORS), xticklabels=[str(f) for f in (1, *FACTORS)])
+            axis.loglog(
+                (1, *FACTORS),
+                [getattr(row, field) for row in mine],
+                marker=marker,
+                label=names[name],
+            )
+        axis.loglog(
+            (1, *FACTORS),
+            [getattr(rows[0], field) * f for f in (1, *FACTORS)],
+            color="grey",
+            linestyle=":",
+            label="linear",
+        )
+        axis.set(
+            title=title,
+            xlabel="times as many",
+            xticks=(1, *FACTORS),
+            xticklabels=[str(f) for f in (1, *FACTORS)],
+        )
         axis.set_yscale("log", base=2)
         axis.yaxis.set_major_formatter("{x:.0f}")
         axis.minorticks_off()

@@ -1,10 +1,14 @@
-"""What a round about a large model costs over NVFlare besides the silos' own work, and the memory of a real gate that answers about it.
+"""What a round about a large model costs over NVFlare besides the silos' own work, and the memory
+of a real gate that answers about it.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.large [--parameters 10000000] [--silos 3] [--rounds 3] [--engine nvflare] [--no-gate]
+    OMP_NUM_THREADS=1 python -m benchmarks.large [--parameters 10000000] [--silos 3] [--rounds 3]
+    [--engine nvflare] [--no-gate]
 
-The engine, its couriers, TLS, codec, signatures and journal are real. The gates before which it stands are stand-ins that check the question and sign a packed
-answer of random numbers; the time of the slowest of them is taken off a round. On a machine that others use, too, look at the processor seconds: of the
-server's own process, and of the engine's. The real gate is one by itself, with 100 records.
+The engine, its couriers, TLS, codec, signatures and journal are real. The gates before which it
+stands are stand-ins that check the question and sign a packed answer of random numbers; the time of
+the slowest of them is taken off a round. On a machine that others use, too, look at the processor
+seconds: of the server's own process, and of the engine's. The real gate is one by itself, with 100
+records.
 """
 
 from __future__ import annotations
@@ -53,14 +57,20 @@ def stand_in(path: str, number: int, count: int, dim: int) -> None:
 
 
 def engine(folder: Path) -> tuple[float, float]:
-    """Seconds of the processor that processes with a word about this folder have used, but for the stand-ins, and the most memory of one of them in GiB."""
+    """Seconds of the processor that processes with a word about this folder have used, but for the
+    stand-ins, and the most memory of one of them in GiB.
+    """
     ticks, most = 0, 0
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (place / "cmdline").read_bytes()
             if str(folder).encode() in words and b"--stand-in" not in words:
-                ticks += sum(map(int, (place / "stat").read_text().rpartition(")")[2].split()[11:13]))
-                most = max(most, int((place / "status").read_text().partition("VmHWM:")[2].split()[0]))
+                ticks += sum(
+                    map(int, (place / "stat").read_text().rpartition(")")[2].split()[11:13])
+                )
+                most = max(
+                    most, int((place / "status").read_text().partition("VmHWM:")[2].split()[0])
+                )
     return ticks / os.sysconf("SC_CLK_TCK"), most / 2**20
 
 
@@ -70,7 +80,16 @@ def rounds_over(name: str, count: int, dim: int, rounds: int) -> None:
         sockets = {f"silo-{i}": folder / f"{i}.sock" for i in range(count)}
         started = []
         for i, path in enumerate(sockets.values()):
-            words = [sys.executable, "-m", "benchmarks.large", "--stand-in", str(path), str(i), str(count), str(dim)]
+            words = [
+                sys.executable,
+                "-m",
+                "benchmarks.large",
+                "--stand-in",
+                str(path),
+                str(i),
+                str(count),
+                str(dim),
+            ]
             process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
             started.append(process)
             stack.callback(process.communicate)
@@ -84,11 +103,22 @@ def rounds_over(name: str, count: int, dim: int, rounds: int) -> None:
         journal.read()
         waits = Timeouts.estimated(parameters=dim, records=1000)
         remote = Remote(
-            Silos(count, dim).cards, line, run="run", key=Ed25519PrivateKey.generate(), journal=journal, timeouts=waits, quorum=count
+            Silos(count, dim).cards,
+            line,
+            run="run",
+            key=Ed25519PrivateKey.generate(),
+            journal=journal,
+            timeouts=waits,
+            quorum=count,
         )
         fed, w = Federation(remote, Everyone(count)), torch.randn(1, dim)
         for number in range(1, rounds + 1):
-            before, (spent, _), begin, used = journal.path.stat().st_size, engine(folder), time.perf_counter(), time.process_time()
+            before, (spent, _), begin, used = (
+                journal.path.stat().st_size,
+                engine(folder),
+                time.perf_counter(),
+                time.process_time(),
+            )
             w = w - 0.1 * fed.mean(Query(Grad(w), Gaussian("minibatch", 1.0, 1.0)))
             beside = (folder / "replies").stat().st_size
             journal.iterate(number, "0" * 64)
@@ -96,8 +126,15 @@ def rounds_over(name: str, count: int, dim: int, rounds: int) -> None:
             now, most = engine(folder)
             busy = max(float(out.readline()) for out in outs)
             print(
-                f"{name}, {count} silos, {dim:,} parameters, round {number}: {wall - busy:.2f} s of plumbing ({wall:.2f} s, of which the slowest silo {busy:.2f} s; "
-                f"CPU: server {used:.2f} s, engine {now - spent:.2f} s, whose largest process has had {most:.2f} GiB), {(journal.path.stat().st_size - before) / 1e6:.1f} MB of journal, {beside / 1e6:.1f} MB of replies until the iterate",
+                (
+                    f"{name}, {count} silos, {dim:,} parameters, round {number}: "
+                    f"{wall - busy:.2f} s of plumbing ({wall:.2f} s, of which the slowest silo "
+                    f"{busy:.2f} s; "
+                    f"CPU: server {used:.2f} s, engine {now - spent:.2f} s, whose largest "
+                    f"process has had {most:.2f} GiB), "
+                    f"{(journal.path.stat().st_size - before) / 1e6:.1f} MB of journal, "
+                    f"{beside / 1e6:.1f} MB of replies until the iterate"
+                ),
                 flush=True,
             )
 
@@ -117,7 +154,10 @@ def main() -> None:
     if not given.no_gate:
         seconds, memory = gate_cost(given.parameters // 53, 1)
         print(
-            f"a gate: {seconds:.1f} s an answer about {given.parameters // 53 * 53 + 2:,} parameters, memory at most {memory:.2f} GiB",
+            (
+                f"a gate: {seconds:.1f} s an answer about {given.parameters // 53 * 53 + 2:,} "
+                f"parameters, memory at most {memory:.2f} GiB"
+            ),
             flush=True,
         )
 

@@ -1,8 +1,10 @@
-"""What masks cost a gate: its answer to a question for a total, in a box for a shuffler and under the masks of a cohort, and the bytes of each.
+"""What masks cost a gate: its answer to a question for a total, in a box for a shuffler and under
+the masks of a cohort, and the bytes of each.
 
     python -m benchmarks.masks [--silos 25] [--records 1024] [--repeat 5]
 
-LeNet, 62,006 parameters. Counts are made by the one code; what differs is what is done with them afterwards, and is timed with them, in turns, in seconds of processor time.
+LeNet, 62,006 parameters. Counts are made by the one code; what differs is what is done with them
+afterwards, and is timed with them, in turns, in seconds of processor time.
 """
 
 from __future__ import annotations
@@ -46,23 +48,40 @@ def main() -> None:
     shuffler, pseudonym = public(X25519PrivateKey.generate()), Ed25519PrivateKey.generate()
 
     def asked(mechanism: Shuffled, run: str = "benchmark", cohort: bytes = b"") -> Envelope:
-        return Envelope("silo", run, "query", DEFINITION, Query(Grad(silo.w), mechanism), "0", 0, cohort)
+        return Envelope(
+            "silo", run, "query", DEFINITION, Query(Grad(silo.w), mechanism), "0", 0, cohort
+        )
 
     def counts(envelope: Envelope) -> np.ndarray:
         return silo.exact.answer(envelope.query, [0])[0, 0].numpy()
 
     def rows_of_others(run: str) -> list[Row]:
-        return [offered(key, X25519PrivateKey.generate(), definition=DEFINITION, run=run, epoch=bytes(16)) for key in others]
+        return [
+            offered(
+                key, X25519PrivateKey.generate(), definition=DEFINITION, run=run, epoch=bytes(16)
+            )
+            for key in others
+        ]
 
     def sealed(run: str, rows: list[Row]) -> bytes:
         plain = asked(Shuffled("minibatch", CLIP, **coins), run)
-        made = Contribution(plain.shuffle_round, 1, told.records, coins["levels"] + coins["noise_bits"], counts(plain))
+        made = Contribution(
+            plain.shuffle_round,
+            1,
+            told.records,
+            coins["levels"] + coins["noise_bits"],
+            counts(plain),
+        )
         return encrypt_box(made, shuffler, pseudonym)
 
     def masked(run: str, rows: list[Row]) -> bytes:
-        """With the key that the gate makes and signs for this answer alone, and the check of everybody's."""
+        """With the key that the gate makes and signs for this answer alone, and the check of
+        everybody's.
+        """
         own = masker.offer("server", run)
-        table = write_table(replace(row, trials=told.records * coins["noise_bits"]) for row in (*rows, own))
+        table = write_table(
+            replace(row, trials=told.records * coins["noise_bits"]) for row in (*rows, own)
+        )
         hidden = asked(Masked("minibatch", CLIP, **coins, modulus=32), run, table)
         masker.check(hidden, told.records)
         return masker.masked("server", hidden, counts(hidden))
@@ -76,12 +95,18 @@ def main() -> None:
             if turn:  # the first warms up
                 spent.append(time.process_time() - begin)
             elif name == "masked":
-                print(f"A masked answer has {len(answer) / silo.w.numel():g} bytes a parameter; its question, {ROW * told.silos} of table.")
+                print(
+                    f"A masked answer has {len(answer) / silo.w.numel():g} bytes a "
+                    f"parameter; its question, {ROW * told.silos} of table."
+                )
     middle = {name: statistics.median(spent) for name, spent in times.items()}
     for name, seconds in middle.items():
         print(f"{name:<20} {seconds:8.3f} s")
     ratio = middle["masked"] / middle["box for a shuffler"]
-    print(f"masked over shuffled {ratio:8.3f}   (at most {MOST}: {'kept' if ratio <= MOST else 'NOT KEPT'})")
+    print(
+        f"masked over shuffled {ratio:8.3f}   (at most {MOST}: "
+        f"{'kept' if ratio <= MOST else 'NOT KEPT'})"
+    )
 
 
 if __name__ == "__main__":

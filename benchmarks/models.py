@@ -15,18 +15,41 @@ def mlp(hidden: int = 64) -> nn.Module:
 def cnn() -> nn.Module:
     """The paper's network for CIFAR-10."""
     return nn.Sequential(
-        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(
+            nn.Conv2d(3, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        ),
         *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
     )
 
 
 def transformer(width: int = 64, heads: int = 4, blocks: int = 2) -> nn.Module:
     def block() -> list[nn.Module]:
-        attention = [nn.LayerNorm(width), nn.Linear(width, 3 * width), SelfAttention(heads), nn.Linear(width, width)]
-        dense = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+        attention = [
+            nn.LayerNorm(width),
+            nn.Linear(width, 3 * width),
+            SelfAttention(heads),
+            nn.Linear(width, width),
+        ]
+        dense = [
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+        ]
         return [Residual(*attention), Residual(*dense)]
 
-    return nn.Sequential(nn.Embedding(1000, width), *(m for _ in range(blocks) for m in block()), MeanPool(), nn.Linear(width, 2))
+    return nn.Sequential(
+        nn.Embedding(1000, width),
+        *(m for _ in range(blocks) for m in block()),
+        MeanPool(),
+        nn.Linear(width, 2),
+    )
 
 
 def vectors(silos: int, records: int) -> tuple[Tensor, Tensor]:
@@ -51,11 +74,17 @@ def _convolutions(*channels: int) -> list[nn.Module]:
 
 
 def small_vgg() -> nn.Module:
-    """Convolutions of 32, 64 and 128, each with a pooling, and a hidden layer of 410: 937,448 parameters."""
-    return nn.Sequential(*_convolutions(32, 0, 64, 0, 128, 0), nn.Linear(2048, 410), nn.ReLU(), nn.Linear(410, 10))
+    """Convolutions of 32, 64 and 128, each with a pooling, and a hidden layer of 410: 937,448
+    parameters.
+    """
+    return nn.Sequential(
+        *_convolutions(32, 0, 64, 0, 128, 0), nn.Linear(2048, 410), nn.ReLU(), nn.Linear(410, 10)
+    )
 
 
 def vgg() -> nn.Module:
-    """The eight convolutions of VGG-11 without its last pooling, and a hidden layer of 860: 10,991,230 parameters."""
+    """The eight convolutions of VGG-11 without its last pooling, and a hidden layer of 860:
+    10,991,230 parameters.
+    """
     layers = _convolutions(64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512)
     return nn.Sequential(*layers, nn.Linear(2048, 860), nn.ReLU(), nn.Linear(860, 10))

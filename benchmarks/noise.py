@@ -1,9 +1,11 @@
-"""What exact noise costs: microseconds per coordinate, on one core, of silodp's rounded Gaussian, OpenDP's discrete Gaussian, torch.randn.
+"""What exact noise costs: microseconds per coordinate, on one core, of silodp's rounded Gaussian,
+OpenDP's discrete Gaussian, torch.randn.
 
     OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.noise
 
-The ratio is to silodp. torch.randn is float noise from a seeded generator: fast, and neither exact nor secret. OpenDP is timed through its
-Python interface, as a user would call it, once per row; the others take the best of five.
+The ratio is to silodp. torch.randn is float noise from a seeded generator: fast, and neither exact
+nor secret. OpenDP is timed through its Python interface, as a user would call it, once per row; the
+others take the best of five.
 """
 
 import time
@@ -19,7 +21,9 @@ from silodp.silo.answer.lattice import rounded_gaussian
 
 
 def opendp_gaussian(scale: float, size: int) -> None:
-    make_gaussian(vector_domain(atom_domain(T="i64")), l2_distance(T=float), scale=scale)([0] * size)
+    make_gaussian(vector_domain(atom_domain(T="i64")), l2_distance(T=float), scale=scale)(
+        [0] * size
+    )
 
 
 def seconds(draw: Callable[[float, int], object], scale: float, size: int, repeats: int) -> float:
@@ -46,7 +50,9 @@ def main() -> None:
             for name, draw, repeats in samplers:
                 each = seconds(draw, scale, size, repeats) / size * 1e6
                 ours = ours or each
-                print(f"{name:16}{scale:10.0f}{size:12,}{each:16.4f}{each / ours:10.2f}", flush=True)
+                print(
+                    f"{name:16}{scale:10.0f}{size:12,}{each:16.4f}{each / ours:10.2f}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""What one round costs a server besides the silos' own work: CPU seconds, peak memory and bytes of journal, with the real codec, signatures and sockets.
+"""What one round costs a server besides the silos' own work: CPU seconds, peak memory and bytes of
+journal, with the real codec, signatures and sockets.
 
-    python -m benchmarks.plumbing [SILOS:PARAMETERS[:ROUNDS[:hub]] ...]        1000:10000:3, 3:10000000:3 and 50:10000000:1 where nothing is given
+    python -m benchmarks.plumbing [SILOS:PARAMETERS[:ROUNDS[:hub]] ...]        1000:10000:3,
+    3:10000000:3 and 50:10000000:1 where nothing is given
 
-With "hub" there is one between server and silos, in a process of its own, as an engine has it.
-The silos are one other process, at a socket each: they check the question and sign a packed answer of random numbers, and none of that is counted. All
-answers are there before the first may be taken, which is the worst that can happen to a server's memory; they share their numbers, so that the silos hold them once.
-Counted is all else that a round takes: questions encoded and signed, replies verified and unpacked, the journal on the disk, the mean.
+With "hub" there is one between server and silos, in a process of its own, as an engine has it. The
+silos are one other process, at a socket each: they check the question and sign a packed answer of
+random numbers, and none of that is counted. All answers are there before the first may be taken,
+which is the worst that can happen to a server's memory; they share their numbers, so that the silos
+hold them once. Counted is all else that a round takes: questions encoded and signed, replies
+verified and unpacked, the journal on the disk, the mean.
 """
 
 from __future__ import annotations
@@ -48,14 +52,19 @@ class Silos:
     """Silos that answer anything with their own random numbers."""
 
     def __init__(self, count: int, dim: int) -> None:
-        self._keys = {f"silo-{i}": Ed25519PrivateKey.from_private_bytes((i + 1).to_bytes(32)) for i in range(count)}
+        self._keys = {
+            f"silo-{i}": Ed25519PrivateKey.from_private_bytes((i + 1).to_bytes(32))
+            for i in range(count)
+        }
         self._dim = dim
 
     @property
     def cards(self) -> list[Card]:
         def card(name: str, key: Ed25519PrivateKey) -> Card:
             public = key.public_key().public_bytes_raw().hex()
-            return Card(name, public, RECORDS, 3.0, 1e-6, "gdp", "x", "zero", (), (), self._dim, "0" * 64)
+            return Card(
+                name, public, RECORDS, 3.0, 1e-6, "gdp", "x", "zero", (), (), self._dim, "0" * 64
+            )
 
         return [card(*item) for item in self._keys.items()]
 
@@ -67,7 +76,9 @@ class Silos:
         return encode_reply(answer, self._keys[name])
 
     def serve(self, listeners: Mapping[str, socket.socket]) -> None:
-        """A round for each time that all have been asked: first all questions are read, then all answers are offered at once."""
+        """A round for each time that all have been asked: first all questions are read, then all
+        answers are offered at once.
+        """
         value = torch.randn(1, self._dim, dtype=torch.float64)
         names = {listener.fileno(): name for name, listener in listeners.items()}
         while True:
@@ -80,7 +91,11 @@ class Silos:
                     for key, _ in waiting.select():
                         line, _ = listeners[names[key.fd]].accept()
                         with line.makefile("rb") as reader:
-                            raw = self.reply(names[key.fd], reader.read(int.from_bytes(reader.read(4), "big")), value)
+                            raw = self.reply(
+                                names[key.fd],
+                                reader.read(int.from_bytes(reader.read(4), "big")),
+                                value,
+                            )
                         numbers = numbers or raw[-PACKING.width * self._dim :] if PACKING else b""
                         assert raw.endswith(numbers)
                         head = len(raw).to_bytes(4, "big") + raw[: len(raw) - len(numbers)]
@@ -109,7 +124,9 @@ def served(silos: Silos, names: list[str], folder: Path):
     for name, listener in listeners.items():
         listener.bind(str(folder / name))
         listener.listen(4)
-    process = multiprocessing.get_context("fork").Process(target=silos.serve, args=(listeners,), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=silos.serve, args=(listeners,), daemon=True
+    )
     process.start()
     for listener in listeners.values():
         listener.close()
@@ -121,7 +138,9 @@ def served(silos: Silos, names: list[str], folder: Path):
 
 
 @contextlib.contextmanager
-def carried(sockets: Mapping[str, Path], hub: Path | None) -> Iterator[tuple[Direct | Hub, Callable[[], str]]]:
+def carried(
+    sockets: Mapping[str, Path], hub: Path | None
+) -> Iterator[tuple[Direct | Hub, Callable[[], str]]]:
     """The carrier, and what is to be said of a hub's memory."""
     direct = Direct(sockets)
     if hub is None:
@@ -135,7 +154,20 @@ def carried(sockets: Mapping[str, Path], hub: Path | None) -> Iterator[tuple[Dir
         time.sleep(0.05)
 
     def most() -> str:
-        return f", the hub's {int(Path(f'/proc/{process.pid}/status').read_text().split('VmHWM:')[1].split()[0]) / 2**20:.2f} GiB"
+        return (
+            ", the hub's "
+            f"{int(Path(f'/proc/{process.pid}/status').read_text().split('VmHWM:')[1].split()[0]) / 2**20:.2f} "  # noqa: E501
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            "GiB"
+        )
 
     try:
         yield Hub(hub), most
@@ -150,10 +182,20 @@ def measure(count: int, dim: int, rounds: int = 3, hub: bool = False) -> None:
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="sdp"))
         sockets = stack.enter_context(served(silos, [card.name for card in cards], Path(name)))
-        carrier, beyond = stack.enter_context(carried(sockets, Path(name) / "hub.sock" if hub else None))
+        carrier, beyond = stack.enter_context(
+            carried(sockets, Path(name) / "hub.sock" if hub else None)
+        )
         journal = Journal(Path(name) / "journal", "run", "plumbing")
         journal.read()
-        remote = Remote(cards, carrier, run="run", key=Ed25519PrivateKey.generate(), journal=journal, timeouts=WAITS, quorum=count)
+        remote = Remote(
+            cards,
+            carrier,
+            run="run",
+            key=Ed25519PrivateKey.generate(),
+            journal=journal,
+            timeouts=WAITS,
+            quorum=count,
+        )
         fed, w = Federation(remote, Everyone(count)), torch.randn(1, dim)
         before, beside = journal.path.stat().st_size, 0
         start, begin = time.process_time(), time.perf_counter()
@@ -168,17 +210,25 @@ def measure(count: int, dim: int, rounds: int = 3, hub: bool = False) -> None:
         passed_on = beyond()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"{count:,} silos, {dim:,} parameters: {used / rounds:.2f} s of server CPU a round ({wall / rounds:.2f} s with the silos'), "
-        f"memory of the server at most {most:.2f} GiB{passed_on}, {kept / 1e6:.1f} MB of journal, {beside / 1e6:.1f} MB of replies until the iterate",
+        (
+            f"{count:,} silos, {dim:,} parameters: {used / rounds:.2f} s of server CPU a round "
+            f"({wall / rounds:.2f} s with the silos'), "
+            f"memory of the server at most {most:.2f} GiB{passed_on}, {kept / 1e6:.1f} MB of "
+            f"journal, {beside / 1e6:.1f} MB of replies until the iterate"
+        ),
         flush=True,
     )
 
 
 def main() -> None:
-    context = multiprocessing.get_context("spawn")  # the highest memory is of a process's whole life
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # the highest memory is of a process's whole life
     for word in sys.argv[1:] or ("1000:10000:3", "3:10000000:3", "50:10000000:1"):
         *numbers, hub = word.split(":") if word.endswith(":hub") else [*word.split(":"), ""]
-        process = context.Process(target=measure, args=tuple(map(int, numbers)), kwargs={"hub": bool(hub)})
+        process = context.Process(
+            target=measure, args=tuple(map(int, numbers)), kwargs={"hub": bool(hub)}
+        )
         process.start()
         process.join()
 

@@ -1,8 +1,10 @@
-"""A whole run of ISRL-DP MB-SGD: 25 silos of 300 records, 50 rounds, network 50-64-2, clip 1, noise for epsilon = 1, delta = 1e-5.
+"""A whole run of ISRL-DP MB-SGD: 25 silos of 300 records, 50 rounds, network 50-64-2, clip 1, noise
+for epsilon = 1, delta = 1e-5.
 
-Every client computes the clipped mean gradient of all its records and adds its own noise; the server takes the mean and steps. silodp's
-time includes its accounting: the noise calibrated to the budget, each release checked and charged to each silo. The peers are told the
-noise. What pfl does is less, see with_pfl.py.
+Every client computes the clipped mean gradient of all its records and adds its own noise; the
+server takes the mean and steps. silodp's time includes its accounting: the noise calibrated to the
+budget, each release checked and charged to each silo. The peers are told the noise. What pfl does
+is less, see with_pfl.py.
 """
 
 from __future__ import annotations
@@ -58,23 +60,36 @@ def start() -> Tensor:
 
 def plan(epsilon: float, clip: float = CLIP) -> Plan:
     algorithm = functools.partial(mb_sgd, rounds=ROUNDS, step=STEP)
-    return calibrate(algorithm, {"minibatch": Gaussian("minibatch", clip, 0.0)}, Budget(epsilon, 1e-5), [RECORDS] * SILOS)
+    return calibrate(
+        algorithm,
+        {"minibatch": Gaussian("minibatch", clip, 0.0)},
+        Budget(epsilon, 1e-5),
+        [RECORDS] * SILOS,
+    )
 
 
 def by_silodp(records: Records, epsilon: float, clip: float = CLIP, runs: int = 1) -> Tensor:
     """The last point (J, d) of each of J runs, whose noise differs."""
     made = plan(epsilon, clip)
     fed, _ = simulate(problem(), records, made, range(runs))
-    return output(mb_sgd(fed, problem(), start().expand(runs, -1), rounds=ROUNDS, step=STEP, **made.mechanisms))
+    return output(
+        mb_sgd(
+            fed, problem(), start().expand(runs, -1), rounds=ROUNDS, step=STEP, **made.mechanisms
+        )
+    )
 
 
 def by_clients(client: Callable[[torch.nn.Module], Client], std: float) -> Tensor:
-    """Opacus in a plain loop, without the loader and optimiser objects that its engine would add to each client."""
+    """Opacus in a plain loop, without the loader and optimiser objects that its engine would add to
+    each client.
+    """
     model, w = mlp(), start().clone()
     clipped_mean = client(model)
     for _ in range(ROUNDS):
         vector_to_parameters(w, model.parameters())
-        releases = [clipped_mean(*silo) + std * torch.randn(w.shape) for silo in zip(*data(), strict=True)]
+        releases = [
+            clipped_mean(*silo) + std * torch.randn(w.shape) for silo in zip(*data(), strict=True)
+        ]
         w = w - STEP * torch.stack(releases).mean(0)
     return w
 
@@ -84,7 +99,9 @@ FLOWER: list[dict] = []
 
 
 def by_flower(std: float) -> dict:
-    """In a process of its own: the threads and objects that Flower and Ray leave behind would slow whatever is timed next."""
+    """In a process of its own: the threads and objects that Flower and Ray leave behind would slow
+    whatever is timed next.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.pt"
         code = f"from benchmarks.with_flower import simulate; simulate({std!r}, {str(out)!r})"

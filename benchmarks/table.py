@@ -1,4 +1,6 @@
-"""How a row of the table is made: results that must agree before anything is timed, then times taken in turns."""
+"""How a row of the table is made: results that must agree before anything is timed, then times
+taken in turns.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class Row:
     def __str__(self) -> str:
         ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
         memory = "" if self.peak_mib is None else f"{self.peak_mib:.0f}"
-        return f"{self.part:10}{self.work:48}{self.method:42}{self.median_ms:12.2f}{ratio:>9}{memory:>10}"
+        return f"{self.part:10}{self.work:48}{self.method:42}{self.median_ms:12.2f}{ratio:>9}{memory:>10}"  # noqa: E501
 
 
 HEAD = f"{'part':10}{'work':48}{'method':42}{'median ms':>12}{'ratio':>9}{'peak MiB':>10}"
@@ -48,7 +50,10 @@ def build(methods: dict[str, Callable[[], Method]]) -> dict[str, Method]:
         try:
             found[name] = make()
         except ModuleNotFoundError as error:
-            print(f"{name} is left out: {error.name} is not installed, see benchmarks/requirements.txt")
+            print(
+                f"{name} is left out: {error.name} is not installed, see "
+                "benchmarks/requirements.txt"
+            )
     return found
 
 
@@ -57,7 +62,10 @@ def compare(part: str, work: str, methods: dict[str, Method], repeat: int) -> li
     for name, method in methods.items():
         result, expected = method.check()
         if not (error := float((result - expected).norm() / expected.norm())) <= TOLERANCE:
-            raise SystemExit(f"{work}: {name} differs from silodp by {error:.1e} of the norm, so nothing was timed")
+            raise SystemExit(
+                f"{work}: {name} differs from silodp by {error:.1e} of the norm, so "
+                "nothing was timed"
+            )
     times: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(repeat):  # in turns, so that a busy moment of the machine hits all of them
         for name, method in methods.items():
@@ -70,7 +78,9 @@ def compare(part: str, work: str, methods: dict[str, Method], repeat: int) -> li
 
 
 def _turn(run: Callable[[], object]) -> list[float]:
-    """Calls for half a second, at least one: what a call takes among its like, not just after another method's."""
+    """Calls for half a second, at least one: what a call takes among its like, not just after
+    another method's.
+    """
     taken = [_seconds(run)]
     while sum(taken) < 0.5:
         taken.append(_seconds(run))

@@ -1,7 +1,9 @@
-"""The same run by Flower's simulation: a ServerApp, and ClientApps on as many Ray workers as there are cores, Opacus's hooks inside each.
+"""The same run by Flower's simulation: a ServerApp, and ClientApps on as many Ray workers as there
+are cores, Opacus's hooks inside each.
 
-A worker keeps its model and records from message to message, and a message carries one flat vector. Flower's settings are its own; among
-them, its server and its scheduler look for messages ten times a second each.
+A worker keeps its model and records from message to message, and a message carries one flat vector.
+Flower's settings are its own; among them, its server and its scheduler look for messages ten times
+a second each.
 """
 
 from __future__ import annotations
@@ -46,12 +48,16 @@ def train(message: Message, context: Context) -> Message:
     silo = int(context.node_config["partition-id"])
     model, clipped_mean = worker()
     vector_to_parameters(w, model.parameters())
-    release = clipped_mean(x[silo], y[silo]) + message.content["noise"]["std"] * torch.randn(w.shape)
+    release = clipped_mean(x[silo], y[silo]) + message.content["noise"]["std"] * torch.randn(
+        w.shape
+    )
     return Message(RecordDict({"w": ArrayRecord([release.numpy()])}), reply_to=message)
 
 
 def simulate(std: float, out: str) -> None:
-    """Writes the last point, the seconds of the rounds alone, and those with the start and end of Ray and of the workers."""
+    """Writes the last point, the seconds of the rounds alone, and those with the start and end of
+    Ray and of the workers.
+    """
     server_app = ServerApp()
     found: dict[str, object] = {}
 
@@ -60,7 +66,9 @@ def simulate(std: float, out: str) -> None:
         messages = [Message(content, dst_node_id=node, message_type="train") for node in nodes]
         replies = list(grid.send_and_receive(messages))
         assert len(replies) == SILOS, "a client did not answer"
-        return torch.stack([torch.from_numpy(r.content["w"].to_numpy_ndarrays()[0].copy()) for r in replies]).mean(0)
+        return torch.stack(
+            [torch.from_numpy(r.content["w"].to_numpy_ndarrays()[0].copy()) for r in replies]
+        ).mean(0)
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -80,6 +88,9 @@ def simulate(std: float, out: str) -> None:
         server_app,
         client_app,
         num_supernodes=SILOS,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores, "log_to_driver": False}},
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+            "init_args": {"num_cpus": cores, "log_to_driver": False},
+        },
     )
     torch.save(found | {"whole": time.perf_counter() - begin}, out)

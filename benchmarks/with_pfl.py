@@ -1,8 +1,10 @@
-"""The nearest run by pfl-research (Apple): its simulated backend, federated averaging with one full-batch step for each user.
+"""The nearest run by pfl-research (Apple): its simulated backend, federated averaging with one
+full-batch step for each user.
 
-What differs: pfl clips and perturbs a user's whole update and has no per-record clipping, so each user takes one ordinary gradient, which
-is far less work than one for each record, and what it protects is the user's update as one item. The noise has the same size and is as
-fresh for each silo. Results are compared with clipping off on both sides.
+What differs: pfl clips and perturbs a user's whole update and has no per-record clipping, so each
+user takes one ordinary gradient, which is far less work than one for each record, and what it
+protects is the user's update as one item. The noise has the same size and is as fresh for each
+silo. Results are compared with clipping off on both sides.
 """
 
 from __future__ import annotations
@@ -48,13 +50,23 @@ def by_pfl(std: float) -> Tensor:
     network = Network()
     vector_to_parameters(start().clone(), network.parameters())
     users = FederatedDataset(
-        lambda silo: Dataset(raw_data=[x[silo], y[silo]], user_id=str(silo)), get_user_sampler("minimize_reuse", list(range(SILOS)))
+        lambda silo: Dataset(raw_data=[x[silo], y[silo]], user_id=str(silo)),
+        get_user_sampler("minimize_reuse", list(range(SILOS))),
     )
     # a user's update is -STEP times its gradient, and so are its clip and its noise
-    mechanism = [GaussianMechanism(clipping_bound=STEP * CLIP, relative_noise_stddev=std / CLIP)] if std else []
+    mechanism = (
+        [GaussianMechanism(clipping_bound=STEP * CLIP, relative_noise_stddev=std / CLIP)]
+        if std
+        else []
+    )
     asyncio.set_event_loop(asyncio.new_event_loop())
     FederatedAveraging().run(
-        NNAlgorithmParams(central_num_iterations=ROUNDS, evaluation_frequency=ROUNDS, train_cohort_size=SILOS, val_cohort_size=None),
+        NNAlgorithmParams(
+            central_num_iterations=ROUNDS,
+            evaluation_frequency=ROUNDS,
+            train_cohort_size=SILOS,
+            val_cohort_size=None,
+        ),
         SimulatedBackend(training_data=users, val_data=users, postprocessors=mechanism),
         PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0)),
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=STEP, local_batch_size=None),

@@ -1,6 +1,8 @@
-"""The small figures of docs/algorithms: `python docs/make_figures.py` draws all of them, `python docs/make_figures.py spider` one.
+"""The small figures of docs/algorithms: `python docs/make_figures.py` draws all of them, `python
+docs/make_figures.py spider` one.
 
-Each shows how one algorithm and MB-SGD move under the same budget, at one setting that nobody tuned. What tuning gives is in leaderboard.md.
+Each shows how one algorithm and MB-SGD move under the same budget, at one setting that nobody
+tuned. What tuning gives is in leaderboard.md.
 """
 
 import sys
@@ -18,14 +20,26 @@ from silodp.silo.data.datasets import DATASETS
 from silodp.testing.evaluate import training_loss
 
 ROUNDS, EPSILON, SEEDS = 25, 1.0, range(20)
-STEP = {"adam": 0.05, "local-sgd": 0.25, "scaffold": 0.25, "momentum": 0.1, "diff2-local": 0.25, "accelerated": 0.1, "localized": 0.1}
+STEP = {
+    "adam": 0.05,
+    "local-sgd": 0.25,
+    "scaffold": 0.25,
+    "momentum": 0.1,
+    "diff2-local": 0.25,
+    "accelerated": 0.1,
+    "localized": 0.1,
+}
 CLIP = 1.0
 
 
 def losses(name: str, epsilon: float | None) -> torch.Tensor:
-    """(iterates, runs): training loss after each iterate, for as many draws of noise from one start."""
+    """(iterates, runs): training loss after each iterate, for as many draws of noise from one
+    start.
+    """
     records = DATASETS["wbcd"].load(0, None).train
-    problem = Problem(*model_by_name("logistic" if name == "one-shot" else "mlp:5", records.x.shape[-1], 2))
+    problem = Problem(
+        *model_by_name("logistic" if name == "one-shot" else "mlp:5", records.x.shape[-1], 2)
+    )
     algorithm = find(name)
     settings = algorithm.schedule({"rounds": ROUNDS, "local_steps": 2, "restarts": 2})
     sampling = sampling_by_name(None, algorithm, ROUNDS)
@@ -35,7 +49,9 @@ def losses(name: str, epsilon: float | None) -> torch.Tensor:
         plan, seeds = with_multipliers(run, mechanisms, counts, Budget(float("inf"), 1e-5)), [0]
     else:
         budgets, seeds = [Budget(epsilon, 1 / n**2) for n in counts], list(SEEDS)
-        plan = calibrate(run, mechanisms, budgets, counts, shares=default_shares(algorithm, settings))
+        plan = calibrate(
+            run, mechanisms, budgets, counts, shares=default_shares(algorithm, settings)
+        )
     fed, _ = simulate(problem, records, plan, seeds)
     start = problem.initial([0]).expand(len(seeds), -1)
     points = [start, *run(fed, problem, start, **plan.mechanisms)]
@@ -47,7 +63,10 @@ def draw(name: str, folder: Path) -> Path:
     with small_picture(path := folder / f"{name}.svg") as axes:
         for curve, colour in {"mb-sgd": "0.55", name: "#00796b"}.items():
             private, plain = losses(curve, EPSILON), losses(curve, None)
-            middle, low, high = private.mean(1), *private.quantile(torch.tensor([0.1, 0.9]).double(), dim=1)
+            middle, low, high = (
+                private.mean(1),
+                *private.quantile(torch.tensor([0.1, 0.9]).double(), dim=1),
+            )
             axes.plot(middle, color=colour, label=f"{curve}, epsilon {EPSILON:g}")
             axes.fill_between(range(len(middle)), low, high, color=colour, alpha=0.15, linewidth=0)
             axes.plot(plain, color=colour, linestyle="--", linewidth=1, label=f"{curve}, no noise")

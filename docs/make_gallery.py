@@ -1,4 +1,6 @@
-"""The pictures of the examples in docs/gallery.md: `python docs/make_gallery.py` runs every example and draws all, `... risk_score` one."""
+"""The pictures of the examples in docs/gallery.md: `python docs/make_gallery.py` runs every example
+and draws all, `... risk_score` one.
+"""
 
 import runpy
 import sys
@@ -12,7 +14,10 @@ DOCS = Path(__file__).parent
 
 def risk_score(axes, found):
     """The weights that are not zero."""
-    used = sorted(((weight, name) for name, weight in found["weights"].items() if weight), key=lambda pair: -abs(pair[0]))
+    used = sorted(
+        ((weight, name) for name, weight in found["weights"].items() if weight),
+        key=lambda pair: -abs(pair[0]),
+    )
     axes.barh([name for _, name in used], [weight for weight, _ in used], color="#00796b")
     axes.invert_yaxis()
     axes.set(xlabel="weight in the score", title=f"{len(used)} of 30 features, epsilon 2")
@@ -24,8 +29,14 @@ def own_loss(axes, found):
     order = predicted[:, 0].argsort()
     axes.plot(targets[order] * 100 + 150, ".", color="0.6", label="held-out patients")
     for k, (level, colour) in enumerate(zip(found["LEVELS"], ("#00796b", "#c2571a"), strict=True)):
-        axes.plot(predicted[order, k] * 100 + 150, color=colour, label=f"predicted {level:.0%} quantile")
-    axes.set(xlabel="patients, by predicted median", ylabel="progression of the disease", title="Two quantiles, epsilon 3")
+        axes.plot(
+            predicted[order, k] * 100 + 150, color=colour, label=f"predicted {level:.0%} quantile"
+        )
+    axes.set(
+        xlabel="patients, by predicted median",
+        ylabel="progression of the disease",
+        title="Two quantiles, epsilon 3",
+    )
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -35,10 +46,21 @@ def images_over_the_network(axes, found):
     odd = outputs.softmax(-1)[:24, 1].tolist()
     tiles = images[:24].reshape(2, 12, 8, 8).numpy()
     axes.imshow(
-        np.pad(tiles, ((0, 0), (0, 0), (1, 4), (1, 1)), constant_values=tiles.min()).transpose(0, 2, 1, 3).reshape(26, 120), cmap="gray"
+        np.pad(tiles, ((0, 0), (0, 0), (1, 4), (1, 1)), constant_values=tiles.min())
+        .transpose(0, 2, 1, 3)
+        .reshape(26, 120),
+        cmap="gray",
     )
     for k, share in enumerate(odd):
-        axes.text(10 * (k % 12) + 4.5, 13 * (k // 12) + 11, f"{share:.0%}", color="w", ha="center", va="center", fontsize=7)
+        axes.text(
+            10 * (k % 12) + 4.5,
+            13 * (k // 12) + 11,
+            f"{share:.0%}",
+            color="w",
+            ha="center",
+            va="center",
+            fontsize=7,
+        )
     axes.set(title="Odd? Three silos as real processes, epsilon 8")
     axes.axis("off")
 
@@ -48,14 +70,26 @@ def certify_own_function(axes, found):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 4)), rng.integers(0, 2, 20)
     x[0], y[0] = (3, 0, 0, 0), 1
-    for label, target, colour in (("its label is 1", 1, "#00796b"), ("its label is 0", 0, "#c2571a")):
-        seen = [found["train"](x, np.r_[target, y[1:]], seed).reshape(found["STEPS"], -1)[:, 0].sum() for seed in range(2000)]
+    for label, target, colour in (
+        ("its label is 1", 1, "#00796b"),
+        ("its label is 0", 0, "#c2571a"),
+    ):
+        seen = [
+            found["train"](x, np.r_[target, y[1:]], seed).reshape(found["STEPS"], -1)[:, 0].sum()
+            for seed in range(2000)
+        ]
         axes.hist(seen, 40, alpha=0.6, color=colour, label=f"one record is replaced: {label}")
-    axes.set(xlabel="what the attacker adds up from all that leaves", ylabel="runs", title="Sound code at epsilon 2: hard to tell apart")
+    axes.set(
+        xlabel="what the attacker adds up from all that leaves",
+        ylabel="runs",
+        title="Sound code at epsilon 2: hard to tell apart",
+    )
     axes.legend(frameon=False, fontsize=8)
 
 
-PICTURES = {f.__name__: f for f in (risk_score, own_loss, images_over_the_network, certify_own_function)}
+PICTURES = {
+    f.__name__: f for f in (risk_score, own_loss, images_over_the_network, certify_own_function)
+}
 
 
 def draw(name: str, folder: Path) -> Path:

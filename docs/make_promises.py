@@ -1,4 +1,6 @@
-"""Writes docs/promises/*.md: a page for each promise of SECURITY.md, from its own row there and from promises.toml. `python docs/make_promises.py`."""
+"""Writes docs/promises/*.md: a page for each promise of SECURITY.md, from its own row there and
+from promises.toml. `python docs/make_promises.py`.
+"""
 
 import re
 import tomllib
@@ -12,36 +14,68 @@ def rows() -> list[tuple[str, list[str]]]:
     """(promise, names of its tests), in the order of SECURITY.md."""
     page = (ROOT / "SECURITY.md").read_text()
     table = page[page.index("## What the gate keeps") : page.index("## What to know")]
-    lines = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
-    return [(line.split(" | ")[0].removeprefix("| "), re.findall(r"`(test_\w+)`", line.split(" | ", 1)[1])) for line in lines]
+    lines = [
+        line
+        for line in table.splitlines()
+        if line.startswith("| ") and not line.startswith("| promise")
+    ]
+    return [
+        (
+            line.split(" | ")[0].removeprefix("| "),
+            re.findall(r"`(test_\w+)`", line.split(" | ", 1)[1]),
+        )
+        for line in lines
+    ]
 
 
 def pages() -> dict[str, str]:
-    """Name of a file -> its text. Raises ValueError that names a promise without words here, or words without a promise."""
+    """Name of a file -> its text. Raises ValueError that names a promise without words here, or
+    words without a promise.
+    """
     said = tomllib.loads((FOLDER / "promises.toml").read_text())
     groups, left, made = said["groups"], list(said["promise"]), {}
     listed: dict[str, list[str]] = {name: [] for name in groups}
     for promise, tests in rows():
-        found = [words for words in left if re.match(rf"(\d+ )?{re.escape(words['starts'])}", promise)]
+        found = [
+            words for words in left if re.match(rf"(\d+ )?{re.escape(words['starts'])}", promise)
+        ]
         if len(found) != 1:
-            raise ValueError(f"docs/promises/promises.toml has {len(found)} entries for {promise[:60]!r}; it must have one")
+            raise ValueError(
+                f"docs/promises/promises.toml has {len(found)} entries for "
+                f"{promise[:60]!r}; it must have one"
+            )
         (words,) = found
         left.remove(words)
         group = groups[words["group"]]
         title = words["slug"].replace("-", " ").capitalize()
-        made[f"{words['slug']}.md"] = "\n\n".join([
-            f"# {title}", f"> {promise}.", f"**For whom.** {group['whom']}", f"**Assumed.** {words.get('assumes', group['assumes'])}",
-            f"**How it is kept.** {words['kept']}", f"**Not covered.** {words['limits']}",
-            "**What goes red when it is broken:**\n\n" + "\n".join(f"- `{test}`" for test in tests),
-            "[All promises](index.md), [threat model](../../SECURITY.md), [glossary](../glossary.md)\n",
-        ])  # fmt: skip
+        made[f"{words['slug']}.md"] = "\n\n".join(
+            [
+                f"# {title}",
+                f"> {promise}.",
+                f"**For whom.** {group['whom']}",
+                f"**Assumed.** {words.get('assumes', group['assumes'])}",
+                f"**How it is kept.** {words['kept']}",
+                f"**Not covered.** {words['limits']}",
+                "**What goes red when it is broken:**\n\n"
+                + "\n".join(f"- `{test}`" for test in tests),
+                (
+                    "[All promises](index.md), [threat model](../../SECURITY.md), "
+                    "[glossary](../glossary.md)\n"
+                ),
+            ]
+        )
         listed[words["group"]].append(f"- [{title}]({words['slug']}.md): {promise}")
     if left:
-        raise ValueError(f"docs/promises/promises.toml speaks of {left[0]['starts']!r}, which SECURITY.md does not promise")
+        raise ValueError(
+            f"docs/promises/promises.toml speaks of {left[0]['starts']!r}, which "
+            "SECURITY.md does not promise"
+        )
     parts = [f"## {groups[name]['title']}\n\n" + "\n".join(lines) for name, lines in listed.items()]
     about = (
-        "What a gate promises, one page each: for whom, what is assumed, how it is kept, what is not covered, and which test goes red when it is"
-        " broken. The [threat model](../../SECURITY.md) has them in one table, with who is trusted for what and what is out of scope."
+        "What a gate promises, one page each: for whom, what is assumed, how it is kept, "
+        "what is not covered, and which test goes red when it is"
+        " broken. The [threat model](../../SECURITY.md) has them in one table, with who is "
+        "trusted for what and what is out of scope."
     )
     made["index.md"] = "\n\n".join(["# The promises", about, *parts]) + "\n"
     return made

@@ -1,14 +1,16 @@
-"""`silodp certify examples/certify_own_function.py:train --epsilon 2`: DP-SGD by hand, as it should be. A few seconds.
+"""`silodp certify examples/certify_own_function.py:train --epsilon 2`: DP-SGD by hand, as it should
+be. A few seconds.
 
-Everything that leaves is returned: the noisy gradient of each step, of a logistic model. Neighbours replace one record.
+Everything that leaves is returned: the noisy gradient of each step, of a logistic model. Neighbours
+replace one record.
 """
 
 import numpy as np
 
 STEPS, CLIP, STEP = 5, 1.0, 0.5
-NOISE = (
-    8.92  # of the sum, in clips: replacing one record moves it by 2; five steps are mu = 2 sqrt(5) / 8.92, which is epsilon 2 at delta 1e-5
-)
+# of the sum, in clips: replacing one record moves it by 2; five steps are mu = 2 sqrt(5) / 8.92,
+# which is epsilon 2 at delta 1e-5
+NOISE = 8.92
 
 
 def train(x: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:

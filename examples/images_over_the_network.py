@@ -1,7 +1,10 @@
-"""Images of digits, odd or even, a convolutional network, three silos as real processes: gates that hold the records, couriers, and a server.
+"""Images of digits, odd or even, a convolutional network, three silos as real processes: gates that
+hold the records, couriers, and a server.
 
-Run it: `python examples/images_over_the_network.py`, with `flower` or `direct` behind it for another engine than NVIDIA FLARE, and then the
-number of rounds. It starts everything on this machine over loopback, trains, verifies every ledger, and stops everything: about a minute with `direct`, a few with an engine. Nothing is downloaded.
+Run it: `python examples/images_over_the_network.py`, with `flower` or `direct` behind it for
+another engine than NVIDIA FLARE, and then the number of rounds. It starts everything on this
+machine over loopback, trains, verifies every ledger, and stops everything: about a minute with
+`direct`, a few with an engine. Nothing is downloaded.
 """
 
 import json
@@ -35,13 +38,32 @@ def main(engine: str = "nvflare", rounds: str = "16") -> tuple[torch.Tensor, tor
         data = ("--data", "digits", "--silos", 3, "--epsilon", 8)
         silodp("federation", "up", "--folder", folder, "--engine", engine, *data, "--model", MODEL)
         try:
-            order = ("--algorithm", "mb-sgd", "--rounds", rounds, "--step", 1.5, "--clip", 1, "--epsilon", 8)
-            told = json.loads(silodp("federation", "run", "--folder", folder, "--model", MODEL, *order, "--json"))
+            order = (
+                "--algorithm",
+                "mb-sgd",
+                "--rounds",
+                rounds,
+                "--step",
+                1.5,
+                "--clip",
+                1,
+                "--epsilon",
+                8,
+            )
+            told = json.loads(
+                silodp("federation", "run", "--folder", folder, "--model", MODEL, *order, "--json")
+            )
             for silo in told["silos"]:
                 print(
-                    f"{silo['name']} answered {silo['answered']} of {told['questions']}, and spent epsilon {rounded_up(silo['spent_epsilon_at_most'], 3, 'f')}."
+                    f"{silo['name']} answered {silo['answered']} of {told['questions']}, "
+                    "and spent epsilon "
+                    f"{rounded_up(silo['spent_epsilon_at_most'], 3, 'f')}."
                 )
-                print(silodp("ledger", "verify", folder / "silos" / silo["name"] / "ledger.db").strip())
+                print(
+                    silodp(
+                        "ledger", "verify", folder / "silos" / silo["name"] / "ledger.db"
+                    ).strip()
+                )
         finally:
             silodp("federation", "down", "--folder", folder)
         parameters = load_file(folder / "runs/1/model.safetensors")
@@ -53,7 +75,10 @@ def main(engine: str = "nvflare", rounds: str = "16") -> tuple[torch.Tensor, tor
     problem = Problem(digits_cnn(64, split.classes), cross_entropy)
     w = torch.cat([parameters[name].flatten() for name in problem.shapes])[None]
     error = error_rate(problem, w, split.test_x.flatten(1), split.test_y).item()
-    print(f"Test error {error:.3f} over {len(split.test_y)} held-out images (looked at raw data: a research figure).")
+    print(
+        f"Test error {error:.3f} over {len(split.test_y)} held-out images (looked at raw "
+        "data: a research figure)."
+    )
     return split.test_x, problem.outputs(w, split.test_x.flatten(1))[0].detach()
 
 

@@ -14,12 +14,16 @@ from silodp.cli.app import main
 
 os.environ["COLUMNS"] = "200"  # tables are read by tests at one width, whatever the terminal
 
-torch.set_num_threads(int(os.environ.get("SILODP_TEST_THREADS", "1")))  # more in `instruction_sets` alone
+torch.set_num_threads(
+    int(os.environ.get("SILODP_TEST_THREADS", "1"))
+)  # more in `instruction_sets` alone
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """pytest-xdist 3.8 writes a test's group where pytest 9.2 no longer looks for it, so that --dist loadgroup would do nothing."""
+    """pytest-xdist 3.8 writes a test's group where pytest 9.2 no longer looks for it, so that
+    --dist loadgroup would do nothing.
+    """
     for item in items:
         if "@" in (grouped := getattr(item, "_nodeid", "")) and hasattr(item, "_id"):
             item._id = type(item._id).parse(grouped)
@@ -57,7 +61,9 @@ def said(silodp):
 
 @pytest.fixture
 def folder():
-    """In memory where there is such a place: these tests are about order and content, and a disk's fsync takes their time."""
+    """In memory where there is such a place: these tests are about order and content, and a disk's
+    fsync takes their time.
+    """
     place = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     place.chmod(0o755)
     yield place
@@ -73,6 +79,13 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

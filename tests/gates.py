@@ -1,4 +1,6 @@
-"""Real gate daemons for tests of what talks to them: WBCD cut into three silos, each a process of its own."""
+"""Real gate daemons for tests of what talks to them: WBCD cut into three silos, each a process of
+its own.
+"""
 
 import contextlib
 import json
@@ -40,13 +42,25 @@ def wbcd(silos: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def write_csv(path: Path, x: np.ndarray, y: np.ndarray) -> Path:
     header = ",".join([*(f"f{j}" for j in range(x.shape[1])), "label"])
-    path.write_text("\n".join([header, *(",".join([*map(repr, row.tolist()), str(k)]) for row, k in zip(x, y, strict=True))]))
+    path.write_text(
+        "\n".join(
+            [
+                header,
+                *(
+                    ",".join([*map(repr, row.tolist()), str(k)])
+                    for row, k in zip(x, y, strict=True)
+                ),
+            ]
+        )
+    )
     path.chmod(0o600)
     return path
 
 
 class Clock:
-    """Seconds that pass only where the server pauses, so that a busy machine uses up nobody's patience: in the place of its `time`."""
+    """Seconds that pass only where the server pauses, so that a busy machine uses up nobody's
+    patience: in the place of its `time`.
+    """
 
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
@@ -62,7 +76,9 @@ class Clock:
 
 
 class Unhurried:
-    """A carrier that waits for whoever is there, however long the server would: only those who are gone are silent."""
+    """A carrier that waits for whoever is there, however long the server would: only those who are
+    gone are silent.
+    """
 
     def __init__(self, carrier) -> None:
         self._carrier, self.names = carrier, carrier.names
@@ -84,12 +100,25 @@ class Gate:
     """One daemon, started, killed and looked at as its silo's operator would."""
 
     def __init__(self, folder: Path, policy: str, program: list[str]) -> None:
-        self.folder, self.policy, self.place, self._program = folder, policy, Place.load(policy), program
+        self.folder, self.policy, self.place, self._program = (
+            folder,
+            policy,
+            Place.load(policy),
+            program,
+        )
         self.card = Card.of(json.loads((Path(policy).parent / "silo.json").read_text()))
 
     def launch(self) -> None:
-        environment = os.environ | {"SILODP_STATE": str(self.folder / "state"), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([sys.executable, *self._program, self.policy], env=environment, stdout=subprocess.PIPE, text=True)
+        environment = os.environ | {
+            "SILODP_STATE": str(self.folder / "state"),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, *self._program, self.policy],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def wait(self) -> None:
         assert self.process.stdout
@@ -108,7 +137,11 @@ class Gate:
 
     def charges(self, run: str) -> list[str]:
         """Ids of the run's questions, one for each time that they were charged."""
-        return [entry.query_id for entry in self.ledger().entries() if entry.act == "charge" and entry.run == run]
+        return [
+            entry.query_id
+            for entry in self.ledger().entries()
+            if entry.act == "charge" and entry.run == run
+        ]
 
 
 class Gates:
@@ -117,7 +150,9 @@ class Gates:
         self.cards = [gate.card for gate in gates]
         self.sockets = {gate.card.name: gate.place.socket for gate in gates}
         card = self.cards[0]
-        self.problem = Problem(*model_by_name(card.model, len(card.features), len(card.classes)), by_name(card.prox))
+        self.problem = Problem(
+            *model_by_name(card.model, len(card.features), len(card.classes)), by_name(card.prox)
+        )
 
     def direct(self) -> Direct:
         return Direct(self.sockets)
@@ -131,12 +166,28 @@ def three_gates(*, silent: bool = False, epsilon: float = 60.0, **changes) -> It
     """Three daemons on WBCD, in a folder of their own; `silent` ones draw no noise."""
     with tempfile.TemporaryDirectory(prefix="silodp-") as name:
         folder, made = Path(name), []
-        program = [str(Path(__file__).parent / "silent_gate.py")] if silent else ["-m", "silodp.cli", "silo", "serve"]
+        program = (
+            [str(Path(__file__).parent / "silent_gate.py")]
+            if silent
+            else ["-m", "silodp.cli", "silo", "serve"]
+        )
         for i, (x, y) in enumerate(wbcd()):
             data = write_csv(folder / f"{i}.csv", x, y)
-            settings = {"label": "label", "epsilon": epsilon, "model": "mlp:4", "statistics": EVERYTHING, "queries_per_hour": 100_000}
+            settings = {
+                "label": "label",
+                "epsilon": epsilon,
+                "model": "mlp:4",
+                "statistics": EVERYTHING,
+                "queries_per_hour": 100_000,
+            }
             settings["askers"] = [ASKER.public_key().public_bytes_raw().hex()]
-            silo = provision(folder / f"silo{i}", data=data, name=f"silo-{i}", registry=folder / "state/ledgers", **settings | changes)
+            silo = provision(
+                folder / f"silo{i}",
+                data=data,
+                name=f"silo-{i}",
+                registry=folder / "state/ledgers",
+                **settings | changes,
+            )
             made.append(Gate(folder, silo.policy, program))
         for gate in made:
             gate.launch()

@@ -7,5 +7,7 @@ from silodp.core.privacy.binomial import BinomialSum
 
 
 def gaussian_epsilon(release: BinomialSum, rounds: int, delta: float) -> float:
-    """Exact epsilon of Gaussian noise of the release's variance on unrounded values: what the accountant is measured against."""
+    """Exact epsilon of Gaussian noise of the release's variance on unrounded values: what the
+    accountant is measured against.
+    """
     return gdp_epsilon(math.sqrt(rounds / release.variance) * release.levels, delta)

@@ -1,4 +1,6 @@
-"""Members with pseudonyms, a server and a shuffler's keys for tests of the shuffler: everything but the process."""
+"""Members with pseudonyms, a server and a shuffler's keys for tests of the shuffler: everything but
+the process.
+"""
 
 import hashlib
 
@@ -13,7 +15,9 @@ from silodp.shuffler.door import ShufflerDoor
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.store import RoundStore
 
-SERVER, STRANGER, SIGN, *MEMBERS = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(1, 9))
+SERVER, STRANGER, SIGN, *MEMBERS = (
+    Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in range(1, 9)
+)
 SEAL = X25519PrivateKey.from_private_bytes(bytes([9]) * 32)
 ROSTER = [public(member) for member in MEMBERS]
 ROUND, OTHER = "ab" * 32, "cd" * 32
@@ -28,8 +32,17 @@ def counts_of(member: int) -> np.ndarray:
 def box(member: int | Ed25519PrivateKey, round: str = ROUND, *, key: str = "", **changes) -> bytes:
     """A member's box: 100 records, of which it demands 300 in a total."""
     own = isinstance(member, int)
-    fields = {"demanded": 300, "records": 100, "bits": BITS, "counts": counts_of(member if own else 99)}
-    return encrypt_box(Contribution(round, **fields | changes), key or public(SEAL), MEMBERS[member] if own else member)
+    fields = {
+        "demanded": 300,
+        "records": 100,
+        "bits": BITS,
+        "counts": counts_of(member if own else 99),
+    }
+    return encrypt_box(
+        Contribution(round, **fields | changes),
+        key or public(SEAL),
+        MEMBERS[member] if own else member,
+    )
 
 
 def request(*boxes: bytes, round: str = ROUND) -> Request:
@@ -53,4 +66,9 @@ def pool() -> Pool:
 
 
 def door(store: RoundStore, **changes) -> ShufflerDoor:
-    return ShufflerDoor(pool(), store, **{"key": SIGN, "askers": [public(SERVER)], "rounds_per_hour": 1000, "limit": 2**20} | changes)
+    return ShufflerDoor(
+        pool(),
+        store,
+        **{"key": SIGN, "askers": [public(SERVER)], "rounds_per_hour": 1000, "limit": 2**20}
+        | changes,
+    )

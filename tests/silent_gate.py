@@ -1,4 +1,6 @@
-"""A gate for tests only, and in no wheel: `silodp silo serve POLICY` whose lattice draws no noise. The shipped gate has no switch for it."""
+"""A gate for tests only, and in no wheel: `silodp silo serve POLICY` whose lattice draws no noise.
+The shipped gate has no switch for it.
+"""
 
 import sys
 

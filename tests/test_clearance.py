@@ -1,4 +1,6 @@
-"""The folder is the clearance: import-linter's contracts hold, and each goes red when somebody breaks it."""
+"""The folder is the clearance: import-linter's contracts hold, and each goes red when somebody
+breaks it.
+"""
 
 import os
 import shutil
@@ -15,10 +17,19 @@ CONTRACTS = ROOT / ".importlinter"
 
 def lint(source):
     """Exit code and report of `lint-imports` over the package in `source`."""
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command; lint_imports_command()",
+    ]
     environment = os.environ | {"PYTHONPATH": str(source), "COLUMNS": "200"}
     done = subprocess.run(
-        [*command, "--no-cache", "--config", str(CONTRACTS)], cwd=source, env=environment, capture_output=True, text=True, check=False
+        [*command, "--no-cache", "--config", str(CONTRACTS)],
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -26,7 +37,9 @@ def lint(source):
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clearance")
-    shutil.copytree(ROOT / "src" / "silodp", folder / "silodp", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "src" / "silodp", folder / "silodp", ignore=shutil.ignore_patterns("__pycache__")
+    )
     return folder
 
 
@@ -44,26 +57,70 @@ def test_every_contract_holds():
 
 
 PLANTED = [
-    ("core/query.py", "from silodp.silo.data.records import Records", "core, server and wire never import silo"),
+    (
+        "core/query.py",
+        "from silodp.silo.data.records import Records",
+        "core, server and wire never import silo",
+    ),
     ("server/federation.py", "import silodp.silo.gate", "core, server and wire never import silo"),
-    ("wire/inprocess.py", "from silodp.silo.gate import Gate", "core, server and wire never import silo"),
+    (
+        "wire/inprocess.py",
+        "from silodp.silo.gate import Gate",
+        "core, server and wire never import silo",
+    ),
     ("silo/gate.py", "from silodp.server.plan import Plan", "silo does not import server or wire"),
-    ("silo/ledger/memory.py", "from silodp.wire import inprocess", "silo does not import server or wire"),
-    ("server/plan.py", "def late():\n    from silodp.wire.inprocess import InProcess", "server does not import wire"),
+    (
+        "silo/ledger/memory.py",
+        "from silodp.wire import inprocess",
+        "silo does not import server or wire",
+    ),
+    (
+        "server/plan.py",
+        "def late():\n    from silodp.wire.inprocess import InProcess",
+        "server does not import wire",
+    ),
     ("core/problem/prox.py", "import silodp.server.output", "core imports nothing of the others"),
-    ("pages/runs.py", "from silodp.silo.ledger.memory import MemoryLedger", "pages import core alone"),
+    (
+        "pages/runs.py",
+        "from silodp.silo.ledger.memory import MemoryLedger",
+        "pages import core alone",
+    ),
     ("pages/report.py", "from silodp.server.plan import Plan", "pages import core alone"),
-    ("silo/answer/simulated.py", "from silodp.lab import evaluate", "nothing deployed imports lab or cli"),
-    ("server/output.py", "from silodp.testing.evaluate import error_rate", "nothing deployed imports lab or cli"),
+    (
+        "silo/answer/simulated.py",
+        "from silodp.lab import evaluate",
+        "nothing deployed imports lab or cli",
+    ),
+    (
+        "server/output.py",
+        "from silodp.testing.evaluate import error_rate",
+        "nothing deployed imports lab or cli",
+    ),
     ("wire/inprocess.py", "from silodp import cli", "nothing deployed imports lab or cli"),
-    ("shuffler/__init__.py", "from silodp.lab import evaluate", "nothing deployed imports lab or cli"),
-    ("shuffler/pool.py", "from silodp.silo import records", "the shuffler imports core and host only"),
-    ("shuffler/door.py", "from silodp.server import remote", "the shuffler imports core and host only"),
+    (
+        "shuffler/__init__.py",
+        "from silodp.lab import evaluate",
+        "nothing deployed imports lab or cli",
+    ),
+    (
+        "shuffler/pool.py",
+        "from silodp.silo import records",
+        "the shuffler imports core and host only",
+    ),
+    (
+        "shuffler/door.py",
+        "from silodp.server import remote",
+        "the shuffler imports core and host only",
+    ),
     ("host/listener.py", "from silodp.silo import policy", "nothing deployed imports lab or cli"),
 ]
 
 
-@pytest.mark.parametrize(("file", "line", "contract"), PLANTED, ids=lambda v: v.split("\n")[-1].strip().removeprefix("from "))
+@pytest.mark.parametrize(
+    ("file", "line", "contract"),
+    PLANTED,
+    ids=lambda v: v.split("\n")[-1].strip().removeprefix("from "),
+)
 def test_a_planted_import_turns_its_contract_red(copy, file, line, contract):
     path = copy / "silodp" / file
     before = path.read_text() if path.exists() else None

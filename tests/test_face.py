@@ -29,21 +29,35 @@ def test_type_checkers_and_the_interpreter_find_the_same_names():
 def test_every_public_name_is_listed_and_loads():
     assert set(silodp.__all__) <= set(dir(silodp))
     for name in silodp.__all__:
-        assert getattr(silodp, name) is getattr(importlib.import_module(f"silodp.{silodp._HOME[name]}"), name)
+        assert getattr(silodp, name) is getattr(
+            importlib.import_module(f"silodp.{silodp._HOME[name]}"), name
+        )
     with pytest.raises(AttributeError, match="no_such"):
         _ = silodp.no_such
 
 
 def test_the_version_is_the_one_that_the_command_prints():
-    done = subprocess.run([sys.executable, "-m", "silodp.cli", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "silodp.cli", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == f"silodp {silodp.__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "seconds"), [(["-c", "import silodp"], 0.2), (["-m", "silodp.cli", "--help"], 0.5), (["-m", "silodp.cli", "-h"], 0.5)]
+    ("words", "seconds"),
+    [
+        (["-c", "import silodp"], 0.2),
+        (["-m", "silodp.cli", "--help"], 0.5),
+        (["-m", "silodp.cli", "-h"], 0.5),
+    ],
 )
 def test_import_and_help_are_quick(words, seconds):
-    """By processor time, since a machine that tests is busy; the best of three, since caches may be cold."""
+    """By processor time, since a machine that tests is busy; the best of three, since caches may be
+    cold.
+    """
 
     def used():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,6 @@
-"""The wheel and the sdist hold what they should, and the wheel works in an environment of its own."""
+"""The wheel and the sdist hold what they should, and the wheel works in an environment of its
+own.
+"""
 
 import json
 import os
@@ -17,7 +19,17 @@ pytestmark = pytest.mark.xdist_group("package")  # one wheel and one environment
 
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "site", "runs", "federation", ".*_cache", ".hypothesis"
+    ".git",
+    ".venv",
+    "__pycache__",
+    "*.egg-info",
+    "build",
+    "dist",
+    "site",
+    "runs",
+    "federation",
+    ".*_cache",
+    ".hypothesis",
 )
 
 
@@ -26,7 +38,15 @@ def built(tmp_path_factory):
     """(wheel, sdist), made from a copy of the sources: a build leaves folders behind."""
     folder = tmp_path_factory.mktemp("package")
     shutil.copytree(ROOT, folder / "source", ignore=LEFT_OUT)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(folder / "source")]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(folder / "source"),
+    ]
     done = subprocess.run(command, env=_alone(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
@@ -34,7 +54,9 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clean(built, tmp_path_factory):
-    """The bin folder of a new environment with the wheel, over the libraries of this one but not its silodp."""
+    """The bin folder of a new environment with the wheel, over the libraries of this one but not
+    its silodp.
+    """
     home = tmp_path_factory.mktemp("env")
     venv.create(home, with_pip=False, symlinks=True)
     library = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -56,12 +78,21 @@ def clean(built, tmp_path_factory):
 
 
 def _alone():
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
 
 
 def run(*words):
     return subprocess.run(
-        [str(w) for w in words], env=_alone() | {"OMP_NUM_THREADS": "1"}, cwd="/", capture_output=True, text=True, check=False
+        [str(w) for w in words],
+        env=_alone() | {"OMP_NUM_THREADS": "1"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -109,10 +140,19 @@ def test_the_installed_command_is_the_wheels_and_the_doctor_finds_nothing_red(cl
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_are_told_how_to_complete(clean, shell):
     script = subprocess.run(
-        [str(clean / "silodp")], env=_alone() | {"_SILODP_COMPLETE": f"source_{shell}"}, capture_output=True, text=True, check=True
+        [str(clean / "silodp")],
+        env=_alone() | {"_SILODP_COMPLETE": f"source_{shell}"},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert "_SILODP_COMPLETE" in script
-    words = {"COMP_WORDS": "silodp fed", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "silodp fed", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    words = {
+        "COMP_WORDS": "silodp fed",
+        "COMP_CWORD": "1",
+        "_TYPER_COMPLETE_ARGS": "silodp fed",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
     found = subprocess.run(
         [str(clean / "silodp")],
         env=_alone() | words | {"_SILODP_COMPLETE": f"complete_{shell}"},

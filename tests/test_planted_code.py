@@ -1,4 +1,6 @@
-"""A file that somebody leaves in the folder from which a command is given is not run in its place: `python -m` alone would put that folder first."""
+"""A file that somebody leaves in the folder from which a command is given is not run in its place:
+`python -m` alone would put that folder first.
+"""
 
 import re
 import subprocess
@@ -30,7 +32,9 @@ def test_the_plant_works_where_nothing_is_done_against_it(planted):
     assert planted.exists()
 
 
-def test_the_gates_of_a_federation_do_not_run_what_is_planted_in_the_current_folder(planted, tmp_path):
+def test_the_gates_of_a_federation_do_not_run_what_is_planted_in_the_current_folder(
+    planted, tmp_path
+):
     state = {"registry": str(tmp_path / "state"), "silos": {"north": str(tmp_path / "none.toml")}}
     with pytest.raises(BadInput, match=r"the gate north did not start: .*none\.toml"):
         start_gates(tmp_path, state)
@@ -38,14 +42,21 @@ def test_the_gates_of_a_federation_do_not_run_what_is_planted_in_the_current_fol
 
 
 def test_every_python_that_is_started_leaves_the_current_folder_out():
-    starts = [(path.name, rest) for path in SOURCES for rest in re.findall(r"\[\s*sys\.executable,\s*(\S+)", path.read_text())]
+    starts = [
+        (path.name, rest)
+        for path in SOURCES
+        for rest in re.findall(r"\[\s*sys\.executable,\s*(\S+)", path.read_text())
+    ]
     assert len(starts) >= 4, "the pattern finds them"
     assert [name for name, rest in starts if rest != '"-P",'] == []
 
 
 def test_the_jobs_that_nvflare_starts_itself_leave_it_out_too(planted, tmp_path):
     """It starts them by `python -m` of its own, in the folder and environment that it was given."""
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'silodp.cli', '--help'], stdout=subprocess.DEVNULL)"
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-m', 'silodp.cli', "
+        "'--help'], stdout=subprocess.DEVNULL)"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvflare_site, "command", lambda kit: [sys.executable, "-c", code])
         with pytest.raises(BadInput, match="north ended at once"):

@@ -1,4 +1,6 @@
-"""Nothing but the daemons needs Linux: everything else loads and trains without what only Unix has. Windows itself is not tried."""
+"""Nothing but the daemons needs Linux: everything else loads and trains without what only Unix has.
+Windows itself is not tried.
+"""
 
 import os
 import subprocess
@@ -14,17 +16,29 @@ for place, names in ((os, ("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK
     for name in names:
         if hasattr(place, name):
             delattr(place, name)
-"""
+"""  # noqa: E501
 DAEMONS = {
-    "silodp.host.daemon", "silodp.host.listener", "silodp.host.ownership", "silodp.shuffler.daemon", "silodp.silo.personal",
-    "silodp.silo.service.daemon", "silodp.silo.service.page", "silodp.silo.service.pause",
-}  # fmt: skip
+    "silodp.host.daemon",
+    "silodp.host.listener",
+    "silodp.host.ownership",
+    "silodp.shuffler.daemon",
+    "silodp.silo.personal",
+    "silodp.silo.service.daemon",
+    "silodp.silo.service.page",
+    "silodp.silo.service.pause",
+}
 """What serves a gate or a shuffler, or looks after the files of one."""
 
 
 def run(code: str, **environment: str) -> str:
     command = [sys.executable, "-c", WITHOUT + textwrap.dedent(code)]
-    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -39,7 +53,7 @@ def test_every_module_but_those_of_daemons_loads_without_what_only_unix_has():
                 importlib.import_module(module.name)
             except (ImportError, AttributeError):
                 print(module.name)
-    """)
+    """)  # noqa: E501
     assert set(failed.split()) == DAEMONS
 
 
@@ -64,7 +78,7 @@ def test_a_training_and_its_private_test_run_with_the_locks_of_windows(tmp_path)
         busy = True
         with open(os.path.join(os.environ["SILODP_STATE"], "held"), "w+b") as file:
             print(lock(file), file.tell())
-        """,
+        """,  # noqa: E501
         SILODP_STATE=str(tmp_path),
         SILODP_NATIVE="0",  # no compiler, either
     )

@@ -1,8 +1,11 @@
-"""APPFL 1.12.0, VanillaTrainer: `silodp certify examples/certify/appfl.py:laplace --epsilon 1`, or `:gaussian`.
+"""APPFL 1.12.0, VanillaTrainer: `silodp certify examples/certify/appfl.py:laplace --epsilon 1`, or
+`:gaussian`.
 
-The claim: "Differential privacy for output perturbation based on Laplacian distribution ... :param epsilon: privacy budget" (privacy/dp.py), with
-"1-norm for privacy guarantees to be meaningful" (its documentation). A record is replaced; one client's model after one round is what is sent.
-Needs: pip install --no-deps appfl==1.12.0 omegaconf antlr4-python3-runtime==4.9.3 opacus opt_einsum; wandb is not used and stands empty here.
+The claim: "Differential privacy for output perturbation based on Laplacian distribution ... :param
+epsilon: privacy budget" (privacy/dp.py), with "1-norm for privacy guarantees to be meaningful" (its
+documentation). A record is replaced; one client's model after one round is what is sent. Needs: pip
+install --no-deps appfl==1.12.0 omegaconf antlr4-python3-runtime==4.9.3 opacus opt_einsum; wandb is
+not used and stands empty here.
 """
 
 import sys
@@ -15,11 +18,26 @@ sys.modules.setdefault("wandb", ModuleType("wandb"))
 from appfl.algorithm.trainer.vanilla_trainer import VanillaTrainer  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
-CONFIG = {  # as in its documentation, but for 20 steps in place of 100, and SGD, on which clipping has more of a grip than on Adam
-    "mode": "step", "num_local_steps": 20, "optim": "SGD", "optim_args": {"lr": 0.001}, "train_batch_size": 64, "use_dp": True, "epsilon": 1.0,
-    "clip_grad": True, "clip_value": 1.0, "clip_norm": 1, "device": "cpu", "logging_output_dirname": ".", "logging_output_filename": "none",
-}  # fmt: skip
-QUIET = SimpleNamespace(**{name: lambda *words: None for name in ("info", "log_title", "set_title", "log_content")})
+# as in its documentation, but for 20 steps in place of 100, and SGD, on which clipping has more of
+# a grip than on Adam
+CONFIG = {
+    "mode": "step",
+    "num_local_steps": 20,
+    "optim": "SGD",
+    "optim_args": {"lr": 0.001},
+    "train_batch_size": 64,
+    "use_dp": True,
+    "epsilon": 1.0,
+    "clip_grad": True,
+    "clip_value": 1.0,
+    "clip_norm": 1,
+    "device": "cpu",
+    "logging_output_dirname": ".",
+    "logging_output_filename": "none",
+}
+QUIET = SimpleNamespace(
+    **{name: lambda *words: None for name in ("info", "log_title", "set_title", "log_content")}
+)
 
 
 def trained(x: np.ndarray, y: np.ndarray, seed: int, mechanism: str, order: int) -> np.ndarray:
@@ -30,9 +48,14 @@ def trained(x: np.ndarray, y: np.ndarray, seed: int, mechanism: str, order: int)
     data = torch.utils.data.TensorDataset(torch.tensor(x).float(), torch.tensor(y).float()[:, None])
     config = OmegaConf.create(CONFIG | {"dp_mechanism": mechanism, "clip_norm": order})
     trainer = VanillaTrainer(
-        model=model, loss_fn=torch.nn.BCEWithLogitsLoss(), metric=lambda true, said: 0.0, train_dataset=data, train_configs=config,
-        logger=QUIET, client_id="1",
-    )  # fmt: skip
+        model=model,
+        loss_fn=torch.nn.BCEWithLogitsLoss(),
+        metric=lambda true, said: 0.0,
+        train_dataset=data,
+        train_configs=config,
+        logger=QUIET,
+        client_id="1",
+    )
     trainer.train()
     return np.concatenate([value.numpy().ravel() for value in trainer.model_state.values()])
 

@@ -1,7 +1,9 @@
-"""FedML 0.9.6: `silodp certify examples/certify/fedml.py:local --epsilon 0.9 --unit silo`, or `:nbafl`.
+"""FedML 0.9.6: `silodp certify examples/certify/fedml.py:local --epsilon 0.9 --unit silo`, or
+`:nbafl`.
 
-The claim: frames "LocalDP" and "NbAFL_DP" with arguments epsilon, delta and sensitivity or C, "a clipping threshold for bounding w_i" (core/dp/frames).
-A client's whole update is replaced; what the frame makes of it is sent. Needs: pip install --no-deps fedml==0.9.6; its __init__ is passed by.
+The claim: frames "LocalDP" and "NbAFL_DP" with arguments epsilon, delta and sensitivity or C, "a
+clipping threshold for bounding w_i" (core/dp/frames). A client's whole update is replaced; what the
+frame makes of it is sent. Needs: pip install --no-deps fedml==0.9.6; its __init__ is passed by.
 """
 
 import importlib.util
@@ -21,7 +23,9 @@ from fedml.core.dp.frames.NbAFL import NbAFL_DP  # noqa: E402
 
 PRICE = {"epsilon": 0.9, "delta": 1e-5}
 LOCAL = LocalDP(SimpleNamespace(mechanism_type="gaussian", sensitivity=1.0, **PRICE))
-NBAFL = NbAFL_DP(SimpleNamespace(C=1.0, comm_round=10, client_num_per_round=2, client_num_in_total=2, **PRICE))
+NBAFL = NbAFL_DP(
+    SimpleNamespace(C=1.0, comm_round=10, client_num_per_round=2, client_num_in_total=2, **PRICE)
+)
 
 
 def sent(frame, x: np.ndarray, y: np.ndarray, seed: int, times: int) -> np.ndarray:

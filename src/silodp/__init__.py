@@ -1,6 +1,7 @@
 """silodp: federated learning for people who do not trust the server.
 
-The public names load on first use, so that `import silodp` is light; type checkers and `dir` see all of them.
+The public names load on first use, so that `import silodp` is light; type checkers and `dir` see
+all of them.
 """
 
 from __future__ import annotations

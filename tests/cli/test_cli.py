@@ -29,7 +29,13 @@ def hospitals(tmp_path):
             writer.writeheader()
             for _ in range(60):
                 age, dose = random.normal(50, 12), random.normal(3, 1)
-                writer.writerow({"age": round(age, 2), "dose": round(dose, 3), "outcome": int(age / 12 + dose > 7)})
+                writer.writerow(
+                    {
+                        "age": round(age, 2),
+                        "dose": round(dose, 3),
+                        "outcome": int(age / 12 + dose > 7),
+                    }
+                )
     return tmp_path
 
 
@@ -44,29 +50,76 @@ def refused(result, *words):
 
 
 def test_plan_gives_the_golden_noise(silodp):
-    code, out, _ = silodp("plan", "--algorithm", "mb-sgd", "--records", 1234, "--rounds", 50, "--epsilon", 3, "--clip", 1, "--json")
+    code, out, _ = silodp(
+        "plan",
+        "--algorithm",
+        "mb-sgd",
+        "--records",
+        1234,
+        "--rounds",
+        50,
+        "--epsilon",
+        3,
+        "--clip",
+        1,
+        "--json",
+    )
     answer = json.loads(out)
     assert code == 0
     assert answer["releases"][0]["noise_std"] * 1234 == pytest.approx(22.21, rel=1e-2)
     assert set(answer) >= {"releases", "epsilon", "delta", "mu", "spent_epsilon"}
-    assert set(answer["releases"][0]) == {"kind", "count", "sensitivity", "noise_std", "noise_multiplier"}
+    assert set(answer["releases"][0]) == {
+        "kind",
+        "count",
+        "sensitivity",
+        "noise_std",
+        "noise_multiplier",
+    }
 
 
 def test_plan_of_spider_spends_its_budget_and_never_more(silodp):
-    _, out, _ = silodp("plan", "--algorithm", "spider", "--records", 1234, "--rounds", 50, "--phase", 5, "--epsilon", 3, "--json")
+    _, out, _ = silodp(
+        "plan",
+        "--algorithm",
+        "spider",
+        "--records",
+        1234,
+        "--rounds",
+        50,
+        "--phase",
+        5,
+        "--epsilon",
+        3,
+        "--json",
+    )
     spent = json.loads(out)["spent_epsilon"]
     assert 3 * 0.999 <= spent <= 3
 
 
 def test_plan_in_paper_mode_says_what_is_really_spent(silodp):
-    words = ("plan", "--algorithm", "mb-sgd", "--records", 1234, "--rounds", 50, "--epsilon", 18, "--noise", "paper", "--json")
+    words = (
+        "plan",
+        "--algorithm",
+        "mb-sgd",
+        "--records",
+        1234,
+        "--rounds",
+        50,
+        "--epsilon",
+        18,
+        "--noise",
+        "paper",
+        "--json",
+    )
     assert json.loads(silodp(*words)[1])["spent_epsilon"] > 20
 
 
 def test_the_mu_of_a_plan_is_what_its_noise_spends_and_not_what_the_budget_would_allow(silodp):
     words = ("plan", "--noise", "paper", "--epsilon", 18)
     told = json.loads(silodp(*words, "--json")[1])
-    assert told["mu"] == pytest.approx(math.sqrt(sum(r["count"] / r["noise_multiplier"] ** 2 for r in told["releases"])))
+    assert told["mu"] == pytest.approx(
+        math.sqrt(sum(r["count"] / r["noise_multiplier"] ** 2 for r in told["releases"]))
+    )
     assert gdp_epsilon(told["mu"], told["delta"]) == pytest.approx(told["spent_epsilon"])
     assert told["spent_epsilon"] > 18
     assert told["converted"]["zcdp_rho"] == pytest.approx(told["mu"] ** 2 / 2)
@@ -77,11 +130,43 @@ def test_what_is_spent_is_never_shown_smaller_than_it_is(silodp, hospitals):
     words = ("plan", "--algorithm", "mb-sgd", "--records", 1234, "--rounds", 50, "--epsilon")
     assert "Spends epsilon 1.235 in all" in silodp(*words, 1.23454)[1]
     assert "Spends epsilon 3 in all" in silodp(*words, 3)[1]
-    shuffled = (*words[:5], "--silos", 5, "--rounds", 5, "--dimension", 20, "--trust", "shuffle", "--epsilon", 1)
-    told, text = json.loads(silodp(*shuffled, "--json")[1])["epsilon"], " ".join(silodp(*shuffled)[1].split())
-    shown = re.search(r"Spends epsilon ([\d.]+) at delta \S+ against the server, and ([\d.]+) against the shuffler", text)
+    shuffled = (
+        *words[:5],
+        "--silos",
+        5,
+        "--rounds",
+        5,
+        "--dimension",
+        20,
+        "--trust",
+        "shuffle",
+        "--epsilon",
+        1,
+    )
+    told, text = (
+        json.loads(silodp(*shuffled, "--json")[1])["epsilon"],
+        " ".join(silodp(*shuffled)[1].split()),
+    )
+    shown = re.search(
+        (
+            r"Spends epsilon ([\d.]+) at delta \S+ against the server, and ([\d.]+) against "
+            r"the shuffler"
+        ),
+        text,
+    )
     assert (shown[1], shown[2]) == (rounded_up(told["server"], 4), rounded_up(told["shuffler"], 4))
-    own = ("--silo", "a.csv", "--label", "outcome", "--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 1)
+    own = (
+        "--silo",
+        "a.csv",
+        "--label",
+        "outcome",
+        "--algorithm",
+        "mb-sgd",
+        "--model",
+        "logistic",
+        "--rounds",
+        1,
+    )
     trained = silodp("train", *own, "--epsilon", 1.23454)[1]
     assert "1.235 │" in trained
     row = {"curve": "mb-sgd-paper", "epsilon": 3.0, "test_error": 0.1, "standard_error": 0.01}
@@ -92,7 +177,21 @@ def test_what_is_spent_is_never_shown_smaller_than_it_is(silodp, hospitals):
 
 
 def test_plan_prints_tables_and_theory_for_people(silodp):
-    code, out, _ = silodp("plan", "--records", 500, "--records", 2000, "--lipschitz", 1, "--smoothness", 1, "--gap", 1, "--dimension", 10)
+    code, out, _ = silodp(
+        "plan",
+        "--records",
+        500,
+        "--records",
+        2000,
+        "--lipschitz",
+        1,
+        "--smoothness",
+        1,
+        "--gap",
+        1,
+        "--dimension",
+        10,
+    )
     assert code == 0
     assert "500 records" in out
     assert "2000 records" in out
@@ -101,19 +200,41 @@ def test_plan_prints_tables_and_theory_for_people(silodp):
 
 def test_data_lists_what_is_there(silodp):
     _, out, _ = silodp("data", "--json")
-    assert {d["name"] for d in json.loads(out)["datasets"]} >= {"wbcd", "digits", "mnist", "cifar10"}
+    assert {d["name"] for d in json.loads(out)["datasets"]} >= {
+        "wbcd",
+        "digits",
+        "mnist",
+        "cifar10",
+    }
     assert "wbcd" in silodp("data")[1]
 
 
 def test_train_on_a_built_in_set_writes_model_transcript_and_spend(silodp, tmp_path):
     from safetensors.torch import load_file
 
-    code, out, _ = silodp("train", "--data", "wbcd", "--rounds", 6, "--phase", 3, "--epsilon", 4, "--seed", 1, "--out", "run", "--json")
+    code, out, _ = silodp(
+        "train",
+        "--data",
+        "wbcd",
+        "--rounds",
+        6,
+        "--phase",
+        3,
+        "--epsilon",
+        4,
+        "--seed",
+        1,
+        "--out",
+        "run",
+        "--json",
+    )
     summary = json.loads(out)
     assert code == 0
     assert all(0.99 * 4 < s["spent_epsilon"] <= 4 for s in summary["silos"])
     assert load_file("run/model.safetensors")["0.weight"].shape == (8, 30)
-    transcript = [json.loads(line) for line in (tmp_path / "run/transcript.jsonl").read_text().splitlines()]
+    transcript = [
+        json.loads(line) for line in (tmp_path / "run/transcript.jsonl").read_text().splitlines()
+    ]
     assert [r["kind"] for r in transcript] == ["anchor", "refine", "refine"] * 2
     assert len(load_file("run/transcript.safetensors")) == 6
     assert json.loads((tmp_path / "run/spent.json").read_text())["silos"] == summary["silos"]
@@ -121,54 +242,148 @@ def test_train_on_a_built_in_set_writes_model_transcript_and_spend(silodp, tmp_p
 
 def test_train_on_files_with_a_budget_for_each_silo_and_private_scaling(silodp, hospitals):
     code, out, _ = silodp(
-        "train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome", "--epsilon", 3, "--epsilon", "b=1.5", "--rounds", 5,
-        "--algorithm", "mb-sgd", "--model", "logistic", "--out", "run", "--json",
-    )  # fmt: skip
+        "train",
+        "--silo",
+        "a.csv",
+        "--silo",
+        "b.csv",
+        "--label",
+        "outcome",
+        "--epsilon",
+        3,
+        "--epsilon",
+        "b=1.5",
+        "--rounds",
+        5,
+        "--algorithm",
+        "mb-sgd",
+        "--model",
+        "logistic",
+        "--out",
+        "run",
+        "--json",
+    )
     assert code == 0
     silos = {s["name"]: s for s in json.loads(out)["silos"]}
     assert silos["a"]["epsilon"] == 3
     assert silos["b"]["epsilon"] == 1.5
-    assert all(0.99 * s["epsilon"] < s["spent_epsilon"] <= s["epsilon"] for s in silos.values()), "scaling is part of the budget"
-    kinds = [json.loads(line)["kind"] for line in (hospitals / "run/transcript.jsonl").read_text().splitlines()]
+    assert all(0.99 * s["epsilon"] < s["spent_epsilon"] <= s["epsilon"] for s in silos.values()), (
+        "scaling is part of the budget"
+    )
+    kinds = [
+        json.loads(line)["kind"]
+        for line in (hospitals / "run/transcript.jsonl").read_text().splitlines()
+    ]
     assert kinds == ["ranges", "moments"] + ["minibatch"] * 5
 
 
 def test_train_with_public_ranges_spends_nothing_on_scaling(silodp, hospitals):
     (hospitals / "ranges.toml").write_text("age = [0, 110]\ndose = [0, 10]\n")
-    words = ("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome", "--rounds", 4, "--phase", 2, "--scale", "ranges.toml")
+    words = (
+        "train",
+        "--silo",
+        "a.csv",
+        "--silo",
+        "b.csv",
+        "--label",
+        "outcome",
+        "--rounds",
+        4,
+        "--phase",
+        2,
+        "--scale",
+        "ranges.toml",
+    )
     assert silodp(*words, "--out", "run")[0] == 0
-    kinds = [json.loads(line)["kind"] for line in (hospitals / "run/transcript.jsonl").read_text().splitlines()]
+    kinds = [
+        json.loads(line)["kind"]
+        for line in (hospitals / "run/transcript.jsonl").read_text().splitlines()
+    ]
     assert kinds == ["anchor", "refine"] * 2
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_trains(silodp, algorithm):
-    words = ("train", "--data", "digits", "--algorithm", algorithm, "--rounds", 10, "--epsilon", 8, "--out", "run", "--json")
+    words = (
+        "train",
+        "--data",
+        "digits",
+        "--algorithm",
+        algorithm,
+        "--rounds",
+        10,
+        "--epsilon",
+        8,
+        "--out",
+        "run",
+        "--json",
+    )
     assert silodp(*words, *(("--model", "logistic") if algorithm == "one-shot" else ()))[0] == 0
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_is_planned_to_spend_its_budget(silodp, algorithm):
-    code, out, err = silodp("plan", "--algorithm", algorithm, "--records", 500, "--records", 700, "--rounds", 10, "--epsilon", 3, "--json")
+    code, out, err = silodp(
+        "plan",
+        "--algorithm",
+        algorithm,
+        "--records",
+        500,
+        "--records",
+        700,
+        "--rounds",
+        10,
+        "--epsilon",
+        3,
+        "--json",
+    )
     assert code == 0, err
     assert all(s["spent_epsilon"] == pytest.approx(3, rel=1e-6) for s in json.loads(out)["silos"])
 
 
-@pytest.mark.parametrize("words", [("--sampling", "poisson:0.2"), ("--sampling", "without-replacement:0.2"), ("--sampling", "disjoint"),
-                                   ("--participation", "balanced:3"), ("--participation", "random:3"), ("--user-level",)])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--sampling", "poisson:0.2"),
+        ("--sampling", "without-replacement:0.2"),
+        ("--sampling", "disjoint"),
+        ("--participation", "balanced:3"),
+        ("--participation", "random:3"),
+        ("--user-level",),
+    ],
+)
 def test_every_sampling_and_participation_trains_within_budget(silodp, words):
-    code, out, err = silodp("train", "--data", "digits", "--algorithm", "mb-sgd", "--rounds", 6, "--out", "run", "--json", *words)
+    code, out, err = silodp(
+        "train",
+        "--data",
+        "digits",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        6,
+        "--out",
+        "run",
+        "--json",
+        *words,
+    )
     assert code == 0, err
     assert all(s["spent_epsilon"] <= s["epsilon"] for s in json.loads(out)["silos"])
 
 
 def test_a_wrong_label_column_is_named(silodp, hospitals):
-    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcom"), "'outcom'", "header")
+    refused(
+        silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcom"),
+        "'outcom'",
+        "header",
+    )
 
 
 def test_silos_with_different_columns_are_named(silodp, hospitals):
     (hospitals / "b.csv").write_text("age,weight,outcome\n1,2,0\n")
-    refused(silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"), "lacks column 2 of a.csv and has column 2 besides")
+    refused(
+        silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"),
+        "lacks column 2 of a.csv and has column 2 besides",
+    )
 
 
 def test_a_cell_that_is_no_number_is_named(silodp, hospitals):
@@ -202,7 +417,8 @@ def test_a_phase_longer_than_the_rounds_is_refused(silodp):
 def test_a_batch_norm_model_is_refused(silodp, tmp_path):
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef net(features, outputs):\n"
-        "    return nn.Sequential(nn.Linear(features, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))\n"
+        "    return nn.Sequential(nn.Linear(features, 4), nn.BatchNorm1d(4), nn.Linear(4, "
+        "outputs))\n"
     )
     refused(silodp("train", "--data", "wbcd", "--model", "net.py:net"), "BatchNorm1d", "GroupNorm")
 
@@ -210,14 +426,33 @@ def test_a_batch_norm_model_is_refused(silodp, tmp_path):
 def test_a_users_own_model_trains(silodp, tmp_path):
     (tmp_path / "net.py").write_text(
         "from torch import nn\ndef net(features, outputs):\n"
-        "    return nn.Sequential(nn.Linear(features, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, outputs))\n"
+        "    return nn.Sequential(nn.Linear(features, 4), nn.LayerNorm(4), nn.Tanh(), "
+        "nn.Linear(4, outputs))\n"
     )
-    assert silodp("train", "--data", "wbcd", "--model", "net.py:net", "--rounds", 4, "--phase", 2, "--out", "run", "--json")[0] == 0
+    assert (
+        silodp(
+            "train",
+            "--data",
+            "wbcd",
+            "--model",
+            "net.py:net",
+            "--rounds",
+            4,
+            "--phase",
+            2,
+            "--out",
+            "run",
+            "--json",
+        )[0]
+        == 0
+    )
 
 
 def test_an_output_folder_that_cannot_be_written_is_refused(silodp, tmp_path):
     (tmp_path / "file").write_text("")
-    refused(silodp("train", "--data", "wbcd", "--algorithm", "mb-sgd", "--out", "file/run"), "file/run")
+    refused(
+        silodp("train", "--data", "wbcd", "--algorithm", "mb-sgd", "--out", "file/run"), "file/run"
+    )
     refused(silodp("compare", "--out", "file/run"), "file/run")
 
 
@@ -225,7 +460,9 @@ def unasked(*_, **__):
     raise AssertionError("what takes long was begun for a run that cannot be kept")
 
 
-def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_takes_long(silodp, tmp_path, monkeypatch):
+def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_takes_long(
+    silodp, tmp_path, monkeypatch
+):
     monkeypatch.setattr("silodp.lab.training.advised", unasked)
     (tmp_path / "file").write_text("")
     refused(silodp("train", "--data", "wbcd", "--out", "file/run"), "file/run", "--out")
@@ -238,12 +475,29 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_take
 def test_so_is_that_of_a_run_over_silos(silodp, hospitals, monkeypatch, how):
     monkeypatch.setattr("silodp.server.run.advised", unasked)
     monkeypatch.setenv("SILODP_STATE", str(hospitals / "state"))
-    made = ("--data", "a.csv", "--label", "outcome", "--epsilon", 3, "--model", "logistic", "--asker", "ab" * 32)
+    made = (
+        "--data",
+        "a.csv",
+        "--label",
+        "outcome",
+        "--epsilon",
+        3,
+        "--model",
+        "logistic",
+        "--asker",
+        "ab" * 32,
+    )
     assert silodp("silo", "init", "f/silos/a", *made)[0] == 0
     (hospitals / "f/asker.key").write_text("cd" * 32)
     policies = {"a": str(hospitals / "f/silos/a/policy.toml")}
-    (hospitals / "f/federation.json").write_text(json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""}))
-    refused(silodp("federation", "run", "--folder", "f", "--out", "a.csv/run", *how), "a.csv/run", "--out")
+    (hospitals / "f/federation.json").write_text(
+        json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""})
+    )
+    refused(
+        silodp("federation", "run", "--folder", "f", "--out", "a.csv/run", *how),
+        "a.csv/run",
+        "--out",
+    )
 
 
 def test_missing_data_says_how_to_get_it(silodp):
@@ -254,17 +508,27 @@ def test_missing_data_says_how_to_get_it(silodp):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--algorithm", "lamb"), "spider"), (("--model", "resnet"), "mlp"), (("--prox", "l7:1"), "l1"), (("--sampling", "half"), "poisson"),
-        (("--participation", "most"), "balanced"), (("--epsilon", "x"), "epsilon"), (("--epsilon", "nobody=1"), "nobody"),
-        (("--delta", "2"), "delta"), (("--rule", "moments"), "renyi"), (("--output", "best"), "last"), (("--slope", "-1"), "slope"),
+        (("--algorithm", "lamb"), "spider"),
+        (("--model", "resnet"), "mlp"),
+        (("--prox", "l7:1"), "l1"),
+        (("--sampling", "half"), "poisson"),
+        (("--participation", "most"), "balanced"),
+        (("--epsilon", "x"), "epsilon"),
+        (("--epsilon", "nobody=1"), "nobody"),
+        (("--delta", "2"), "delta"),
+        (("--rule", "moments"), "renyi"),
+        (("--output", "best"), "last"),
+        (("--slope", "-1"), "slope"),
     ],
-)  # fmt: skip
+)
 def test_an_unknown_word_gets_the_words_that_would_do(silodp, words, says):
     refused(silodp("train", "--data", "wbcd", "--rounds", 4, "--phase", 2, *words), says)
 
 
 def test_import_is_light():
-    """`import silodp`, and a command's help, take a fraction of a second because they do not load torch."""
+    """`import silodp`, and a command's help, take a fraction of a second because they do not load
+    torch.
+    """
     code = "import silodp, silodp.cli.app, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ, check=False).returncode == 0
 
@@ -296,7 +560,9 @@ def test_a_small_epsilon_trains_on_poisson_batches(silodp):
 def test_conversions_that_need_gaussian_releases_are_left_out_for_sampled_batches(silodp):
     words = ("plan", "--algorithm", "mb-sgd", "--records", 100, "--rounds", 4, "--json")
     assert json.loads(silodp(*words)[1])["converted"]["zcdp_rho"] > 0
-    assert json.loads(silodp(*words, "--sampling", "poisson:0.1")[1])["converted"]["zcdp_rho"] is None
+    assert (
+        json.loads(silodp(*words, "--sampling", "poisson:0.1")[1])["converted"]["zcdp_rho"] is None
+    )
 
 
 def test_an_interrupted_comparison_says_that_it_goes_on(tmp_path):
@@ -306,11 +572,15 @@ def test_an_interrupted_comparison_says_that_it_goes_on(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts in the background ignores it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # what a shell starts in the background ignores it
     )
     results = tmp_path / "run/results.csv"
     deadline = time.monotonic() + 600
-    while not (results.exists() and ",done," in results.read_text()) and time.monotonic() < deadline:
+    while (
+        not (results.exists() and ",done," in results.read_text()) and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
@@ -322,11 +592,30 @@ def test_an_interrupted_comparison_says_that_it_goes_on(tmp_path):
 
 def test_a_default_delta_that_promises_little_is_said_once_and_beside_the_answer(silodp, tmp_path):
     for name, n in (("tiny", 3), ("large", 60)):
-        (tmp_path / f"{name}.csv").write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(n)))
+        (tmp_path / f"{name}.csv").write_text(
+            "x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(n))
+        )
     own = ("--silo", "tiny.csv", "--silo", "large.csv")
-    train = ("train", *own, "--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 1, "--scale", "none", "--json")
+    train = (
+        "train",
+        *own,
+        "--algorithm",
+        "mb-sgd",
+        "--model",
+        "logistic",
+        "--rounds",
+        1,
+        "--scale",
+        "none",
+        "--json",
+    )
     tune = ("tune", *own, "--rounds", 1, "--phase", 1, "--candidates", 1, "--json")
-    for words in (train, tune, ("profile", *own, "--json"), ("plan", "--records", 3, "--records", 60, "--rounds", 5, "--json")):
+    for words in (
+        train,
+        tune,
+        ("profile", *own, "--json"),
+        ("plan", "--records", 3, "--records", 60, "--rounds", 5, "--json"),
+    ):
         code, out, err = silodp(*words)
         assert (code, err.count("\n")) == (0, 1), err
         assert "delta" in err

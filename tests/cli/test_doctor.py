@@ -1,4 +1,6 @@
-"""`silodp doctor` is green on a machine that can run silodp, and says of each thing that is wrong what it is and what to do."""
+"""`silodp doctor` is green on a machine that can run silodp, and says of each thing that is wrong
+what it is and what to do.
+"""
 
 import json
 import os
@@ -65,7 +67,10 @@ def test_the_libraries_it_looks_for_and_the_pinned_engines_are_those_of_the_pack
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     needed = dict(re.findall(r'^    "([\w-]+)>=([\d.]+)",$', text, re.MULTILINE))
     assert needed == doctor.NEEDED
-    assert all(f'{extra} = ["{package}=={pinned}"' in text for extra, (package, pinned) in doctor.ENGINES.items())
+    assert all(
+        f'{extra} = ["{package}=={pinned}"' in text
+        for extra, (package, pinned) in doctor.ENGINES.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,18 +78,53 @@ def test_the_libraries_it_looks_for_and_the_pinned_engines_are_those_of_the_pack
     [
         (lambda m: m.setattr(doctor, "PYTHON", (9, 0)), "python", "red", "9.0"),
         (lambda m: m.setattr(doctor, "NEEDED", {"numpy": "99"}), "libraries", "red", "numpy>=99"),
-        (lambda m: m.setattr(doctor, "NEEDED", {"no-such-package": "1"}), "libraries", "red", "no-such-package"),
-        (lambda m: m.setattr(doctor, "ENGINES", {"nvflare": ("no-such-package", "1")}), "nvflare", "yellow", "silodp[nvflare]"),
-        (lambda m: m.setattr(doctor, "ENGINES", {"nvflare": ("numpy", "2.9.0")}), "nvflare", "red", "numpy==2.9.0"),
+        (
+            lambda m: m.setattr(doctor, "NEEDED", {"no-such-package": "1"}),
+            "libraries",
+            "red",
+            "no-such-package",
+        ),
+        (
+            lambda m: m.setattr(doctor, "ENGINES", {"nvflare": ("no-such-package", "1")}),
+            "nvflare",
+            "yellow",
+            "silodp[nvflare]",
+        ),
+        (
+            lambda m: m.setattr(doctor, "ENGINES", {"nvflare": ("numpy", "2.9.0")}),
+            "nvflare",
+            "red",
+            "numpy==2.9.0",
+        ),
         (lambda m: m.setattr(sqlite3, "sqlite_version_info", (3, 8, 0)), "sqlite", "red", "3.37"),
-        (lambda m: m.setattr(doctor, "EARLIEST", doctor.datetime(2999, 1, 1, tzinfo=doctor.UTC)), "clock", "red", "Set the clock"),
+        (
+            lambda m: m.setattr(doctor, "EARLIEST", doctor.datetime(2999, 1, 1, tzinfo=doctor.UTC)),
+            "clock",
+            "red",
+            "Set the clock",
+        ),
         (lambda m: m.setattr(doctor, "_synchronised", lambda: False), "clock", "yellow", "chrony"),
         (lambda m: m.setattr(os, "getrandom", lambda *_: b"0" * 32), "entropy", "red", "repeats"),
-        (lambda m: m.setattr(doctor, "_filesystem", lambda _: "nfs4"), "disk", "yellow", "local disk"),
-        (lambda m: m.setattr(doctor, "LONGEST_SOCKET", 5), "sockets", "yellow", "nearer to the root"),
-        (lambda m: m.setattr(doctor, "_version", lambda _: 1 / 0), "libraries", "red", "ZeroDivisionError"),
+        (
+            lambda m: m.setattr(doctor, "_filesystem", lambda _: "nfs4"),
+            "disk",
+            "yellow",
+            "local disk",
+        ),
+        (
+            lambda m: m.setattr(doctor, "LONGEST_SOCKET", 5),
+            "sockets",
+            "yellow",
+            "nearer to the root",
+        ),
+        (
+            lambda m: m.setattr(doctor, "_version", lambda _: 1 / 0),
+            "libraries",
+            "red",
+            "ZeroDivisionError",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named_with_its_fix(run, monkeypatch, change, name, status, says):
     change(monkeypatch)
     code, found, _ = run()
@@ -93,7 +133,9 @@ def test_what_is_wrong_is_named_with_its_fix(run, monkeypatch, change, name, sta
     assert code == (1 if status == "red" else 0)
 
 
-def test_a_folder_that_others_may_write_is_yellow_and_one_that_is_not_there_is_refused(run, tmp_path):
+def test_a_folder_that_others_may_write_is_yellow_and_one_that_is_not_there_is_refused(
+    run, tmp_path
+):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     assert run("--folder", "open")[1]["permissions"]["status"] == "yellow"
@@ -106,7 +148,9 @@ def test_a_folder_that_cannot_be_written_is_red(run, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(doctor.tempfile, "NamedTemporaryFile", refuse)  # root may write anywhere, so a mode would not do
+    monkeypatch.setattr(
+        doctor.tempfile, "NamedTemporaryFile", refuse
+    )  # root may write anywhere, so a mode would not do
     code, found, _ = run()
     assert (code, found["disk"]["status"]) == (1, "red")
 

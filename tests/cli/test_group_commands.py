@@ -1,4 +1,6 @@
-"""`silodp evaluate --by COLUMN` and `silodp federation evaluate --by COLUMN`: how good a model is for each group, and what that costs."""
+"""`silodp evaluate --by COLUMN` and `silodp federation evaluate --by COLUMN`: how good a model is
+for each group, and what that costs.
+"""
 
 import json
 import shutil
@@ -57,26 +59,54 @@ ASKER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Two silos in which x says who is ill, but among men in four of five cases alone; half of them smoke, and of a tenth it is not known."""
+    """Two silos in which x says who is ill, but among men in four of five cases alone; half of them
+    smoke, and of a tenth it is not known.
+    """
     folder = tmp_path_factory.mktemp("groups")
     (folder / "schema.toml").write_text(SCHEMA)
     for seed, name in enumerate("ab"):
         random = np.random.default_rng(seed)
-        x, sex = random.uniform(-2, 2, N), random.choice(["female", "male", ""], N, p=[0.5, 0.4, 0.1])
+        x, sex = (
+            random.uniform(-2, 2, N),
+            random.choice(["female", "male", ""], N, p=[0.5, 0.4, 0.1]),
+        )
         ill = (x > 0) ^ ((sex == "male") & (random.random(N) < 0.2))
         smoker = np.where(random.random(N) < 0.1, "", np.where(random.random(N) < 0.5, "yes", "no"))
-        lines = [f"{a:.3f},{b},{c},{'yes' if d else 'no'}" for a, b, c, d in zip(x, sex, smoker, ill, strict=True)]
+        lines = [
+            f"{a:.3f},{b},{c},{'yes' if d else 'no'}"
+            for a, b, c, d in zip(x, sex, smoker, ill, strict=True)
+        ]
         (folder / f"{name}.csv").write_text("x,sex,smoker,ill\n" + "\n".join(lines) + "\n")
         (folder / f"{name}.csv").chmod(0o600)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SILODP_STATE", str(folder / "state"))
-        order = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 8, "--step", 2, "--epsilon", 20, "--seed", 1)
+        order = (
+            "--model",
+            "logistic",
+            "--algorithm",
+            "mb-sgd",
+            "--rounds",
+            8,
+            "--step",
+            2,
+            "--epsilon",
+            20,
+            "--seed",
+            1,
+        )
         silodp("train", *files(folder), *order, "--held-out", 0.5, "--out", folder / "run")
         yield folder
 
 
 def files(folder):
-    return "--schema", folder / "schema.toml", "--silo", folder / "a.csv", "--silo", folder / "b.csv"
+    return (
+        "--schema",
+        folder / "schema.toml",
+        "--silo",
+        folder / "a.csv",
+        "--silo",
+        folder / "b.csv",
+    )
 
 
 def silodp(*words):
@@ -90,13 +120,18 @@ def said(*words):
 
 def test_groups_and_all_records_together_cost_the_price_of_one_evaluation(trained, tmp_path):
     run = shutil.copytree(trained / "run", tmp_path / "run")
-    alone, both = (silodp("evaluate", run, "--epsilon", 4, "--seed", 1, *by) for by in ((), ("--by", "sex")))
+    alone, both = (
+        silodp("evaluate", run, "--epsilon", 4, "--seed", 1, *by) for by in ((), ("--by", "sex"))
+    )
     for answer in (alone, both):
         assert [s["spent_epsilon"] for s in answer["silos"]] == pytest.approx([4.0, 4.0])
     noise = [answer["scores"][0]["figures"]["accuracy"]["noise"] for answer in (alone, both)]
     assert noise[1] == pytest.approx(np.sqrt(2) * noise[0])
     spent = json.loads((run / "spent.json").read_text())["silos"][0]
-    mu = [gdp_mu(Budget(e, spent["delta"])) for e in (spent["spent_epsilon"], 4.0, spent["in_all"]["epsilon"])]
+    mu = [
+        gdp_mu(Budget(e, spent["delta"]))
+        for e in (spent["spent_epsilon"], 4.0, spent["in_all"]["epsilon"])
+    ]
     assert mu[2] ** 2 == pytest.approx(mu[0] ** 2 + 2 * mu[1] ** 2, rel=1e-4)
     kept = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
     assert "groups" not in kept[0]
@@ -116,7 +151,9 @@ def test_men_are_seen_to_be_worse_off_and_report_and_card_say_so(trained, tmp_pa
     assert "No difference by smoker can be seen at this price" in smokers
     assert "Records in which smoker is missing are in no group." in smokers
     assert "The price below is for both questions" in smokers
-    silodp("evaluate", run, "--epsilon", 2, "--seed", 1)  # what was found of groups before still stands
+    silodp(
+        "evaluate", run, "--epsilon", 2, "--seed", 1
+    )  # what was found of groups before still stands
     for page in (report(runs.read(run)), card(runs.read(run)), nist(runs.read(run), False)):
         assert "The model is clearly less accurate where sex is male, 0." in page
         assert "No difference by smoker can be seen at this price" in page
@@ -126,7 +163,9 @@ def test_a_groups_name_that_would_be_two_cells_of_the_cards_table_is_one(trained
     run = shutil.copytree(trained / "run", tmp_path / "run")
     silodp("evaluate", run, "--epsilon", 8, "--seed", 1, "--by", "sex")
     kept = (run / "evaluations.jsonl").read_text()
-    (run / "evaluations.jsonl").write_text(kept.replace('"name": "male"', '"name": "male | 0.99 (0.99-0.99)\\n"'))
+    (run / "evaluations.jsonl").write_text(
+        kept.replace('"name": "male"', '"name": "male | 0.99 (0.99-0.99)\\n"')
+    )
     (line,) = (line for line in card(runs.read(run)).splitlines() if line.startswith("| male"))
     assert line.count("|") == 5
 
@@ -139,7 +178,13 @@ def test_at_a_small_price_groups_are_too_noisy(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("by", "sentence"), [("x", "column of the schema: sex, smoker$"), ("", "sex, smoker"), ("ill", "sex, smoker"), ("Sex", "sex, smoker")]
+    ("by", "sentence"),
+    [
+        ("x", "column of the schema: sex, smoker$"),
+        ("", "sex, smoker"),
+        ("ill", "sex, smoker"),
+        ("Sex", "sex, smoker"),
+    ],
 )
 def test_a_column_without_groups_is_said_before_anything_is_asked_or_paid(trained, by, sentence):
     before = (trained / "run/spent.json").read_bytes()
@@ -152,21 +197,30 @@ def test_a_column_without_groups_is_said_before_anything_is_asked_or_paid(traine
 def test_a_run_in_totals_or_without_a_schema_has_no_groups(trained, tmp_path):
     order = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 1, "--held-out", 0.5)
     silodp("train", *files(trained), *order, "--trust", "masks", "--out", tmp_path / "masked")
-    (tmp_path / "plain.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(60)))
+    (tmp_path / "plain.csv").write_text(
+        "x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(60))
+    )
     silodp("train", "--silo", tmp_path / "plain.csv", *order, "--out", tmp_path / "plain")
-    for name, sentence in (("masked", "totals alone; groups need answers as --trust isrl has them"), ("plain", "no schema")):
+    for name, sentence in (
+        ("masked", "totals alone; groups need answers as --trust isrl has them"),
+        ("plain", "no schema"),
+    ):
         with pytest.raises(BadInput, match=sentence):
             silodp("evaluate", tmp_path / name, "--by", "sex")
         assert not (tmp_path / name / "evaluations.jsonl").exists()
 
 
 def test_where_a_person_is_the_record_groups_count_persons(tmp_path, monkeypatch):
-    """Of three rows each, two say smoker for every other person: a third of all, by weight, is in that group."""
+    """Of three rows each, two say smoker for every other person: a third of all, by weight, is in
+    that group.
+    """
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     columns = '[columns.x]\ntype = "number"\nrange = [-2, 2]\n[columns.smoker]\ntype = "boolean"\n'
-    (tmp_path / "schema.toml").write_text(f'person = "id"\nrows_per_person = 3\n{columns}{SCHEMA[SCHEMA.index("[label]") :]}')
+    (tmp_path / "schema.toml").write_text(
+        f'person = "id"\nrows_per_person = 3\n{columns}{SCHEMA[SCHEMA.index("[label]") :]}'
+    )
     rows = [
-        f"p{k},{(k % 7 - 3) / 2},{'yes' if (k + r) % 3 and k % 2 else 'no'},{'yes' if k % 7 > 3 else 'no'}"
+        f"p{k},{(k % 7 - 3) / 2},{'yes' if (k + r) % 3 and k % 2 else 'no'},{'yes' if k % 7 > 3 else 'no'}"  # noqa: E501
         for k in range(300)
         for r in range(3)
     ]
@@ -184,14 +238,16 @@ def test_where_a_person_is_the_record_groups_count_persons(tmp_path, monkeypatch
         2,
     )
     silodp("train", *about, "--held-out", 0.5, "--seed", 1, "--out", tmp_path / "run")
-    groups = silodp("evaluate", tmp_path / "run", "--epsilon", 200, "--seed", 1, "--by", "smoker")["groups"]
+    groups = silodp("evaluate", tmp_path / "run", "--epsilon", 200, "--seed", 1, "--by", "smoker")[
+        "groups"
+    ]
     assert groups["held_out"] == 150
     no, yes = (row["records"] for row in groups["rows"])
     assert no + yes == pytest.approx(150, abs=1)
     assert yes == pytest.approx(150 / 2 * 2 / 3, abs=15)
 
 
-# --- over a gate --------------------------------------------------------------------------------------------------------------------------
+# --- over a gate ---------------------------------------------------------------------------------
 
 
 class Doors:
@@ -208,22 +264,41 @@ class Doors:
 
 
 def deployed(trained, folder, name, file, **more):
-    """A silo with half of its records held out: where its policy is, what that says, its ledger, and its door under other rules."""
+    """A silo with half of its records held out: where its policy is, what that says, its ledger,
+    and its door under other rules.
+    """
     asker = ASKER.public_key().public_bytes_raw().hex()
-    about = {"label": "ill", "name": name, "epsilon": 20.0, "model": "logistic", "askers": [asker], "held_out": 0.5} | more
-    made = provision(folder / name, data=trained / file, schema=trained / "schema.toml", registry=folder / "registry", **about)
+    about = {
+        "label": "ill",
+        "name": name,
+        "epsilon": 20.0,
+        "model": "logistic",
+        "askers": [asker],
+        "held_out": 0.5,
+    } | more
+    made = provision(
+        folder / name,
+        data=trained / file,
+        schema=trained / "schema.toml",
+        registry=folder / "registry",
+        **about,
+    )
     policy, place = Policy.load(made.policy), Place.load(made.policy)
     ledger = DurableLedger.open(Path(place.ledger))
 
     def door(**rules):
-        return open_door(replace(policy, **rules), place, None, ledger, registry=folder / "registry")[0]
+        return open_door(
+            replace(policy, **rules), place, None, ledger, registry=folder / "registry"
+        )[0]
 
     return made.policy, policy, ledger, door
 
 
 def federate(trained, folder, **policies):
     (folder / "asker.key").write_text(ASKER.private_bytes_raw().hex())
-    (folder / "federation.json").write_text(json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""}))
+    (folder / "federation.json").write_text(
+        json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""})
+    )
     shutil.copytree(trained / "run", folder / "runs/1")
 
 
@@ -276,11 +351,15 @@ def test_a_gate_that_does_not_allow_it_is_paid_for_nothing(gate):
         with pytest.raises(BadInput, match=sentence):
             silodp("federation", "evaluate", "--folder", folder, "--by", by, *more)
     assert not charges(ledger)
-    assert silodp("federation", "evaluate", "--folder", folder)["scores"], "without groups it is asked as before"
+    assert silodp("federation", "evaluate", "--folder", folder)["scores"], (
+        "without groups it is asked as before"
+    )
 
 
 @pytest.mark.parametrize(("command", "asked"), [("evaluate", "Score"), ("profile", "Histogram")])
-def test_a_question_that_every_gate_refuses_ends_in_a_sentence_that_says_who_refused_and_why(gate, command, asked, monkeypatch, capsys):
+def test_a_question_that_every_gate_refuses_ends_in_a_sentence_that_says_who_refused_and_why(
+    gate, command, asked, monkeypatch, capsys
+):
     folder, ledger, _, carrier, door = gate
     carrier[0] = door(statistics=("Grad",))
     monkeypatch.setattr("sys.argv", ["silodp", "federation", command, "--folder", str(folder)])
@@ -288,15 +367,24 @@ def test_a_question_that_every_gate_refuses_ends_in_a_sentence_that_says_who_ref
         main()
     assert ended.value.code == 2
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert f"{asked} (clinic statistic). (statistic): The policy does not allow this statistic" in sentence
+    assert (
+        f"{asked} (clinic statistic). (statistic): The policy does not allow this statistic"
+        in sentence
+    )
     assert not charges(ledger)
 
 
 @pytest.mark.parametrize(
     ("rules", "code"),
-    [({"minimum_noise_multiplier": 0.01}, "budget"), ({"clip": (0.1, 1.0)}, "clip"), ({"statistics": "Score"}, "statistic")],
+    [
+        ({"minimum_noise_multiplier": 0.01}, "budget"),
+        ({"clip": (0.1, 1.0)}, "clip"),
+        ({"statistics": "Score"}, "statistic"),
+    ],
 )
-def test_where_the_score_is_refused_the_groups_that_were_paid_for_are_shown_and_kept(gate, rules, code, monkeypatch, capsys):
+def test_where_the_score_is_refused_the_groups_that_were_paid_for_are_shown_and_kept(
+    gate, rules, code, monkeypatch, capsys
+):
     folder, ledger, policy, carrier, door = gate
     carrier[0] = door(**(rules if code != "statistic" else {"statistics": less(policy, "Score")}))
     epsilon = 4
@@ -305,14 +393,29 @@ def test_where_the_score_is_refused_the_groups_that_were_paid_for_are_shown_and_
         silodp("federation", "evaluate", "--folder", folder, "--epsilon", epsilon)
         (folder / "runs/1/evaluations.jsonl").unlink()
     before, spent = len(charges(ledger)), ledger.spent()
-    words = ["silodp", "federation", "evaluate", "--folder", str(folder), "--epsilon", str(epsilon), "--bins", "8", "--by", "sex"]
+    words = [
+        "silodp",
+        "federation",
+        "evaluate",
+        "--folder",
+        str(folder),
+        "--epsilon",
+        str(epsilon),
+        "--bins",
+        "8",
+        "--by",
+        "sex",
+    ]
     for more in ([], ["--json"]):
         monkeypatch.setattr("sys.argv", [*words, *more])
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code == 2
         told, (sentence,) = (lambda said: (said.out, said.err.splitlines()))(capsys.readouterr())
-        assert f"there is no score of all records: no silo has answered what was asked, Score (clinic {code})" in sentence
+        assert (
+            "there is no score of all records: no silo has answered what was asked, Score "
+            f"(clinic {code})"
+        ) in sentence
         assert "the figures of groups, which were paid for, are shown and kept in" in sentence
         if not more:
             assert "The model is clearly less accurate where sex is male" in told
@@ -324,13 +427,18 @@ def test_where_the_score_is_refused_the_groups_that_were_paid_for_are_shown_and_
     assert 0.6 * epsilon < answer["silos"][0]["epsilon"] < 0.75 * epsilon
     if not spent:
         assert ledger.spent() == pytest.approx(answer["silos"][0]["epsilon"], rel=1e-6)
-    (kept,) = (json.loads(line) for line in (folder / "runs/1/evaluations.jsonl").read_text().splitlines())
+    (kept,) = (
+        json.loads(line) for line in (folder / "runs/1/evaluations.jsonl").read_text().splitlines()
+    )
     assert kept == answer
     assert answer["groups"]["held_out"] == HELD
     run = runs.read(folder / "runs/1")
     for page in (report(run), card(run)):
         assert "The model is clearly less accurate where sex is male, 0." in page
-        assert f"There is no score of all records: no silo has answered what was asked, Score (clinic {code})" in page
+        assert (
+            "There is no score of all records: no silo has answered what was asked, Score "
+            f"(clinic {code})"
+        ) in page
 
 
 def test_questions_of_an_evaluation_are_runs_of_their_own_and_columns_share_the_score(gate):
@@ -342,8 +450,12 @@ def test_questions_of_an_evaluation_are_runs_of_their_own_and_columns_share_the_
     assert len(charges(ledger)) == 3, "of the second column the groups alone are paid for"
 
 
-def test_a_silo_that_refuses_groups_is_in_the_score_and_both_say_who_is_not_in_them(trained, tmp_path, monkeypatch):
-    (a, _, first, open_a), (b, policy, second, open_b) = (deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab")
+def test_a_silo_that_refuses_groups_is_in_the_score_and_both_say_who_is_not_in_them(
+    trained, tmp_path, monkeypatch
+):
+    (a, _, first, open_a), (b, policy, second, open_b) = (
+        deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab"
+    )
     federate(trained, tmp_path, a=a, b=b)
     asked = ("federation", "evaluate", "--folder", tmp_path, "--epsilon", 6, "--by", "sex")
     doors = Doors(a=open_a(), b=open_b(statistics=less(policy, "GroupScore")))
@@ -353,7 +465,10 @@ def test_a_silo_that_refuses_groups_is_in_the_score_and_both_say_who_is_not_in_t
     assert got["scores"][0]["held_out"] == 2 * HELD
     assert got["groups"]["held_out"] == HELD
     assert (got["groups"]["without"], got.get("without")) == ({"b": "statistic"}, None)
-    assert "Not in the figures of groups: b statistic. (statistic): The policy does not allow this statistic." in words
+    assert (
+        "Not in the figures of groups: b statistic. (statistic): The policy does not allow "
+        "this statistic."
+    ) in words
     assert [len(charges(ledger)) for ledger in (first, second)] == [2, 1]
     prices = [silo["epsilon"] for silo in got["silos"]]
     assert prices == pytest.approx([6.0, second.spent()], rel=1e-3)
@@ -368,8 +483,12 @@ def test_a_silo_that_refuses_groups_is_in_the_score_and_both_say_who_is_not_in_t
     assert len(charges(second)) == 1
 
 
-def test_an_evaluation_asked_again_after_the_silos_changed_costs_those_who_stay_nothing(trained, tmp_path, monkeypatch):
-    (a, _, first, open_a), (b, _, second, open_b) = (deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab")
+def test_an_evaluation_asked_again_after_the_silos_changed_costs_those_who_stay_nothing(
+    trained, tmp_path, monkeypatch
+):
+    (a, _, first, open_a), (b, _, second, open_b) = (
+        deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab"
+    )
     doors = Doors(a=open_a(), b=open_b())
     monkeypatch.setattr(module, "carrier_of", lambda *_: doors)
     federate(trained, tmp_path, a=a, b=b)
@@ -389,7 +508,12 @@ def test_no_two_evaluations_have_one_run_whatever_words_they_hold(gate, monkeypa
     folder, *_ = gate
     cards, _ = module._cards(folder, 1.0)
     monkeypatch.setattr(module, "carrier_of", lambda *_: None)
-    asked = (["evaluate", "1", "a b"], ["evaluate", "1 a", "b"], ["evaluate", "1", "a", "b"], ["evaluate", 1, "a b"])
+    asked = (
+        ["evaluate", "1", "a b"],
+        ["evaluate", "1 a", "b"],
+        ["evaluate", "1", "a", "b"],
+        ["evaluate", 1, "a b"],
+    )
     runs_of = [module._channel(folder, cards, words, 1.0, totals=False)._run for words in asked]
     assert len(set(runs_of)) == len(asked)
 
@@ -402,18 +526,25 @@ class Dead(Doors):
 
 
 @pytest.mark.parametrize("more", [(), ("--by", "sex")])
-def test_an_engine_that_is_gone_is_said_without_a_word_of_policies_and_asks_for_the_evaluation_again(gate, more):
+def test_an_engine_that_is_gone_is_said_without_a_word_of_policies_and_asks_for_the_evaluation_again(  # noqa: E501
+    gate, more
+):
     folder, ledger, _, carrier, _ = gate
     carrier[0] = Dead(**carrier[0].doors)
     with pytest.raises(BadInput) as ended:
         silodp("federation", "evaluate", "--folder", folder, "--deadline", 1, *more)
-    assert "the engine cannot be reached (refused); start it again and run `silodp federation evaluate` again" in str(ended.value)
+    assert (
+        "the engine cannot be reached (refused); start it again and run `silodp federation "
+        "evaluate` again"
+    ) in str(ended.value)
     assert not any(word in str(ended.value) for word in ("policies", "logs", "resume"))
     assert not charges(ledger)
 
 
 class Late(Doors):
-    """The first reply to a question is lost on its way, and what comes then is a refusal that lasts."""
+    """The first reply to a question is lost on its way, and what comes then is a refusal that
+    lasts.
+    """
 
     def __init__(self, silo, strict, **doors):
         super().__init__(**doors)
@@ -430,8 +561,12 @@ class Late(Doors):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "profile"])
-def test_whoever_was_silent_and_then_refuses_may_have_paid_and_whoever_refuses_at_once_has_not(trained, tmp_path, monkeypatch, command):
-    (a, _, _, open_a), (b, policy, ledger, open_b) = (deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab")
+def test_whoever_was_silent_and_then_refuses_may_have_paid_and_whoever_refuses_at_once_has_not(
+    trained, tmp_path, monkeypatch, command
+):
+    (a, _, _, open_a), (b, policy, ledger, open_b) = (
+        deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab"
+    )
     federate(trained, tmp_path, a=a, b=b)
     allowed = (*policy.statistics, "Histogram", "MissingRates", "Moments", "ClassCounts")
     strict = open_b(statistics=("Grad",))
@@ -454,7 +589,10 @@ def test_a_total_that_took_two_attempts_is_priced_as_two(trained, tmp_path):
     asked = {"classes": 2, "bins": 4, "cap": 4.0, "label": None, "loss": None}
     total = shuffled_for(torch.zeros(1, cards[0].parameters), budgets[0], [N, N], **asked)
     price = {
-        times: module._charged(cards, budgets, [SimpleNamespace(charges=Counter(m=times))], 1, total)[0]["epsilon"] for times in (0, 1, 2)
+        times: module._charged(
+            cards, budgets, [SimpleNamespace(charges=Counter(m=times))], 1, total
+        )[0]["epsilon"]
+        for times in (0, 1, 2)
     }
     twice = Schedule()
     for _ in range(2):
@@ -464,13 +602,19 @@ def test_a_total_that_took_two_attempts_is_priced_as_two(trained, tmp_path):
 
 
 def test_a_silo_of_totals_allows_the_score_of_totals_alone(trained, tmp_path):
-    _, policy, _, _ = deployed(trained, tmp_path, "m", "a.csv", rule="totals", masking=Masking((), 0, 2))
+    _, policy, _, _ = deployed(
+        trained, tmp_path, "m", "a.csv", rule="totals", masking=Masking((), 0, 2)
+    )
     assert set(policy.statistics) == {"Grad", "GradDiff", "ScoreTotal"}, "what totals serve"
     assert set(_statistics(0.2, False, "masks")) == {"Grad", "GradDiff", "ScoreTotal"}
     assert "LocalSteps" in _statistics(0.2, False, "isrl")
     _, policy, _, _ = deployed(trained, tmp_path, "g", "b.csv")
     assert {name for name in policy.statistics if "Score" in name} == {"Score", "GroupScore"}
-    for trust, wanted in (("masks", {"ScoreTotal"}), ("shuffle", {"ScoreTotal"}), ("isrl", {"Score", "GroupScore"})):
+    for trust, wanted in (
+        ("masks", {"ScoreTotal"}),
+        ("shuffle", {"ScoreTotal"}),
+        ("isrl", {"Score", "GroupScore"}),
+    ):
         assert {name for name in _statistics(0.2, False, trust) if "Score" in name} == wanted
 
 
@@ -478,7 +622,9 @@ def test_why_something_is_too_noisy_is_said_where_only_a_groups_figure_is(traine
     run = shutil.copytree(trained / "run", tmp_path / "run")
     words = said("evaluate", run, "--epsilon", 8, "--seed", 1, "--by", "sex")
     kept = json.loads((run / "evaluations.jsonl").read_text())
-    assert not any(figure["too_noisy"] for row in kept["scores"] for figure in row["figures"].values())
+    assert not any(
+        figure["too_noisy"] for row in kept["scores"] for figure in row["figures"].values()
+    )
     assert words.count("Too noisy to say: ") == 1
     for page in (report(runs.read(run)), card(runs.read(run))):
         assert page.count("Too noisy to say: ") == 1

@@ -1,4 +1,6 @@
-"""`silodp ledger`: what the data officer and the auditor see, and what they are told when something is wrong."""
+"""`silodp ledger`: what the data officer and the auditor see, and what they are told when something
+is wrong.
+"""
 
 import contextlib
 import csv
@@ -36,23 +38,43 @@ def silodp(silodp):
 
 @pytest.fixture
 def path(data, silodp, tmp_path):
-    code, _, error = silodp("create", tmp_path / "clinic.ledger", "--data", data, "--label", "outcome", "--epsilon", 3)
+    code, _, error = silodp(
+        "create", tmp_path / "clinic.ledger", "--data", data, "--label", "outcome", "--epsilon", 3
+    )
     assert (code, error) == (0, "")
     return tmp_path / "clinic.ledger"
 
 
 def ask(path, query_id: str, asker="server-7") -> None:
-    asked = DurableLedger.open(path).for_query(query_id=query_id, digest=bytes(32), kind="anchor", asker=asker, run="run-1", generation=0)
+    asked = DurableLedger.open(path).for_query(
+        query_id=query_id, digest=bytes(32), kind="anchor", asker=asker, run="run-1", generation=0
+    )
     asked.charge(Event(FullBatch(), 3.0), [0])
     asked.store(b"SECRET ANSWER")
 
 
 def test_create_makes_a_ledger_with_delta_of_one_over_n_squared(data, silodp, tmp_path):
     code, text, _ = silodp(
-        "create", tmp_path / "l", "--data", data, "--label", "outcome", "--epsilon", 2, "--anchor", tmp_path / "anchor", "--json"
-    )  # fmt: skip
+        "create",
+        tmp_path / "l",
+        "--data",
+        data,
+        "--label",
+        "outcome",
+        "--epsilon",
+        2,
+        "--anchor",
+        tmp_path / "anchor",
+        "--json",
+    )
     made = json.loads(text)
-    assert (code, made["epsilon"], made["delta"], made["records"], made["rule"]) == (0, 2, 1 / 2500, 50, "gdp")
+    assert (code, made["epsilon"], made["delta"], made["records"], made["rule"]) == (
+        0,
+        2,
+        1 / 2500,
+        50,
+        "gdp",
+    )
     assert (made["spent_epsilon"], made["used"], made["count"]) == (0, 0, 0)
     assert made["anchor"] == str(tmp_path / "anchor")
     assert (tmp_path / "anchor").exists()
@@ -63,13 +85,30 @@ def test_create_makes_a_ledger_with_delta_of_one_over_n_squared(data, silodp, tm
     [
         (["--rule", "renyi"], Event(Poisson(0.5), 9.0)),
         (["--rule", "renyi:12.5"], Event(FullBatch(), 9.0)),
-        (["--rule", "committed", "--schedule", "poisson:0.1:1.5:20", "--schedule", "full:8:2"], Event(Poisson(0.1), 1.5)),
+        (
+            ["--rule", "committed", "--schedule", "poisson:0.1:1.5:20", "--schedule", "full:8:2"],
+            Event(Poisson(0.1), 1.5),
+        ),
     ],
 )
 def test_create_takes_every_rule(data, silodp, tmp_path, words, event):
-    code, _, error = silodp("create", tmp_path / "l", "--data", data, "--label", "outcome", "--epsilon", 4, "--delta", 1e-5, *words)
+    code, _, error = silodp(
+        "create",
+        tmp_path / "l",
+        "--data",
+        data,
+        "--label",
+        "outcome",
+        "--epsilon",
+        4,
+        "--delta",
+        1e-5,
+        *words,
+    )
     assert (code, error) == (0, "")
-    DurableLedger.open(tmp_path / "l").for_query(query_id="q", digest=b"", kind="", asker="", run="", generation=0).charge(event, [0])
+    DurableLedger.open(tmp_path / "l").for_query(
+        query_id="q", digest=b"", kind="", asker="", run="", generation=0
+    ).charge(event, [0])
     assert silodp("verify", tmp_path / "l")[0] == 0
 
 
@@ -79,19 +118,42 @@ def test_create_takes_every_rule(data, silodp, tmp_path, words, event):
         (["--epsilon", "0"], "epsilon is 0; it must be greater than 0"),
         (["--epsilon", "inf"], "epsilon is inf; a durable ledger needs a finite one"),
         (["--epsilon", "1", "--delta", "2"], "delta is 2; it must lie strictly between 0 and 1"),
-        (["--epsilon", "1", "--rule", "pld"], "--rule is 'pld'; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER or committed"),
-        (["--epsilon", "1", "--rule", "renyi:0.5"], "the Renyi order is 0.5; it must be greater than 1"),
+        (
+            ["--epsilon", "1", "--rule", "pld"],
+            (
+                "--rule is 'pld'; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER "
+                "or committed"
+            ),
+        ),
+        (
+            ["--epsilon", "1", "--rule", "renyi:0.5"],
+            "the Renyi order is 0.5; it must be greater than 1",
+        ),
         (["--epsilon", "1", "--rule", "renyi:many"], "'many' must be a number greater than 0"),
         (["--epsilon", "1", "--rule", "committed"], "the committed rule needs a schedule"),
-        (["--epsilon", "1", "--schedule", "full:1:1"], "--schedule is given 1 times, but the rule is gdp"),
-        (["--epsilon", "1", "--rule", "committed", "--schedule", "half:1:1"], "--schedule is 'half:1:1'; it must be full:"),
-        (["--epsilon", "1", "--rule", "committed", "--schedule", "poisson:2:1:1"], "a rate lies between 0 and 1"),
-        (["--epsilon", "1", "--rule", "committed", "--schedule", "full:1:1.5"], "a count is a whole number"),
+        (
+            ["--epsilon", "1", "--schedule", "full:1:1"],
+            "--schedule is given 1 times, but the rule is gdp",
+        ),
+        (
+            ["--epsilon", "1", "--rule", "committed", "--schedule", "half:1:1"],
+            "--schedule is 'half:1:1'; it must be full:",
+        ),
+        (
+            ["--epsilon", "1", "--rule", "committed", "--schedule", "poisson:2:1:1"],
+            "a rate lies between 0 and 1",
+        ),
+        (
+            ["--epsilon", "1", "--rule", "committed", "--schedule", "full:1:1.5"],
+            "a count is a whole number",
+        ),
         (["--epsilon", "1", "--label", "missing"], "has no label column 'missing'"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_leaves_nothing(data, silodp, tmp_path, words, sentence):
-    code, text, error = silodp("create", tmp_path / "l", "--data", data, "--label", "outcome", *words)
+    code, text, error = silodp(
+        "create", tmp_path / "l", "--data", data, "--label", "outcome", *words
+    )
     assert (code, text) == (2, "")
     assert sentence in error
     assert error.startswith("silodp: ")
@@ -99,12 +161,25 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(data, silodp, tmp_path, 
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "state") == ["clinic.csv"]
 
 
-def test_a_second_ledger_for_the_same_file_under_another_name_is_refused(path, data, silodp, tmp_path):
+def test_a_second_ledger_for_the_same_file_under_another_name_is_refused(
+    path, data, silodp, tmp_path
+):
     data.rename(tmp_path / "renamed.csv")
-    code, _, error = silodp("create", tmp_path / "second", "--data", tmp_path / "renamed.csv", "--label", "outcome", "--epsilon", 3)
+    code, _, error = silodp(
+        "create",
+        tmp_path / "second",
+        "--data",
+        tmp_path / "renamed.csv",
+        "--label",
+        "outcome",
+        "--epsilon",
+        3,
+    )
     assert code == 2
     assert f"100% of its records in common with the one whose ledger is {path}" in error
-    code, _, error = silodp("create", path, "--data", tmp_path / "renamed.csv", "--label", "outcome", "--epsilon", 3)
+    code, _, error = silodp(
+        "create", path, "--data", tmp_path / "renamed.csv", "--label", "outcome", "--epsilon", 3
+    )
     assert code == 2
 
 
@@ -116,9 +191,9 @@ def test_show_says_in_words_who_asked_what_when_and_what_is_left(path, silodp):
     for k in range(3):
         ask(path, f"q{k}", asker="[red]server-7[/red] :skull:" if k == 2 else "server-7")
     DurableLedger.open(path).purge("q0")
-    DurableLedger.open(path).for_query(query_id="q3", digest=b"", kind="refine", asker="server-8", run="run-2", generation=0).charge(
-        Event(FullBatch(), 8.0), [0]
-    )
+    DurableLedger.open(path).for_query(
+        query_id="q3", digest=b"", kind="refine", asker="server-8", run="run-2", generation=0
+    ).charge(Event(FullBatch(), 8.0), [0])
     code, text, _ = silodp("show", path)
     assert code == 0
     told = json.loads(silodp("show", path, "--json")[1])
@@ -181,24 +256,50 @@ def test_verify_of_a_missing_ledger_exits_2(silodp, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("rule", "event"), [("gdp", Event(FullBatch(), 3.0)), ("totals", TotalEvent(FullBatch(), 4, 3000, 0.5, 400, 10))])
+@pytest.mark.parametrize(
+    ("rule", "event"),
+    [("gdp", Event(FullBatch(), 3.0)), ("totals", TotalEvent(FullBatch(), 4, 3000, 0.5, 400, 10))],
+)
 def test_who_looks_after_a_ledger_loads_no_torch(data, silodp, tmp_path, rule, event):
-    code, _, error = silodp("create", tmp_path / "l", "--data", data, "--label", "outcome", "--epsilon", 9, "--rule", rule)
+    code, _, error = silodp(
+        "create",
+        tmp_path / "l",
+        "--data",
+        data,
+        "--label",
+        "outcome",
+        "--epsilon",
+        9,
+        "--rule",
+        rule,
+    )
     assert (code, error) == (0, "")
-    asked = {"query_id": "q", "digest": b"", "kind": "", "asker": "", "run": "", "round": "ab" * 32 if event.total else "", "generation": 0}
+    asked = {
+        "query_id": "q",
+        "digest": b"",
+        "kind": "",
+        "asker": "",
+        "run": "",
+        "round": "ab" * 32 if event.total else "",
+        "generation": 0,
+    }
     DurableLedger.open(tmp_path / "l").for_query(**asked).charge(event, [0])
     code = """
 import sys
 from silodp.cli.app import app
 for words in (["verify", "l"], ["fsck", "l"], ["backup", "l", "copy"], ["export", "l", "--format", "csv"], ["release", "l"]):
     app(["ledger", *words], standalone_mode=False)
-sys.exit("torch" in sys.modules)"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+sys.exit("torch" in sys.modules)"""  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "is whole: 1 entries" in done.stdout
 
 
-def test_export_has_every_entry_as_it_was_hashed_and_neither_answers_nor_sketch(path, silodp, tmp_path):
+def test_export_has_every_entry_as_it_was_hashed_and_neither_answers_nor_sketch(
+    path, silodp, tmp_path
+):
     ask(path, "q0", asker="=cmd()")
     ask(path, "q1")
     entries = list(DurableLedger.open(path).entries())
@@ -221,8 +322,15 @@ def test_export_has_every_entry_as_it_was_hashed_and_neither_answers_nor_sketch(
         assert marks[:16].hex() not in content
     whole = json.loads(silodp("export", path, "--json")[1])
     assert whole["entries"] == rows
-    assert json.loads(silodp("export", path, "--json", "--out", tmp_path / "f")[1]) == {"entries": 4, "file": str(tmp_path / "f")}
-    assert next(csv.reader(io.StringIO(silodp("export", path, "--format", "csv")[1])))[:3] == ["sequence", "time", "act"]
+    assert json.loads(silodp("export", path, "--json", "--out", tmp_path / "f")[1]) == {
+        "entries": 4,
+        "file": str(tmp_path / "f"),
+    }
+    assert next(csv.reader(io.StringIO(silodp("export", path, "--format", "csv")[1])))[:3] == [
+        "sequence",
+        "time",
+        "act",
+    ]
 
 
 def test_export_overwrites_nothing_and_knows_two_formats(path, silodp, tmp_path):

@@ -1,4 +1,5 @@
-"""A daemon loads what it serves with and no more: nothing of the laboratory, nor of the server, is in a process that holds records or boxes.
+"""A daemon loads what it serves with and no more: nothing of the laboratory, nor of the server, is
+in a process that holds records or boxes.
 
 A command that prints its help loads nothing that computes.
 """
@@ -31,8 +32,19 @@ from silodp.silo.service.provision import provision
 from silodp.wire.socket import Socket
 
 PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is well
-SLOW = {"dp_accounting", "matplotlib", "pandas", "scipy.optimize", "scipy.stats", "sklearn", "sympy", "torch._dynamo"}
-"""Seconds of every start, for what no daemon does with records of text and numbers under a budget of mu."""
+SLOW = {
+    "dp_accounting",
+    "matplotlib",
+    "pandas",
+    "scipy.optimize",
+    "scipy.stats",
+    "sklearn",
+    "sympy",
+    "torch._dynamo",
+}
+"""Seconds of every start, for what no daemon does with records of text and numbers under a budget
+of mu.
+"""
 RUNNER = """
 import json, runpy, sys, threading, time
 from pathlib import Path
@@ -63,9 +75,13 @@ for path in walk(root):
 
 @contextmanager
 def serving(folder: Path, *words: str):
-    """The daemon of these words, as a process; gives what it printed first and a way to ask which modules it has loaded."""
+    """The daemon of these words, as a process; gives what it printed first and a way to ask which
+    modules it has loaded.
+    """
     command = [sys.executable, "-c", RUNNER, str(folder), *words, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout
         assert process.stderr
         first = process.stdout.readline()
@@ -94,14 +110,21 @@ def test_a_gate_that_has_answered_has_loaded_nothing_of_the_laboratory(folder, m
     monkeypatch.setenv("SILODP_STATE", str(folder / "state"))
     rows = np.random.default_rng(0).normal(size=(60, 3)).tolist()
     data = folder / "clinic.csv"
-    data.write_text("\n".join(["a,b,c,label", *(f"{a!r},{b!r},{c!r},{k % 2}" for k, (a, b, c) in enumerate(rows))]))
+    data.write_text(
+        "\n".join(
+            ["a,b,c,label", *(f"{a!r},{b!r},{c!r},{k % 2}" for k, (a, b, c) in enumerate(rows))]
+        )
+    )
     data.chmod(0o600)
     asker = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
     settings = {"data": data, "label": "label", "name": "clinic", "epsilon": 3.0, "model": "mlp:4"}
     made = provision(folder / "silo", **settings, askers=[public(asker)])
     query = Query(Grad(torch.zeros(1, made.parameters)), Gaussian("anchor", 1.0, 30.0))
     with serving(folder, "silo", "serve", str(made.policy)) as (said, modules):
-        raw = Socket(said["socket"]).ask(encode_query(Envelope("clinic", "run", "first", made.definition, query), asker), PATIENCE)
+        raw = Socket(said["socket"]).ask(
+            encode_query(Envelope("clinic", "run", "first", made.definition, query), asker),
+            PATIENCE,
+        )
         assert isinstance(decode_reply(raw, limit=2**20, silo_key=made.key), Answer)
         loaded = modules()
     assert {"silodp.silo.gate", "silodp.cli.silo"} <= loaded
@@ -113,8 +136,13 @@ def test_a_gate_that_has_answered_has_loaded_nothing_of_the_laboratory(folder, m
 
 
 def test_a_shuffler_that_has_passed_on_a_total_has_loaded_nothing_of_the_laboratory(folder):
-    card = shuffler.provision(folder / "mixer", askers=[public(SERVER)], members=ROSTER, largest=1000)
-    with serving(folder, "shuffler", "serve", str(folder / "mixer" / "shuffler.toml")) as (said, modules):
+    card = shuffler.provision(
+        folder / "mixer", askers=[public(SERVER)], members=ROSTER, largest=1000
+    )
+    with serving(folder, "shuffler", "serve", str(folder / "mixer" / "shuffler.toml")) as (
+        said,
+        modules,
+    ):
         boxes = [box(i, ROUND, key=card["seal"]) for i in range(4)]
         raw = Socket(said["socket"]).ask(frame(*boxes), PATIENCE)
         assert isinstance(decode_outcome(raw, limit=10**4, shuffler_key=card["sign"]), Passed)
@@ -138,8 +166,14 @@ def test_listing_and_completing_commands_loads_none_of_them(monkeypatch):
 
 def test_help_of_every_command_and_group_loads_nothing_that_computes():
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
-    told = dict(json.loads(line) for line in done.stderr.splitlines())  # what each has loaded that those before it had not
+    told = dict(
+        json.loads(line) for line in done.stderr.splitlines()
+    )  # what each has loaded that those before it had not
     assert {"", "train", "silo", "federation run", "ledger write-off"} <= told.keys()
     assert done.stdout.count("Usage: silodp") == len(told)
     computing = {*SLOW, "flwr", "numpy", "nvflare", "scipy", "torch"}
-    assert {words: loaded for words, modules in told.items() if (loaded := sorted(computing & {*modules}))} == {}
+    assert {
+        words: loaded
+        for words, modules in told.items()
+        if (loaded := sorted(computing & {*modules}))
+    } == {}

@@ -1,4 +1,6 @@
-"""One order: an option that plan, train and federation run share is one option, with one type, one default and one help text."""
+"""One order: an option that plan, train and federation run share is one option, with one type, one
+default and one help text.
+"""
 
 import json
 from dataclasses import fields, replace
@@ -15,7 +17,13 @@ COMMANDS = ("plan", "train", "federation run", "tune")
 DIFFERS = {
     **{("tune", name): "tune tries several" for name in ("rounds", "phase", "step", "clip")},
     **{
-        ("tune", name): "a tuning says of each source whether it is free or charged, and goes on in its one folder"
+        (
+            "tune",
+            name,
+        ): (
+            "a tuning says of each source whether it is free or charged, and goes on in its "
+            "one folder"
+        )
         for name in ("data", "silo", "records", "features", "classes", "scale", "out_dir")
     },
     ("plan", "classes"): "there is no file whose classes could be listed: plan takes their number",
@@ -33,23 +41,46 @@ def options(command):
 
 
 EVERY = {command: options(command) for command in COMMANDS}
-SHARED = sorted({name for some in EVERY.values() for name in some if sum(name in other for other in EVERY.values()) > 1})
+SHARED = sorted(
+    {
+        name
+        for some in EVERY.values()
+        for name in some
+        if sum(name in other for other in EVERY.values()) > 1
+    }
+)
 
 
 def told(option):
     """Type, default, help text, names on the command line, and whether it may be repeated."""
-    return type(option.type).__name__, option.default, option.help, option.opts, option.secondary_opts, option.multiple, option.is_flag
+    return (
+        type(option.type).__name__,
+        option.default,
+        option.help,
+        option.opts,
+        option.secondary_opts,
+        option.multiple,
+        option.is_flag,
+    )
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_the_same_option_is_the_same_everywhere(name):
-    found = {command: told(some[name]) for command, some in EVERY.items() if name in some and (command, name) not in DIFFERS}
+    found = {
+        command: told(some[name])
+        for command, some in EVERY.items()
+        if name in some and (command, name) not in DIFFERS
+    }
     assert len({str(what) for what in found.values()}) == 1, found
 
 
 def test_every_exception_is_still_one():
     for (command, name), reason in DIFFERS.items():
-        others = {told(some[name])[:3] for other, some in EVERY.items() if other != command and name in some}
+        others = {
+            told(some[name])[:3]
+            for other, some in EVERY.items()
+            if other != command and name in some
+        }
         assert others, reason
         assert told(EVERY[command][name])[:3] not in others, reason
 
@@ -66,14 +97,28 @@ def test_an_orders_options_have_its_own_defaults():
 
 def test_an_order_is_read_back_as_it_was_written(tmp_path):
     order = Order(
-        "spider", epsilon=("2", "a=1"), slope=float("inf"), sampling="anchor=full,refine=poisson:0.1", seed=3, model="net.py:build"
+        "spider",
+        epsilon=("2", "a=1"),
+        slope=float("inf"),
+        sampling="anchor=full,refine=poisson:0.1",
+        seed=3,
+        model="net.py:build",
     )
     found = Order.read(json.loads(json.dumps({"order": order.words()})), tmp_path)
     assert replace(found, model=None) == replace(order, model=None)
     assert found.model.endswith("/net.py:build")
 
 
-@pytest.mark.parametrize("found", [{}, {"order": {"algorithm": "spider"}}, {"order": []}, [], {"order": Order().words() | {"gone": 1}}])
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        {"order": {"algorithm": "spider"}},
+        {"order": []},
+        [],
+        {"order": Order().words() | {"gone": 1}},
+    ],
+)
 def test_a_folder_of_an_older_version_is_said_to_be_one(tmp_path, found):
     with pytest.raises(BadInput, match="older version"):
         Order.read(found, tmp_path)

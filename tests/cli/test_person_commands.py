@@ -1,4 +1,6 @@
-"""A person as the unit in the commands: a profile, a run through a shuffler and predictions, each by a schema that names a person."""
+"""A person as the unit in the commands: a profile, a run through a shuffler and predictions, each
+by a schema that names a person.
+"""
 
 import json
 
@@ -34,7 +36,7 @@ def files(tmp_path_factory):
     (folder / "schema.toml").write_text(SCHEMA)
     for name, people in zip("ab", PEOPLE, strict=True):
         rows = [
-            f"{name}{p},{random.uniform(20, 90):.0f},{'yes' if p % 3 else 'no'},{'yes' if p % 2 else 'no'}"
+            f"{name}{p},{random.uniform(20, 90):.0f},{'yes' if p % 3 else 'no'},{'yes' if p % 2 else 'no'}"  # noqa: E501
             for p in range(people)
             for _ in range(1 + p % 3)
         ]
@@ -43,7 +45,14 @@ def files(tmp_path_factory):
 
 
 def words(files):
-    return ["--schema", str(files / "schema.toml"), "--silo", str(files / "a.csv"), "--silo", str(files / "b.csv")]
+    return [
+        "--schema",
+        str(files / "schema.toml"),
+        "--silo",
+        str(files / "a.csv"),
+        "--silo",
+        str(files / "b.csv"),
+    ]
 
 
 def silodp(*given):
@@ -55,18 +64,35 @@ def test_a_profile_by_a_schema_counts_people(files):
     found = silodp("profile", *words(files), "--epsilon", 400, "--seed", 1)
     assert [row["feature"] for row in found["features"]] == ["age", "smokes"]
     assert [row["class"] for row in found["classes"]] == ["no", "yes"]
-    assert sum(row["count"] for row in found["classes"]) == pytest.approx(sum(PEOPLE), abs=3), "persons, not rows"
+    assert sum(row["count"] for row in found["classes"]) == pytest.approx(sum(PEOPLE), abs=3), (
+        "persons, not rows"
+    )
 
 
 @pytest.fixture(scope="module")
 def shuffled(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "out"
-    order = ("--trust", "shuffle", "--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 2, "--epsilon", 3, "--seed", 2)
+    order = (
+        "--trust",
+        "shuffle",
+        "--algorithm",
+        "mb-sgd",
+        "--model",
+        "logistic",
+        "--rounds",
+        2,
+        "--epsilon",
+        3,
+        "--seed",
+        2,
+    )
     return folder, silodp("train", *words(files), *order, "--out", folder)
 
 
 def test_a_run_through_a_shuffler_is_by_person(shuffled):
-    """A total counts on the noise of persons: were rows counted, there would be more of it to count on than there is."""
+    """A total counts on the noise of persons: were rows counted, there would be more of it to count
+    on than there is.
+    """
     folder, summary = shuffled
     kept = json.loads((folder / "run.json").read_text())
     assert [silo["records"] for silo in kept["silos"]] == list(PEOPLE)
@@ -78,7 +104,9 @@ def test_a_run_through_a_shuffler_is_by_person(shuffled):
 def test_rows_are_predicted_one_by_one_by_a_schema_of_people(shuffled, tmp_path):
     """Whose a row is has no part in what is predicted for it, and need not be said."""
     for header, first in (("patient,age,smokes", "z1,"), ("age,smokes", "")):
-        (tmp_path / "new.csv").write_text(f"{header}\n{first}30,no\n{first}80,yes\n{first.replace('1', '2')}30,no\n")
+        (tmp_path / "new.csv").write_text(
+            f"{header}\n{first}30,no\n{first}80,yes\n{first.replace('1', '2')}30,no\n"
+        )
         found = silodp("predict", shuffled[0], tmp_path / "new.csv")
         risks = [row["risk_yes"] for row in found["rows"]]
         assert len(risks) == 3

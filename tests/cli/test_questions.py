@@ -1,4 +1,6 @@
-"""`silodp init` asks: every answer is checked, and what comes out is a whole schema; templates are whole from the start."""
+"""`silodp init` asks: every answer is checked, and what comes out is a whole schema; templates are
+whole from the start.
+"""
 
 import builtins
 import json
@@ -11,10 +13,30 @@ from silodp.host.schema import load_schema
 from silodp.silo.data.tables import read_table
 
 ANSWERS = [
-    "outcome", "readmitted", "guess", "binary", "no", "no,yes",  # two of these are refused, and asked for again
+    # two of these are refused, and asked for again
+    "outcome",
+    "readmitted",
+    "guess",
+    "binary",
+    "no",
+    "no,yes",
     "ignore",  # id
-    "number", "zero", "0", "-1", "110", "", "category", "f,m,other", "", "boolean", "maybe", "false", "?", "gone.csv", "a.csv",
-]  # fmt: skip
+    "number",
+    "zero",
+    "0",
+    "-1",
+    "110",
+    "",
+    "category",
+    "f,m,other",
+    "",
+    "boolean",
+    "maybe",
+    "false",
+    "?",
+    "gone.csv",
+    "a.csv",
+]
 
 
 @pytest.fixture
@@ -35,9 +57,15 @@ def answers(monkeypatch):
 
 
 def test_questions_end_in_a_schema_that_reads_the_file(silodp, answers, tmp_path):
-    pd.DataFrame({"id": [1, 2], "age": [40, "?"], "sex": ["f", "x"], "smoker": ["yes", ""], "readmitted": ["no", "yes"]}).to_csv(
-        "a.csv", index=False
-    )
+    pd.DataFrame(
+        {
+            "id": [1, 2],
+            "age": [40, "?"],
+            "sex": ["f", "x"],
+            "smoker": ["yes", ""],
+            "readmitted": ["no", "yes"],
+        }
+    ).to_csv("a.csv", index=False)
     left = answers(*ANSWERS)
     code, out, err = silodp("init", "study", "--from", "a.csv", "--ask", "--model", "logistic")
     assert (code, err, list(left)) == (0, "", [])
@@ -61,11 +89,23 @@ def test_questions_end_in_a_schema_that_reads_the_file(silodp, answers, tmp_path
 @pytest.mark.parametrize(
     ("task", "words", "field"),
     [
-        ("survival", ["event", "6,3", "6,12"], {"task": "survival", "time": "y", "event": "event", "edges": [6.0, 12.0]}),
+        (
+            "survival",
+            ["event", "6,3", "6,12"],
+            {"task": "survival", "time": "y", "event": "event", "edges": [6.0, 12.0]},
+        ),
         ("regression", ["0", "30"], {"task": "regression", "column": "y", "range": [0.0, 30.0]}),
         ("count", ["40"], {"task": "count", "column": "y", "most": 40}),
-        ("ordinal", ["a,b", "a,b,c"], {"task": "ordinal", "column": "y", "classes": ["a", "b", "c"]}),
-        ("multiclass", ["a,b,c"], {"task": "multiclass", "column": "y", "classes": ["a", "b", "c"]}),
+        (
+            "ordinal",
+            ["a,b", "a,b,c"],
+            {"task": "ordinal", "column": "y", "classes": ["a", "b", "c"]},
+        ),
+        (
+            "multiclass",
+            ["a,b,c"],
+            {"task": "multiclass", "column": "y", "classes": ["a", "b", "c"]},
+        ),
     ],
 )
 def test_every_task_can_be_answered(silodp, answers, task, words, field):

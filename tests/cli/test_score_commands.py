@@ -1,4 +1,6 @@
-"""`silodp evaluate` and `silodp profile` as a user meets them, and a deployed silo scored over its own door."""
+"""`silodp evaluate` and `silodp profile` as a user meets them, and a deployed silo scored over its
+own door.
+"""
 
 import json
 import math
@@ -66,8 +68,25 @@ def state(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    files = [write_csv(folder / f"{name}.csv", 800, seed) for seed, name in enumerate(("left", "right"))]
-    told = ("--silo", files[0], "--silo", files[1], "--model", "logistic", "--rounds", 10, "--seed", 3, "--epsilon", 4, "--held-out", 0.25)
+    files = [
+        write_csv(folder / f"{name}.csv", 800, seed) for seed, name in enumerate(("left", "right"))
+    ]
+    told = (
+        "--silo",
+        files[0],
+        "--silo",
+        files[1],
+        "--model",
+        "logistic",
+        "--rounds",
+        10,
+        "--seed",
+        3,
+        "--epsilon",
+        4,
+        "--held-out",
+        0.25,
+    )
     silodp("train", *told, "--out", folder / "run")
     return folder / "run"
 
@@ -83,7 +102,10 @@ def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
     assert first["scores"] != second["scores"]
     assert [s["spent_epsilon"] for s in first["silos"]] == pytest.approx([2.0, 2.0])
     for was, one, two in zip(before, first["in_all"], second["in_all"], strict=True):
-        mu = [gdp_mu(Budget(e, was["delta"])) for e in (was["spent_epsilon"], 2.0, one["epsilon"], two["epsilon"])]
+        mu = [
+            gdp_mu(Budget(e, was["delta"]))
+            for e in (was["spent_epsilon"], 2.0, one["epsilon"], two["epsilon"])
+        ]
         assert mu[2] ** 2 == pytest.approx(mu[0] ** 2 + mu[1] ** 2, rel=1e-4)
         assert mu[3] ** 2 == pytest.approx(mu[0] ** 2 + 2 * mu[1] ** 2, rel=1e-4)
     assert len((trained / "evaluations.jsonl").read_text().splitlines()) == 2
@@ -92,11 +114,21 @@ def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
 def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path):
     folder, short = shutil.copytree(trained, tmp_path / "run"), 0
     for epsilon in (0.5, 0.6, 0.7):
-        printed = CliRunner().invoke(app, ["evaluate", str(folder), "--epsilon", f"{epsilon}"], catch_exceptions=False).stdout
+        printed = (
+            CliRunner()
+            .invoke(
+                app, ["evaluate", str(folder), "--epsilon", f"{epsilon}"], catch_exceptions=False
+            )
+            .stdout
+        )
         answer = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])
-        assert " ".join(printed.split()).startswith(quality.verdict(answer["scores"][0])), "the plain sentence comes first"
+        assert " ".join(printed.split()).startswith(quality.verdict(answer["scores"][0])), (
+            "the plain sentence comes first"
+        )
         silos = json.loads((folder / "spent.json").read_text())["silos"]
-        shown = re.findall(r"epsilon (\S+) for this evaluation;.* together (\S+) at delta (\S+)\.\n", printed)
+        shown = re.findall(
+            r"epsilon (\S+) for this evaluation;.* together (\S+) at delta (\S+)\.\n", printed
+        )
         for silo, figures in zip(silos, shown, strict=True):
             for figure, cost in zip(figures, (epsilon, *silo["in_all"].values()), strict=True):
                 assert cost * (1 - 1e-8) <= float(figure) < cost * 1.01
@@ -105,10 +137,17 @@ def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path)
 
 
 def test_no_two_evaluations_share_their_noise(trained, tmp_path):
-    """Neither by the seed of the run, nor by one given twice: their difference would be free of noise."""
-    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl"))
+    """Neither by the seed of the run, nor by one given twice: their difference would be free of
+    noise.
+    """
+    run = shutil.copytree(
+        trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl")
+    )
     asked = [(1e6, 5), (2, 5), (2, 5), (1, 5)]
-    truth, *seeded = (silodp("evaluate", run, "--epsilon", e, "--seed", seed)["scores"][1]["figures"]["loss"] for e, seed in asked)
+    truth, *seeded = (
+        silodp("evaluate", run, "--epsilon", e, "--seed", seed)["scores"][1]["figures"]["loss"]
+        for e, seed in asked
+    )
     units = sorted((figure["value"] - truth["value"]) / figure["noise"] for figure in seeded)
     assert min(np.diff(units)) > 0.05
     first, second = (silodp("evaluate", run, "--epsilon", 2)["scores"] for _ in range(2))
@@ -117,23 +156,36 @@ def test_no_two_evaluations_share_their_noise(trained, tmp_path):
 
 def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeypatch):
     """Four that would all have read the price before any of them wrote it."""
-    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl"))
+    run = shutil.copytree(
+        trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl")
+    )
     spent, real = json.loads((run / "spent.json").read_text())["silos"][0], scoring.score
     before = spent.get("in_all", {}).get("epsilon", spent["spent_epsilon"])
-    monkeypatch.setattr(scoring, "score", lambda *args, **more: (time.sleep(0.1), real(*args, **more))[1])
+    monkeypatch.setattr(
+        scoring, "score", lambda *args, **more: (time.sleep(0.1), real(*args, **more))[1]
+    )
     with ThreadPoolExecutor(4) as pool:
         told = {"epsilon": "2", "bins": 10, "cap": 4.0, "seed": 5}
         answers = list(pool.map(lambda _: scoring.evaluate_run(run, **told), range(4)))
     mu = [gdp_mu(Budget(e, spent["delta"])) for e in (before, 2.0)]
     after = json.loads((run / "spent.json").read_text())["silos"][0]["in_all"]["epsilon"]
-    assert gdp_mu(Budget(after, spent["delta"])) ** 2 == pytest.approx(mu[0] ** 2 + 4 * mu[1] ** 2, rel=1e-4)
+    assert gdp_mu(Budget(after, spent["delta"])) ** 2 == pytest.approx(
+        mu[0] ** 2 + 4 * mu[1] ** 2, rel=1e-4
+    )
     assert len((run / "evaluations.jsonl").read_text().splitlines()) == 4
-    assert len({json.dumps(answer["scores"]) for answer in answers}) == 4, "one seed, one number of evaluations before: the same noise"
+    assert len({json.dumps(answer["scores"]) for answer in answers}) == 4, (
+        "one seed, one number of evaluations before: the same noise"
+    )
 
 
-@pytest.mark.parametrize("edit", [lambda rows: rows[::-1], lambda rows: rows + rows[:40], lambda rows: [*rows[:-1], rows[0]]])
+@pytest.mark.parametrize(
+    "edit",
+    [lambda rows: rows[::-1], lambda rows: rows + rows[:40], lambda rows: [*rows[:-1], rows[0]]],
+)
 def test_other_records_than_those_trained_on_are_not_scored(tmp_path, edit):
-    """Rows in another order, more of them, or one that has changed: held out by position, they may have been trained on."""
+    """Rows in another order, more of them, or one that has changed: held out by position, they may
+    have been trained on.
+    """
     path = write_csv(tmp_path / "a.csv", 200, 0)
     silodp("train", "--silo", path, *BRIEFLY, "--out", tmp_path / "run")
     silodp("evaluate", tmp_path / "run")
@@ -148,7 +200,9 @@ def test_other_records_than_those_trained_on_are_not_scored(tmp_path, edit):
 
 
 def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_path, state):
-    """Two runs on the same records have different marks, and without the key none can be checked, neither by us nor by a reader."""
+    """Two runs on the same records have different marks, and without the key none can be checked,
+    neither by us nor by a reader.
+    """
     path = write_csv(tmp_path / "a.csv", 200, 0)
     for name in ("one", "two"):
         silodp("train", "--silo", path, *BRIEFLY, "--out", tmp_path / name)
@@ -156,7 +210,9 @@ def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_p
     assert len({mark["records"] for mark in marks}) == 2
     key = state / "records.key"
     assert key.stat().st_mode & 0o777 == 0o600
-    assert not any(key.read_text().encode() in path.read_bytes() for path in (tmp_path / "one").iterdir())
+    assert not any(
+        key.read_text().encode() in path.read_bytes() for path in (tmp_path / "one").iterdir()
+    )
     key.rename(state / "away")
     with pytest.raises(BadInput, match="cannot be told"):
         silodp("evaluate", tmp_path / "one")
@@ -164,12 +220,25 @@ def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_p
 
 
 def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
-    (tmp_path / "m.py").write_text("from torch import nn\ndef build(features, outputs): return nn.Linear(features, outputs)\n")
+    (tmp_path / "m.py").write_text(
+        "from torch import nn\ndef build(features, outputs): return nn.Linear(features, outputs)\n"
+    )
     monkeypatch.chdir(tmp_path)
-    told = ("--silo", write_csv(tmp_path / "a.csv", 200, 0), "--model", "m.py:build", "--algorithm", "mb-sgd", "--rounds", 3)
+    told = (
+        "--silo",
+        write_csv(tmp_path / "a.csv", 200, 0),
+        "--model",
+        "m.py:build",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        3,
+    )
     silodp("train", *told, "--held-out", 0.25, "--out", tmp_path / "run")
     monkeypatch.chdir("/")
-    assert {"loss", "accuracy", "auc"} < set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"])
+    assert {"loss", "accuracy", "auc"} < set(
+        silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +246,11 @@ def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
     [
         ('task = "survival"\ntime = "t"\nevent = "label"\nedges = [1, 2, 3]', "logistic", {"loss"}),
         ('task = "count"\ncolumn = "t"\nmost = 3', "linear", {"squared error", "absolute error"}),
-        ('task = "ordinal"\ncolumn = "t"\nclasses = ["0", "1", "2", "3", "4"]', "additive:4", {"loss", "accuracy"}),
+        (
+            'task = "ordinal"\ncolumn = "t"\nclasses = ["0", "1", "2", "3", "4"]',
+            "additive:4",
+            {"loss", "accuracy"},
+        ),
     ],
 )
 def test_figures_are_named_by_the_schemas_task(tmp_path, label, model, figures):
@@ -186,15 +259,43 @@ def test_figures_are_named_by_the_schemas_task(tmp_path, label, model, figures):
     ignore = "" if "event" in label else 'ignore = ["label"]\n'
     (tmp_path / "s.toml").write_text(f"{ignore}{columns}[label]\n{label}\n")
     lines = (tmp_path / "a.csv").read_text().splitlines()
-    (tmp_path / "a.csv").write_text("\n".join(f"{line},{k % 5 if k else 't'}" for k, line in enumerate(lines)) + "\n")
-    told = ("--schema", tmp_path / "s.toml", "--silo", tmp_path / "a.csv", "--model", model, "--algorithm", "mb-sgd", "--rounds", 2)
+    (tmp_path / "a.csv").write_text(
+        "\n".join(f"{line},{k % 5 if k else 't'}" for k, line in enumerate(lines)) + "\n"
+    )
+    told = (
+        "--schema",
+        tmp_path / "s.toml",
+        "--silo",
+        tmp_path / "a.csv",
+        "--model",
+        model,
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        2,
+    )
     silodp("train", *told, "--held-out", 0.3, "--out", tmp_path / "run")
     assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == figures
 
 
 def test_a_run_through_a_shuffler_is_scored_by_a_total_that_costs_what_was_ordered(tmp_path):
-    files = [word for k in range(2) for word in ("--silo", write_csv(tmp_path / f"{k}.csv", 400, k))]
-    told = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 2, "--scale", "none", "--trust", "shuffle", "--held-out", 0.5)
+    files = [
+        word for k in range(2) for word in ("--silo", write_csv(tmp_path / f"{k}.csv", 400, k))
+    ]
+    told = (
+        "--algorithm",
+        "mb-sgd",
+        "--model",
+        "logistic",
+        "--rounds",
+        2,
+        "--scale",
+        "none",
+        "--trust",
+        "shuffle",
+        "--held-out",
+        0.5,
+    )
     silodp("train", *files, *told, "--out", tmp_path / "run")
     answer = silodp("evaluate", tmp_path / "run", "--epsilon", 2, "--seed", 1)
     assert answer["trust"] == "shuffle"
@@ -202,19 +303,47 @@ def test_a_run_through_a_shuffler_is_scored_by_a_total_that_costs_what_was_order
     for silo, both in zip(answer["silos"], answer["in_all"], strict=True):
         assert 1.8 < silo["spent_epsilon"] <= silo["epsilon"] == 2
         assert both["epsilon"] > silo["spent_epsilon"]
-    least = silodp("evaluate", tmp_path / "run", "--epsilon", 2, "--seed", 1)["scores"][0]["figures"]["accuracy"]
-    assert least["value"] != answer["scores"][0]["figures"]["accuracy"]["value"], "another evaluation has noise of its own"
+    least = silodp("evaluate", tmp_path / "run", "--epsilon", 2, "--seed", 1)["scores"][0][
+        "figures"
+    ]["accuracy"]
+    assert least["value"] != answer["scores"][0]["figures"]["accuracy"]["value"], (
+        "another evaluation has noise of its own"
+    )
 
 
 def test_several_totals_cost_no_less_than_an_accountant_of_totals_finds(tmp_path):
-    """Totals have binomial noise, of small silos at a large epsilon with tails unlike a Gaussian's: one point of such a curve says nothing of the others."""
+    """Totals have binomial noise, of small silos at a large epsilon with tails unlike a Gaussian's:
+    one point of such a curve says nothing of the others.
+    """
     files = [word for k in range(2) for word in ("--silo", write_csv(tmp_path / f"{k}.csv", 60, k))]
-    told = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 1, "--scale", "none", "--trust", "shuffle", "--held-out", 0.5)
+    told = (
+        "--algorithm",
+        "mb-sgd",
+        "--model",
+        "logistic",
+        "--rounds",
+        1,
+        "--scale",
+        "none",
+        "--trust",
+        "shuffle",
+        "--held-out",
+        0.5,
+    )
     silodp("train", *files, *told, "--out", tmp_path / "run")
     for _ in range(3):
         answer = silodp("evaluate", tmp_path / "run", "--epsilon", 20)
     own, price, made = answer["evaluations"][0], answer["silos"][0], Schedule()
-    query = shuffled_for(torch.zeros(1, 3), Budget(20.0, price["delta"]), [30, 30], classes=2, bins=10, cap=4.0, label=None, loss=None)
+    query = shuffled_for(
+        torch.zeros(1, 3),
+        Budget(20.0, price["delta"]),
+        [30, 30],
+        classes=2,
+        bins=10,
+        cap=4.0,
+        label=None,
+        loss=None,
+    )
     for _ in range(3):
         made.add("", query.event())
     assert own["count"] == 3
@@ -268,7 +397,11 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence
         ("spent.json", None, "that is finished"),
         ("spent.json", "{}", "restore it"),
         ("spent.json", "x", "restore it"),
-        ("spent.json", '{"rule": "gdp", "silos": [{"name": "left", "spent_epsilon": null, "delta": 1}]}', "restore it"),
+        (
+            "spent.json",
+            '{"rule": "gdp", "silos": [{"name": "left", "spent_epsilon": null, "delta": 1}]}',
+            "restore it",
+        ),
         ("model.safetensors", "x", "restore it"),
         ("run.json", "[]", "no run of"),
         ("records.json", "[]", "cannot be told"),
@@ -282,7 +415,9 @@ def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, 
 
 
 @pytest.mark.parametrize("spoilt", ["", "spent.json.part", "evaluations.jsonl"])
-def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(trained, folder, monkeypatch, spoilt):
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(
+    trained, folder, monkeypatch, spoilt
+):
     place = shutil.copytree(trained, folder / "run")
     before = (place / "spent.json").read_bytes()
     monkeypatch.setattr(scoring, "score", lambda *_, **__: pytest.fail("a question was asked"))
@@ -292,7 +427,9 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(traine
     else:
         place.chmod(0o555)
     try:
-        os.seteuid(65534 if os.geteuid() == 0 and not spoilt else os.geteuid())  # nothing is read-only to root
+        os.seteuid(
+            65534 if os.geteuid() == 0 and not spoilt else os.geteuid()
+        )  # nothing is read-only to root
         with pytest.raises(BadInput, match="cannot be written"):
             silodp("evaluate", place)
     finally:
@@ -314,14 +451,23 @@ def test_a_spend_that_grows_beyond_telling_is_refused_before_it_is_written(train
 def test_a_column_that_came_later_is_said_in_a_sentence(tmp_path):
     path = write_csv(tmp_path / "a.csv", 200, 0)
     silodp("train", "--silo", path, *BRIEFLY, "--out", tmp_path / "run")
-    path.write_text("".join(f"{'c' if k == 0 else k},{line}\n" for k, line in enumerate(path.read_text().splitlines())))
+    path.write_text(
+        "".join(
+            f"{'c' if k == 0 else k},{line}\n"
+            for k, line in enumerate(path.read_text().splitlines())
+        )
+    )
     with pytest.raises(BadInput, match="not those with which"):
         silodp("evaluate", tmp_path / "run")
 
 
 def test_a_seed_below_zero_is_refused_everywhere(tmp_path):
     path = write_csv(tmp_path / "a.csv", 40, 0)
-    for words in (("profile", "--silo", path), ("tune", "--silo", path, "--out", tmp_path / "t"), ("tune", "--data", "wbcd")):
+    for words in (
+        ("profile", "--silo", path),
+        ("tune", "--silo", path, "--out", tmp_path / "t"),
+        ("tune", "--data", "wbcd"),
+    ):
         with pytest.raises(BadInput, match="0 or more"):
             silodp(*words, "--seed", -1)
 
@@ -329,10 +475,13 @@ def test_a_seed_below_zero_is_refused_everywhere(tmp_path):
 @pytest.mark.parametrize(
     "code",
     [
-        "def f(a, b:\n", "raise RuntimeError('no')\n", "def f(a, b): return a / 0\n", "import not_there\n",
+        "def f(a, b:\n",
+        "raise RuntimeError('no')\n",
+        "def f(a, b): return a / 0\n",
+        "import not_there\n",
         "from torch import nn\ndef f(a, b): return nn.Linear(a + 1, b)\n",
     ],
-)  # fmt: skip
+)
 def test_a_model_file_that_cannot_be_run_is_said_in_a_sentence(tmp_path, code):
     (tmp_path / "m.py").write_text(code)
     path = write_csv(tmp_path / "a.csv", 40, 0)
@@ -345,7 +494,17 @@ def test_public_ranges_that_are_no_table_are_said_in_a_sentence(tmp_path):
     (tmp_path / "r.json").write_text('["a", "b"]')
     path = write_csv(tmp_path / "a.csv", 40, 0)
     with pytest.raises(BadInput, match="not a table"):
-        silodp("train", "--silo", path, "--model", "logistic", "--scale", tmp_path / "r.json", "--out", tmp_path / "run")
+        silodp(
+            "train",
+            "--silo",
+            path,
+            "--model",
+            "logistic",
+            "--scale",
+            tmp_path / "r.json",
+            "--out",
+            tmp_path / "run",
+        )
 
 
 def test_a_run_that_held_nothing_out_cannot_be_evaluated(tmp_path):
@@ -357,7 +516,9 @@ def test_a_run_that_held_nothing_out_cannot_be_evaluated(tmp_path):
 
 
 def test_training_does_not_see_what_it_holds_out(tmp_path):
-    """Two files that differ in held-out rows alone train to the same bytes, with all randomness fixed."""
+    """Two files that differ in held-out rows alone train to the same bytes, with all randomness
+    fixed.
+    """
     from silodp.silo.data.heldout import held_out
 
     models = []
@@ -365,7 +526,10 @@ def test_training_does_not_see_what_it_holds_out(tmp_path):
         path = write_csv(tmp_path / f"{name}.csv", 200, 0)
         lines = path.read_text().splitlines()
         if change:
-            lines[1:] = ["9,9,0" if held else line for held, line in zip(held_out(200, 0.25), lines[1:], strict=True)]
+            lines[1:] = [
+                "9,9,0" if held else line
+                for held, line in zip(held_out(200, 0.25), lines[1:], strict=True)
+            ]
             path.write_text("\n".join(lines) + "\n")
         silodp(
             "train",
@@ -404,7 +568,7 @@ def test_a_profile_tells_missing_rates_of_files_that_training_refuses(tmp_path):
         silodp("profile", "--silo", path)
 
 
-# --- deployed -----------------------------------------------------------------------------------------------------------------------------
+# --- deployed ------------------------------------------------------------------------------------
 
 ASKER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
 
@@ -427,12 +591,26 @@ def clinic(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clinic")
     data = write_csv(folder / "a.csv", 400, 5)
     asker = ASKER.public_key().public_bytes_raw().hex()
-    about = {"label": "label", "name": "clinic", "epsilon": 8.0, "model": "logistic", "askers": [asker], "held_out": 0.25}
+    about = {
+        "label": "label",
+        "name": "clinic",
+        "epsilon": 8.0,
+        "model": "logistic",
+        "askers": [asker],
+        "held_out": 0.25,
+    }
     made = provision(folder / "silo", data=data, registry=folder / "registry", **about)
     policy, place = Policy.load(made.policy), Place.load(made.policy)
     held = read_records(place, None)
-    problem, ledger = approved_problem(place, held.x.shape[1], None), DurableLedger.open(Path(place.ledger))
-    about = {"signing_key": read_key(place.key), "registry": folder / "registry", "held_out": place.held_out}
+    problem, ledger = (
+        approved_problem(place, held.x.shape[1], None),
+        DurableLedger.open(Path(place.ledger)),
+    )
+    about = {
+        "signing_key": read_key(place.key),
+        "registry": folder / "registry",
+        "held_out": place.held_out,
+    }
     door = Door(policy, problem, Records.of([(held.x, held.y)]), ledger, **about)
     return Card.of(json.loads((folder / "silo/silo.json").read_text())), policy, ledger, door
 
@@ -443,11 +621,25 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
     assert "Score" in policy.statistics
     w, budget, found = torch.tensor([[3.0, 3.0, -9.0]]), Budget(4.0, card.delta), []
     for _ in range(2):
-        remote = Remote([card], OwnDoor("clinic", door), run="score-1", key=ASKER, timeouts=Timeouts(5, 5, 5))
-        asked = {"names": ["clinic"], "held_out": [card.held_out], "classes": 2, "bins": 5, "cap": 4.0}
-        found.append(score(Federation(remote, Everyone(1)), w, gaussian_for("score", [budget]), **asked)[0].figures)
+        remote = Remote(
+            [card], OwnDoor("clinic", door), run="score-1", key=ASKER, timeouts=Timeouts(5, 5, 5)
+        )
+        asked = {
+            "names": ["clinic"],
+            "held_out": [card.held_out],
+            "classes": 2,
+            "bins": 5,
+            "cap": 4.0,
+        }
+        found.append(
+            score(Federation(remote, Everyone(1)), w, gaussian_for("score", [budget]), **asked)[
+                0
+            ].figures
+        )
     assert found[0] == found[1]  # the same question is answered from the store
-    assert abs(found[0]["accuracy"].value - 1) < 5 * found[0]["accuracy"].noise  # the label is this very model's
+    assert (
+        abs(found[0]["accuracy"].value - 1) < 5 * found[0]["accuracy"].noise
+    )  # the label is this very model's
     charged = [entry.amount for entry in ledger.entries() if entry.act == "charge"]
     assert charged == [pytest.approx(gdp_mu(budget) ** 2)]
     assert ledger.spent() == pytest.approx(4.0, rel=1e-3)
@@ -455,10 +647,14 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
     from silodp.silo.service.page import GatePage
 
     path = Path(ledger.path).parent / "policy.toml"
-    page = " ".join(re.sub(r"<[^>]*>", " ", GatePage(path, None, [], judge_of(path))._now()).split())
+    page = " ".join(
+        re.sub(r"<[^>]*>", " ", GatePage(path, None, [], judge_of(path))._now()).split()
+    )
     wanted = found[0]["accuracy"]
     assert "What evaluations found" in page
-    assert f" {wanted.value:.2f} ({quality.interval('accuracy', vars(wanted))[0]:.2f}-" in page, "the officer sees what the server sees"
+    assert f" {wanted.value:.2f} ({quality.interval('accuracy', vars(wanted))[0]:.2f}-" in page, (
+        "the officer sees what the server sees"
+    )
     assert judge_of(path.parent / "nothing/policy.toml") is None
     assert judge_of(path)(np.zeros(4), 1.0) is None  # of another statistic
 
@@ -475,4 +671,11 @@ def test_cards_and_policies_older_than_held_out_records_hold_none(clinic):
 @pytest.mark.parametrize("share", [1.0, -0.1, math.nan, "half"])
 def test_a_senseless_share_is_refused(tmp_path, share):
     with pytest.raises(BadInput, match="held_out"):
-        provision(tmp_path / "silo", data=write_csv(tmp_path / "a.csv", 20, 0), label="label", name="a", epsilon=1.0, held_out=share)
+        provision(
+            tmp_path / "silo",
+            data=write_csv(tmp_path / "a.csv", 20, 0),
+            label="label",
+            name="a",
+            epsilon=1.0,
+            held_out=share,
+        )

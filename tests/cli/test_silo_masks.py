@@ -1,4 +1,6 @@
-"""`silodp silo key` and `silodp silo trust` as officers type them: who is pinned, by which words, and what is refused with nothing pinned."""
+"""`silodp silo key` and `silodp silo trust` as officers type them: who is pinned, by which words,
+and what is refused with nothing pinned.
+"""
 
 import io
 import json
@@ -15,17 +17,40 @@ from silodp.silo.service.masking import Masking
 
 @pytest.fixture
 def silos(silodp, tmp_path, monkeypatch):
-    """Two silos as `silodp silo init` makes them, in the folder of the test; nobody sits at a terminal."""
+    """Two silos as `silodp silo init` makes them, in the folder of the test; nobody sits at a
+    terminal.
+    """
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     for i, name in enumerate(("north", "south")):
         rng = np.random.default_rng(i)
-        rows = [f"{u:.3f},{v:.3f},{k}" for u, v, k in zip(rng.normal(size=40), rng.normal(size=40), rng.integers(0, 2, 40), strict=True)]
+        rows = [
+            f"{u:.3f},{v:.3f},{k}"
+            for u, v, k in zip(
+                rng.normal(size=40), rng.normal(size=40), rng.integers(0, 2, 40), strict=True
+            )
+        ]
         (tmp_path / f"{name}.csv").write_text("\n".join(["u,v,label", *rows]))
-        words = ("--model", "logistic", "--epsilon", 5, "--delta", 1e-4, "--rule", "totals", "--least", 3, "--colluding", 1)
+        words = (
+            "--model",
+            "logistic",
+            "--epsilon",
+            5,
+            "--delta",
+            1e-4,
+            "--rule",
+            "totals",
+            "--least",
+            3,
+            "--colluding",
+            1,
+        )
         code, out, err = silodp("silo", "init", name, "--data", f"{name}.csv", *words)
         assert code == 0, err
-        assert f"silodp silo key {name}/policy.toml, and silodp silo trust {name}/policy.toml OTHER/silo.json" in out.replace("\n", " ")
+        assert (
+            f"silodp silo key {name}/policy.toml, and silodp silo trust {name}/policy.toml "
+            "OTHER/silo.json"
+        ) in out.replace("\n", " ")
     return silodp
 
 
@@ -64,19 +89,30 @@ def test_a_silos_words_are_those_of_the_key_that_its_gate_signs_with(silos, tmp_
 def test_the_words_that_an_officer_has_heard_pin_the_other_silo_and_nothing_else_changes(silos):
     before = Path("north/policy.toml").read_text()
     heard = words_of(silos, "south")
-    code, out, err = silos("silo", "trust", "north/policy.toml", "south/silo.json", "--words", f"  {heard.upper()} ")
+    code, out, err = silos(
+        "silo", "trust", "north/policy.toml", "south/silo.json", "--words", f"  {heard.upper()} "
+    )
     assert code == 0, err
-    assert "south is pinned; 1 other silos may be in a total with this one. Start the gate again" in out.replace("\n", " ")
+    assert (
+        "south is pinned; 1 other silos may be in a total with this one. Start the gate again"
+        in out.replace("\n", " ")
+    )
     own = json.loads(Path("south/silo.json").read_text())["key"]
     assert pinned() == (f"south {own}",)
     after = Path("north/policy.toml").read_text()
-    assert [line for line in after.splitlines() if line not in before.splitlines()] == [f'members = ["south {own}"]']
-    again = silos("silo", "trust", "north/policy.toml", "south/silo.json", "--words", heard, "--json")
+    assert [line for line in after.splitlines() if line not in before.splitlines()] == [
+        f'members = ["south {own}"]'
+    ]
+    again = silos(
+        "silo", "trust", "north/policy.toml", "south/silo.json", "--words", heard, "--json"
+    )
     assert json.loads(again[1]) == {"silo": "south", "key": own, "pinned": True}
     assert Path("north/policy.toml").read_text() == after
 
 
-def test_without_words_nothing_is_pinned_nobody_is_asked_who_is_not_there_and_no_words_are_shown_to_copy(silos):
+def test_without_words_nothing_is_pinned_nobody_is_asked_who_is_not_there_and_no_words_are_shown_to_copy(  # noqa: E501
+    silos,
+):
     code, out, err = silos("silo", "trust", "north/policy.toml", "south/silo.json")
     assert code == 0, err
     assert "Nothing is pinned yet. Call its officer" in out.replace("\n", " ")
@@ -91,9 +127,15 @@ def test_a_card_whose_key_was_changed_on_the_way_and_words_misheard_are_refused(
     """Whoever brings the card puts a key of his own into it; the telephone tells."""
     heard = words_of(silos, "south")
     card = json.loads((tmp_path / "south/silo.json").read_text())
-    (tmp_path / "brought.json").write_text(json.dumps(card | {"key": public(read_key(tmp_path / "north/silo.key"))[::-1]}))
+    (tmp_path / "brought.json").write_text(
+        json.dumps(card | {"key": public(read_key(tmp_path / "north/silo.key"))[::-1]})
+    )
     trust = ("silo", "trust", "north/policy.toml")
-    refused(silos(*trust, "brought.json", "--words", heard), "these are not the words of the key in brought.json", "ask south's officer")
+    refused(
+        silos(*trust, "brought.json", "--words", heard),
+        "these are not the words of the key in brought.json",
+        "ask south's officer",
+    )
     first, *rest = heard.split()
     for wrong in (
         "",
@@ -103,7 +145,9 @@ def test_a_card_whose_key_was_changed_on_the_way_and_words_misheard_are_refused(
         f"{heard} {first}",
         " ".join([WORDS[WORDS.index(first) - 1], *rest]),
     ):
-        refused(silos(*trust, "south/silo.json", "--words", wrong), "not the words", "nothing is pinned")
+        refused(
+            silos(*trust, "south/silo.json", "--words", wrong), "not the words", "nothing is pinned"
+        )
 
 
 def test_a_silo_that_comes_with_a_new_key_is_not_pinned_over_the_old_one(silos, tmp_path):
@@ -123,11 +167,29 @@ def test_a_silo_that_comes_with_a_new_key_is_not_pinned_over_the_old_one(silos, 
 
 def test_what_is_no_other_silo_or_no_policy_with_masks_is_refused_in_a_sentence(silos, tmp_path):
     own = words_of(silos, "north")
-    refused(silos("silo", "trust", "north/policy.toml", "north/silo.json", "--words", own), "the key of this silo itself", "OTHER")
-    refused(silos("silo", "trust", "north/policy.toml", "north/policy.toml", "--words", own), "cannot be read")
-    refused(silos("silo", "trust", "north/policy.toml", "nowhere.json", "--words", own), "cannot be read")
-    refused(silos("silo", "trust", "nowhere.toml", "south/silo.json", "--words", words_of(silos, "south")), "nowhere.toml")
+    refused(
+        silos("silo", "trust", "north/policy.toml", "north/silo.json", "--words", own),
+        "the key of this silo itself",
+        "OTHER",
+    )
+    refused(
+        silos("silo", "trust", "north/policy.toml", "north/policy.toml", "--words", own),
+        "cannot be read",
+    )
+    refused(
+        silos("silo", "trust", "north/policy.toml", "nowhere.json", "--words", own),
+        "cannot be read",
+    )
+    refused(
+        silos(
+            "silo", "trust", "nowhere.toml", "south/silo.json", "--words", words_of(silos, "south")
+        ),
+        "nowhere.toml",
+    )
     refused(silos("silo", "key", "nowhere.toml"), "nowhere.toml")
     text = (tmp_path / "south/policy.toml").read_text()
     (tmp_path / "south/policy.toml").write_text(text[: text.index("[masks]")])
-    refused(silos("silo", "trust", "south/policy.toml", "north/silo.json", "--words", own), "no table [masks]")
+    refused(
+        silos("silo", "trust", "south/policy.toml", "north/silo.json", "--words", own),
+        "no table [masks]",
+    )

@@ -17,7 +17,12 @@ def figure(value, noise=0.01, sampling=0.01, **more):
 
 
 def row(accuracy, balanced, auc, larger=0.8, off=0.0, slope=1.0, other=None):
-    figures = {"accuracy": figure(accuracy), "balanced accuracy": figure(balanced), "auc": figure(auc), "larger class": figure(larger)}
+    figures = {
+        "accuracy": figure(accuracy),
+        "balanced accuracy": figure(balanced),
+        "auc": figure(auc),
+        "larger class": figure(larger),
+    }
     figures |= {"calibration in the large": figure(off), "calibration slope": figure(slope)}
     return {"name": "all", "held_out": 1000, "classes": 2, "figures": figures | (other or {})}
 
@@ -29,11 +34,16 @@ def test_the_useful_model_is_ranked_before_the_one_that_always_says_the_larger_c
     found, why = quality.ranking({"majority": MAJORITY, "useful": USEFUL})
     assert [(s.name, s.place, s.tied) for s in found] == [("useful", 1, ()), ("majority", 2, ())]
     assert "Ranked by AUC" in why
-    assert "majority has the smaller error (20.0% against 25.0%), but its AUC is 0.51 against 0.85, no better than guessing." in why
+    assert (
+        "majority has the smaller error (20.0% against 25.0%), but its AUC is 0.51 against "
+        "0.85, no better than guessing."
+    ) in why
 
 
 def test_models_whose_intervals_overlap_share_a_place_and_it_is_said():
-    found, why = quality.ranking({"a": row(0.8, 0.7, 0.80), "b": row(0.8, 0.7, 0.82), "c": MAJORITY})
+    found, why = quality.ranking(
+        {"a": row(0.8, 0.7, 0.80), "b": row(0.8, 0.7, 0.82), "c": MAJORITY}
+    )
     assert [(s.name, s.place) for s in found] == [("b", 1), ("a", 1), ("c", 3)]
     assert found[0].tied == ("a",)
     assert "b cannot be told from a: their 95 % intervals overlap." in why
@@ -49,7 +59,10 @@ def test_nothing_is_ranked_by_figures_that_differ_or_that_noise_has_drowned():
 
 
 def test_several_classes_are_ranked_by_balanced_accuracy():
-    many = [{**r, "classes": 5, "figures": {k: v for k, v in r["figures"].items() if k != "auc"}} for r in (MAJORITY, USEFUL)]
+    many = [
+        {**r, "classes": 5, "figures": {k: v for k, v in r["figures"].items() if k != "auc"}}
+        for r in (MAJORITY, USEFUL)
+    ]
     found, why = quality.ranking({"majority": many[0], "useful": many[1]})
     assert [s.name for s in found] == ["useful", "majority"]
     assert "Ranked by balanced accuracy" in why
@@ -57,12 +70,22 @@ def test_several_classes_are_ranked_by_balanced_accuracy():
 
 
 def test_a_verdict_says_whether_guessing_does_as_well_and_why_accuracy_misleads():
-    assert quality.verdict(MAJORITY).startswith("Nothing shows that the model is better than guessing: AUC 0.51 (0.48-0.54)")
-    assert "always saying the larger class would have: 80.0% of the records are in it" in quality.verdict(MAJORITY)
-    assert quality.verdict(USEFUL).startswith("The model tells the classes apart: AUC 0.85 (0.82-0.88)")
+    assert quality.verdict(MAJORITY).startswith(
+        "Nothing shows that the model is better than guessing: AUC 0.51 (0.48-0.54)"
+    )
+    assert (
+        "always saying the larger class would have: 80.0% of the records are in it"
+        in quality.verdict(MAJORITY)
+    )
+    assert quality.verdict(USEFUL).startswith(
+        "The model tells the classes apart: AUC 0.85 (0.82-0.88)"
+    )
     assert "larger class" not in quality.verdict(row(0.9, 0.9, 0.95))
     drowned = row(0.8, 0.7, 0.9, other={"auc": figure(0.9, too_noisy=True)})
-    assert quality.verdict(drowned) == "How good the model is cannot be said: its AUC is drowned by the noise."
+    assert (
+        quality.verdict(drowned)
+        == "How good the model is cannot be said: its AUC is drowned by the noise."
+    )
     assert quality.verdict({"figures": {"squared error": figure(1.0)}}) == ""
 
 
@@ -74,7 +97,10 @@ def test_a_verdict_says_whether_guessing_does_as_well_and_why_accuracy_misleads(
         (
             -0.1,
             0.5,
-            "On average its risks are too low by 10.0 points (7.2 to 12.8). They are too extreme: calibration slope 0.5 (0.472-0.528)",
+            (
+                "On average its risks are too low by 10.0 points (7.2 to 12.8). They are too "
+                "extreme: calibration slope 0.5 (0.472-0.528)"
+            ),
         ),
     ],
 )
@@ -83,7 +109,9 @@ def test_calibration_is_said_in_words(off, slope, words):
 
 
 def test_an_interval_holds_noise_and_sampling_together_and_stays_within_what_a_share_can_be():
-    assert quality.interval("auc", figure(0.5, noise=0.03, sampling=0.04)) == pytest.approx((0.5 - 0.0987, 0.5 + 0.0987), abs=1e-3)
+    assert quality.interval("auc", figure(0.5, noise=0.03, sampling=0.04)) == pytest.approx(
+        (0.5 - 0.0987, 0.5 + 0.0987), abs=1e-3
+    )
     assert quality.interval("auc", figure(0.99, noise=0.03))[1] == 1.0
     assert quality.interval("loss", figure(0.01, noise=0.03))[0] == 0.0
     assert quality.interval("calibration in the large", figure(-0.1))[0] < -0.1
@@ -91,28 +119,48 @@ def test_an_interval_holds_noise_and_sampling_together_and_stays_within_what_a_s
     assert quality.short({"figures": {}}, "auc") == "-"
 
 
-# --- groups of records ------------------------------------------------------------------------------------------------------------------
+# --- groups of records ---------------------------------------------------------------------------
 
 
 def groups(*pairs, **more):
     """Groups a, b, ... with the accuracies of each and of all others."""
-    return {"by": "sex", "note": "", "rows": [
-        {"name": name, "records": 100.4, "records_noise": 3.2, "figures": {"accuracy": figure(own, **more)}, "rest": {"figures": {"accuracy": figure(rest)}}}
-        for name, (own, rest) in zip("abcdefghijkl", pairs, strict=False)
-    ]}  # fmt: skip
+    return {
+        "by": "sex",
+        "note": "",
+        "rows": [
+            {
+                "name": name,
+                "records": 100.4,
+                "records_noise": 3.2,
+                "figures": {"accuracy": figure(own, **more)},
+                "rest": {"figures": {"accuracy": figure(rest)}},
+            }
+            for name, (own, rest) in zip("abcdefghijkl", pairs, strict=False)
+        ],
+    }
 
 
 def test_a_group_is_said_to_be_worse_off_only_where_intervals_do_not_overlap():
     worse = quality.differences(groups((0.7, 0.9), (0.9, 0.7)))
-    assert worse == "The model is clearly less accurate where sex is a, 0.70 (0.67-0.73) against 0.90 (0.87-0.93) for all others."
+    assert worse == (
+        "The model is clearly less accurate where sex is a, 0.70 (0.67-0.73) against 0.90 "
+        "(0.87-0.93) for all others."
+    )
     same = quality.differences(groups((0.87, 0.9), (0.9, 0.87)))
-    assert same == "No difference by sex can be seen at this price, which does not say that there is none."
-    assert quality.by_group(groups((0.7, 0.9)))[1] == [("a", "100 ± 3.2", "0.70 (0.67-0.73)", "0.90 (0.87-0.93)")]
+    assert (
+        same
+        == "No difference by sex can be seen at this price, which does not say that there is none."
+    )
+    assert quality.by_group(groups((0.7, 0.9)))[1] == [
+        ("a", "100 ± 3.2", "0.70 (0.67-0.73)", "0.90 (0.87-0.93)")
+    ]
 
 
 def test_many_groups_are_many_chances_to_be_wrong_so_their_intervals_are_wider():
     pair = (0.84, 0.9)
-    assert quality.differences(groups(pair, (0.9, 0.84))).startswith("The model is clearly less accurate where sex is a")
+    assert quality.differences(groups(pair, (0.9, 0.84))).startswith(
+        "The model is clearly less accurate where sex is a"
+    )
     assert quality.differences(groups(pair, *[(0.9, 0.9)] * 11)).startswith("No difference")
 
 
@@ -121,5 +169,8 @@ def test_drowned_groups_are_said_and_nobody_is_called_fair():
     some["rows"][2]["figures"]["accuracy"]["too_noisy"] = True
     assert quality.differences(some).endswith("for all others. The noise drowns 1 of 3 groups.")
     none = quality.differences(groups((0.7, 0.9), (0.9, 0.7), too_noisy=True))
-    assert none == "Whether the model is worse for some by sex cannot be said: the noise drowns the groups."
+    assert (
+        none
+        == "Whether the model is worse for some by sex cannot be said: the noise drowns the groups."
+    )
     assert quality.by_group(groups((0.7, 0.9), too_noisy=True))[1][0][2] == "too noisy"

@@ -1,8 +1,11 @@
-"""Machines for a deployment, on this one: each has a network of its own, users, folders and processes of its own, and this machine's programs.
+"""Machines for a deployment, on this one: each has a network of its own, users, folders and
+processes of its own, and this machine's programs.
 
-A machine is a network namespace at a bridge, and an init process with a file system that is a layer over this machine's: what is written there is
-gone with it. Init is systemd itself where there is systemd-nspawn to boot it, so that units run under it with all that they ask for; elsewhere, or with
-SILODP_STAND_IN set, a small stand-in (`systemctl.py`). It needs root, and a kernel that gives namespaces and overlays; `why_not` says what is missing.
+A machine is a network namespace at a bridge, and an init process with a file system that is a layer
+over this machine's: what is written there is gone with it. Init is systemd itself where there is
+systemd-nspawn to boot it, so that units run under it with all that they ask for; elsewhere, or with
+SILODP_STAND_IN set, a small stand-in (`systemctl.py`). It needs root, and a kernel that gives
+namespaces and overlays; `why_not` says what is missing.
 """
 
 import contextlib
@@ -45,9 +48,11 @@ for place in run {" ".join(place[1:] for place in FRESH)}; do mount -t tmpfs -o 
 mount -t tmpfs -o mode=1777 tmpfs root/tmp
 ip link set lo up
 exec chroot root "$2" -c "$3"
-"""
+"""  # noqa: E501
 PYTHON = "/usr/local/python"
-"""Where a machine with systemd has this Python, whose library it then finds by LD_LIBRARY_PATH: a unit may not see /root, below which it may lie."""
+"""Where a machine with systemd has this Python, whose library it then finds by LD_LIBRARY_PATH: a
+unit may not see /root, below which it may lie.
+"""
 BOOT = f"""{LAYER}
 rm -rf root/etc/systemd/system/*.wants root/etc/machine-id root/etc/resolv.conf
 mkdir -p root/etc/systemd/system.conf.d root{PYTHON}
@@ -56,7 +61,7 @@ printf '[Manager]\\nDefaultEnvironment=OMP_NUM_THREADS=1 LD_LIBRARY_PATH={PYTHON
 exec systemd-nspawn --quiet --directory=root --boot --register=no --keep-unit --resolv-conf=off --timezone=off --link-journal=no --capability=all \
     --machine="$2" --network-namespace-path="/run/netns/$3" --bind-ro="$4:{PYTHON}" {" ".join(f"--tmpfs={place}:mode=755" for place in FRESH)} \
     systemd.unit=basic.target
-"""
+"""  # noqa: E501
 SYSTEMD = bool(shutil.which("systemd-nspawn")) and "SILODP_STAND_IN" not in os.environ
 
 
@@ -71,18 +76,27 @@ def why_not() -> str:
     """Why this machine cannot stand for several; empty if it can."""
     if os.geteuid() != 0:
         return "needs root"
-    if missing := [tool for tool in ("ip", "unshare", "nsenter", "useradd", "runuser") if not shutil.which(tool)]:
+    if missing := [
+        tool
+        for tool in ("ip", "unshare", "nsenter", "useradd", "runuser")
+        if not shutil.which(tool)
+    ]:
         return f"needs {missing[0]}"
     try:
         with Network("why") as network:
             network.machine("tried", "10.98.7.1").sh("true")
     except (AssertionError, OSError) as error:
-        return f"this machine gives no namespaces: {str(error).strip().splitlines()[-1] if str(error).strip() else error}"
+        return (
+            "this machine gives no namespaces: "
+            f"{str(error).strip().splitlines()[-1] if str(error).strip() else error}"
+        )
     return ""
 
 
 class Network:
-    """A bridge with nothing on it but the machines that are made here; at the end they are gone, whatever happened."""
+    """A bridge with nothing on it but the machines that are made here; at the end they are gone,
+    whatever happened.
+    """
 
     def __init__(self, word: str) -> None:
         self._bridge, self._machines = f"sb{word[:4]}{os.getpid() % 100000}", []
@@ -123,48 +137,126 @@ class Machine:
         (self._boot if SYSTEMD else self._stand_in)()
         self.write("/etc/hosts", f"127.0.0.1 localhost\n{self._hosts}")
         software = {Path(sys.base_prefix), Path(sys.prefix), HERE}
-        self.sh("\n".join(f"chmod o+x {folder}" for path in software for folder in path.parents if folder != folder.parent))
+        self.sh(
+            "\n".join(
+                f"chmod o+x {folder}"
+                for path in software
+                for folder in path.parents
+                if folder != folder.parent
+            )
+        )
         if not SYSTEMD:
-            program = f"#!{os.path.realpath(sys.executable)}\n" + (HERE / "systemctl.py").read_text()
+            program = (
+                f"#!{os.path.realpath(sys.executable)}\n" + (HERE / "systemctl.py").read_text()
+            )
             self.write("/usr/local/bin/systemctl", program, mode=0o755)
 
     def _boot(self) -> None:
         """Until systemd has reached its basic target."""
-        words = ["unshare", "--mount", "sh", "-c", BOOT, "sh", self._top, self._net, self._net, sys.base_prefix]
-        self._init = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        words = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            BOOT,
+            "sh",
+            self._top,
+            self._net,
+            self._net,
+            sys.base_prefix,
+        ]
+        self._init = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 120
-        while not self.pid or "basic.target" not in self.sh("systemctl is-active --quiet basic.target && echo basic.target", check=False):
+        while not self.pid or "basic.target" not in self.sh(
+            "systemctl is-active --quiet basic.target && echo basic.target", check=False
+        ):
             assert self._init.poll() is None, f"{self.name} did not start"
             assert time.monotonic() < deadline, f"{self.name} does not come up"
             time.sleep(0.2)
-            found = subprocess.run(["pgrep", "-P", str(self._init.pid)], capture_output=True, text=True, check=False).stdout.split()
+            found = subprocess.run(
+                ["pgrep", "-P", str(self._init.pid)], capture_output=True, text=True, check=False
+            ).stdout.split()
             self.pid = int(found[0]) if found and _name(int(found[0])) == "systemd" else 0
 
     def _stand_in(self) -> None:
-        words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--uts", "sh", "-c", SETUP, "sh", self._top]
+        words = [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--uts",
+            "sh",
+            "-c",
+            SETUP,
+            "sh",
+            self._top,
+        ]
         self._init = subprocess.Popen(
-            ["ip", "netns", "exec", self._net, *words, os.path.realpath(sys.executable), INIT], stdout=subprocess.PIPE, text=True
+            ["ip", "netns", "exec", self._net, *words, os.path.realpath(sys.executable), INIT],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._init.stdout is not None
         assert self._init.stdout.readline() == "ready\n", f"{self.name} did not start"
-        (unshare,) = run("pgrep", "-P", str(self._init.pid)).split() if _name(self._init.pid) != "unshare" else [str(self._init.pid)]
+        (unshare,) = (
+            run("pgrep", "-P", str(self._init.pid)).split()
+            if _name(self._init.pid) != "unshare"
+            else [str(self._init.pid)]
+        )
         self.pid = int(run("pgrep", "-P", unshare).split()[0])
 
-    def sh(self, script: str, *, check: bool = True, within: str = "/root", timeout: float = 900.0) -> str:
-        """What the script prints; with `check` its exit code must be 0. PATH is that of a login, with this Python's own folder first."""
-        path = f"{PYTHON if SYSTEMD else sys.base_prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "COLUMNS": "200"} | PIP
+    def sh(
+        self, script: str, *, check: bool = True, within: str = "/root", timeout: float = 900.0
+    ) -> str:
+        """What the script prints; with `check` its exit code must be 0. PATH is that of a login,
+        with this Python's own folder first.
+        """
+        path = f"{PYTHON if SYSTEMD else sys.base_prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # noqa: E501
+        environment = {
+            "PATH": path,
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+        } | PIP
         done = subprocess.run(
-            [*self._enter, f"--wd={self.root}{within}", "bash", "-euo", "pipefail", "-c", textwrap.dedent(script)],
-            env=environment, capture_output=True, text=True, check=False, timeout=timeout, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                *self._enter,
+                f"--wd={self.root}{within}",
+                "bash",
+                "-euo",
+                "pipefail",
+                "-c",
+                textwrap.dedent(script),
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
         said = done.stdout + done.stderr
-        assert not check or done.returncode == 0, f"at {self.name}, {script}\nended with {done.returncode}:\n{said}"
+        assert not check or done.returncode == 0, (
+            f"at {self.name}, {script}\nended with {done.returncode}:\n{said}"
+        )
         return said
 
     @property
     def _enter(self) -> list[str]:
-        return ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--uts", "--root"]
+        return [
+            "nsenter",
+            "--target",
+            str(self.pid),
+            "--mount",
+            "--net",
+            "--pid",
+            "--uts",
+            "--root",
+        ]
 
     @property
     def root(self) -> str:
@@ -182,7 +274,10 @@ class Machine:
         return int(self.sh(f"systemctl show --property MainPID --value {unit}"))
 
     def logs(self) -> str:
-        return self.sh("journalctl --no-pager --lines 60" if SYSTEMD else "tail -n 30 /run/units/*.log", check=False)
+        return self.sh(
+            "journalctl --no-pager --lines 60" if SYSTEMD else "tail -n 30 /run/units/*.log",
+            check=False,
+        )
 
     def end(self) -> None:
         if self.pid:

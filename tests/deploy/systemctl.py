@@ -1,5 +1,6 @@
-"""Stands for systemd's systemctl on a machine without it: reads the very units, and gives their processes user, groups, folders, environment,
-a file system of which all but the unit's own folders is read-only, and no network where the unit says so. Filters of system calls it leaves out.
+"""Stands for systemd's systemctl on a machine without it: reads the very units, and gives their
+processes user, groups, folders, environment, a file system of which all but the unit's own folders
+is read-only, and no network where the unit says so. Filters of system calls it leaves out.
 
 Standard library only: it runs as a program of the machine.
 """
@@ -39,11 +40,16 @@ def mount(source, target, flags):
 
 
 def confine(unit, folders):
-    """ProtectSystem=strict: all that is mounted becomes read-only but /dev, /proc, /sys, the unit's own folders and its private /tmp."""
+    """ProtectSystem=strict: all that is mounted becomes read-only but /dev, /proc, /sys, the unit's
+    own folders and its private /tmp.
+    """
     mount("none", "/", REC | PRIVATE)
     for hidden in " ".join(unit.get("InaccessiblePaths", [])).split():
         if os.path.isdir(hidden.lstrip("-")):
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=000,ro", "tmpfs", hidden.lstrip("-")], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "mode=000,ro", "tmpfs", hidden.lstrip("-")],
+                check=True,
+            )
     if unit.get("PrivateTmp") == ["true"]:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/tmp"], check=True)
     if unit.get("ProtectSystem") != ["strict"]:
@@ -58,7 +64,10 @@ def confine(unit, folders):
         mount(path, path, BIND | REC)
     for line in Path("/proc/self/mounts").read_text().splitlines():
         place = line.split()[1].encode().decode("unicode_escape")
-        if not any(place == kept or place.startswith(f"{kept}/") for kept in (*own, "/dev", "/proc", "/sys")):
+        if not any(
+            place == kept or place.startswith(f"{kept}/")
+            for kept in (*own, "/dev", "/proc", "/sys")
+        ):
             with contextlib.suppress(OSError):
                 mount("none", place, BIND | REMOUNT | RDONLY)
     try:
@@ -73,11 +82,17 @@ def begin(name):
     unit = settings(name)
     one = {key: values[-1] for key, values in unit.items()}
     if one.get("DynamicUser") == "true":
-        user, group = pwd.struct_passwd(("dynamic", "x", 61184, 61184, "", "/", "")), grp.struct_group(("dynamic", "x", 61184, []))
+        user, group = (
+            pwd.struct_passwd(("dynamic", "x", 61184, 61184, "", "/", "")),
+            grp.struct_group(("dynamic", "x", 61184, [])),
+        )
     else:
         user, group = pwd.getpwnam(one["User"]), grp.getgrnam(one["Group"])
     folders = []
-    for key, top, mode in (("StateDirectory", "/var/lib", "StateDirectoryMode"), ("RuntimeDirectory", "/run", "RuntimeDirectoryMode")):
+    for key, top, mode in (
+        ("StateDirectory", "/var/lib", "StateDirectoryMode"),
+        ("RuntimeDirectory", "/run", "RuntimeDirectoryMode"),
+    ):
         for word in one.get(key, "").split():
             folders.append(Path(top, word))
             folders[-1].mkdir(exist_ok=True)
@@ -89,11 +104,17 @@ def begin(name):
         "USER": user.pw_name,
         "LANG": "C.UTF-8",
     }
-    environment |= dict(pair.split("=", 1) for line in unit.get("Environment", []) for pair in shlex.split(line))
+    environment |= dict(
+        pair.split("=", 1) for line in unit.get("Environment", []) for pair in shlex.split(line)
+    )
     for file in unit.get("EnvironmentFile", []):
         if file.startswith("-") and not os.path.exists(file[1:]):
             continue
-        pairs = (line.partition("=") for line in Path(file.lstrip("-")).read_text().splitlines() if "=" in line)
+        pairs = (
+            line.partition("=")
+            for line in Path(file.lstrip("-")).read_text().splitlines()
+            if "=" in line
+        )
         environment |= {key: value for key, _, value in pairs}
     environment |= {"NOTIFY_SOCKET": os.environ["NOTIFY_SOCKET"], "OMP_NUM_THREADS": "1"}
     confine(unit, folders)
@@ -118,7 +139,10 @@ def start(name):
     PIDS.mkdir(exist_ok=True)
     address = PIDS / f"{name}.notify"
     address.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear, open(PIDS / f"{name}.log", "ab") as log:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear,
+        open(PIDS / f"{name}.log", "ab") as log,
+    ):
         ear.bind(str(address))
         address.chmod(0o666)
         ear.settimeout(0.2)
@@ -132,7 +156,12 @@ def start(name):
             name,
         ]
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env={"NOTIFY_SOCKET": str(address)}
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={"NOTIFY_SOCKET": str(address)},
         )
         (PIDS / name).write_text(str(process.pid))
         deadline = time.monotonic() + 300

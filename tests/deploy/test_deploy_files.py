@@ -1,4 +1,6 @@
-"""Units, compose file and chart hold together: what they name exists, the gate has no network and nobody more than he needs."""
+"""Units, compose file and chart hold together: what they name exists, the gate has no network and
+nobody more than he needs.
+"""
 
 import re
 import shutil
@@ -32,9 +34,13 @@ class Strict(yaml.SafeLoader):
 
 
 def rendered(name, values, used=None):
-    """A template with the chart's values in it; the chart uses no more of Helm's language than this: one condition around all, names and quotes."""
+    """A template with the chart's values in it; the chart uses no more of Helm's language than
+    this: one condition around all, names and quotes.
+    """
     text = (DEPLOY / "helm/templates" / name).read_text()
-    whole = re.fullmatch(r"\{\{- if \.Values\.(\w+)\.enabled \}\}\n(.*)\{\{- end \}\}\n", text, re.DOTALL)
+    whole = re.fullmatch(
+        r"\{\{- if \.Values\.(\w+)\.enabled \}\}\n(.*)\{\{- end \}\}\n", text, re.DOTALL
+    )
     assert whole, name
     assert values[whole[1]]["enabled"] is False, "a part is run where it is asked for"
 
@@ -77,19 +83,33 @@ def test_every_unit_is_closed_and_starts_what_is_installed(name):
 
 def test_the_compose_file_names_every_image_and_gives_gate_and_shuffler_no_network():
     composed = yaml.load((DEPLOY / "compose.yaml").read_text(), Strict)
-    targets = set(re.findall(r"^FROM \S+ AS (\w+)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE))
+    targets = set(
+        re.findall(r"^FROM \S+ AS (\w+)$", (DEPLOY / "Containerfile").read_text(), re.MULTILINE)
+    )
     for name, service in composed["services"].items():
         assert service["image"].removeprefix("silodp-").partition(":")[0] in targets
         assert service["image"].endswith(f":{__version__}")
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
         assert (service.get("network_mode") == "none") == (name in ("gate", "shuffler"))
-        assert not any("/silo" in volume.split(":")[0] or "records" in volume for volume in service["volumes"]) or name == "gate"
+        assert (
+            not any(
+                "/silo" in volume.split(":")[0] or "records" in volume
+                for volume in service["volumes"]
+            )
+            or name == "gate"
+        )
     if shutil.which("docker"):
         done = subprocess.run(
-            ["docker", "compose", "-f", DEPLOY / "compose.yaml", "--profile", "*", "config", "-q"], capture_output=True, text=True
+            ["docker", "compose", "-f", DEPLOY / "compose.yaml", "--profile", "*", "config", "-q"],
+            capture_output=True,
+            text=True,
         )
-        assert done.returncode == 0 or "is not a docker command" in done.stderr or "unknown" in done.stderr, done.stderr
+        assert (
+            done.returncode == 0
+            or "is not a docker command" in done.stderr
+            or "unknown" in done.stderr
+        ), done.stderr
 
 
 def test_the_base_image_is_pinned_to_an_exact_version():
@@ -103,10 +123,23 @@ def test_the_chart_keeps_the_gate_off_the_network_and_away_from_the_couriers_pod
     closed = made["NetworkPolicy", "north-gate-has-no-network"]["spec"]
     assert closed["policyTypes"] == ["Ingress", "Egress"]
     assert not {"ingress", "egress"} & closed.keys()
-    assert closed["podSelector"]["matchLabels"].items() <= gate["spec"]["template"]["metadata"]["labels"].items()
-    own, others = ([volume for volume in pod["spec"]["template"]["spec"]["volumes"] if "emptyDir" not in volume] for pod in (gate, courier))
+    assert (
+        closed["podSelector"]["matchLabels"].items()
+        <= gate["spec"]["template"]["metadata"]["labels"].items()
+    )
+    own, others = (
+        [
+            volume
+            for volume in pod["spec"]["template"]["spec"]["volumes"]
+            if "emptyDir" not in volume
+        ]
+        for pod in (gate, courier)
+    )
     assert [volume["name"] for volume in own if volume in others] == ["socket"]
-    assert gate["spec"]["template"]["spec"]["nodeName"] == courier["spec"]["template"]["spec"]["nodeName"]
+    assert (
+        gate["spec"]["template"]["spec"]["nodeName"]
+        == courier["spec"]["template"]["spec"]["nodeName"]
+    )
 
 
 @pytest.mark.parametrize("name", ["silo.yaml", "server.yaml", "shuffler.yaml"])
@@ -127,7 +160,9 @@ def test_every_container_of_the_chart_is_closed_and_of_an_image_that_is_built(va
             "capabilities": {"drop": ["ALL"]},
         }
         assert f" AS {container['image'].partition('silodp-')[2].partition(':')[0]}\n" in targets
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {
+            volume["name"] for volume in spec["volumes"]
+        }
 
 
 def test_every_value_of_the_chart_is_used_and_every_object_is_whole(values):
@@ -138,10 +173,23 @@ def test_every_value_of_the_chart_is_used_and_every_object_is_whole(values):
         names = [(one["kind"], one["metadata"]["name"]) for one in made]
         assert len(set(names)) == len(names)
         for pod in (one for one in made if one["kind"] in ("StatefulSet", "Deployment")):
-            assert pod["spec"]["selector"]["matchLabels"] == pod["spec"]["template"]["metadata"]["labels"]
-            limits = pod["spec"]["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
+            assert (
+                pod["spec"]["selector"]["matchLabels"]
+                == pod["spec"]["template"]["metadata"]["labels"]
+            )
+            limits = (
+                pod["spec"]["template"]["spec"]["containers"][0]
+                .get("resources", {})
+                .get("limits", {})
+            )
             assert all(isinstance(limit, str) for limit in limits.values())
-    given = {f"{part}.{name}" for part, more in values.items() if isinstance(more, dict) for name in more if name != "enabled"}
+    given = {
+        f"{part}.{name}"
+        for part, more in values.items()
+        if isinstance(more, dict)
+        for name in more
+        if name != "enabled"
+    }
     assert used == given | {name for name, more in values.items() if not isinstance(more, dict)}
 
 

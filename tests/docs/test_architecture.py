@@ -1,4 +1,6 @@
-"""ARCHITECTURE.md's three walks name files and definitions that exist, and each hop's code names what its arrow points to."""
+"""ARCHITECTURE.md's three walks name files and definitions that exist, and each hop's code names
+what its arrow points to.
+"""
 
 import ast
 import re
@@ -9,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 HOP = re.compile(r"^\d+\. `([\w/]+\.py)` `([\w.]+)`([^>\n]*)(?:->(.*))?$", re.MULTILINE)
-HOPS = [(file, name, tuple(re.findall(r"`(\w+)`", after or ""))) for file, name, _, after in HOP.findall(TEXT)]
+HOPS = [
+    (file, name, tuple(re.findall(r"`(\w+)`", after or "")))
+    for file, name, _, after in HOP.findall(TEXT)
+]
 
 
 def definition(file, name):
@@ -28,7 +33,9 @@ def test_every_numbered_line_of_the_walks_is_read():
     assert len(HOPS) == len(re.findall(r"^\d+\. ", walks, re.MULTILINE)) > 30
 
 
-@pytest.mark.parametrize(("file", "name", "names"), HOPS, ids=[f"{file}:{name}" for file, name, _ in HOPS])
+@pytest.mark.parametrize(
+    ("file", "name", "names"), HOPS, ids=[f"{file}:{name}" for file, name, _ in HOPS]
+)
 def test_a_hop_is_where_the_walk_says_and_leads_on(file, name, names):
     source = definition(file, name)
     assert [word for word in names if not re.search(rf"\b{word}\b", source)] == []
@@ -36,6 +43,10 @@ def test_a_hop_is_where_the_walk_says_and_leads_on(file, name, names):
 
 def test_files_and_folders_that_the_page_names_are_there():
     named = {
-        path.rstrip("/") for path in re.findall(r"`((?:core|engine|host|silo|shuffler|server|wire|pages|testing|lab|cli)/[\w/.]*)`", TEXT)
+        path.rstrip("/")
+        for path in re.findall(
+            r"`((?:core|engine|host|silo|shuffler|server|wire|pages|testing|lab|cli)/[\w/.]*)`",
+            TEXT,
+        )
     }
     assert [path for path in sorted(named) if not (ROOT / "src/silodp" / path).exists()] == []

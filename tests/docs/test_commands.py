@@ -1,4 +1,6 @@
-"""What the pages tell people to type works: two are run from an empty folder, and every option shown anywhere exists."""
+"""What the pages tell people to type works: two are run from an empty folder, and every option
+shown anywhere exists.
+"""
 
 import os
 import re
@@ -25,7 +27,9 @@ PAGES = sorted(
         *(ROOT / "examples").glob("*.py"),
     ]
 )
-BLOCK = re.compile(r'^```(console|python title="(?P<file>[\w.]+)")\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r'^```(console|python title="(?P<file>[\w.]+)")\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
+)
 
 
 def told(text):
@@ -36,29 +40,43 @@ def told(text):
 
 
 def says(printed, wanted):
-    """Whether the lines are those wanted, however wide the screen; `…` is any text in a line, and alone any number of lines."""
+    """Whether the lines are those wanted, however wide the screen; `…` is any text in a line, and
+    alone any number of lines.
+    """
     words = [
-        r"(?s:.*?)" if line == "…" else r"\s+".join(r"[^\n]*?".join(map(re.escape, w.split("…"))) for w in line.split()) for line in wanted
+        r"(?s:.*?)"
+        if line == "…"
+        else r"\s+".join(r"[^\n]*?".join(map(re.escape, w.split("…"))) for w in line.split())
+        for line in wanted
     ]
     return re.fullmatch(r"\s*".join(["", *words, ""]), printed) is not None
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    """The advisor tries less on fewer made-up records, and says the same sentences: what it finds by all of it is tests/server/advice's. Not with SILODP_LONG=1."""
+    """The advisor tries less on fewer made-up records, and says the same sentences: what it finds
+    by all of it is tests/server/advice's. Not with SILODP_LONG=1.
+    """
     if "SILODP_LONG" not in os.environ:
-        less = tuple(replace(effort, worlds=effort.worlds[:2], pool=300, tested=300, trials=1, looks=1) for effort in candidates.EFFORTS)
+        less = tuple(
+            replace(effort, worlds=effort.worlds[:2], pool=300, tested=300, trials=1, looks=1)
+            for effort in candidates.EFFORTS
+        )
         monkeypatch.setattr(chooser, "EFFORTS", less)
         monkeypatch.setattr(trusts, "EFFORTS", less)
 
 
 @pytest.fixture
 def type_in(monkeypatch, capfd, tmp_path_factory):
-    """Types a command into an empty folder: (exit code, what it printed). silodp itself runs in this process, to start once."""
+    """Types a command into an empty folder: (exit code, what it printed). silodp itself runs in
+    this process, to start once.
+    """
     folder = tmp_path_factory.mktemp("q")  # short, for the sockets in it
     monkeypatch.chdir(folder)
     monkeypatch.setenv("SILODP_STATE", str(folder / "state"))
-    monkeypatch.delenv("COLUMNS", raising=False)  # sentences as in a pipe, whole; tables as on a wide screen
+    monkeypatch.delenv(
+        "COLUMNS", raising=False
+    )  # sentences as in a pipe, whole; tables as on a wide screen
     monkeypatch.setattr(console.out, "width", 100)
 
     def run(command):
@@ -68,7 +86,10 @@ def type_in(monkeypatch, capfd, tmp_path_factory):
             return 0, ""
         if words[0] != "silodp":
             done = subprocess.run(
-                [sys.executable if words[0] == "python" else words[0], *words[1:]], capture_output=True, text=True, check=False
+                [sys.executable if words[0] == "python" else words[0], *words[1:]],
+                capture_output=True,
+                text=True,
+                check=False,
             )
             return done.returncode, done.stdout + done.stderr
         monkeypatch.setattr(sys, "argv", words)
@@ -94,7 +115,9 @@ def loose(text):
         pytest.param("second-model.md", str, 8, marks=pytest.mark.xdist_group("federation-direct")),
     ],
 )
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # gates outlive the command that starts them
+@pytest.mark.filterwarnings(
+    "ignore:subprocess .* is still running:ResourceWarning"
+)  # gates outlive the command that starts them
 def test_a_page_does_what_it_says(type_in, name, seen, least):
     page, count = (ROOT / "docs" / name).read_text(), 0
     for block in BLOCK.finditer(page):
@@ -104,16 +127,25 @@ def test_a_page_does_what_it_says(type_in, name, seen, least):
         for command, lines in told(block["text"]):
             code, printed = type_in(command)
             assert code == 0, f"{command}\n{printed}"
-            assert says(seen(printed), map(seen, lines)), f"{command}\nprinted\n{printed}\nbut the page says\n" + "\n".join(lines)
+            assert says(seen(printed), map(seen, lines)), (
+                f"{command}\nprinted\n{printed}\nbut the page says\n" + "\n".join(lines)
+            )
             count += 1
     assert count >= least
 
 
 def test_the_four_commands_of_the_readme_lead_to_a_report_from_one_folder(type_in):
-    block = re.search(r"^python3 -m venv.*?^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    commands = [line.partition(" # ")[0].strip() for line in block[0].splitlines() if line.startswith("silodp ")]
+    block = re.search(
+        r"^python3 -m venv.*?^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    commands = [
+        line.partition(" # ")[0].strip()
+        for line in block[0].splitlines()
+        if line.startswith("silodp ")
+    ]
     assert [command.split()[1] for command in commands] == ["init", "train", "evaluate", "report"]
-    short = " --algorithm mb-sgd --model logistic --rounds 2"  # the choice, and all its rounds, are the quickstart's walk
+    # the choice, and all its rounds, are the quickstart's walk
+    short = " --algorithm mb-sgd --model logistic --rounds 2"
     for command in commands:
         code, printed = type_in(command + (short if " train " in command else ""))
         assert code == 0, printed
@@ -131,9 +163,17 @@ def test_the_comparison_of_output_can_fail():
 
 
 def commands(text):
-    """Every `silodp ...` in code: fenced lines and inline spans, each up to a comment, a pipe or the end of the span."""
-    blocks = text if not text.count("```") else "\n".join(re.findall(r"```[^\n]*\n(.*?)```", text, re.DOTALL))
-    fenced = re.findall(r"^ *(?:\$ )?(silodp [^\n#|]*)", re.sub(r"\\\n\s*", "", blocks), re.MULTILINE)
+    """Every `silodp ...` in code: fenced lines and inline spans, each up to a comment, a pipe or
+    the end of the span.
+    """
+    blocks = (
+        text
+        if not text.count("```")
+        else "\n".join(re.findall(r"```[^\n]*\n(.*?)```", text, re.DOTALL))
+    )
+    fenced = re.findall(
+        r"^ *(?:\$ )?(silodp [^\n#|]*)", re.sub(r"\\\n\s*", "", blocks), re.MULTILINE
+    )
     inline = re.findall(r"`(?:\.venv/bin/)?(silodp [^`\n]*)`", text)
     return [c.strip() for c in [*fenced, *inline]]
 
@@ -144,18 +184,29 @@ def test_every_command_and_option_that_a_page_shows_exists(path):
     for command in commands(path.read_text()):
         words = command.replace("…", "x").replace("...", " ").split()[1:]
         found = root
-        while words and isinstance(found, click.Group) and re.fullmatch(r"[a-z-]+", words[0]) and not words[0].startswith("-"):
-            assert words[0] in found.commands, f"{path.name}: `{command}`: there is no command {words[0]}"
+        while (
+            words
+            and isinstance(found, click.Group)
+            and re.fullmatch(r"[a-z-]+", words[0])
+            and not words[0].startswith("-")
+        ):
+            assert words[0] in found.commands, (
+                f"{path.name}: `{command}`: there is no command {words[0]}"
+            )
             found = found.commands[words.pop(0)]
         known = {"--help", "--install-completion", "--show-completion"}
         known |= {option for p in found.params for option in [*p.opts, *p.secondary_opts]}
         for word in words:
             if word.startswith("--"):
-                assert word.split("=")[0].rstrip(".,;:)`") in known, f"{path.name}: `{command}`: there is no option {word}"
+                assert word.split("=")[0].rstrip(".,;:)`") in known, (
+                    f"{path.name}: `{command}`: there is no option {word}"
+                )
 
 
 def test_the_check_of_options_can_fail():
-    assert commands("text `silodp train --epsilon 3` and\n```\nsilodp plan \\\n  --no-such 1  # why\n```\n") == [
+    assert commands(
+        "text `silodp train --epsilon 3` and\n```\nsilodp plan \\\n  --no-such 1  # why\n```\n"
+    ) == [
         "silodp plan --no-such 1",
         "silodp train --epsilon 3",
     ]

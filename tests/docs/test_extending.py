@@ -1,4 +1,6 @@
-"""The files of docs/extending.md, taken from the page, run by their paths alone in every command that the page shows."""
+"""The files of docs/extending.md, taken from the page, run by their paths alone in every command
+that the page shows.
+"""
 
 import json
 import os
@@ -19,8 +21,15 @@ from silodp.testing import check_feature_map, check_model, check_prox
 
 PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
 FILES = dict(re.findall(r'```python title="(.*?)"\n(.*?)```', PAGE, re.DOTALL))
-COMMANDS = {words[1]: words[1:] for words in map(str.split, re.findall(r"^silodp .*", PAGE, re.MULTILINE)) if words[1] != "federation"}
-FEDERATION = {words[2]: words[1:] for words in map(str.split, re.findall(r"^silodp federation .*", PAGE, re.MULTILINE))}
+COMMANDS = {
+    words[1]: words[1:]
+    for words in map(str.split, re.findall(r"^silodp .*", PAGE, re.MULTILINE))
+    if words[1] != "federation"
+}
+FEDERATION = {
+    words[2]: words[1:]
+    for words in map(str.split, re.findall(r"^silodp federation .*", PAGE, re.MULTILINE))
+}
 OWN = "fedavgm.py:fedavgm"
 
 
@@ -45,7 +54,11 @@ def test_the_signature_declares_it(here):
     assert found.kinds == ("minibatch",)
     assert list(found.settings) == ["rounds", "local_steps", "keep"]
     assert found.summary.startswith("Server momentum on local steps")
-    assert found.schedule({"rounds": 3, "keep": "0.25"}) == {"rounds": 3, "local_steps": 5, "keep": 0.25}
+    assert found.schedule({"rounds": 3, "keep": "0.25"}) == {
+        "rounds": 3,
+        "local_steps": 5,
+        "keep": 0.25,
+    }
     with pytest.raises(BadInput, match=r"^keep is 1; it must be 0 or more, and less than 1$"):
         found.schedule({"keep": "1"})
     with pytest.raises(BadInput, match=r"has no setting 'kept'; it has rounds, local_steps, keep$"):
@@ -87,7 +100,9 @@ def test_it_is_attacked_and_keeps_its_claim(here, silodp):
     assert (code, row["algorithm"], row["alarm"]) == (0, OWN, False)
 
 
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # gates outlive the command that starts them
+@pytest.mark.filterwarnings(
+    "ignore:subprocess .* is still running:ResourceWarning"
+)  # gates outlive the command that starts them
 def test_it_runs_over_gates_that_are_processes_of_their_own(here, silodp, tmp_path_factory):
     folder = "--folder", tmp_path_factory.mktemp("q")  # short, for the sockets in it
     try:
@@ -137,21 +152,37 @@ print(*(row for row in answers.answerable() if row.statistic is Exceeds), sep=";
 """
 
 
-def test_a_statistic_is_one_file_that_is_found_checked_answered_where_a_policy_names_it_and_missed_by_the_audit(here):
+def test_a_statistic_is_one_file_that_is_found_checked_answered_where_a_policy_names_it_and_missed_by_the_audit(  # noqa: E501
+    here,
+):
     source = here / "src/silodp"
-    shutil.copytree(Path(package.__file__).parent, source, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(package.__file__).parent, source, ignore=shutil.ignore_patterns("__pycache__")
+    )
     (source / "core/statistics/exceeds.py").write_text(FILES["exceeds.py"])
     (here / "answered.py").write_text(ANSWERED)
 
     def run(*words):
         environment = os.environ | {"PYTHONPATH": str(source.parent), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, *words], cwd=here, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=here,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return done.stdout
 
-    assert "2 passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_exceeds.py")
+    assert "2 passed" in run(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_exceeds.py"
+    )
     assert run("answered.py", str(here / "silos")).splitlines() == [
         "the gate refused (statistic)",
-        "Exceeds has no example in the audit (lab/audit/answers.py); a gate must not answer what nobody audits",
+        (
+            "Exceeds has no example in the audit (lab/audit/answers.py); a gate must not "
+            "answer what nobody audits"
+        ),
         "Exceeds, Gaussian, FullBatch",
     ]

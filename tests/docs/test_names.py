@@ -14,7 +14,11 @@ PAGES = [
     *(p for p in (ROOT / "deploy").rglob("*") if p.is_file()),
     *(ROOT / "examples").rglob("*.py"),
 ]
-FOLDERS = "|".join(sorted(p.name for p in (ROOT / "src/silodp").iterdir() if p.is_dir() and p.name != "__pycache__"))
+FOLDERS = "|".join(
+    sorted(
+        p.name for p in (ROOT / "src/silodp").iterdir() if p.is_dir() and p.name != "__pycache__"
+    )
+)
 
 
 def modules(text):
@@ -42,7 +46,9 @@ def there(name):
 
 def files(text):
     """Paths in the package, or of the tree, that stand in code."""
-    for path in re.findall(rf"`((?:src/silodp/)?(?:{FOLDERS}|tests|docs|examples|deploy|benchmarks)/[\w/.-]*)`", text):
+    for path in re.findall(
+        rf"`((?:src/silodp/)?(?:{FOLDERS}|tests|docs|examples|deploy|benchmarks)/[\w/.-]*)`", text
+    ):
         yield path.rstrip("/")
 
 
@@ -50,13 +56,21 @@ def files(text):
 def test_every_module_and_file_that_a_page_names_exists(page):
     text = page.read_text()
     own = set(re.findall(r'```python title="(\w+)\.py"', text))  # files that the page itself shows
-    assert [name for name in modules(text) if not there(name) and not own & set(name.split("."))] == []
-    assert [path for path in files(text) if not any((base / path).exists() for base in (ROOT, ROOT / "src/silodp", page.parent))] == []
+    assert [
+        name for name in modules(text) if not there(name) and not own & set(name.split("."))
+    ] == []
+    assert [
+        path
+        for path in files(text)
+        if not any((base / path).exists() for base in (ROOT, ROOT / "src/silodp", page.parent))
+    ] == []
 
 
 def test_every_test_that_a_page_names_exists():
     defined = {
-        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     for page in PAGES:
         named = set(re.findall(r"`(test_\w+)`", page.read_text()))
@@ -64,14 +78,19 @@ def test_every_test_that_a_page_names_exists():
 
 
 def test_the_check_of_names_can_fail():
-    assert list(modules("from silodp.core.query import Query, Grad as G\n`silodp.lab.nowhere`"))[:2] == [
+    assert list(modules("from silodp.core.query import Query, Grad as G\n`silodp.lab.nowhere`"))[
+        :2
+    ] == [
         "silodp.core.query.Query",
         "silodp.core.query.Grad",
     ]
     assert there("silodp.core.query.Query")
     assert not there("silodp.lab.nowhere")
     assert not there("silodp.core.query.Nothing")
-    assert list(files("`core/query.py` and `silo/answer/`, not `policy.toml`")) == ["core/query.py", "silo/answer"]
+    assert list(files("`core/query.py` and `silo/answer/`, not `policy.toml`")) == [
+        "core/query.py",
+        "silo/answer",
+    ]
 
 
 def test_every_code_of_a_refusal_has_a_line_that_says_what_to_do():
@@ -112,12 +131,21 @@ def test_the_words_that_help_texts_use_are_in_the_glossary():
 
 def test_the_glossary_is_named_by_the_help_and_linked_from_where_people_begin(silodp):
     assert "docs/glossary.md" in silodp("--help")[1]
-    for page in ("README.md", "docs/index.md", "docs/privacy.md", "docs/howto.md", "docs/protocol.md", "docs/promises/charge-first.md"):
+    for page in (
+        "README.md",
+        "docs/index.md",
+        "docs/privacy.md",
+        "docs/howto.md",
+        "docs/protocol.md",
+        "docs/promises/charge-first.md",
+    ):
         assert "glossary.md" in (ROOT / page).read_text(), page
 
 
 def test_the_table_of_versions_has_the_numbers_of_this_code():
-    """A frame, ledger or journal of another number needs a row of its own, and a thought about who may talk to whom."""
+    """A frame, ledger or journal of another number needs a row of its own, and a thought about who
+    may talk to whom.
+    """
     import tomllib
 
     from silodp import __version__
@@ -125,7 +153,9 @@ def test_the_table_of_versions_has_the_numbers_of_this_code():
     from silodp.server.journal import VERSION as JOURNAL
     from silodp.silo.ledger import chain
 
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     pins = [extras[engine][0].partition("==")[2] for engine in ("nvflare", "flower")]
     ledger = re.search(r"silodp ledger (\d+) ", inspect.getsource(chain.hashed))[1]
     row = [__version__.rpartition(".")[0], str(FRAMES), ledger, str(JOURNAL), *pins]

@@ -1,4 +1,6 @@
-"""The notebooks of docs/notebooks: sources without outputs, that use what is documented. test_pages.py runs them, with the site that shows them."""
+"""The notebooks of docs/notebooks: sources without outputs, that use what is documented.
+test_pages.py runs them, with the site that shows them.
+"""
 
 import re
 from pathlib import Path
@@ -13,8 +15,14 @@ REFERENCE = "".join(page.read_text() for page in (ROOT / "docs/reference").glob(
 
 
 def test_there_are_three_and_no_output_is_stored():
-    assert {path.stem for path in NOTEBOOKS} == {"four_hospitals", "frozen_encoder", "new_algorithm"}
-    assert [path.name for path in (ROOT / "docs/notebooks").iterdir() if path.suffix not in (".py", "")] == []
+    assert {path.stem for path in NOTEBOOKS} == {
+        "four_hospitals",
+        "frozen_encoder",
+        "new_algorithm",
+    }
+    assert [
+        path.name for path in (ROOT / "docs/notebooks").iterdir() if path.suffix not in (".py", "")
+    ] == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)

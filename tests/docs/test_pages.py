@@ -1,4 +1,6 @@
-"""The pages hold: their examples compute what they say, every algorithm has its page and figure, and the site builds without a warning."""
+"""The pages hold: their examples compute what they say, every algorithm has its page and figure,
+and the site builds without a warning.
+"""
 
 import ast
 import doctest
@@ -13,7 +15,9 @@ from silodp.server.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-in_one_place = pytest.mark.xdist_group("browser")  # the site is built once, for these and for whoever looks at it
+in_one_place = pytest.mark.xdist_group(
+    "browser"
+)  # the site is built once, for these and for whoever looks at it
 SPOKEN = sorted(page for page in DOCS.rglob("*.md") if ">>> " in page.read_text())
 
 
@@ -38,7 +42,13 @@ def test_every_algorithm_has_a_page_with_its_source_its_figure_and_a_command(nam
     assert f"({name}.svg)" in page
     assert (DOCS / "algorithms" / f"{name}.svg").stat().st_size > 5_000
     assert f"--algorithm {name} " in page
-    for heading in ("## The step", "## Guarantee", "## When to use it", "## Source", "## A picture of its steps"):
+    for heading in (
+        "## The step",
+        "## Guarantee",
+        "## When to use it",
+        "## Source",
+        "## A picture of its steps",
+    ):
         assert heading in page
     assert f"[{name}]({name}.md)" in (DOCS / "algorithms/index.md").read_text()
 
@@ -54,8 +64,15 @@ def test_a_figure_is_drawn_by_its_command(tmp_path, monkeypatch):
 def test_every_page_of_corrections_that_is_linked_to_exists():
     """MkDocs checks this too, where it is installed."""
     text = (DOCS / "corrections.md").read_text()
-    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
-    links = {link for page in DOCS.rglob("*.md") for link in re.findall(r"corrections\.md#([\w-]+)", page.read_text())}
+    slugs = {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+    links = {
+        link
+        for page in DOCS.rglob("*.md")
+        for link in re.findall(r"corrections\.md#([\w-]+)", page.read_text())
+    }
     assert links
     assert links <= slugs
 
@@ -66,8 +83,14 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing_from_elsewhere(si
     assert len(pages) > 20
     for page in pages:
         text = page.read_text()
-        assert not re.findall(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?(?:https?:)?//', text), page.name
-    assert not [css for css in site.rglob("*.css") if re.search(r"url\(['\"]?(?:https?:)?//", css.read_text())]
+        assert not re.findall(
+            r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?(?:https?:)?//', text
+        ), page.name
+    assert not [
+        css
+        for css in site.rglob("*.css")
+        if re.search(r"url\(['\"]?(?:https?:)?//", css.read_text())
+    ]
     assert "Quickstart" in (site / "search/search_index.json").read_text()
 
 
@@ -80,8 +103,14 @@ def test_every_letter_and_sign_of_a_formula_is_in_the_font_that_comes_with_the_s
     for page in site.rglob("*.html"):
         for formula in re.findall(r"<math.*?</math>", page.read_text(), re.DOTALL):
             letters = {*html.unescape(re.sub(r"<[^>]*>|\s", "", formula))}
-            italic = {chr(ord(letter) + 0x1D44E - ord("a")) for letter in re.findall(r"<mi>([a-z])</mi>", formula) if letter != "h"}
-            missing |= {letter: page.name for letter in letters | italic if ord(letter) not in known}
+            italic = {
+                chr(ord(letter) + 0x1D44E - ord("a"))
+                for letter in re.findall(r"<mi>([a-z])</mi>", formula)
+                if letter != "h"
+            }
+            missing |= {
+                letter: page.name for letter in letters | italic if ord(letter) not in known
+            }
     assert not missing
 
 
@@ -115,18 +144,37 @@ def test_a_notebook_was_run_and_its_page_shows_what_came_of_it(site, name, said)
 
 def test_the_gallery_shows_every_notebook_and_example_with_a_picture_and_its_time():
     page = (DOCS / "gallery.md").read_text()
-    notebooks, programs = sorted((DOCS / "notebooks").glob("*.py")), sorted((ROOT / "examples").glob("*.py"))
+    notebooks, programs = (
+        sorted((DOCS / "notebooks").glob("*.py")),
+        sorted((ROOT / "examples").glob("*.py")),
+    )
     links = {f"(notebooks/{path.stem}-1.png)](notebooks/{path.stem}.md)" for path in notebooks}
-    links |= {f"(gallery/{path.stem}.svg)](../examples/{path.name})" for path in programs if path.stem != "digits_cnn"}
+    links |= {
+        f"(gallery/{path.stem}.svg)](../examples/{path.name})"
+        for path in programs
+        if path.stem != "digits_cnn"
+    }
     assert [link for link in links if link not in page] == []
-    assert len(re.findall(r"^\*\*\[.*\)\*\*: (?:\w+ )+(?:seconds|minute)", page, re.MULTILINE)) == len(links)
-    assert {path.stem for path in (DOCS / "gallery").glob("*.svg")} == {path.stem for path in programs} - {"digits_cnn"}
+    assert len(
+        re.findall(r"^\*\*\[.*\)\*\*: (?:\w+ )+(?:seconds|minute)", page, re.MULTILINE)
+    ) == len(links)
+    assert {path.stem for path in (DOCS / "gallery").glob("*.svg")} == {
+        path.stem for path in programs
+    } - {"digits_cnn"}
 
 
 @in_one_place
 def test_what_the_root_package_offers_is_in_the_reference(site):
     tree = ast.parse((ROOT / "src/silodp/__init__.py").read_text())
-    home = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict))
+    home = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+    )
     text = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
-    missing = [name for name, where in home.items() if name != "ALGORITHMS" and f'id="silodp.{where}.{name}"' not in text]
+    missing = [
+        name
+        for name, where in home.items()
+        if name != "ALGORITHMS" and f'id="silodp.{where}.{name}"' not in text
+    ]
     assert not missing

@@ -1,4 +1,6 @@
-"""Every promise of SECURITY.md has a page of its own, in its own words, and no page promises more."""
+"""Every promise of SECURITY.md has a page of its own, in its own words, and no page promises
+more.
+"""
 
 import runpy
 from pathlib import Path
@@ -12,7 +14,9 @@ MAKER = runpy.run_path(str(ROOT / "docs/make_promises.py"))
 def test_the_pages_are_those_that_the_promises_make():
     made = MAKER["pages"]()
     found = {path.name: path.read_text() for path in (ROOT / "docs/promises").glob("*.md")}
-    assert found == made, "SECURITY.md or promises.toml has changed: run `python docs/make_promises.py`"
+    assert found == made, (
+        "SECURITY.md or promises.toml has changed: run `python docs/make_promises.py`"
+    )
     assert len(made) == len(MAKER["rows"]()) + 1
 
 
@@ -27,9 +31,18 @@ def test_a_promise_without_a_page_and_a_page_without_a_promise_are_named(monkeyp
         MAKER["pages"]()
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "docs/promises").glob("*.md") if path.name != "index.md"))
+@pytest.mark.parametrize(
+    "name",
+    sorted(path.name for path in (ROOT / "docs/promises").glob("*.md") if path.name != "index.md"),
+)
 def test_a_page_says_for_whom_what_is_assumed_how_what_is_not_covered_and_what_goes_red(name):
     text = (ROOT / "docs/promises" / name).read_text()
-    for part in ("**For whom.** ", "**Assumed.** ", "**How it is kept.** ", "**Not covered.** ", "- `test_"):
+    for part in (
+        "**For whom.** ",
+        "**Assumed.** ",
+        "**How it is kept.** ",
+        "**Not covered.** ",
+        "- `test_",
+    ):
         assert part in text
     assert f"]({name})" in (ROOT / "docs/promises/index.md").read_text()

@@ -1,4 +1,6 @@
-"""Every figure of docs/tightness.md is computed anew, and its claim about sums of rounded Gaussians is held against their exact law."""
+"""Every figure of docs/tightness.md is computed anew, and its claim about sums of rounded Gaussians
+is held against their exact law.
+"""
 
 import math
 import re
@@ -32,10 +34,12 @@ def test_the_table_is_what_the_accountants_say(release):
     assert f"(std {math.sqrt(variance):,.0f} levels of {g})" in PAGE
 
     def spent(square: float, *, skellam: bool = False, averaged: bool = False) -> float:
-        """By Renyi orders: of a shift of this squared length; `averaged` over thresholds, as in the docstring of `binomial`.
+        """By Renyi orders: of a shift of this squared length; `averaged` over thresholds, as in the
+        docstring of `binomial`.
 
-        Skellam: the bound of Agarwal, Kairouz and Liu 2021 for one coordinate, a k^2 / (2 V) + ((2 a - 1) k^2 + 6 |k|) / (4 V^2), with |k| <= k^2.
-        Discrete Gaussians: that of Kairouz, Liu and Steinke 2021, whose tau is below 1e-300 here.
+        Skellam: the bound of Agarwal, Kairouz and Liu 2021 for one coordinate, a k^2 / (2 V) + ((2
+        a - 1) k^2 + 6 |k|) / (4 V^2), with |k| <= k^2. Discrete Gaussians: that of Kairouz, Liu and
+        Steinke 2021, whose tau is below 1e-300 here.
         """
 
         def divergence(a: float) -> float:
@@ -44,7 +48,9 @@ def test_the_table_is_what_the_accountants_say(release):
 
         return _least(divergence, delta)
 
-    conditional = 4 * ((g / 2) ** 2 + D / 4 + g / 2 + math.sqrt(D) / 2)  # beta = exp(-1/2), for each of the two neighbours
+    conditional = 4 * (
+        (g / 2) ** 2 + D / 4 + g / 2 + math.sqrt(D) / 2
+    )  # beta = exp(-1/2), for each of the two neighbours
     found = {
         "Gaussian noise on values": gaussian_epsilon(release, ROUNDS, delta),
         "the same, by": spent(g**2),
@@ -60,13 +66,18 @@ def test_the_table_is_what_the_accountants_say(release):
     ours, exact = found["\\*\\*binomial"], found["Gaussian noise on values"]
     assert ours / found["discrete Gaussians of"] < 1.002
     assert f"takes {100 * (ours / found['the same, by'] - 1):.1f} %" in PAGE
-    assert f"{100 * (gdp_mu(Budget(ours, delta)) / gdp_mu(Budget(exact, delta)) - 1):.1f} % more noise" in PAGE
+    assert (
+        f"{100 * (gdp_mu(Budget(ours, delta)) / gdp_mu(Budget(exact, delta)) - 1):.1f} % more noise"
+        in PAGE
+    )
     assert -2 * math.pi**2 * variance / SILOS / SILOS / math.log(10) < -100_000
 
 
 @pytest.mark.parametrize(("m", "sigma"), [(2, 0.45), (3, 0.6), (4, 0.7), (3, 1.0)])
 def test_a_sum_of_rounded_gaussians_is_made_from_the_gaussian_sum_up_to_the_bound(m, sigma):
-    """Laws by convolution, with noise so small that the difference is seen; neighbours of any real sums."""
+    """Laws by convolution, with noise so small that the difference is seen; neighbours of any real
+    sums.
+    """
     z, shifts = np.arange(-40, 41), np.array([0.3, -0.45, 0.17, 0.5])[:m]
     exact = np.ones(1)
     for s in shifts:
@@ -75,9 +86,14 @@ def test_a_sum_of_rounded_gaussians_is_made_from_the_gaussian_sum_up_to_the_boun
     nodes, weights = np.polynomial.legendre.leggauss(20)
     points, masses = np.zeros(1), np.ones(1)
     for _ in range(m - 1):  # the uniforms of T
-        points, masses = (points[:, None] + nodes / 2).ravel(), (masses[:, None] * weights / 2).ravel()
+        points, masses = (
+            (points[:, None] + nodes / 2).ravel(),
+            (masses[:, None] * weights / 2).ravel(),
+        )
     at = shifts.sum() + points[:, None]
-    made = masses @ (norm.cdf(z + 0.5, at, sigma * math.sqrt(m)) - norm.cdf(z - 0.5, at, sigma * math.sqrt(m)))
+    made = masses @ (
+        norm.cdf(z + 0.5, at, sigma * math.sqrt(m)) - norm.cdf(z - 0.5, at, sigma * math.sqrt(m))
+    )
     q = 1 + 2 * sum(math.exp(-2 * math.pi**2 * sigma**2 * j * j / m) for j in range(1, 20))
     apart = np.abs(exact[centre - 40 : centre + 41] - made).max()
     assert 1e-12 < apart <= (2 * math.pi * m) ** -0.5 / sigma * (q ** (m - 1) - 1)

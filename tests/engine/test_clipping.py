@@ -55,26 +55,51 @@ def with_tied_activation() -> nn.Module:
 CHAINS = {
     "one activation twice": with_tied_activation,
     "activations first, last and in a row": lambda: nn.Sequential(
-        nn.ReLU(), nn.Linear(FEATURES, 5), nn.ReLU(), nn.Tanh(), nn.Identity(), nn.ReLU(), nn.Linear(5, 3), nn.ReLU()
+        nn.ReLU(),
+        nn.Linear(FEATURES, 5),
+        nn.ReLU(),
+        nn.Tanh(),
+        nn.Identity(),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+        nn.ReLU(),
     ),
     "no hidden layer": lambda: nn.Linear(FEATURES, 3),
     "one": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, 3)),
     "two, no bias": lambda: nn.Sequential(
-        nn.Linear(FEATURES, 5, bias=False), nn.Tanh(), nn.Linear(5, 4, bias=False), nn.GELU(), nn.Linear(4, 3)
+        nn.Linear(FEATURES, 5, bias=False),
+        nn.Tanh(),
+        nn.Linear(5, 4, bias=False),
+        nn.GELU(),
+        nn.Linear(4, 3),
     ),
     "nested, in place": lambda: nn.Sequential(
-        nn.Flatten(), nn.Sequential(nn.Linear(FEATURES, 5), nn.LeakyReLU(inplace=True)), nn.Linear(5, 3)
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(FEATURES, 5), nn.LeakyReLU(inplace=True)),
+        nn.Linear(5, 3),
     ),
-    "wide": lambda: nn.Sequential(nn.Linear(FEATURES, 150), nn.SiLU(), nn.Dropout(0.5).eval(), nn.Linear(150, 3), nn.Softplus()),
+    "wide": lambda: nn.Sequential(
+        nn.Linear(FEATURES, 150),
+        nn.SiLU(),
+        nn.Dropout(0.5).eval(),
+        nn.Linear(150, 3),
+        nn.Softplus(),
+    ),
 }
 OTHERS = {
     "custom module": Square,
     "subclass of Linear": lambda: Doubled(FEATURES, 3),
     "hook": with_hook,
     "frozen layer": with_frozen_layer,
-    "LayerNorm": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)),
-    "BatchNorm in eval mode": lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).eval(),
-    "Conv1d": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)),
+    "LayerNorm": lambda: nn.Sequential(
+        nn.Linear(FEATURES, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)
+    ),
+    "BatchNorm in eval mode": lambda: nn.Sequential(
+        nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+    ).eval(),
+    "Conv1d": lambda: nn.Sequential(
+        nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)
+    ),
 }
 
 
@@ -86,10 +111,14 @@ def data(dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Ten
     return x, y, weight
 
 
-def points(problem: Problem, dtype: torch.dtype, *, silos: bool, move: float = 0.3) -> tuple[Tensor, Tensor]:
+def points(
+    problem: Problem, dtype: torch.dtype, *, silos: bool, move: float = 0.3
+) -> tuple[Tensor, Tensor]:
     w = problem.initial(range(RUNS * SILOS)).to(dtype)
     w = w.view(RUNS, SILOS, -1) if silos else w[:RUNS]
-    step = torch.randn(w.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    step = torch.randn(w.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(
+        dtype
+    )
     return w, w + move * w.norm(dim=-1, keepdim=True) * step / step.norm(dim=-1, keepdim=True)
 
 
@@ -97,10 +126,16 @@ def distance(left: Tensor, right: Tensor) -> float:
     return float((left.double() - right.double()).norm() / right.double().norm())
 
 
-def alone(problem: Problem, w: Tensor, x: Tensor, y: Tensor, clip: float, reference: Tensor | None = None) -> Tensor:
+def alone(
+    problem: Problem, w: Tensor, x: Tensor, y: Tensor, clip: float, reference: Tensor | None = None
+) -> Tensor:
     """Norms (J, records) of what each record contributes as a silo of its own."""
     x, y = x.flatten(0, 1)[:, None], y.flatten(0, 1)[:, None]
-    return clipped_sum(problem, w, x, y, torch.ones(y.shape[:2]), clip, reference=reference).double().norm(dim=-1)
+    return (
+        clipped_sum(problem, w, x, y, torch.ones(y.shape[:2]), clip, reference=reference)
+        .double()
+        .norm(dim=-1)
+    )
 
 
 @pytest.fixture
@@ -119,7 +154,9 @@ def test_the_ghost_path_equals_the_fallback(name, silos, dtype, fallback):
     for other in (None, reference):
         for clip in (torch.inf, 0.5, torch.tensor([[0.0], [0.1], [1.0], [torch.inf]])):
             fast = clipped_sum(problem, w, x, y, weight, clip, reference=other)
-            assert distance(fast, fallback(problem, w, x, y, weight, clip, reference=other)) < (1e-5 if dtype == torch.float32 else 1e-10)
+            assert distance(fast, fallback(problem, w, x, y, weight, clip, reference=other)) < (
+                1e-5 if dtype == torch.float32 else 1e-10
+            )
 
 
 @pytest.mark.parametrize("name", ["one", "two, no bias"])
@@ -155,16 +192,26 @@ def test_every_other_model_equals_a_loop_over_records(name):
     x, y, weight = data()
     w, reference = (p[:1] for p in points(problem, torch.float32, silos=False))
     assert chain(problem, x) == []
-    gradients = record_gradients(problem, w[0], x, y) - record_gradients(problem, reference[0], x, y)
+    gradients = record_gradients(problem, w[0], x, y) - record_gradients(
+        problem, reference[0], x, y
+    )
     norm = gradients.norm(dim=-1)
     clip = float(norm.median())
     expected = (gradients * (weight * (clip / norm).clamp(max=1))[..., None]).sum(1)
-    assert distance(clipped_sum(problem, w, x, y, weight, clip, reference=reference)[0], expected) < 1e-5
+    assert (
+        distance(clipped_sum(problem, w, x, y, weight, clip, reference=reference)[0], expected)
+        < 1e-5
+    )
 
 
 def test_a_conv2d_net_equals_a_loop_over_records():
-    problem = Problem(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), cross_entropy)
-    x, y = torch.randn(2, 3, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 1, 2], [2, 1, 0]])
+    problem = Problem(
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), cross_entropy
+    )
+    x, y = (
+        torch.randn(2, 3, 1, 4, 4, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([[0, 1, 2], [2, 1, 0]]),
+    )
     w = problem.initial([0, 1])
     fast = clipped_sum(problem, w, x, y, torch.ones(2, 3), torch.inf)
     assert distance(fast[1], record_gradients(problem, w[1], x, y).sum(1)) < 1e-5
@@ -185,14 +232,22 @@ def test_a_clipped_difference_stays_within_the_clip_however_small_the_move(move)
 SQUARES = ghost.squares
 
 
-def naive_squares(names: dict[str, str], terms: list[ghost.Term]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """||a1||^2 ||e1||^2 + ||a2||^2 ||e2||^2 - 2 (a1.a2)(e1.e2) in float32, which cancels: the planted bug."""
+def naive_squares(
+    names: dict[str, str], terms: list[ghost.Term]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """||a1||^2 ||e1||^2 + ||a2||^2 ||e2||^2 - 2 (a1.a2)(e1.e2) in float32, which cancels: the
+    planted bug.
+    """
     true = SQUARES(names, terms)
     if len(terms) == 1:
         return true
     (a1, de), (da, e2) = terms
     a2, e1 = a1 - da, de + e2
-    square = (a1**2).sum(-2) * (e1**2).sum(-2) + (a2**2).sum(-2) * (e2**2).sum(-2) - 2 * (a1 * a2).sum(-2) * (e1 * e2).sum(-2)
+    square = (
+        (a1**2).sum(-2) * (e1**2).sum(-2)
+        + (a2**2).sum(-2) * (e2**2).sum(-2)
+        - 2 * (a1 * a2).sum(-2) * (e1 * e2).sum(-2)
+    )
     if "bias" in names:
         square += (de**2).sum(-2)
     return square.double().clamp(min=0), true[1], true[2]
@@ -200,7 +255,9 @@ def naive_squares(names: dict[str, str], terms: list[ghost.Term]) -> tuple[Tenso
 
 def test_the_cancelling_formula_for_a_difference_is_caught(monkeypatch):
     x, y, _ = data()
-    problem = Problem(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3)), cross_entropy)
+    problem = Problem(
+        nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3)), cross_entropy
+    )
     monkeypatch.setattr(ghost, "squares", naive_squares)
     with pytest.raises(AssertionError, match=r"GradDiff, relative move .* contributes norm"):
         check_model(problem, x[:2, :4], y[:2, :4])
@@ -211,17 +268,28 @@ def test_clipping_each_tensor_by_itself_is_caught():
         whole = clipped_sum(problem, w, x, y, weight, torch.inf, reference=reference)
         parts = [p.flatten(2) for p in problem.split(whole).values()]
         limit = torch.as_tensor(clip)[..., None] if isinstance(clip, Tensor) else clip
-        return torch.cat([p * (limit / p.norm(dim=-1, keepdim=True)).clamp(max=1) for p in parts], -1)
+        return torch.cat(
+            [p * (limit / p.norm(dim=-1, keepdim=True)).clamp(max=1) for p in parts], -1
+        )
 
     x, y, _ = data()
     with pytest.raises(AssertionError):
-        check_model(Problem(CHAINS["one"](), cross_entropy), x[:2, :1], y[:2, :1], engine=per_tensor)
+        check_model(
+            Problem(CHAINS["one"](), cross_entropy), x[:2, :1], y[:2, :1], engine=per_tensor
+        )
 
 
 @pytest.mark.parametrize("factor", [2.0, 1.1, 1 + 1e-4])
 def test_terms_that_cancel_by_rescaling_stay_within_the_clip(factor):
-    """With ReLU, (k W1, W2, W3 / k) is the same function; in the middle layer a2 = k a1 and e2 = e1 / k, and both terms cancel."""
-    problem = Problem(nn.Sequential(*(m for k in range(3) for m in (nn.Linear(FEATURES, FEATURES, bias=False), nn.ReLU()))), squared_error)
+    """With ReLU, (k W1, W2, W3 / k) is the same function; in the middle layer a2 = k a1 and e2 = e1
+    / k, and both terms cancel.
+    """
+    problem = Problem(
+        nn.Sequential(
+            *(m for k in range(3) for m in (nn.Linear(FEATURES, FEATURES, bias=False), nn.ReLU()))
+        ),
+        squared_error,
+    )
     x = data()[0]
     y = torch.zeros_like(x)
     size = FEATURES**2
@@ -235,7 +303,10 @@ def test_terms_that_cancel_by_rescaling_stay_within_the_clip(factor):
             assert norm.max() <= clip * (1 + CLIP_TOLERANCE)
 
 
-@pytest.mark.parametrize(("silos", "loss"), [(False, cross_entropy), (True, cross_entropy), (False, functional.cross_entropy)])
+@pytest.mark.parametrize(
+    ("silos", "loss"),
+    [(False, cross_entropy), (True, cross_entropy), (False, functional.cross_entropy)],
+)
 def test_padding_may_hold_anything(silos, loss, fallback):
     problem = Problem(CHAINS["one"](), loss)
     x, y, weight = data()
@@ -246,7 +317,15 @@ def test_padding_may_hold_anything(silos, loss, fallback):
         for other in (None, reference):
             clean = run(problem, w, x, y, mask, 0.5, reference=other)
             for junk in (torch.nan, torch.inf, 1e38):
-                dirty = run(problem, w, x.masked_fill(unused[..., None], junk), y.masked_fill(unused, 99), mask, 0.5, reference=other)
+                dirty = run(
+                    problem,
+                    w,
+                    x.masked_fill(unused[..., None], junk),
+                    y.masked_fill(unused, 99),
+                    mask,
+                    0.5,
+                    reference=other,
+                )
                 assert torch.equal(clean, dirty)
 
 
@@ -257,26 +336,38 @@ def test_a_record_that_is_bad_in_one_run_only_is_left_out_of_that_run_only():
     broken = w.clone()
     broken[1] = torch.nan
     for other in (None, reference):
-        clean, found = (clipped_sum(problem, p, x, y, weight, 0.5, reference=other) for p in (w, broken))
+        clean, found = (
+            clipped_sum(problem, p, x, y, weight, 0.5, reference=other) for p in (w, broken)
+        )
         assert not found[1].any()
         assert torch.equal(found[[0, 2, 3]], clean[[0, 2, 3]])
 
 
 @pytest.mark.parametrize("silos", [False, True])
 @pytest.mark.parametrize("path", ["ghost", "fallback"])
-def test_a_bad_record_changes_no_bit_of_other_runs_and_silos_whatever_the_shapes(path, silos, fallback):
+def test_a_bad_record_changes_no_bit_of_other_runs_and_silos_whatever_the_shapes(
+    path, silos, fallback
+):
     run, random = clipped_sum if path == "ghost" else fallback, torch.Generator().manual_seed(2)
     for features, hidden, records in ((3, 2, 5), (37, 19, 23), (64, 16, 48)):
-        model = nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, 3), nn.Identity())
+        model = nn.Sequential(
+            nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, 3), nn.Identity()
+        )
         problem = Problem(model, cross_entropy)
-        x, y = torch.randn(SILOS, records, features, generator=random), torch.randint(3, (SILOS, records), generator=random)
+        x, y = (
+            torch.randn(SILOS, records, features, generator=random),
+            torch.randint(3, (SILOS, records), generator=random),
+        )
         w, reference = points(problem, torch.float32, silos=silos)
         broken = w.clone()
         broken[1] = torch.nan
         weight = torch.ones(SILOS, records)
         for other in (None, reference):
             clean = run(problem, w, x, y, weight, 0.5, reference=other)
-            assert torch.equal(run(problem, broken, x, y, weight, 0.5, reference=other)[[0, 2, 3]], clean[[0, 2, 3]])
+            assert torch.equal(
+                run(problem, broken, x, y, weight, 0.5, reference=other)[[0, 2, 3]],
+                clean[[0, 2, 3]],
+            )
             left = []
             for junk in (torch.nan, torch.inf, -torch.inf):
                 bad = x.clone()
@@ -299,7 +390,8 @@ def test_a_label_out_of_range_contributes_zero(path, fallback):
         bad[0, 2] = label
         for other in (None, reference):
             assert torch.allclose(
-                run(problem, w, x, bad, weight, 0.5, reference=other), run(problem, w, x, y, without, 0.5, reference=other)
+                run(problem, w, x, bad, weight, 0.5, reference=other),
+                run(problem, w, x, y, without, 0.5, reference=other),
             )
 
 
@@ -324,8 +416,12 @@ def test_a_scale_too_small_for_float32_is_not_rounded_up():
 
 
 def test_a_gradient_too_small_for_float32_is_not_rounded_up_times_a_huge_input():
-    problem = Problem(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)), squared_error)
-    steps = torch.arange(1.0, 20.0) * 2.0**-149  # e2 is a few of the smallest numbers of float32, Da is 2e30
+    problem = Problem(
+        nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)), squared_error
+    )
+    steps = (
+        torch.arange(1.0, 20.0) * 2.0**-149
+    )  # e2 is a few of the smallest numbers of float32, Da is 2e30
     w, reference = torch.tensor([[1e30, 0.0]]), torch.tensor([[-1e30, 0.0]])
     for step in steps:
         free = 2e30 * 2 * float(step)
@@ -353,10 +449,18 @@ def test_chunks_change_nothing(silos, memory, fallback):
     arguments = problem, w, x, y, weight.expand(2, -1, -1), torch.tensor([[0.1], [0.5]])
     for run in (clipped_sum, fallback):
         for other in (None, reference):
-            assert distance(run(*arguments, reference=other, memory=memory), run(*arguments, reference=other)) < 1e-5
+            assert (
+                distance(
+                    run(*arguments, reference=other, memory=memory),
+                    run(*arguments, reference=other),
+                )
+                < 1e-5
+            )
 
 
-@pytest.mark.parametrize("name", ["one", "activations first, last and in a row", "nested, in place"])
+@pytest.mark.parametrize(
+    "name", ["one", "activations first, last and in a row", "nested, in place"]
+)
 def test_no_graph_is_kept_and_no_argument_changes(name):
     problem = Problem(CHAINS[name](), cross_entropy)
     x, y, weight = data()

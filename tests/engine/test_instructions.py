@@ -1,4 +1,6 @@
-"""What is said to the last bit of clipped sums and of a gate's rows holds on processors of every kind: the tests that say it, for each instruction set."""
+"""What is said to the last bit of clipped sums and of a gate's rows holds on processors of every
+kind: the tests that say it, for each instruction set.
+"""
 
 import os
 import signal
@@ -23,8 +25,13 @@ ROWS = (
     f"{ANSWER}/test_products.py::test_a_records_integers_are_the_same_whatever_the_others_hold",
     f"{ANSWER}/test_products.py::test_products_of_a_chunk_are_those_of_integers",
 )
-EXACT = "not raising and (test_clipping or test_slots or test_exact or test_products or bad_record or padding or not_finite or weight_0)"
-"""Of the structured path, what changes no bit; of the others everything but models in Python that raise, which no processor has a part in."""
+EXACT = (
+    "not raising and (test_clipping or test_slots or test_exact or test_products or bad_record "
+    "or padding or not_finite or weight_0)"
+)
+"""Of the structured path, what changes no bit; of the others everything but models in Python that
+raise, which no processor has a part in.
+"""
 
 
 @instruction_sets.each
@@ -33,18 +40,35 @@ def test_all_this_holds_with_every_instruction_set(forced):
     forced.check(*SUMS, *ROWS, "-k", EXACT)
 
 
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3", *(["x86-64-v4"] if "SILODP_LONG" in os.environ else [])])
+@pytest.mark.parametrize(
+    "architecture", ["x86-64", "x86-64-v3", *(["x86-64-v4"] if "SILODP_LONG" in os.environ else [])]
+)
 def test_the_path_in_c_holds_for_every_architecture(architecture):
     """Plain x86-64, with AVX2 and, with SILODP_LONG=1, with AVX-512."""
 
     def run(*words: str) -> subprocess.CompletedProcess:
         environment = os.environ | {"SILODP_NATIVE": architecture, "OMP_NUM_THREADS": "1"}
-        settings = {"env": environment, "cwd": instruction_sets.ROOT, "timeout": instruction_sets.LIMIT}
-        return subprocess.run([sys.executable, *words], **settings, capture_output=True, text=True, check=False)
+        settings = {
+            "env": environment,
+            "cwd": instruction_sets.ROOT,
+            "timeout": instruction_sets.LIMIT,
+        }
+        return subprocess.run(
+            [sys.executable, *words], **settings, capture_output=True, text=True, check=False
+        )
 
     if run("-c", "from silodp.engine import native; assert native.library()").returncode:
         pytest.skip(f"not tested: there is no gcc here that builds for {architecture}")
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests/engine/test_native.py")
+    done = run(
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "tests/engine/test_native.py",
+    )
     if done.returncode == -signal.SIGILL:
         pytest.skip(f"not tested: this processor is no {architecture}")
     assert done.returncode == 0, done.stdout + done.stderr

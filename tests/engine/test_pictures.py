@@ -1,4 +1,6 @@
-"""Small convolutional networks: which the kernels for a GPU know, and that they give there what the CPU gives."""
+"""Small convolutional networks: which the kernels for a GPU know, and that they give there what the
+CPU gives.
+"""
 
 import pytest
 import torch
@@ -34,10 +36,15 @@ NETWORKS = {"LeNet": (lenet(3, 10), (3, 32, 32), 10), "another": (small(), (1, 2
 
 
 def asked(name):
-    """Three points, four silos of 21 records: some do not take part, some are not finite, one has a label that no output has."""
+    """Three points, four silos of 21 records: some do not take part, some are not finite, one has a
+    label that no output has.
+    """
     model, shape, classes = NETWORKS[name]
     problem, draw = Problem(model, cross_entropy), torch.Generator().manual_seed(0)
-    x, y = 2 * torch.rand(4, 21, *shape, generator=draw) - 1, torch.randint(0, classes, (4, 21), generator=draw)
+    x, y = (
+        2 * torch.rand(4, 21, *shape, generator=draw) - 1,
+        torch.randint(0, classes, (4, 21), generator=draw),
+    )
     weight = (torch.rand(4, 21, generator=draw) < 0.8).float()
     x[0, 0], x[1, 1], x[3, 3], y[2, 2] = torch.nan, torch.nan, 1e20, classes + 3
     weight[0, 0], weight[1, 1], weight[3, 3], weight[2, 2] = 1, 0, 1, 1
@@ -46,13 +53,24 @@ def asked(name):
 
 @pytest.mark.parametrize(
     ("model", "known"),
-    [(lenet(3, 10), True), (small(), True), (small(5), True), (small(outputs=6), False), (small(bias=False), False), (small(7), False)],
+    [
+        (lenet(3, 10), True),
+        (small(), True),
+        (small(5), True),
+        (small(outputs=6), False),
+        (small(bias=False), False),
+        (small(7), False),
+    ],
 )
 def test_known_are_two_stages_of_plain_convolutions(model, known):
     first = model[0]
     assert isinstance(first, nn.Conv2d)
     side = 32 if first.in_channels == 3 else 28
-    problem, x, y = Problem(model, cross_entropy), torch.zeros(1, 2, first.in_channels, side, side), torch.zeros(1, 2, dtype=torch.int64)
+    problem, x, y = (
+        Problem(model, cross_entropy),
+        torch.zeros(1, 2, first.in_channels, side, side),
+        torch.zeros(1, 2, dtype=torch.int64),
+    )
     found = compiled(task(problem, problem.initial([0]), x, y, torch.ones(1, 2), 1.0))
     assert found is not None
     assert pictures.fits(found) is known
@@ -71,13 +89,20 @@ def test_sums_and_outputs_are_those_of_the_cpu(name, own):
     problem, w, x, y, weight, clip = asked(name)
     outputs = problem.outputs(w, x[2])
     if own:
-        w = w[:, None] + 0.01 * torch.randn(3, 4, problem.dim, generator=torch.Generator().manual_seed(1))
+        w = w[:, None] + 0.01 * torch.randn(
+            3, 4, problem.dim, generator=torch.Generator().manual_seed(1)
+        )
     here = clipped_sum(problem, w, x, y, weight, clip, engines=IN_TORCH[-1:])
     problem.model.cuda()
     there = [t.cuda() for t in (w, x, y, weight, clip)]
     assert type(choose(task(problem, *there))) is pictures.Pictures
-    torch.testing.assert_close(clipped_sum(problem, *there, engines=ENGINES).cpu(), here, rtol=1e-4, atol=1e-6)
-    assert torch.equal(clipped_sum(problem, *there, engines=ENGINES), clipped_sum(problem, *there, engines=ENGINES, memory=1))
+    torch.testing.assert_close(
+        clipped_sum(problem, *there, engines=ENGINES).cpu(), here, rtol=1e-4, atol=1e-6
+    )
+    assert torch.equal(
+        clipped_sum(problem, *there, engines=ENGINES),
+        clipped_sum(problem, *there, engines=ENGINES, memory=1),
+    )
     if not own:
         found = pictures.outputs(problem, w.cuda(), x[2].cuda())
         assert found is not None

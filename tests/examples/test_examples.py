@@ -14,7 +14,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def run(name, *words):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLES / name), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=1800, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,7 +37,9 @@ def test_a_loss_of_ones_own_finds_the_quantiles():
     assert re.findall(r"epsilon (\S+) of 3", said) == ["3.0000"] * 4
 
 
-@pytest.mark.skipif("SILODP_LONG" not in os.environ, reason="long: a federation of processes; needs SILODP_LONG=1")
+@pytest.mark.skipif(
+    "SILODP_LONG" not in os.environ, reason="long: a federation of processes; needs SILODP_LONG=1"
+)
 def test_images_are_learnt_by_processes_and_every_ledger_verifies():
     """Without an engine between them, which test_end_to_end has: that takes as long again."""
     said = run("images_over_the_network.py", "direct")

@@ -40,11 +40,23 @@ LIMITS = {
 
 
 def asked(
-    card: Card, query_id: str, statistic=None, *, clip=1.0, noise=30.0, run="run", model=None, key=ASKER, sampling=None, of=""
+    card: Card,
+    query_id: str,
+    statistic=None,
+    *,
+    clip=1.0,
+    noise=30.0,
+    run="run",
+    model=None,
+    key=ASKER,
+    sampling=None,
+    of="",
 ) -> bytes:
     statistic = Grad(torch.zeros(1, card.parameters)) if statistic is None else statistic
     query = Query(statistic, Gaussian("anchor", clip, noise, sampling or FullBatch()))
-    return encode_query(Envelope(of or card.name, run, query_id, model or card.definition, query), key)
+    return encode_query(
+        Envelope(of or card.name, run, query_id, model or card.definition, query), key
+    )
 
 
 def opened(card: Card, raw: bytes) -> Answer | Refusal:
@@ -52,12 +64,16 @@ def opened(card: Card, raw: bytes) -> Answer | Refusal:
 
 
 def code(gate: Gate, frame: bytes) -> str:
-    return getattr(opened(gate.card, Socket(gate.place.socket).ask(frame, PATIENCE)), "code", "answered")
+    return getattr(
+        opened(gate.card, Socket(gate.place.socket).ask(frame, PATIENCE)), "code", "answered"
+    )
 
 
 @contextlib.contextmanager
 def hostile_gates() -> Iterator[Gates]:
-    """Three silos with budget to spare, their folder open to every user as far as the sockets' own modes let them."""
+    """Three silos with budget to spare, their folder open to every user as far as the sockets' own
+    modes let them.
+    """
     users = {"socket_group": str(COURIER), "couriers": ("0", str(COURIER))} if ROOT else {}
     with three_gates(**LIMITS | users, connections=8, queries_per_run=10**6) as made:
         made[0].folder.chmod(0o711)
@@ -70,8 +86,19 @@ def gate_of(folder: Path, records, **changes) -> Gate:
     """One more silo, with other records or under another policy; its daemon is not started yet."""
     folder.mkdir(parents=True)
     askers = [key.public_key().public_bytes_raw().hex() for key in (ASKER, SECOND)]
-    settings = {"label": "label", "name": "silo", "epsilon": 1.0, "model": "mlp:4", "askers": askers, "registry": folder / "state/ledgers"}
-    silo = provision(folder / "silo", data=write_csv(folder / "data.csv", *records), **settings | LIMITS | changes)
+    settings = {
+        "label": "label",
+        "name": "silo",
+        "epsilon": 1.0,
+        "model": "mlp:4",
+        "askers": askers,
+        "registry": folder / "state/ledgers",
+    }
+    silo = provision(
+        folder / "silo",
+        data=write_csv(folder / "data.csv", *records),
+        **settings | LIMITS | changes,
+    )
     return Gate(folder, silo.policy, ["-m", "silodp.cli", "silo", "serve"])
 
 

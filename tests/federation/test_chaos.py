@@ -1,12 +1,14 @@
-"""Chaos: whatever is killed, cut off, doubled or held up, a run comes to its end, and nobody pays twice, too much or too little.
+"""Chaos: whatever is killed, cut off, doubled or held up, a run comes to its end, and nobody pays
+twice, too much or too little.
 
-Each run is a seeded storm over a federation of real processes: kill -9 of a gate, a shuffler, a courier, the engine's server or job, or the
-algorithm's own process; a network that is cut and heals; frames that arrive twice or late. Between couriers and gates there is a relay,
-which makes the weather and keeps a copy of every reply that leaves a gate or the shuffler. With the engine `direct` that relay is the courier.
-`shuffle` is that engine with a shuffler: a run of totals.
+Each run is a seeded storm over a federation of real processes: kill -9 of a gate, a shuffler, a
+courier, the engine's server or job, or the algorithm's own process; a network that is cut and
+heals; frames that arrive twice or late. Between couriers and gates there is a relay, which makes
+the weather and keeps a copy of every reply that leaves a gate or the shuffler. With the engine
+`direct` that relay is the courier. `shuffle` is that engine with a shuffler: a run of totals.
 
-The engines' network is a namespace whose only device is taken down and up; without the right to make one, couriers are stopped and go on.
-SILODP_LONG is the number of storms.
+The engines' network is a namespace whose only device is taken down and up; without the right to
+make one, couriers are stopped and go on. SILODP_LONG is the number of storms.
 """
 
 import contextlib
@@ -55,7 +57,9 @@ WAITS = (
     {"deadline": 2, "patience": 600, "retry": 0.5, "quorum": 1},
     {"deadline": 1, "patience": 1.5, "retry": 0.5, "quorum": 2},
 )
-"""What the operator may have chosen: to wait for everyone, to go on without whoever is silent, or to give up and resume."""
+"""What the operator may have chosen: to wait for everyone, to go on without whoever is silent, or
+to give up and resume.
+"""
 SLOW = {"deadline": 300, "patience": 600, "retry": 15, "quorum": 3}
 BUDGET, EPSILON = 6.0, {"direct": 0.3, "nvflare": 0.3, "flower": 0.3, "shuffle": 0.5}
 PATIENCE = 900.0  # to end a test that hangs; nothing waits so long when all is well
@@ -123,12 +127,20 @@ for thread in threads:
 
 forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(
-    ["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run", "silodp.shuffler.daemon"]
+    [
+        "silodp.cli.app",
+        "silodp.cli.silo",
+        "silodp.silo.service.daemon",
+        "silodp.server.run",
+        "silodp.shuffler.daemon",
+    ]
 )
 
 
 class Ground:
-    """A federation on which storms are let loose, and what its operators do about them: they start again what was killed."""
+    """A federation on which storms are let loose, and what its operators do about them: they start
+    again what was killed.
+    """
 
     def __init__(self, engine: str) -> None:
         self.engine, self.home = engine, Path(tempfile.mkdtemp(prefix="silodp-"))
@@ -137,7 +149,9 @@ class Ground:
         self._gates: dict[str, multiprocessing.process.BaseProcess] = {}
         self._relay: subprocess.Popen | None = None
         self._direct, shuffled = engine in ("direct", "shuffle"), engine == "shuffle"
-        self._namespace = f"silodp-{os.getpid()}-{engine}" if not self._direct and _makes_namespaces() else ""
+        self._namespace = (
+            f"silodp-{os.getpid()}-{engine}" if not self._direct and _makes_namespaces() else ""
+        )
         if self._namespace:
             subprocess.run(["ip", "netns", "add", self._namespace], check=True)
             self._network("up")
@@ -154,14 +168,22 @@ class Ground:
         words += ("--folder", str(self.folder), "--epsilon", str(BUDGET), "--json")
         self._there("-m", "silodp.cli", "federation", "up", *words)
         state = json.loads((self.folder / "federation.json").read_text())
-        self.policies, self._processes, self._state = state["silos"], state["processes"], {"SILODP_STATE": state["registry"]}
-        self.cards = [read_card(Path(policy).parent / "silo.json") for policy in self.policies.values()]
+        self.policies, self._processes, self._state = (
+            state["silos"],
+            state["processes"],
+            {"SILODP_STATE": state["registry"]},
+        )
+        self.cards = [
+            read_card(Path(policy).parent / "silo.json") for policy in self.policies.values()
+        ]
         self.problem = problem_of(self.cards[0], Order())
         self.mixer = shuffler_card(self.folder / "shuffler/shuffler.json") if shuffled else None
         self._settings = self.policies | ({"shuffler": state["shuffler"]} if shuffled else {})
         for settings in map(Path, self._settings.values()):
             own = "shuffler.sock" if settings.name == "shuffler.toml" else "gate.sock"
-            settings.write_text(settings.read_text().replace(f'socket = "{own}"', 'socket = "real.sock"'))
+            settings.write_text(
+                settings.read_text().replace(f'socket = "{own}"', 'socket = "real.sock"')
+            )
             (settings.parent / own).rename(settings.parent / "real.sock")
         self.weather()
         self._start_relay()
@@ -179,13 +201,22 @@ class Ground:
             subprocess.run(["ip", "netns", "del", self._namespace], check=True)
         shutil.rmtree(self.home)
 
-    # --- what operators do ------------------------------------------------------------------------------------------------------
+    # --- what operators do -----------------------------------------------------------------------
 
     def train(self, out: Path, waits: dict[str, float]) -> multiprocessing.process.BaseProcess:
         """The algorithm's own process: a new run, or the one in `out` resumed."""
         words = ["federation", "run", "--folder", str(self.folder), "--out", str(out), "--json"]
         words += [str(word) for name, value in waits.items() for word in (f"--{name}", value)]
-        order = ["--algorithm", "spider", "--rounds", str(ROUNDS[self.engine]), "--phase", "4", "--epsilon", str(EPSILON[self.engine])]
+        order = [
+            "--algorithm",
+            "spider",
+            "--rounds",
+            str(ROUNDS[self.engine]),
+            "--phase",
+            "4",
+            "--epsilon",
+            str(EPSILON[self.engine]),
+        ]
         words += ["--resume"] if (out / "run.json").exists() else order
         run = forked.Process(target=command, args=(words, self._state, f"{out}.log"))
         run.start()
@@ -209,7 +240,9 @@ class Ground:
                 "-c",
                 RELAY,
                 str(self.folder),
-                json.dumps({name: str(Path(settings).parent) for name, settings in self._settings.items()}),
+                json.dumps(
+                    {name: str(Path(settings).parent) for name, settings in self._settings.items()}
+                ),
             ]
         )
 
@@ -217,19 +250,30 @@ class Ground:
         """A Python program on the engine's side of the network."""
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         inside = ["ip", "netns", "exec", self._namespace] if self._namespace else []
-        done = subprocess.run([*inside, sys.executable, *words], env=environment, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            [*inside, sys.executable, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
         assert done.returncode == 0, done.stderr
 
     def _site(self, call: str) -> None:
-        given = f"from pathlib import Path; from silodp.wire.{self.engine} import site; folder = Path({str(self.folder)!r})"
+        given = (
+            f"from pathlib import Path; from silodp.wire.{self.engine} import site; folder = "
+            f"Path({str(self.folder)!r})"
+        )
         self._there("-c", f"{given}; site.{call}")
 
     def _pid(self, name: str) -> int:
         return json.loads((self.folder / "engine/processes.json").read_text())[name][0]
 
-    # --- what happens to them ---------------------------------------------------------------------------------------------------
+    # --- what happens to them --------------------------------------------------------------------
 
-    def strike(self, kind: str, chance: random.Random, run: multiprocessing.process.BaseProcess) -> Callable[[], None]:
+    def strike(
+        self, kind: str, chance: random.Random, run: multiprocessing.process.BaseProcess
+    ) -> Callable[[], None]:
         """Does it, and gives what undoes it."""
         name = chance.choice(self.names)
         if kind == "algorithm":
@@ -244,7 +288,9 @@ class Ground:
                 os.kill(self._processes[first], signal.SIGKILL)
             return lambda: self._start_gate(victim)
         if kind in ("twice", "late"):
-            self.weather(dict.fromkeys(self._settings, {"twice": True} if kind == "twice" else {"late": 3.0}))
+            self.weather(
+                dict.fromkeys(self._settings, {"twice": True} if kind == "twice" else {"late": 3.0})
+            )
             return self.weather
         if kind == "cut":
             return self._cut(chance)
@@ -253,20 +299,31 @@ class Ground:
             self._relay.kill()
             self._relay.wait()
             return self._start_relay
-        who = {"courier": name, "server": "superlink" if self.engine == "flower" else "server", "job": "job"}[kind]
+        who = {
+            "courier": name,
+            "server": "superlink" if self.engine == "flower" else "server",
+            "job": "job",
+        }[kind]
         os.killpg(self._pid(who), signal.SIGKILL)
         if self.engine == "nvflare":
             return lambda: self._site("restart_job(folder / 'engine')")
         gate = f"folder / 'silos/{name}/gate.sock'"
         return {
             "courier": lambda: self._site(f"start_silo(folder / 'engine', {name!r}, {gate})"),
-            "server": lambda: self._site("restart_superlink(folder / 'engine'); site.restart_job(folder / 'engine')"),
+            "server": lambda: self._site(
+                "restart_superlink(folder / 'engine'); site.restart_job(folder / 'engine')"
+            ),
             "job": lambda: self._site("restart_job(folder / 'engine')"),
         }[kind]
 
     def _cut(self, chance: random.Random) -> Callable[[], None]:
         if self._direct:
-            self.weather({name: {"cut": True} for name in chance.sample(list(self._settings), chance.randint(1, 3))})
+            self.weather(
+                {
+                    name: {"cut": True}
+                    for name in chance.sample(list(self._settings), chance.randint(1, 3))
+                }
+            )
             return self.weather
         if self._namespace:
             self._network("down")
@@ -285,10 +342,14 @@ class Ground:
 
 
 def _makes_namespaces() -> bool:
-    return bool(shutil.which("ip")) and os.getuid() == 0 and not subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode
+    return (
+        bool(shutil.which("ip"))
+        and os.getuid() == 0
+        and not subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode
+    )
 
 
-# --- a storm, and what must hold after it ---------------------------------------------------------------------------------------------
+# --- a storm, and what must hold after it --------------------------------------------------------
 
 
 def questions(out: Path) -> int:
@@ -309,9 +370,13 @@ def ended(out: Path) -> str:
 
 
 def storm(ground: Ground, number: int, out: Path) -> tuple[list[str], int]:
-    """Lets one to three faults loose on a run, and resumes it until it ends: (the faults, how often it was resumed)."""
+    """Lets one to three faults loose on a run, and resumes it until it ends: (the faults, how often
+    it was resumed).
+    """
     chance, kinds = random.Random(f"{ground.engine} {number}"), KINDS[ground.engine]
-    faults = list(kinds[3 * number : 3 * number + 3]) or chance.choices(kinds, k=chance.randint(1, 3))  # first each kind once
+    faults = list(kinds[3 * number : 3 * number + 3]) or chance.choices(
+        kinds, k=chance.randint(1, 3)
+    )  # first each kind once
     chance.shuffle(faults)
     when = sorted(chance.sample(range(ROUNDS[ground.engine] - 1), len(faults)))
     patient = SLOW if ground.engine == "flower" else WAITS[0]
@@ -354,12 +419,22 @@ class Nobody:
 
 
 def replayed(ground: Ground, out: Path, copy: Path) -> None:
-    """The journal alone, played to the generator, ends with the model that the storm ended with, bit for bit."""
+    """The journal alone, played to the generator, ends with the model that the storm ended with,
+    bit for bit.
+    """
     copy.mkdir()
     for name in ("run.json", "journal"):
         shutil.copy(out / name, copy / name)
     order = Order.read(json.loads((out / "run.json").read_text()), out)
-    again = Conduct(ground.cards, ground.problem, order, Nobody(), copy, key=read_key(ground.folder / "asker.key"), shuffler=ground.mixer)
+    again = Conduct(
+        ground.cards,
+        ground.problem,
+        order,
+        Nobody(),
+        copy,
+        key=read_key(ground.folder / "asker.key"),
+        shuffler=ground.mixer,
+    )
     assert len(list(again)) == order.rounds
     model, other = load_file(out / "model.safetensors"), load_file(copy / "model.safetensors")
     assert model.keys() == other.keys()
@@ -367,8 +442,12 @@ def replayed(ground: Ground, out: Path, copy: Path) -> None:
 
 
 def audited(ground: Ground, out: Path, copy: Path) -> Counter:
-    """Compares what left the gates, what the server used and what the ledgers say; gives what was charged, released and used."""
-    lines = (ground.folder / "released").read_text().splitlines()  # before the ledgers: what is not there by then was not charged for it
+    """Compares what left the gates, what the server used and what the ledgers say; gives what was
+    charged, released and used.
+    """
+    lines = (
+        (ground.folder / "released").read_text().splitlines()
+    )  # before the ledgers: what is not there by then was not charged for it
     released = [(name, bytes.fromhex(reply)) for name, reply in map(json.loads, lines)]
     about = json.loads((out / "run.json").read_text())
     plan = plan_order(Order.read(about, out), ground.cards).plan
@@ -377,15 +456,25 @@ def audited(ground: Ground, out: Path, copy: Path) -> Counter:
     header = copy.read_bytes()
     told = json.loads(header[12 : 12 + int.from_bytes(header[8:12], "big")])
     journal = Journal(copy, told["run"], told["config"])
-    used = [(name, heard.sha256) for record in iter(journal.read, None) for name, heard in record.heard.items()]
+    used = [
+        (name, heard.sha256)
+        for record in iter(journal.read, None)
+        for name, heard in record.heard.items()
+    ]
     journal.close()
-    assert set(used) <= {(name, hashlib.sha256(reply).hexdigest()) for name, reply in released}, "the relay has seen everything"
+    assert set(used) <= {(name, hashlib.sha256(reply).hexdigest()) for name, reply in released}, (
+        "the relay has seen everything"
+    )
     passed: dict[str, Passed] = {}
     for raw in {reply for name, reply in released if name == "shuffler"}:
-        outcome = decode_outcome(raw, limit=2**20, shuffler_key=ground.mixer.sign if ground.mixer else "")
+        outcome = decode_outcome(
+            raw, limit=2**20, shuffler_key=ground.mixer.sign if ground.mixer else ""
+        )
         if isinstance(outcome, Passed):
             first = passed.setdefault(outcome.round, outcome)
-            assert np.array_equal(first.totals, outcome.totals), "the shuffler passed on two totals of one round"
+            assert np.array_equal(first.totals, outcome.totals), (
+                "the shuffler passed on two totals of one round"
+            )
             assert first.contributions == outcome.contributions
     counts = Counter(used=len(used), totals=len(passed))
     for i, card in enumerate(ground.cards):
@@ -404,15 +493,24 @@ def audited(ground: Ground, out: Path, copy: Path) -> Counter:
             if isinstance(reply, Answer | Sealed):
                 assert reply.query_id in charged, f"{card.name} released what was not charged"
                 assert reply.query_id in answered, f"{card.name} released what it has not kept"
-                assert answers.setdefault(reply.query_id, raw) == raw, f"{card.name} gave two answers to one question"
-        mine, buckets = [entry for entry in charges if entry.run == about["run"]], dict[str, np.ndarray]()
+                assert answers.setdefault(reply.query_id, raw) == raw, (
+                    f"{card.name} gave two answers to one question"
+                )
+        mine, buckets = (
+            [entry for entry in charges if entry.run == about["run"]],
+            dict[str, np.ndarray](),
+        )
         for entry in mine:
             buckets[entry.bucket] = buckets.get(entry.bucket, np.asarray(0.0)) + entry.amount
         if not ground.mixer:  # a ledger of totals prices at an order of its own
-            assert float(plan.rule.total(buckets)) <= float(capacity[i]) * (1 + 1e-9), f"{card.name} spent more than the run was given"
+            assert float(plan.rule.total(buckets)) <= float(capacity[i]) * (1 + 1e-9), (
+                f"{card.name} spent more than the run was given"
+            )
         assert len(mine) <= ROUNDS[ground.engine]
         assert ledger.used() <= 1
-        counts += Counter(charged=len(mine), released=len(answers.keys() & {entry.query_id for entry in mine}))
+        counts += Counter(
+            charged=len(mine), released=len(answers.keys() & {entry.query_id for entry in mine})
+        )
     return counts
 
 
@@ -422,7 +520,11 @@ def grounds():
         made: dict[str, Ground] = {}
 
         def ground(engine: str) -> Ground:
-            pytest.importorskip({"flower": "flwr", "nvflare": "nvflare", "direct": "silodp", "shuffle": "silodp"}[engine])
+            pytest.importorskip(
+                {"flower": "flwr", "nvflare": "nvflare", "direct": "silodp", "shuffle": "silodp"}[
+                    engine
+                ]
+            )
             if engine not in made:
                 made[engine] = Ground(engine)
                 closing.callback(made[engine].close)
@@ -432,19 +534,34 @@ def grounds():
 
 
 def storms() -> list:
-    """Most over `direct`, every fifth over NVFlare (by default there is one), and in the long suite some over Flower and through a shuffler, each engine's own in one process."""
+    """Most over `direct`, every fifth over NVFlare (by default there is one), and in the long suite
+    some over Flower and through a shuffler, each engine's own in one process.
+    """
     numbers, found = Counter[str](), []
     for i in range(STORMS):
-        engine = "nvflare" if i % 5 == 4 else {2: "shuffle", 7: "flower"}.get(i % 10, "direct") if STORMS > 5 else "direct"
+        engine = (
+            "nvflare"
+            if i % 5 == 4
+            else {2: "shuffle", 7: "flower"}.get(i % 10, "direct")
+            if STORMS > 5
+            else "direct"
+        )
         found.append(
-            pytest.param(engine, numbers[engine], marks=pytest.mark.xdist_group(f"chaos-{engine}"), id=f"{engine}-{numbers[engine]}")
+            pytest.param(
+                engine,
+                numbers[engine],
+                marks=pytest.mark.xdist_group(f"chaos-{engine}"),
+                id=f"{engine}-{numbers[engine]}",
+            )
         )
         numbers[engine] += 1
     return found
 
 
 @pytest.mark.parametrize(("engine", "number"), storms())
-def test_a_run_comes_to_its_end_through_any_storm_and_everything_released_is_charged_once(grounds, engine, number):
+def test_a_run_comes_to_its_end_through_any_storm_and_everything_released_is_charged_once(
+    grounds, engine, number
+):
     ground = grounds(engine)
     out, begin = ground.home / f"run-{number}", time.monotonic()
     faults, resumed = storm(ground, number, out)
@@ -452,4 +569,7 @@ def test_a_run_comes_to_its_end_through_any_storm_and_everything_released_is_cha
     counts = audited(ground, out, ground.home / f"journal-{number}")
     replayed(ground, out, ground.home / f"again-{number}")
     assert json.loads((out / "summary.json").read_text())["iterates"] == ROUNDS[engine]
-    print(f"\n{engine} {number}: {', '.join(faults)}; resumed {resumed} times; {dict(counts)}; {seconds:.1f} s")
+    print(
+        f"\n{engine} {number}: {', '.join(faults)}; resumed {resumed} times; "
+        f"{dict(counts)}; {seconds:.1f} s"
+    )

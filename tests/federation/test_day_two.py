@@ -1,8 +1,10 @@
-"""Day two in the middle of a run: a silo comes, certificates are renewed, a gate moves, a silo is removed, and the run comes to its end.
+"""Day two in the middle of a run: a silo comes, certificates are renewed, a gate moves, a silo is
+removed, and the run comes to its end.
 
-Real processes on this machine, over NVFlare and without an engine. The run is let on question by question while each change is made, and held
-when it is ahead, so that it can neither end before the last change nor stand still through one. The same by the page's own words, on
-machines of their own, is in tests/deploy.
+Real processes on this machine, over NVFlare and without an engine. The run is let on question by
+question while each change is made, and held when it is ahead, so that it can neither end before the
+last change nor stand still through one. The same by the page's own words, on machines of their own,
+is in tests/deploy.
 """
 
 import contextlib
@@ -28,10 +30,14 @@ from silodp.wire.hub import Direct, Hub
 pytestmark = [
     pytest.mark.skipif("SILODP_LONG" not in os.environ, reason="long; needs SILODP_LONG=1"),
     pytest.mark.xdist_group("day-two"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),  # gates outlive the command that starts them
+    pytest.mark.filterwarnings(
+        "ignore:subprocess .* is still running:ResourceWarning"
+    ),  # gates outlive the command that starts them
 ]
 ROUNDS, AFTER, PACE = 150, 4, 0.25
-"""Questions of the run, of which so many follow each change before the next, and seconds for each while a change is made."""
+"""Questions of the run, of which so many follow each change before the next, and seconds for each
+while a change is made.
+"""
 NAMES = ("north", "south", "east")
 
 
@@ -50,13 +56,17 @@ class Run:
         self.out, self._free, self._most = out, False, 0
         self.log = Path(f"{out}.log")
         with self.log.open("w") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "silodp.cli", *map(str, words)], stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "silodp.cli", *map(str, words)], stdout=log, stderr=log
+            )
         threading.Thread(target=self._brake, daemon=True).start()
 
     def lines(self) -> list[dict]:
         with contextlib.suppress(FileNotFoundError):
             whole = (self.out / "progress.jsonl").read_bytes().splitlines(keepends=True)
-            return [json.loads(line) for line in whole if line.endswith(b"\n") and b'"question"' in line]
+            return [
+                json.loads(line) for line in whole if line.endswith(b"\n") and b'"question"' in line
+            ]
         return []
 
     def _brake(self) -> None:
@@ -66,12 +76,16 @@ class Run:
             done = len(self.lines())
             allowed, begin = min(self._most, max(allowed, done) + (now - begin) / PACE), now
             with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(signal.SIGCONT if self._free or done < max(allowed, 1) else signal.SIGSTOP)
+                self.process.send_signal(
+                    signal.SIGCONT if self._free or done < max(allowed, 1) else signal.SIGSTOP
+                )
             time.sleep(0.01)
 
     @contextlib.contextmanager
     def through(self, what: list[dict]):
-        """Lets the run on while a change is made, and then for some questions more; `what` has their lines afterwards."""
+        """Lets the run on while a change is made, and then for some questions more; `what` has
+        their lines afterwards.
+        """
         first = len(self.lines())
         self._most = first + ROUNDS // 6
         yield
@@ -93,9 +107,25 @@ class Federation:
 
     def __init__(self, engine: str, home: Path) -> None:
         self.engine, self.home, self.folder = engine, home, home / "f"
-        self.files = [write_csv(home / f"{name}.csv", *part) for name, part in zip((*NAMES, "west"), wbcd(4), strict=True)]
+        self.files = [
+            write_csv(home / f"{name}.csv", *part)
+            for name, part in zip((*NAMES, "west"), wbcd(4), strict=True)
+        ]
         words = [word for path in self.files[:3] for word in ("--silo", path)]
-        shell("federation", "up", "--engine", engine, "--folder", self.folder, "--model", "mlp:4", "--classes", "0,1", *words, "--json")
+        shell(
+            "federation",
+            "up",
+            "--engine",
+            engine,
+            "--folder",
+            self.folder,
+            "--model",
+            "mlp:4",
+            "--classes",
+            "0,1",
+            *words,
+            "--json",
+        )
         self.state = json.loads((self.folder / "federation.json").read_text())
         self.pids = dict(self.state["processes"])
         self.silos = {name: Path(policy).parent for name, policy in self.state["silos"].items()}
@@ -108,7 +138,20 @@ class Federation:
         return site
 
     def run(self, out: Path, *words: object) -> Run:
-        asked = ("--algorithm", "mb-sgd", "--epsilon", 1, "--out", out, "--deadline", 60, "--patience", LIMIT, "--retry", 5)
+        asked = (
+            "--algorithm",
+            "mb-sgd",
+            "--epsilon",
+            1,
+            "--out",
+            out,
+            "--deadline",
+            60,
+            "--patience",
+            LIMIT,
+            "--retry",
+            5,
+        )
         return Run(out, "federation", "run", *asked, *words)
 
     def end(self, name: str) -> None:
@@ -120,7 +163,15 @@ class Federation:
     def start(self, *words: object, **environment: str) -> None:
         with (self.home / "more.log").open("ab") as log:
             command = [sys.executable, "-P", "-m", *map(str, words)]
-            self._more.append(subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True))
+            self._more.append(
+                subprocess.Popen(
+                    command,
+                    env=os.environ | environment,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
 
     def serve(self, folder: Path, state: str) -> None:
         self.start("silodp.cli", "silo", "serve", folder / "policy.toml", SILODP_STATE=state)
@@ -176,7 +227,9 @@ def dropped(lines) -> dict[str, set[str]]:
     return found
 
 
-def test_a_run_goes_on_while_silos_come_and_go_certificates_are_renewed_and_a_gate_moves(federation):
+def test_a_run_goes_on_while_silos_come_and_go_certificates_are_renewed_and_a_gate_moves(
+    federation,
+):
     f, home = federation, federation.home
     nvflare, asker = f.engine == "nvflare", public(read_key(f.folder / "asker.key"))
     run = f.run(home / "second", "--folder", f.folder, "--rounds", ROUNDS)
@@ -205,13 +258,21 @@ def test_a_run_goes_on_while_silos_come_and_go_certificates_are_renewed_and_a_ga
         f.serve(west, str(home / "state"))
         if nvflare:
             shell("federation", "add", f.folder / "engine", "west")
-            f.start("silodp.wire.nvflare.site", "silo", f.folder / "engine/kits/west", "--gate", west / "gate.sock")
+            f.start(
+                "silodp.wire.nvflare.site",
+                "silo",
+                f.folder / "engine/kits/west",
+                "--gate",
+                west / "gate.sock",
+            )
             until(lambda: f.connected() == {*NAMES, "west"})
     assert dropped(came) == {}, "nobody notices"
 
     if nvflare:
         renewed: list[dict] = []
-        with run.through(renewed):  # certificates: one silo's courier, then the server, with their new ones
+        with run.through(
+            renewed
+        ):  # certificates: one silo's courier, then the server, with their new ones
             shell("federation", "renew", f.folder / "engine")
             own = f.folder / "engine/kits/north/startup/client.crt"
             before = certificates(own.parent)
@@ -226,7 +287,17 @@ def test_a_run_goes_on_while_silos_come_and_go_certificates_are_renewed_and_a_ga
         there = home / "moved"
         arrival = shell("ledger", "expect", home / "arrival.key").split()[-1]
         old = f.silos["south"]
-        shell("ledger", "bury", old / "ledger.db", "--arrival", arrival, "--key", old / "silo.key", "--to", "gate2")
+        shell(
+            "ledger",
+            "bury",
+            old / "ledger.db",
+            "--arrival",
+            arrival,
+            "--key",
+            old / "silo.key",
+            "--to",
+            "gate2",
+        )
         f.end("gate south")
         if nvflare:
             f.end("south")
@@ -242,31 +313,59 @@ def test_a_run_goes_on_while_silos_come_and_go_certificates_are_renewed_and_a_ga
             (old / "gate.sock").symlink_to(there / "gate.sock")
     assert set(dropped(moving)) <= {"south"}
     assert moving[-1]["dropped"] == {}, "it is asked again, and answers from its new place"
-    refused = subprocess.run([sys.executable, "-m", "silodp.cli", "silo", "serve", old / "policy.toml"], capture_output=True, text=True)
+    refused = subprocess.run(
+        [sys.executable, "-m", "silodp.cli", "silo", "serve", old / "policy.toml"],
+        capture_output=True,
+        text=True,
+    )
     assert (refused.returncode, "tombstone" in refused.stderr) == (2, True), refused.stderr
 
     left: list[dict] = []
-    with run.through(left):  # east is removed; without an engine its gate is stopped, and that is all
-        shell("federation", "remove", f.folder / "engine", "east") if nvflare else f.end("gate east")
+    with run.through(
+        left
+    ):  # east is removed; without an engine its gate is stopped, and that is all
+        shell("federation", "remove", f.folder / "engine", "east") if nvflare else f.end(
+            "gate east"
+        )
     assert dropped(left) == {"east": {"removed", "retired"} if nvflare else {"silent"}}
 
     summary = run.finish()
     assert (summary["ended"], summary["questions"]) == ("finished", ROUNDS)
     said = run.log.read_text()
     parting = "east has left the run (removed)" if nvflare else "east did not answer (silent)"
-    assert (said.count(parting), said.count("east: answered")) == (1, 1), "one sentence when it happens, and one at the end"
+    assert (said.count(parting), said.count("east: answered")) == (1, 1), (
+        "one sentence when it happens, and one at the end"
+    )
     if nvflare:
-        cards = [word for folder in (f.silos["north"], there, west) for word in ("--card", folder / "silo.json")]
+        cards = [
+            word
+            for folder in (f.silos["north"], there, west)
+            for word in ("--card", folder / "silo.json")
+        ]
         third = f.run(
-            home / "third", "--hub", f.folder / "engine/hub.sock", "--key", f.folder / "asker.key", *cards, "--rounds", 3
+            home / "third",
+            "--hub",
+            f.folder / "engine/hub.sock",
+            "--key",
+            f.folder / "asker.key",
+            *cards,
+            "--rounds",
+            3,
         ).finish()
         assert [silo["answered"] for silo in third["silos"]] == [3, 3, 3]
     answered = {silo["name"]: silo["answered"] for silo in summary["silos"]}
     assert answered["north"] == ROUNDS
-    for name, folder in {"north": f.silos["north"], "south": there, "east": f.silos["east"], "west": west}.items():
+    for name, folder in {
+        "north": f.silos["north"],
+        "south": there,
+        "east": f.silos["east"],
+        "west": west,
+    }.items():
         ledger = DurableLedger.open(folder / "ledger.db")
         ledger.verify()
         charges = [entry.query_id for entry in ledger.entries() if entry.act == "charge"]
         more = 3 if nvflare and name != "east" else 0
         assert len(set(charges)) == len(charges), f"{name} paid twice"
-        assert len(charges) - more - answered.get(name, 0) in ((0, 1) if name in ("south", "east") else (0,)), name
+        assert len(charges) - more - answered.get(name, 0) in (
+            (0, 1) if name in ("south", "east") else (0,)
+        ), name

@@ -1,4 +1,5 @@
-"""One command starts server, couriers and gates as real processes, another trains over them; ledgers, plan, releases and iterates agree.
+"""One command starts server, couriers and gates as real processes, another trains over them;
+ledgers, plan, releases and iterates agree.
 
 The same is asked of every engine. Few rounds: Flower takes seconds for each.
 """
@@ -47,11 +48,15 @@ ORDER = Order("spider", rounds=4, phase=2, epsilon=("3.0",))
 SILENT_GATE = Path(__file__).parents[1] / "silent_gate.py"
 
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run"])
+forked.set_forkserver_preload(
+    ["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run"]
+)
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Every process of this machine that was started with a word about the folder, or that works in it."""
+    """Every process of this machine that was started with a word about the folder, or that works in
+    it.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -61,14 +66,31 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(f"federation-{name}")) for name in ENGINES])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.xdist_group(f"federation-{name}")) for name in ENGINES
+    ],
+)
 def federation(request):
     """What `up` says of three silos on WBCD; afterwards `down` has left no process of it."""
     pytest.importorskip(ENGINES[request.param])
     home = Path(tempfile.mkdtemp(prefix="silodp-"))
     folder = home / "f"
     try:
-        words = ("--silos", 3, "--data", "wbcd", "--model", "logistic", "--engine", request.param, "--folder", folder, "--json")
+        words = (
+            "--silos",
+            3,
+            "--data",
+            "wbcd",
+            "--model",
+            "logistic",
+            "--engine",
+            request.param,
+            "--folder",
+            folder,
+            "--json",
+        )
         made = json.loads(shell("federation", "up", *words))
         state = json.loads((folder / "federation.json").read_text())
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
@@ -96,8 +118,30 @@ def federation(request):
 @pytest.fixture(scope="module")
 def trained(federation):
     """The summary of a run by `silodp federation run`."""
-    order = ("--algorithm", "spider", "--epsilon", *ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
-    return json.loads(shell("federation", "run", "--folder", federation.folder, *order, "--quorum", 3, "--retry", 30, "--json"))
+    order = (
+        "--algorithm",
+        "spider",
+        "--epsilon",
+        *ORDER.epsilon,
+        "--rounds",
+        ORDER.rounds,
+        "--phase",
+        ORDER.phase,
+    )
+    return json.loads(
+        shell(
+            "federation",
+            "run",
+            "--folder",
+            federation.folder,
+            *order,
+            "--quorum",
+            3,
+            "--retry",
+            30,
+            "--json",
+        )
+    )
 
 
 def test_one_command_starts_every_process_and_each_side_of_the_network_shows_who_it_is(federation):
@@ -116,7 +160,10 @@ def test_one_command_starts_every_process_and_each_side_of_the_network_shows_who
         assert nvflare_site.explain(kit).startswith("accepted")
         shutil.copytree(kit, federation.folder / "stranger")
         (federation.folder / "stranger/startup/client.crt").unlink()
-        assert nvflare_site.explain(federation.folder / "stranger") == "refused: the client showed no certificate."
+        assert (
+            nvflare_site.explain(federation.folder / "stranger")
+            == "refused: the client showed no certificate."
+        )
     if federation.engine == "flower":
         assert names > couriers | {"superlink", "job"}
         server = federation.folder / "engine/server"
@@ -127,12 +174,21 @@ def test_one_command_starts_every_process_and_each_side_of_the_network_shows_who
 
 
 def shake_hands(trust: ssl.SSLContext, address: tuple[str, int]) -> None:
-    with socket.create_connection(address, 10.0) as line, trust.wrap_socket(line, server_hostname=address[0]):
+    with (
+        socket.create_connection(address, 10.0) as line,
+        trust.wrap_socket(line, server_hostname=address[0]),
+    ):
         pass
 
 
-def test_a_run_trains_and_every_silo_has_spent_what_the_plan_said_by_a_ledger_that_verifies(federation, trained, monkeypatch, capsys):
-    assert (trained["ended"], trained["iterates"], trained["questions"]) == ("finished", ORDER.rounds, ORDER.rounds)
+def test_a_run_trains_and_every_silo_has_spent_what_the_plan_said_by_a_ledger_that_verifies(
+    federation, trained, monkeypatch, capsys
+):
+    assert (trained["ended"], trained["iterates"], trained["questions"]) == (
+        "finished",
+        ORDER.rounds,
+        ORDER.rounds,
+    )
     plan = plan_order(ORDER, federation.cards).plan
     planned = plan.spent()[0]
     for i, (policy, told) in enumerate(zip(federation.policies, trained["silos"], strict=True)):
@@ -152,11 +208,15 @@ def test_a_run_trains_and_every_silo_has_spent_what_the_plan_said_by_a_ledger_th
         assert spent == pytest.approx(planned[i], rel=1e-7)
         assert told["spent_epsilon_at_most"] == pytest.approx(planned[i], rel=1e-7)
         assert 2.99 < spent <= 3.0
-        assert told["ledger"]["count"] == ledger.head()[0] - 2, "then the answer was stored, and the hold released"
+        assert told["ledger"]["count"] == ledger.head()[0] - 2, (
+            "then the answer was stored, and the hold released"
+        )
 
 
 class Played:
-    """A channel to nobody: the replies whose hashes are in a journal, from the silos' ledgers, each opened with its silo's key alone."""
+    """A channel to nobody: the replies whose hashes are in a journal, from the silos' ledgers, each
+    opened with its silo's key alone.
+    """
 
     def __init__(self, cards, ledgers, rounds) -> None:
         self._cards, self._ledgers, self._rounds = cards, ledgers, iter(rounds)
@@ -165,7 +225,11 @@ class Played:
         told, total = next(self._rounds), np.zeros((1, query.statistic.w.shape[-1]))
         for i in silos:
             card = self._cards[i]
-            (raw,) = [r for r in self._ledgers[i] if hashlib.sha256(r).hexdigest() == told.heard[card.name].sha256]
+            (raw,) = [
+                r
+                for r in self._ledgers[i]
+                if hashlib.sha256(r).hexdigest() == told.heard[card.name].sha256
+            ]
             reply = decode_reply(raw, limit=2**20, silo_key=card.key)
             assert isinstance(reply, Answer)
             total += reply.value.numpy()
@@ -188,27 +252,53 @@ def journal_of(folder: Path) -> Journal:
     return Journal(folder / "journal", told["run"], told["config"])
 
 
-def test_the_recorded_releases_played_to_the_generator_give_the_same_iterates_bit_for_bit(federation, trained, tmp_path):
-    """The journal has the hash of each question, and a question has the iterate in it: `Remote` refuses a question of another hash."""
+def test_the_recorded_releases_played_to_the_generator_give_the_same_iterates_bit_for_bit(
+    federation, trained, tmp_path
+):
+    """The journal has the hash of each question, and a question has the iterate in it: `Remote`
+    refuses a question of another hash.
+    """
     shutil.copytree(federation.folder / "runs/1", tmp_path / "run")
     made = plan_order(ORDER, federation.cards)
     plan, run = made.plan, made.run
     start = federation.problem.initial([ORDER.coins])
     journal = journal_of(tmp_path / "run")
-    channel = Remote(federation.cards, Nobody(), run=trained["run"], key=read_key(federation.folder / "asker.key"), journal=journal)
-    first = list(run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms))
+    channel = Remote(
+        federation.cards,
+        Nobody(),
+        run=trained["run"],
+        key=read_key(federation.folder / "asker.key"),
+        journal=journal,
+    )
+    first = list(
+        run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms)
+    )
     assert journal.read() is None
     journal.close()
     journal = journal_of(tmp_path / "run")
-    ledgers = [DurableLedger.open(Path(Place.load(policy).ledger)) for policy in federation.policies]
-    kept = [[one.stored(e.query_id) for e in one.entries() if e.act == "answer" and e.run == trained["run"]] for one in ledgers]
+    ledgers = [
+        DurableLedger.open(Path(Place.load(policy).ledger)) for policy in federation.policies
+    ]
+    kept = [
+        [
+            one.stored(e.query_id)
+            for e in one.entries()
+            if e.act == "answer" and e.run == trained["run"]
+        ]
+        for one in ledgers
+    ]
     played = Played(federation.cards, kept, iter(journal.read, None))
-    second = list(run(Federation(played, Everyone(3)), federation.problem, start, **plan.mechanisms))
+    second = list(
+        run(Federation(played, Everyone(3)), federation.problem, start, **plan.mechanisms)
+    )
     journal.close()
     assert len(first) == len(second) == ORDER.rounds
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     model = load_file(federation.folder / "runs/1/model.safetensors")
-    assert all(torch.equal(value[0], model[name]) for name, value in federation.problem.split(second[-1]).items())
+    assert all(
+        torch.equal(value[0], model[name])
+        for name, value in federation.problem.split(second[-1]).items()
+    )
     assert len(model) == len(federation.problem.split(second[-1]))
 
 
@@ -219,19 +309,31 @@ def serve(policy: str, state: str) -> None:
 
 @contextlib.contextmanager
 def silent_gates(federation):
-    """Gates that draw no noise, which are in no wheel, at the shipped ones' sockets. They have copies of the silos' folders, and a registry
-    of their own: with the silos' own they would refuse to serve the copy of a ledger."""
+    """Gates that draw no noise, which are in no wheel, at the shipped ones' sockets. They have
+    copies of the silos' folders, and a registry of their own: with the silos' own they would refuse
+    to serve the copy of a ledger."""
     gates = []
     for card in federation.cards:
-        shipped, silent = federation.folder / "silos" / card.name, federation.folder / "silent" / card.name
+        shipped, silent = (
+            federation.folder / "silos" / card.name,
+            federation.folder / "silent" / card.name,
+        )
         (shipped / "gate.sock").rename(shipped / "shipped.sock")
         shutil.copytree(shipped, silent, ignore=shutil.ignore_patterns("*.sock"))
         (shipped / "gate.sock").symlink_to(silent / "gate.sock")
-        gates.append(forked.Process(target=serve, args=(str(silent / "policy.toml"), str(federation.folder / "silent/state"))))
+        gates.append(
+            forked.Process(
+                target=serve,
+                args=(str(silent / "policy.toml"), str(federation.folder / "silent/state")),
+            )
+        )
         gates[-1].start()
     try:
         deadline = time.monotonic() + LIMIT
-        while not all((federation.folder / "silent" / card.name / "gate.sock").exists() for card in federation.cards):
+        while not all(
+            (federation.folder / "silent" / card.name / "gate.sock").exists()
+            for card in federation.cards
+        ):
             assert all(gate.is_alive() for gate in gates)
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -250,12 +352,27 @@ def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federati
     plan, run = made.plan, made.run
     start = federation.problem.initial([ORDER.coins])
     with silent_gates(federation):
-        carrier, timeouts = carrier_of(federation.folder, federation.state), Timeouts(deadline=LIMIT, limit=LIMIT, retry=60.0)
+        carrier, timeouts = (
+            carrier_of(federation.folder, federation.state),
+            Timeouts(deadline=LIMIT, limit=LIMIT, retry=60.0),
+        )
         signing = read_key(federation.folder / "asker.key")
-        channel = Remote(federation.cards, carrier, run="silent", key=signing, quorum=3, timeouts=timeouts)
-        got = list(run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms))
-    records = Records.of([(held.x, held.y) for held in (read_records(Place.load(policy), None) for policy in federation.policies)])
-    without = {kind: replace(mechanism, noise_multiplier=0.0) for kind, mechanism in plan.mechanisms.items()}
+        channel = Remote(
+            federation.cards, carrier, run="silent", key=signing, quorum=3, timeouts=timeouts
+        )
+        got = list(
+            run(Federation(channel, Everyone(3)), federation.problem, start, **plan.mechanisms)
+        )
+    records = Records.of(
+        [
+            (held.x, held.y)
+            for held in (read_records(Place.load(policy), None) for policy in federation.policies)
+        ]
+    )
+    without = {
+        kind: replace(mechanism, noise_multiplier=0.0)
+        for kind, mechanism in plan.mechanisms.items()
+    }
     simulation = simulated_federation(federation.problem, records, Everyone(3))
     wanted = list(run(simulation, federation.problem, start, **without))
     assert len(got) == len(wanted) == ORDER.rounds
@@ -264,26 +381,62 @@ def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federati
     assert (wanted[-1] - start).abs().max() > 1e-2, "they went somewhere"
 
 
-def test_a_second_model_is_approved_and_trained_for_the_same_patients_and_the_ledgers_go_on(federation, trained):
-    """Last, since afterwards the silos approve another study. One engine is enough: what is new happens at the gates."""
+def test_a_second_model_is_approved_and_trained_for_the_same_patients_and_the_ledgers_go_on(
+    federation, trained
+):
+    """Last, since afterwards the silos approve another study. One engine is enough: what is new
+    happens at the gates.
+    """
     if federation.engine != "nvflare":
         pytest.skip("shown over NVFlare")
     ledgers = [Path(Place.load(policy).ledger) for policy in federation.policies]
-    before = [(DurableLedger.open(path).used(), list(DurableLedger.open(path).entries())) for path in ledgers]
-    made = json.loads(shell("federation", "propose", "second", "--folder", federation.folder, "--model", "mlp:3", "--json"))
-    told = json.loads(shell("silo", "approve", made["file"], *federation.policies, "--yes", "--json"))
+    before = [
+        (DurableLedger.open(path).used(), list(DurableLedger.open(path).entries()))
+        for path in ledgers
+    ]
+    made = json.loads(
+        shell(
+            "federation",
+            "propose",
+            "second",
+            "--folder",
+            federation.folder,
+            "--model",
+            "mlp:3",
+            "--json",
+        )
+    )
+    told = json.loads(
+        shell("silo", "approve", made["file"], *federation.policies, "--yes", "--json")
+    )
     assert {answer["gate"] for answer in told["silos"]} == {"the gate has taken it up"}
-    order = ("--algorithm", "mb-sgd", "--epsilon", 1, "--rounds", 1, "--quorum", 3, "--retry", 30, "--json")
+    order = (
+        "--algorithm",
+        "mb-sgd",
+        "--epsilon",
+        1,
+        "--rounds",
+        1,
+        "--quorum",
+        3,
+        "--retry",
+        30,
+        "--json",
+    )
     second = json.loads(shell("federation", "run", "--folder", federation.folder, *order))
     assert second["ended"] == "finished"
     assert second["run"] != trained["run"]
     cards = [read_card(Path(policy).parent / "silo.json") for policy in federation.policies]
     assert cards[0].definition != federation.cards[0].definition
     check_study(federation.folder / "runs/2", cards)
-    with pytest.raises(BadInput, match="trained first, and silo silo-1 by now approves the study second"):
+    with pytest.raises(
+        BadInput, match="trained first, and silo silo-1 by now approves the study second"
+    ):
         check_study(federation.folder / "runs/1", cards)
     for path, (used, entries) in zip(ledgers, before, strict=True):
         ledger = DurableLedger.open(path)
         ledger.verify()
         assert ledger.used() > used > 0
-        assert list(ledger.entries())[: len(entries)] == entries, "the same chain, with more at its end"
+        assert list(ledger.entries())[: len(entries)] == entries, (
+            "the same chain, with more at its end"
+        )

@@ -1,7 +1,9 @@
-"""A hostile courier between real gate daemons and the server: its bytes, its users, and an engine that was taken over. All of it fails.
+"""A hostile courier between real gate daemons and the server: its bytes, its users, and an engine
+that was taken over. All of it fails.
 
-Tried elsewhere, and not again here: a modified engine, code in a job and files in a kit (test_nvflare), a bundle with other code and
-strange messages (test_flower), a relay between peers that alters or swaps (test_direct, test_peers).
+Tried elsewhere, and not again here: a modified engine, code in a job and files in a kit
+(test_nvflare), a bundle with other code and strange messages (test_flower), a relay between peers
+that alters or swaps (test_direct, test_peers).
 """
 
 import contextlib
@@ -60,7 +62,7 @@ def gates() -> Iterator[Gates]:
         yield made
 
 
-# --- a hostile courier: other users of the machine ----------------------------------------------------------------------------------
+# --- a hostile courier: other users of the machine -----------------------------------------------
 
 ATTACK = '''
 import ctypes, json, os, signal, socket
@@ -112,14 +114,21 @@ def ask(gate, frame):
         pass  # turned away: the reply says why
     file = line.makefile("rb")
     return file.read(int.from_bytes(file.read(4), "big"))
-'''
+'''  # noqa: E501
 
 
 def knock(gate: Gate, words: str, user: int, groups: list[int]) -> str:
     """What a process of another user prints."""
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
     settings = {"user": user, "group": groups[0] if groups else user, "extra_groups": groups}
-    done = subprocess.run([python, "-I", "-c", ATTACK + words], **settings, capture_output=True, text=True, cwd="/", timeout=PATIENCE)
+    done = subprocess.run(
+        [python, "-I", "-c", ATTACK + words],
+        **settings,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=PATIENCE,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.strip()
 
@@ -128,23 +137,34 @@ def secrets_of(gate: Gate) -> list[str]:
     """Every file that the silo has, the data first."""
     own = [path for path in Path(gate.policy).parent.rglob("*") if path.is_file()]
     shared = [path for path in (gate.folder / "state").rglob("*") if path.is_file()]
-    assert {Path(gate.policy), Path(gate.place.key), Path(gate.place.ledger), Path(gate.place.log)} <= set(own)
+    assert {
+        Path(gate.policy),
+        Path(gate.place.key),
+        Path(gate.place.ledger),
+        Path(gate.place.log),
+    } <= set(own)
     assert shared
     return [gate.place.data, *map(str, own + shared)]
 
 
 @needs_users
-def test_the_couriers_user_can_neither_read_nor_write_nor_replace_nor_trace_nor_kill_anything_of_the_gate(gates):
+def test_the_couriers_user_can_neither_read_nor_write_nor_replace_nor_trace_nor_kill_anything_of_the_gate(  # noqa: E501
+    gates,
+):
     gate = gates[0]
     given = (secrets_of(gate), str(Path(gate.policy).parent), gate.place.socket, gate.process.pid)
-    assert json.loads(knock(gate, f"print(json.dumps(attack(*{given!r})))", COURIER, [COURIER])) == []
+    assert (
+        json.loads(knock(gate, f"print(json.dumps(attack(*{given!r})))", COURIER, [COURIER])) == []
+    )
     assert code(gate, asked(gate.card, "after-the-attack")) == "answered"
     owner = json.loads(knock(gate, f"print(json.dumps(attack(*{given!r}, 'read ')))", 0, [0]))
     assert {f"read {path}" for path in given[0]} <= set(owner), "the attack finds what is open"
 
 
 @needs_users
-def test_other_users_cannot_open_the_socket_and_one_in_its_group_that_is_not_listed_is_turned_away(gates):
+def test_other_users_cannot_open_the_socket_and_one_in_its_group_that_is_not_listed_is_turned_away(
+    gates,
+):
     gate = gates[0]
     frame = asked(gate.card, "by-another-user")
     words = f"""
@@ -156,10 +176,12 @@ except PermissionError:
     assert knock(gate, words, OTHER, []) == "denied"
     assert opened(gate.card, bytes.fromhex(knock(gate, words, OTHER, [COURIER]))) == Refusal("peer")
     assert "by-another-user" not in gate.charges("run")
-    assert isinstance(opened(gate.card, bytes.fromhex(knock(gate, words, COURIER, [COURIER]))), Answer)
+    assert isinstance(
+        opened(gate.card, bytes.fromhex(knock(gate, words, COURIER, [COURIER]))), Answer
+    )
 
 
-# --- a hostile courier: its end of the socket ---------------------------------------------------------------------------------------
+# --- a hostile courier: its end of the socket ----------------------------------------------------
 
 
 def test_thousands_of_broken_frames_and_held_connections_leave_the_gate_as_it_was(gates):
@@ -200,7 +222,9 @@ def test_no_bit_of_a_question_can_be_altered_on_its_way(gates):
     gate, frame = gates[1], asked(gates[1].card, "to-be-altered")
     head = gate.ledger().head()
     places = [*range(OVERHEAD), *range(OVERHEAD, len(frame), 29), len(frame) - 1]
-    codes = {code(gate, frame[:at] + bytes([frame[at] ^ 1 << at % 8]) + frame[at + 1 :]) for at in places}
+    codes = {
+        code(gate, frame[:at] + bytes([frame[at] ^ 1 << at % 8]) + frame[at + 1 :]) for at in places
+    }
     assert codes == {"malformed", "version", "signature"}
     assert {code(gate, frame[:at]) for at in range(0, len(frame), 101)} == {"malformed"}
     assert gate.ledger().head() == head
@@ -211,7 +235,11 @@ class Meddler(Whole):
 
     def __init__(self, gates: Gates, meddle=lambda replies: replies) -> None:
         super().__init__(gates.sockets)
-        self._meddle, self.sent, self.replies = meddle, list[dict[str, bytes]](), list[dict[str, bytes]]()
+        self._meddle, self.sent, self.replies = (
+            meddle,
+            list[dict[str, bytes]](),
+            list[dict[str, bytes]](),
+        )
 
     def exchange(self, frames, timeout):
         self.sent.append(dict(frames))
@@ -223,9 +251,18 @@ def question(gates: Gates, noise: float = 40.0) -> Query:
     return Query(Grad(torch.zeros(1, gates.problem.dim)), Gaussian("anchor", 1.0, noise))
 
 
-def remote(gates: Gates, carrier: Direct, run: str, heard: list[QuestionReport], **patience) -> Remote:
+def remote(
+    gates: Gates, carrier: Direct, run: str, heard: list[QuestionReport], **patience
+) -> Remote:
     times = {"deadline": PATIENCE, "limit": PATIENCE, "retry": PATIENCE} | patience
-    return Remote(gates.cards, carrier, run=run, key=ASKER, timeouts=Timeouts(**times), report=lambda told, answers: heard.append(told))
+    return Remote(
+        gates.cards,
+        carrier,
+        run=run,
+        key=ASKER,
+        timeouts=Timeouts(**times),
+        report=lambda told, answers: heard.append(told),
+    )
 
 
 def _bent(at: int):
@@ -253,11 +290,15 @@ MEDDLINGS = {
     "a bit of the signature": _bent(50),
     "a bit of the ledger's head or the name": _bent(OVERHEAD + 90),
     "a bit of the value": _bent(-3),
-    "another silo's answer": lambda replies: replies | {"silo-1": replies["silo-0"]} if "silo-0" in replies else {},
+    "another silo's answer": lambda replies: (
+        replies | {"silo-1": replies["silo-0"]} if "silo-0" in replies else {}
+    ),
     "an answer of the courier's own": _made_up,
     "an answer of the courier's own under the silo's key": _claimed,
     "an unsigned answer": lambda replies: replies | {"silo-1": unsigned(replies["silo-1"])},
-    "a refusal of the courier's own": lambda replies: replies | {"silo-1": encode_reply(Refusal("budget"), STRANGER)},
+    "a refusal of the courier's own": lambda replies: (
+        replies | {"silo-1": encode_reply(Refusal("budget"), STRANGER)}
+    ),
     "half an answer": lambda replies: replies | {"silo-1": replies["silo-1"][:-9]},
     "an endless answer": lambda replies: replies | {"silo-1": replies["silo-1"] + bytes(2**20)},
 }
@@ -267,7 +308,9 @@ MEDDLINGS = {
 def test_what_a_courier_puts_in_the_place_of_a_silos_answer_does_not_count(gates, name):
     heard: list[QuestionReport] = []
     run = f"meddle-{list(MEDDLINGS).index(name)}"
-    channel = remote(gates, Meddler(gates, MEDDLINGS[name]), run, heard, deadline=0.5, limit=0.5, retry=0.5)
+    channel = remote(
+        gates, Meddler(gates, MEDDLINGS[name]), run, heard, deadline=0.5, limit=0.5, retry=0.5
+    )
     answers = channel.ask(question(gates), [0, 1, 2])
     assert answers.silos == (0, 2)
     assert heard[0].dropped == {"silo-1": "forged"}
@@ -277,7 +320,9 @@ def test_what_a_courier_puts_in_the_place_of_a_silos_answer_does_not_count(gates
 
 SWAPS = {
     "another version": lambda card, frame: frame[:4] + bytes([VERSION + 1]) + frame[5:],
-    "the courier's own key": lambda card, frame: sign_frame(QUERY, VERSION, frame[OVERHEAD:], STRANGER),
+    "the courier's own key": lambda card, frame: sign_frame(
+        QUERY, VERSION, frame[OVERHEAD:], STRANGER
+    ),
     "a question about another model": lambda card, frame: asked(card, "swapped", model="0" * 64),
     "a question of another silo": lambda card, frame: asked(card, "swapped", of="silo-0"),
 }
@@ -289,18 +334,26 @@ def test_a_courier_that_provokes_a_lasting_refusal_does_not_make_a_silo_retire(g
 
     class Provoking(Whole):
         def exchange(self, frames, timeout):
-            swapped = {"silo-1": SWAPS[name](gates.cards[1], frames["silo-1"])} if "silo-1" in frames else {}
+            swapped = (
+                {"silo-1": SWAPS[name](gates.cards[1], frames["silo-1"])}
+                if "silo-1" in frames
+                else {}
+            )
             return super().exchange(dict(frames) | swapped, PATIENCE)
 
     run = f"provoked-{list(SWAPS).index(name)}"
-    channel = remote(gates, Provoking(gates.sockets), run, heard, deadline=0.5, limit=0.5, retry=0.5)
+    channel = remote(
+        gates, Provoking(gates.sockets), run, heard, deadline=0.5, limit=0.5, retry=0.5
+    )
     assert channel.ask(question(gates), [0, 1, 2]).silos == (0, 2)
     assert (heard[0].dropped, channel.retired) == ({"silo-1": "forged"}, {})
     assert [len(gate.charges(run)) for gate in gates.gates] == [1, 0, 1]
 
 
 def test_questions_that_a_courier_brings_to_other_silos_too_are_paid_for_by_none_of_them(gates):
-    """Each is signed by the listed key, about the approved model, under an id that the other silo has never seen."""
+    """Each is signed by the listed key, about the approved model, under an id that the other silo
+    has never seen.
+    """
     heard: list[QuestionReport] = []
 
     class Spreading(Whole):
@@ -318,13 +371,18 @@ def test_frames_that_are_doubled_delayed_or_out_of_order_change_no_answer_and_co
     heard: list[QuestionReport] = []
 
     class Muddled(Meddler):
-        """Each frame twice at once and again long after; a reply to the last question before the one to this."""
+        """Each frame twice at once and again long after; a reply to the last question before the
+        one to this.
+        """
 
         def exchange(self, frames, timeout):
             for old in reversed(self.sent):
                 Whole.exchange(self, old, timeout)
             both: list[dict[str, bytes]] = []
-            twice = [threading.Thread(target=lambda: both.append(Whole.exchange(self, frames, timeout))) for _ in range(2)]
+            twice = [
+                threading.Thread(target=lambda: both.append(Whole.exchange(self, frames, timeout)))
+                for _ in range(2)
+            ]
             for thread in twice:
                 thread.start()
             for thread in twice:
@@ -340,7 +398,10 @@ def test_frames_that_are_doubled_delayed_or_out_of_order_change_no_answer_and_co
     assert [told.dropped for told in heard] == [{}] * 3
     for i in range(3):
         assert len(set(gates[i].charges("muddled"))) == len(gates[i].charges("muddled")) == 3
-    kept = {tuple(sorted(frames.items())): replies for frames, replies in zip(carrier.sent, carrier.replies, strict=True)}
+    kept = {
+        tuple(sorted(frames.items())): replies
+        for frames, replies in zip(carrier.sent, carrier.replies, strict=True)
+    }
     assert len(kept) == 3
     for value, replies in zip(values, kept.values(), strict=True):
         own = [opened(card, replies[card.name]).value[0] for card in gates.cards]
@@ -364,7 +425,7 @@ def test_replies_that_are_dropped_are_asked_for_again_and_come_back_as_the_same_
     assert [len(gate.charges("dropped")) for gate in gates.gates] == [1, 1, 1]
 
 
-# --- a hostile courier inside a real engine -----------------------------------------------------------------------------------------
+# --- a hostile courier inside a real engine ------------------------------------------------------
 
 COMPONENT = '''
 from pathlib import Path
@@ -388,24 +449,35 @@ class Taken(FLComponent):
             Path(self.found + ".part").write_text(json.dumps(loot))
             os.rename(self.found + ".part", self.found)
             os._exit(0)
-'''
+'''  # noqa: E501
 
 
 @needs_users
 def test_code_that_has_taken_over_the_engines_client_gets_only_what_the_gate_gives_anyone(gates):
-    """A real NVFlare client in front of a real gate, with hostile code in its process that has become the courier's user."""
+    """A real NVFlare client in front of a real gate, with hostile code in its process that has
+    become the courier's user.
+    """
     site = pytest.importorskip("silodp.wire.nvflare.site")
     pytest.importorskip("nvflare")
     gate = gates[0]
     with tempfile.TemporaryDirectory(prefix="silodp-") as name, contextlib.ExitStack() as running:
-        folder, kit, found = Path(name) / "f", Path(name) / "f" / "kits" / "silo-0", Path(name) / "loot" / "loot.json"
+        folder, kit, found = (
+            Path(name) / "f",
+            Path(name) / "f" / "kits" / "silo-0",
+            Path(name) / "loot" / "loot.json",
+        )
         site.provision(folder, ["silo-0"])
         site.settle_silo(kit, Path(gate.place.socket))
         Path(name).chmod(0o711)
         found.parent.mkdir()
         os.chown(found.parent, COURIER, COURIER)
         (Path(name) / "taken.py").write_text(ATTACK + COMPONENT)
-        given = [secrets_of(gate), str(Path(gate.policy).parent), gate.place.socket, gate.process.pid]
+        given = [
+            secrets_of(gate),
+            str(Path(gate.policy).parent),
+            gate.place.socket,
+            gate.process.pid,
+        ]
         stolen = sign_frame(QUERY, VERSION, asked(gate.card, "stolen")[OVERHEAD:], STRANGER)
         arguments = {"user": COURIER, "given": given, "frame": stolen.hex(), "found": str(found)}
         resources = json.loads((kit / "local/resources.json").read_text())
@@ -416,7 +488,8 @@ def test_code_that_has_taken_over_the_engines_client_gets_only_what_the_gate_giv
         log = running.enter_context((folder / "client.log").open("wb"))
         client = subprocess.Popen(
             site.command(kit),
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([name, os.environ.get("PYTHONPATH", "")])},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join([name, os.environ.get("PYTHONPATH", "")])},
             stdout=log,
             stderr=log,
         )
@@ -432,5 +505,7 @@ def test_code_that_has_taken_over_the_engines_client_gets_only_what_the_gate_giv
     assert loot["user"] == COURIER
     assert loot["got"] == []
     assert opened(gate.card, bytes.fromhex(loot["reply"])) == Refusal("asker")
-    assert isinstance(opened(gate.card, raw), Answer), "and the honest half of the same process still carries"
+    assert isinstance(opened(gate.card, raw), Answer), (
+        "and the honest half of the same process still carries"
+    )
     assert raw == Socket(gate.place.socket).ask(frame, PATIENCE)

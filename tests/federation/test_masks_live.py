@@ -1,4 +1,6 @@
-"""Masked totals over NVFlare, Flower and sockets with real processes: a gate is killed in mid-round, and the run goes on without it. With SILODP_LONG=1."""
+"""Masked totals over NVFlare, Flower and sockets with real processes: a gate is killed in
+mid-round, and the run goes on without it. With SILODP_LONG=1.
+"""
 
 import itertools
 import json
@@ -28,7 +30,10 @@ from silodp.silo.service.policy import Place
 
 pytestmark = [
     pytest.mark.xdist_group("federation-masks"),
-    pytest.mark.skipif("SILODP_LONG" not in os.environ, reason="a federation over an engine takes a minute to start"),
+    pytest.mark.skipif(
+        "SILODP_LONG" not in os.environ,
+        reason="a federation over an engine takes a minute to start",
+    ),
 ]
 ENGINES = {"direct": "silodp", "nvflare": "nvflare", "flower": "flwr"}
 ROUNDS, FATAL, VICTIM = 5, "2", "silo-2"
@@ -36,15 +41,18 @@ WAITS = Timeouts(deadline=2.0, limit=2.5, retry=1.0)
 
 
 class Wire:
-    """The engine's hub, of which every frame and reply is kept; the victim's gate is killed once a question of the fatal round lies signed
-    on the table, with the victim's key in it, and before that question is sent."""
+    """The engine's hub, of which every frame and reply is kept; the victim's gate is killed once a
+    question of the fatal round lies signed on the table, with the victim's key in it, and before
+    that question is sent."""
 
     def __init__(self, carrier, gate: int) -> None:
         self._carrier, self._gate, self.names = Unhurried(carrier), gate, carrier.names
         self.seen: list[tuple[str, bytes, bytes]] = []
 
     def exchange(self, frames, timeout):
-        if self._gate and all(frame[:4] == QUERY and of_round(frame) == (FATAL, 0) for frame in frames.values()):
+        if self._gate and all(
+            frame[:4] == QUERY and of_round(frame) == (FATAL, 0) for frame in frames.values()
+        ):
             envelope = decode_query(frames[VICTIM], limit=2**20)[0]
             assert len(read_table(envelope.cohort)) == len(frames)
             os.kill(self._gate, signal.SIGKILL)
@@ -60,31 +68,70 @@ def of_round(frame: bytes) -> tuple[str, int]:
 
 
 def uniform(words: np.ndarray) -> bool:
-    return chisquare(np.bincount(np.frombuffer(words.tobytes(), np.uint8), minlength=256)).pvalue > 1e-6
+    return (
+        chisquare(np.bincount(np.frombuffer(words.tobytes(), np.uint8), minlength=256)).pvalue
+        > 1e-6
+    )
 
 
-@pytest.mark.parametrize(("engine", "silos", "colluding"), [("nvflare", 3, 0), ("nvflare", 10, 1), ("flower", 3, 0), ("direct", 3, 0)])
-def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_holds_a_silos_counts(engine, silos, colluding, monkeypatch):
+@pytest.mark.parametrize(
+    ("engine", "silos", "colluding"),
+    [("nvflare", 3, 0), ("nvflare", 10, 1), ("flower", 3, 0), ("direct", 3, 0)],
+)
+def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_holds_a_silos_counts(
+    engine, silos, colluding, monkeypatch
+):
     pytest.importorskip(ENGINES[engine])
     Clock(monkeypatch)
     home = Path(tempfile.mkdtemp(prefix="silodp-"))
     folder = home / "f"
     try:
-        words = ("--silos", silos, "--data", "wbcd", "--model", "mlp:4", "--engine", engine, "--epsilon", 20, "--folder", folder)
+        words = (
+            "--silos",
+            silos,
+            "--data",
+            "wbcd",
+            "--model",
+            "mlp:4",
+            "--engine",
+            engine,
+            "--epsilon",
+            20,
+            "--folder",
+            folder,
+        )
         shell("federation", "up", "--trust", "masks", "--colluding", colluding, *words, "--json")
         state = json.loads((folder / "federation.json").read_text())
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
-        order = Order("mb-sgd", rounds=ROUNDS, epsilon=("3.0",), trust="masks", colluding=colluding, least=silos - 1, drops=1 / ROUNDS)
+        order = Order(
+            "mb-sgd",
+            rounds=ROUNDS,
+            epsilon=("3.0",),
+            trust="masks",
+            colluding=colluding,
+            least=silos - 1,
+            drops=1 / ROUNDS,
+        )
         wire = Wire(carrier_of(folder, state), state["processes"][f"gate {VICTIM}"])
-        run = Conduct(cards, problem_of(cards[0], order), order, wire, home / "run", key=read_key(folder / "asker.key"), timeouts=WAITS)
+        run = Conduct(
+            cards,
+            problem_of(cards[0], order),
+            order,
+            wire,
+            home / "run",
+            key=read_key(folder / "asker.key"),
+            timeouts=WAITS,
+        )
         assert len(list(run)) == ROUNDS
         check_ledgers(run.summary, order, cards, state)
         check_bytes(wire.seen, silos)
         kept = b"".join(path.read_bytes() for path in (home / "run").rglob("*") if path.is_file())
-        assert not any(box in kept for some in boxes(wire.seen).values() for box in some.values()), (
-            "an ended run keeps totals, no silo's answer"
+        assert not any(
+            box in kept for some in boxes(wire.seen).values() for box in some.values()
+        ), "an ended run keeps totals, no silo's answer"
+        assert all(raw in kept for _, frame, raw in wire.seen if frame[:4] == KEYS), (
+            "and this test would see one there"
         )
-        assert all(raw in kept for _, frame, raw in wire.seen if frame[:4] == KEYS), "and this test would see one there"
     finally:
         if (folder / "federation.json").exists():
             shell("federation", "down", "--folder", folder)
@@ -92,7 +139,9 @@ def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_hold
 
 
 def check_ledgers(summary: dict, order: Order, cards: list, state: dict) -> None:
-    """Every survivor has paid for each round and one attempt more, at the plan's price and within it; the victim for what it had answered."""
+    """Every survivor has paid for each round and one attempt more, at the plan's price and within
+    it; the victim for what it had answered.
+    """
     assert summary["ended"] == "finished"
     plan = plan_order(order, cards).plan
     event = plan.asked[0].event.of(0)
@@ -101,7 +150,11 @@ def check_ledgers(summary: dict, order: Order, cards: list, state: dict) -> None
         ledger.verify()
         charges = [entry for entry in ledger.entries() if entry.act == "charge"]
         asked = int(FATAL) if card.name == VICTIM else ROUNDS + 1
-        price = Totals.for_budget(Budget(card.epsilon, card.delta)).price(event, np.asarray(card.records))[1].item()
+        price = (
+            Totals.for_budget(Budget(card.epsilon, card.delta))
+            .price(event, np.asarray(card.records))[1]
+            .item()
+        )
         assert [entry.amount for entry in charges] == [price] * asked
         spent = Schedule()
         for _ in range(asked):
@@ -110,7 +163,9 @@ def check_ledgers(summary: dict, order: Order, cards: list, state: dict) -> None
         assert ledger.spent() <= told["spent_epsilon_at_most"] <= 3.0
         if card.name != VICTIM:
             assert len(plan.asked) == asked
-            assert ledger.spent() == told["spent_epsilon_at_most"], "by the ledger, the run and the plan the same"
+            assert ledger.spent() == told["spent_epsilon_at_most"], (
+                "by the ledger, the run and the plan the same"
+            )
 
 
 def boxes(seen: list[tuple[str, bytes, bytes]]) -> dict[tuple[str, int], dict[str, bytes]]:
@@ -123,7 +178,9 @@ def boxes(seen: list[tuple[str, bytes, bytes]]) -> dict[tuple[str, int], dict[st
 
 
 def check_bytes(seen: list[tuple[str, bytes, bytes]], silos: int) -> None:
-    """Chi-square of the bytes of sums that lack an answer, one, two and all but one of those that came; the whole sums are plain."""
+    """Chi-square of the bytes of sums that lack an answer, one, two and all but one of those that
+    came; the whole sums are plain.
+    """
     found = boxes(seen)
     assert {frame[:4] for _, frame, _ in seen} >= {KEYS, QUERY}
     assert {attempt: len(some) for attempt, some in found.items()} == {
@@ -140,7 +197,9 @@ def check_bytes(seen: list[tuple[str, bytes, bytes]], silos: int) -> None:
             if lacking < len(some) or attempt == (FATAL, 0)
         ]
         assert uniform(np.concatenate(sums)), f"{lacking} answers show something"
-    assert uniform(add_masked(list(found[FATAL, 0].values()), 32)), "all that came of the broken cohort"
+    assert uniform(add_masked(list(found[FATAL, 0].values()), 32)), (
+        "all that came of the broken cohort"
+    )
     for attempt, some in found.items():
         if attempt != (FATAL, 0):
             total = add_masked(list(some.values()), 32)

@@ -1,7 +1,7 @@
 """A round through a shuffler, live: server, shuffler and three silos as processes of their own.
 
-The server's traffic is captured on the loopback device where this process may (root), else at the couriers, without TLS, so that whatever
-is readable in it would be found.
+The server's traffic is captured on the loopback device where this process may (root), else at the
+couriers, without TLS, so that whatever is readable in it would be found.
 """
 
 import hashlib
@@ -72,7 +72,10 @@ from silodp.testing.federation import simulated_federation
 pytestmark = pytest.mark.xdist_group("federation-shuffle")
 ORDER = Order("spider", rounds=4, phase=2, epsilon=("3.0",), trust="shuffle")
 BUDGET = 20.0
-CALM, BRIEF = Timeouts(deadline=LIMIT, limit=LIMIT, retry=LIMIT), Timeouts(deadline=2.0, limit=2.5, retry=1.0)
+CALM, BRIEF = (
+    Timeouts(deadline=LIMIT, limit=LIMIT, retry=LIMIT),
+    Timeouts(deadline=2.0, limit=2.5, retry=1.0),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -82,19 +85,41 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.fixture(scope="module")
 def federation():
-    """What `up --trust shuffle` says of three silos on WBCD without an engine; afterwards `down` has stopped it all."""
+    """What `up --trust shuffle` says of three silos on WBCD without an engine; afterwards `down`
+    has stopped it all.
+    """
     home = Path(tempfile.mkdtemp(prefix="silodp-"))
     folder, started = home / "f", {}
     try:
-        words = ("--silos", 3, "--data", "wbcd", "--model", "logistic", "--engine", "direct", "--epsilon", BUDGET, "--folder", folder)
+        words = (
+            "--silos",
+            3,
+            "--data",
+            "wbcd",
+            "--model",
+            "logistic",
+            "--engine",
+            "direct",
+            "--epsilon",
+            BUDGET,
+            "--folder",
+            folder,
+        )
         made = json.loads(shell("federation", "up", "--trust", "shuffle", *words, "--json"))
         state = json.loads((folder / "federation.json").read_text())
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
         yield SimpleNamespace(
-            folder=folder, made=made, state=state, cards=cards, problem=problem_of(cards[0], Order()), carrier=Unhurried(carrier_of(folder, state)),
-            key=read_key(folder / "asker.key"), mixer=shuffler_card(folder / "shuffler/shuffler.json"), settings=Path(state["shuffler"]),
+            folder=folder,
+            made=made,
+            state=state,
+            cards=cards,
+            problem=problem_of(cards[0], Order()),
+            carrier=Unhurried(carrier_of(folder, state)),
+            key=read_key(folder / "asker.key"),
+            mixer=shuffler_card(folder / "shuffler/shuffler.json"),
+            settings=Path(state["shuffler"]),
             started=started,
-        )  # fmt: skip
+        )
     finally:
         if (folder / "federation.json").exists():
             assert "Stopped" in shell("federation", "down", "--folder", folder)
@@ -105,7 +130,17 @@ def federation():
 
 def conducted(f, order: Order, place: Path, *, carrier=None, timeouts=CALM, **more) -> dict:
     """The summary of a run in this process."""
-    run = Conduct(f.cards, f.problem, order, carrier or f.carrier, place, key=f.key, timeouts=timeouts, shuffler=f.mixer, **more)
+    run = Conduct(
+        f.cards,
+        f.problem,
+        order,
+        carrier or f.carrier,
+        place,
+        key=f.key,
+        timeouts=timeouts,
+        shuffler=f.mixer,
+        **more,
+    )
     for _ in run:
         pass
     return run.summary
@@ -113,8 +148,12 @@ def conducted(f, order: Order, place: Path, *, carrier=None, timeouts=CALM, **mo
 
 def charges(f, run: str) -> list[list]:
     """The charges of a run in each silo's ledger."""
-    ledgers = [DurableLedger.open(Path(Place.load(policy).ledger)) for policy in f.state["silos"].values()]
-    return [[e for e in ledger.entries() if e.act == "charge" and e.run == run] for ledger in ledgers]
+    ledgers = [
+        DurableLedger.open(Path(Place.load(policy).ledger)) for policy in f.state["silos"].values()
+    ]
+    return [
+        [e for e in ledger.entries() if e.act == "charge" and e.run == run] for ledger in ledgers
+    ]
 
 
 def run_of(place: Path) -> str:
@@ -128,9 +167,13 @@ def store_of(f) -> tuple[RoundStore, tuple]:
 
 
 def start(f, name: str, *words: str) -> None:
-    """Starts a daemon that was killed, as `up` did, and puts its new number where `down` looks for it."""
+    """Starts a daemon that was killed, as `up` did, and puts its new number where `down` looks for
+    it.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "SILODP_STATE": f.state["registry"]}
-    process = subprocess.Popen([sys.executable, "-m", "silodp.cli", *words], env=environment, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "silodp.cli", *words], env=environment, start_new_session=True
+    )
     f.started[name], f.state["processes"][name] = process, process.pid
     (f.folder / "federation.json").write_text(json.dumps(f.state))
     deadline = time.monotonic() + LIMIT
@@ -155,14 +198,25 @@ class Nobody:
     names = exchange
 
 
-# --- a run ----------------------------------------------------------------------------------------------------------------------------
+# --- a run ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(federation):
     """The summary of a run by `silodp federation run`."""
-    words = ("--algorithm", "spider", "--epsilon", *ORDER.epsilon, "--rounds", ORDER.rounds, "--phase", ORDER.phase)
-    return json.loads(shell("federation", "run", "--folder", federation.folder, *words, "--retry", 30, "--json"))
+    words = (
+        "--algorithm",
+        "spider",
+        "--epsilon",
+        *ORDER.epsilon,
+        "--rounds",
+        ORDER.rounds,
+        "--phase",
+        ORDER.phase,
+    )
+    return json.loads(
+        shell("federation", "run", "--folder", federation.folder, *words, "--retry", 30, "--json")
+    )
 
 
 def journal_of(folder: Path) -> Journal:
@@ -172,7 +226,9 @@ def journal_of(folder: Path) -> Journal:
 
 
 def stated(asked, delta: float) -> float:
-    """What these releases cost together against the server: the figure that plan, run and ledger show."""
+    """What these releases cost together against the server: the figure that plan, run and ledger
+    show.
+    """
     releases = Schedule()
     for a in asked:
         releases.add("", a.event)
@@ -183,43 +239,77 @@ def test_up_starts_a_shuffler_and_a_run_through_it_spends_what_was_planned(feder
     names = {process["name"] for process in federation.made["processes"]}
     assert names == {"gate silo-1", "gate silo-2", "gate silo-3", "shuffler daemon"}
     assert federation.made["connected"] == [SITE, "silo-1", "silo-2", "silo-3"]
-    assert (trained["ended"], trained["iterates"], trained["questions"], trained["trust"]) == ("finished", 4, 4, "shuffle")
+    assert (trained["ended"], trained["iterates"], trained["questions"], trained["trust"]) == (
+        "finished",
+        4,
+        4,
+        "shuffle",
+    )
     assert "against the server" in trained["said"]
     plan = plan_order(ORDER, federation.cards).plan
-    for i, (mine, told, card) in enumerate(zip(charges(federation, trained["run"]), trained["silos"], federation.cards, strict=True)):
+    for i, (mine, told, card) in enumerate(
+        zip(charges(federation, trained["run"]), trained["silos"], federation.cards, strict=True)
+    ):
         own = Totals.for_budget(Budget(card.epsilon, card.delta))
-        assert [e.amount for e in mine] == [own.price(a.event, np.asarray(card.records))[1].item() for a in plan.asked]
+        assert [e.amount for e in mine] == [
+            own.price(a.event, np.asarray(card.records))[1].item() for a in plan.asked
+        ]
         assert told["spent_epsilon_at_most"] == stated(plan.asked, card.delta) <= plan.spent()[0, i]
         assert 2.97 < told["spent_epsilon_at_most"] <= 3.0
         assert told["answered"] == 4
 
 
-def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_the_run_again_bit_for_bit(federation, trained, tmp_path):
-    """6 standard deviations at 124 numbers: a false alarm in 4 million runs. The noise is there too: a std between 0.7 and 1.3 of the one
-    that is claimed, at 124 numbers, is missed once in 100,000 runs."""
+def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_the_run_again_bit_for_bit(  # noqa: E501
+    federation, trained, tmp_path
+):
+    """6 standard deviations at 124 numbers: a false alarm in 4 million runs. The noise is there
+    too: a std between 0.7 and 1.3 of the one that is claimed, at 124 numbers, is missed once in
+    100,000 runs."""
     f = federation
     shutil.copytree(f.folder / "runs/1", tmp_path / "run")
     again = conducted(f, ORDER, tmp_path / "run", carrier=Nobody())
-    first, second = (load_file(place / "model.safetensors") for place in (f.folder / "runs/1", tmp_path / "run"))
+    first, second = (
+        load_file(place / "model.safetensors") for place in (f.folder / "runs/1", tmp_path / "run")
+    )
     assert again["run"] == trained["run"]
     assert all(torch.equal(first[name], second[name]) for name in first)
     told, journal, counts = [], journal_of(tmp_path / "run"), [card.records for card in f.cards]
     made = plan_order(ORDER, f.cards)
     plan, run = made.plan, made.run
     channel = ShuffledRemote(
-        f.cards, Nobody(), shuffler=f.mixer, run=trained["run"], key=f.key, journal=journal, report=lambda t, answers: told.append(t)
+        f.cards,
+        Nobody(),
+        shuffler=f.mixer,
+        run=trained["run"],
+        key=f.key,
+        journal=journal,
+        report=lambda t, answers: told.append(t),
     )
     start = f.problem.initial([0])
-    list(run(ShuffledFederation(channel, Everyone(3), Weights("records", tuple(counts))), f.problem, start, **plan.mechanisms))
+    list(
+        run(
+            ShuffledFederation(channel, Everyone(3), Weights("records", tuple(counts))),
+            f.problem,
+            start,
+            **plan.mechanisms,
+        )
+    )
     journal.close()
-    records = Records.of([(held.x, held.y) for held in (read_records(Place.load(p), None) for p in f.state["silos"].values())])
+    records = Records.of(
+        [
+            (held.x, held.y)
+            for held in (read_records(Place.load(p), None) for p in f.state["silos"].values())
+        ]
+    )
     each, errors = simulated_federation(f.problem, records, Everyone(3)).each(), []
     for question in told:
         mechanism, (total, contributed) = question.query.mechanism, question.total
         assert contributed == sum(counts)
         silent = Query(question.query.statistic, Gaussian(mechanism.kind, mechanism.clip, 0.0))
         truth = sum(each[i].mean(silent).double() * n for i, n in enumerate(counts)) / sum(counts)
-        coins = Parameters(int(mechanism.levels.item()), int(mechanism.noise_bits.item()), mechanism.p)
+        coins = Parameters(
+            int(mechanism.levels.item()), int(mechanism.noise_bits.item()), mechanism.p
+        )
         std = variance(coins, contributed, float(mechanism.clip)) ** 0.5
         errors.append((analysed(total, mechanism, contributed) - truth) / std)
     found = torch.stack(errors)
@@ -228,22 +318,37 @@ def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_th
     assert 0.7 < float(found.std()) < 1.3
 
 
-# --- the server's traffic ---------------------------------------------------------------------------------------------------------------
+# --- the server's traffic ------------------------------------------------------------------------
 
 
 def spellings(counts: np.ndarray) -> list[bytes]:
-    """Each count in eight bytes of any kind, and neighbours in four bytes or in digits, which alone might be there by chance."""
-    alone = [counts.astype(kind)[i : i + 1].tobytes() for kind in ("<i8", ">i8", "<f8", ">f8") for i in range(len(counts))]
+    """Each count in eight bytes of any kind, and neighbours in four bytes or in digits, which alone
+    might be there by chance.
+    """
+    alone = [
+        counts.astype(kind)[i : i + 1].tobytes()
+        for kind in ("<i8", ">i8", "<f8", ">f8")
+        for i in range(len(counts))
+    ]
     pairs = list(itertools.pairwise(counts.tolist()))
-    short = [np.array(pair, kind).tobytes() for kind in ("<i4", ">i4", "<f4", ">f4") for pair in pairs]
-    return alone + short + [mark.join(map(str, pair)).encode() for mark in (",", ", ", " ", "\n") for pair in pairs]
+    short = [
+        np.array(pair, kind).tobytes() for kind in ("<i4", ">i4", "<f4", ">f4") for pair in pairs
+    ]
+    return (
+        alone
+        + short
+        + [mark.join(map(str, pair)).encode() for mark in (",", ", ", " ", "\n") for pair in pairs]
+    )
 
 
 def test_packets_of_the_servers_network_hold_no_count_of_any_silo(federation, tmp_path):
     f = federation
     order = replace(ORDER, epsilon=("0.2",), rounds=2)
     couriers = Couriers(
-        {**{name: f.folder / "silos" / name / "gate.sock" for name in f.state["silos"]}, SITE: f.settings.with_name("shuffler.sock")}
+        {
+            **{name: f.folder / "silos" / name / "gate.sock" for name in f.state["silos"]},
+            SITE: f.settings.with_name("shuffler.sock"),
+        }
     )
     with captured(couriers.ports.values()) as streams:
         summary = conducted(f, order, tmp_path / "run", carrier=couriers)
@@ -251,8 +356,14 @@ def test_packets_of_the_servers_network_hold_no_count_of_any_silo(federation, tm
     assert summary["ended"] == "finished"
     assert streams or os.geteuid() != 0, "root sees the device"
     traffic = b"|".join(streams or couriers.seen)
-    asked = [decode_request(frame, limit=2**20)[0] for frame in couriers.seen if frame[:4] == REQUEST]
-    passed = [decode_outcome(frame, limit=2**20, shuffler_key=f.mixer.sign) for frame in couriers.seen if frame[:4] == OUTCOME]
+    asked = [
+        decode_request(frame, limit=2**20)[0] for frame in couriers.seen if frame[:4] == REQUEST
+    ]
+    passed = [
+        decode_outcome(frame, limit=2**20, shuffler_key=f.mixer.sign)
+        for frame in couriers.seen
+        if frame[:4] == OUTCOME
+    ]
     assert len(asked) == len(passed) == 2
     _, (seal, _) = store_of(f)
     plain = []
@@ -262,7 +373,9 @@ def test_packets_of_the_servers_network_hold_no_count_of_any_silo(federation, tm
         assert len(request.boxes) == outcome.contributions == 3
         opened = [open_box(box, request.round, seal)[0] for box in request.boxes]
         assert np.array_equal(sum(c.counts for c in opened), outcome.totals)
-        assert all(traffic.count(box) == 2 for box in request.boxes), "from the silo, and to the shuffler: the capture is whole"
+        assert all(traffic.count(box) == 2 for box in request.boxes), (
+            "from the silo, and to the shuffler: the capture is whole"
+        )
         totals = outcome.totals.astype("<i8").tobytes()
         assert traffic.count(totals) == 1
         traffic = traffic.replace(totals, b"|")
@@ -274,8 +387,12 @@ def test_packets_of_the_servers_network_hold_no_count_of_any_silo(federation, tm
         assert [form for form in spellings(counts) if form in leaky], "such a leak would be found"
 
 
-def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(federation, trained, tmp_path):
-    """The very boxes of a round of the run, and two of another round, in 24 orders, to a shuffler with the same keys each time."""
+def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(
+    federation, trained, tmp_path
+):
+    """The very boxes of a round of the run, and two of another round, in 24 orders, to a shuffler
+    with the same keys each time.
+    """
     f = federation
     journal, seen = journal_of(f.folder / "runs/1"), []
     while (recorded := journal.read()) is not None:
@@ -285,22 +402,34 @@ def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(federa
     kept = {}
     for policy in f.state["silos"].values():
         ledger = DurableLedger.open(Path(Place.load(policy).ledger))
-        answers = [ledger.stored(entry.query_id) for entry in ledger.entries() if entry.act == "answer"]
+        answers = [
+            ledger.stored(entry.query_id) for entry in ledger.entries() if entry.act == "answer"
+        ]
         kept |= {hashlib.sha256(raw).hexdigest(): raw for raw in answers}
     for recorded in seen[:3:2]:
-        replies = [decode_reply(kept[recorded.heard[c.name].sha256], limit=2**20, silo_key=c.key) for c in f.cards]
+        replies = [
+            decode_reply(kept[recorded.heard[c.name].sha256], limit=2**20, silo_key=c.key)
+            for c in f.cards
+        ]
         boxes.append([reply.box for reply in replies if isinstance(reply, Sealed)])
     outcome = decode_outcome(seen[1].replies[SITE], limit=2**20, shuffler_key=f.mixer.sign)
     assert isinstance(outcome, Passed)
     _, (seal, sign) = store_of(f)
-    settings, bits = ShufflerSettings.load(f.settings), int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].levels.item())
+    settings, bits = (
+        ShufflerSettings.load(f.settings),
+        int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].levels.item()),
+    )
     bits += int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].noise_bits.item())
     said = Counter()
-    for i, order in enumerate(itertools.islice(itertools.permutations([*boxes[0], *boxes[1][:2]]), 0, None, 5)):
+    for i, order in enumerate(
+        itertools.islice(itertools.permutations([*boxes[0], *boxes[1][:2]]), 0, None, 5)
+    ):
         (path := tmp_path / f"{i}.db").touch()
         store = RoundStore.create(path, seal=public(seal), sign=public(sign))
         pool = Pool(seal, settings.roster, largest=settings.largest)
-        door = ShufflerDoor(pool, store, key=sign, askers=settings.askers, rounds_per_hour=10, limit=2**20)
+        door = ShufflerDoor(
+            pool, store, key=sign, askers=settings.askers, rounds_per_hour=10, limit=2**20
+        )
         said[door.handle(encode_request(Request(outcome.round, 31, bits, order), f.key))] += 1
     (frame,) = said
     again = decode_outcome(frame, limit=2**20, shuffler_key=f.mixer.sign)
@@ -309,11 +438,13 @@ def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(federa
     assert again.dropped == {hashlib.sha256(box).hexdigest(): "malformed" for box in boxes[1][:2]}
 
 
-# --- what breaks ------------------------------------------------------------------------------------------------------------------------
+# --- what breaks ---------------------------------------------------------------------------------
 
 
 class Fatal:
-    """Kills the shuffler at one of its requests: before it has come, or after its total was stored and before the reply is seen."""
+    """Kills the shuffler at one of its requests: before it has come, or after its total was stored
+    and before the reply is seen.
+    """
 
     def __init__(self, f, at: int, *, after: bool) -> None:
         self._f, self._at, self._after, self._requests = f, at, after, 0
@@ -346,13 +477,22 @@ class Losing:
         return {name: reply for name, reply in replies.items() if name != SITE}
 
 
-def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_nothing_twice(federation):
-    f, order, place = federation, replace(ORDER, epsilon=("1.0",)), federation.folder / "runs/killed"
+def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_nothing_twice(
+    federation,
+):
+    f, order, place = (
+        federation,
+        replace(ORDER, epsilon=("1.0",)),
+        federation.folder / "runs/killed",
+    )
     before = store_of(f)[0].since(0)
     fatal = Fatal(f, 2, after=False)
     summary = conducted(f, order, place, carrier=fatal, timeouts=BRIEF)
     assert summary["iterates"] == 1
-    assert "the shuffler gave no total for question 2 (silent); what was charged stays charged" in summary["ended"]
+    assert (
+        "the shuffler gave no total for question 2 (silent); what was charged stays charged"
+        in summary["ended"]
+    )
     assert [len(mine) for mine in charges(f, summary["run"])] == [2, 2, 2]
     plan = plan_order(order, f.cards).plan
     assert summary["silos"][0]["spent_epsilon_at_most"] == stated(plan.asked[:2], f.cards[0].delta)
@@ -362,24 +502,46 @@ def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_not
     lost = Fatal(f, 2, after=True)
     summary = conducted(f, order, place, carrier=lost, timeouts=BRIEF)
     assert lost.frames[0] == fatal.frames[-1], "the same boxes"
-    assert (summary["iterates"], summary["ended"][:42]) == (2, "the shuffler gave no total for question 3 ")
+    assert (summary["iterates"], summary["ended"][:42]) == (
+        2,
+        "the shuffler gave no total for question 3 ",
+    )
     assert store_of(f)[0].since(0) == before + 3, "it was stored"
     start(f, "shuffler daemon", "shuffler", "serve", str(f.settings))
-    done = json.loads(shell("federation", "run", "--folder", f.folder, "--resume", "--out", place, "--json"))
+    done = json.loads(
+        shell("federation", "run", "--folder", f.folder, "--resume", "--out", place, "--json")
+    )
     assert (done["ended"], done["iterates"], done["questions"]) == ("finished", 4, 4)
     assert store_of(f)[0].since(0) == before + 4, "one total for each round"
     for mine in charges(f, done["run"]):
         assert len(mine) == len({e.query_id for e in mine}) == 4
-    assert done["silos"][0]["spent_epsilon_at_most"] == stated(plan.asked, f.cards[0].delta) <= plan.spent()[0, 0] <= 1.0
+    assert (
+        done["silos"][0]["spent_epsilon_at_most"]
+        == stated(plan.asked, f.cards[0].delta)
+        <= plan.spent()[0, 0]
+        <= 1.0
+    )
 
 
-def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_fewer(federation, tmp_path):
+def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_fewer(
+    federation, tmp_path
+):
     f, order = federation, replace(ORDER, epsilon=("1.0",), rounds=2)
     before = store_of(f)[0].since(0)
-    with pytest.raises(BadInput, match=r"2 of 3 silos answered question 1, and 3 must \(silo-3 silent\)"):
-        conducted(f, order, tmp_path / "all", timeouts=BRIEF, held=lambda held: kill(f, "gate silo-3"))
+    with pytest.raises(
+        BadInput, match=r"2 of 3 silos answered question 1, and 3 must \(silo-3 silent\)"
+    ):
+        conducted(
+            f, order, tmp_path / "all", timeouts=BRIEF, held=lambda held: kill(f, "gate silo-3")
+        )
     assert [len(mine) for mine in charges(f, run_of(tmp_path / "all"))] == [1, 1, 0]
-    with pytest.raises(BadInput, match=r"2 of 3 silos said whether they can pay for it, and 3 must \(silo-3 silent\); nothing was charged"):
+    with pytest.raises(
+        BadInput,
+        match=(
+            r"2 of 3 silos said whether they can pay for it, and 3 must \(silo-3 silent\); "
+            r"nothing was charged"
+        ),
+    ):
         conducted(f, order, tmp_path / "none", timeouts=BRIEF)
     assert not (tmp_path / "none").exists()
     assert store_of(f)[0].since(0) == before
@@ -396,9 +558,13 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
 
     made = plan_order(order, f.cards)
     plan, run = made.plan, made.run
-    greedy = Greedy(f.cards, f.carrier, shuffler=f.mixer, run="greedy", key=f.key, quorum=3, timeouts=BRIEF)
+    greedy = Greedy(
+        f.cards, f.carrier, shuffler=f.mixer, run="greedy", key=f.key, quorum=3, timeouts=BRIEF
+    )
     counts = [card.records for card in f.cards]
-    with pytest.raises(Exception, match="passes on no total for question 1: Not even two boxes are left"):
+    with pytest.raises(
+        Exception, match="passes on no total for question 1: Not even two boxes are left"
+    ):
         next(
             run(
                 ShuffledFederation(greedy, Everyone(3), Weights("records", tuple(counts))),
@@ -409,37 +575,79 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
         )
     assert store_of(f)[0].since(0) == before
 
-    words = ("--algorithm", "spider", "--epsilon", 1, "--rounds", 2, "--phase", 2, "--deadline", 2, "--patience", LIMIT, "--retry", 1)
-    fewer = json.loads(shell("federation", "run", "--folder", f.folder, *words, "--quorum", 2, "--out", tmp_path / "two", "--json"))
+    words = (
+        "--algorithm",
+        "spider",
+        "--epsilon",
+        1,
+        "--rounds",
+        2,
+        "--phase",
+        2,
+        "--deadline",
+        2,
+        "--patience",
+        LIMIT,
+        "--retry",
+        1,
+    )
+    fewer = json.loads(
+        shell(
+            "federation",
+            "run",
+            "--folder",
+            f.folder,
+            *words,
+            "--quorum",
+            2,
+            "--out",
+            tmp_path / "two",
+            "--json",
+        )
+    )
     assert (fewer["ended"], fewer["iterates"]) == ("finished", 2)
     assert [silo["answered"] for silo in fewer["silos"]] == [2, 2, 0]
     assert store_of(f)[0].since(0) == before + 2
     planned = plan_order(replace(order, least=2), f.cards).plan
     assert planned.mechanisms["anchor"].contributions == sum(sorted(counts)[:2]) < sum(counts)
-    assert planned.mechanisms["anchor"].noise_bits.item() > plan.mechanisms["anchor"].noise_bits.item()
+    assert (
+        planned.mechanisms["anchor"].noise_bits.item() > plan.mechanisms["anchor"].noise_bits.item()
+    )
 
     with pytest.raises(BadInput, match="the shuffler gave no total for question 1"):
         conducted(f, replace(order, least=2), tmp_path / "lost", carrier=Losing(f), timeouts=BRIEF)
-    assert store_of(f)[0].since(0) == before + 3, "a total of two silos is stored, and no server has seen it"
+    assert store_of(f)[0].since(0) == before + 3, (
+        "a total of two silos is stored, and no server has seen it"
+    )
 
     start(f, "gate silo-3", "silo", "serve", f.state["silos"]["silo-3"])
     found = conducted(f, replace(order, least=2), tmp_path / "lost")
-    assert found["ended"] == "finished", "the third silo is back, but the first question had two boxes"
+    assert found["ended"] == "finished", (
+        "the third silo is back, but the first question had two boxes"
+    )
     assert [silo["answered"] for silo in found["silos"]] == [2, 2, 1]
     whole = conducted(f, order, tmp_path / "all")
     assert whole["ended"] == "finished"
-    assert [len(mine) for mine in charges(f, whole["run"])] == [2, 2, 2], "the question that two had paid for is not paid again"
+    assert [len(mine) for mine in charges(f, whole["run"])] == [2, 2, 2], (
+        "the question that two had paid for is not paid again"
+    )
 
 
-# --- what does not fit ------------------------------------------------------------------------------------------------------------------
+# --- what does not fit ---------------------------------------------------------------------------
 
 
-def test_cards_of_two_rules_a_silo_called_shuffler_and_a_quorum_of_one_are_refused_in_a_sentence(federation, tmp_path):
+def test_cards_of_two_rules_a_silo_called_shuffler_and_a_quorum_of_one_are_refused_in_a_sentence(
+    federation, tmp_path
+):
     f = federation
     mixed = [f.cards[0], replace(f.cards[1], rule="gdp"), f.cards[2]]
     for cards, trust, said in (
         (mixed, "shuffle", "silo silo-2 keeps its ledger by the rule gdp; a run of totals"),
-        (f.cards, "isrl", "silo silo-1 keeps its ledger by the rule totals; a run with noise of each silo's own"),
+        (
+            f.cards,
+            "isrl",
+            "silo silo-1 keeps its ledger by the rule totals; a run with noise of each silo's own",
+        ),
         (f.cards, "central", "trust 'central' is unknown"),
     ):
         with pytest.raises(BadInput, match=said):
@@ -449,11 +657,19 @@ def test_cards_of_two_rules_a_silo_called_shuffler_and_a_quorum_of_one_are_refus
     with pytest.raises(BadInput, match="not given"):
         Conduct(f.cards, f.problem, ORDER, Nobody(), tmp_path / "run", key=f.key)
     with pytest.raises(BadInput, match="'shuffler'"):
-        ShuffledRemote([replace(f.cards[0], name=SITE), *f.cards[1:]], Nobody(), shuffler=f.mixer, run="r", key=f.key)
+        ShuffledRemote(
+            [replace(f.cards[0], name=SITE), *f.cards[1:]],
+            Nobody(),
+            shuffler=f.mixer,
+            run="r",
+            key=f.key,
+        )
 
 
 def test_a_total_of_another_key_round_or_set_of_silos_is_not_used(federation, tmp_path):
-    """Replies of a carrier that lies: what the shuffler has not signed about this round counts as silence, and what does not add up stops."""
+    """Replies of a carrier that lies: what the shuffler has not signed about this round counts as
+    silence, and what does not add up stops.
+    """
     f, order = federation, replace(ORDER, epsilon=("0.2",), rounds=1, phase=1)
     _, (_, sign) = store_of(f)
     old = decode_outcome(journal_reply(f.folder / "runs/1"), limit=2**20, shuffler_key=f.mixer.sign)
@@ -473,18 +689,33 @@ def test_a_total_of_another_key_round_or_set_of_silos_is_not_used(federation, tm
     def round_of(frame):
         return decode_request(frame, limit=2**20)[0].round
 
-    for i, (reply, said) in enumerate((
-        (lambda frame: encode_outcome(old, sign), "forged"),
-        (lambda frame: encode_outcome(replace(old, round=round_of(frame)), f.key), "forged"),
-        (lambda frame: encode_outcome(Declined("too-few", "0" * 63 + "1"), sign), "forged"),
-        (lambda frame: encode_outcome(replace(old, round=round_of(frame), contributions=2), sign), "over 454 records of 2 silos"),
-    )):  # fmt: skip
+    for i, (reply, said) in enumerate(
+        (
+            (lambda frame: encode_outcome(old, sign), "forged"),
+            (lambda frame: encode_outcome(replace(old, round=round_of(frame)), f.key), "forged"),
+            (lambda frame: encode_outcome(Declined("too-few", "0" * 63 + "1"), sign), "forged"),
+            (
+                lambda frame: encode_outcome(
+                    replace(old, round=round_of(frame), contributions=2), sign
+                ),
+                "over 454 records of 2 silos",
+            ),
+        )
+    ):
         with pytest.raises(BadInput, match=said):
-            conducted(f, replace(order, seed=i), tmp_path / str(i), carrier=Lying(reply), timeouts=Timeouts(3.0, 3.0, 1.0))
+            conducted(
+                f,
+                replace(order, seed=i),
+                tmp_path / str(i),
+                carrier=Lying(reply),
+                timeouts=Timeouts(3.0, 3.0, 1.0),
+            )
 
 
 def journal_reply(folder: Path) -> bytes:
     journal = journal_of(folder)
-    replies = [recorded.replies[SITE] for recorded in iter(journal.read, None) if SITE in recorded.asked]
+    replies = [
+        recorded.replies[SITE] for recorded in iter(journal.read, None) if SITE in recorded.asked
+    ]
     journal.close()
     return replies[0]

@@ -1,4 +1,6 @@
-"""The server's traffic, as whoever listens at its network sees it: couriers without TLS, and the packets of the loopback device."""
+"""The server's traffic, as whoever listens at its network sees it: couriers without TLS, and the
+packets of the loopback device.
+"""
 
 import contextlib
 import socket
@@ -10,7 +12,9 @@ from silodp.wire.socket import Socket
 
 
 class Couriers:
-    """A TCP port for each site, whose bytes go to the site's socket and back: the carrier of a server elsewhere, without TLS."""
+    """A TCP port for each site, whose bytes go to the site's socket and back: the carrier of a
+    server elsewhere, without TLS.
+    """
 
     def __init__(self, sockets: dict[str, Path]) -> None:
         self.seen: list[bytes] = []
@@ -35,7 +39,10 @@ class Couriers:
     def exchange(self, frames, timeout):
         replies = {}
         for name, frame in frames.items():
-            with socket.create_connection(("127.0.0.1", self.ports[name]), LIMIT) as line, line.makefile("rb") as reader:
+            with (
+                socket.create_connection(("127.0.0.1", self.ports[name]), LIMIT) as line,
+                line.makefile("rb") as reader,
+            ):
                 line.sendall(len(frame).to_bytes(4, "big") + frame)
                 replies[name] = reader.read(int.from_bytes(reader.read(4), "big"))
         return replies
@@ -50,7 +57,9 @@ class Couriers:
 
 @contextlib.contextmanager
 def captured(ports):
-    """A list that has the bytes of every connection to these ports, each way, once the block is left; empty without the right to look."""
+    """A list that has the bytes of every connection to these ports, each way, once the block is
+    left; empty without the right to look.
+    """
     streams: list[bytes] = []
     try:
         tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
@@ -73,7 +82,10 @@ def captured(ports):
                 continue
             ip = packet[14 : 14 + int.from_bytes(packet[16:18], "big")]
             tcp = ip[4 * (ip[0] & 15) :]
-            way, payload = (int.from_bytes(tcp[:2], "big"), int.from_bytes(tcp[2:4], "big")), tcp[4 * (tcp[12] >> 4) :]
+            way, payload = (
+                (int.from_bytes(tcp[:2], "big"), int.from_bytes(tcp[2:4], "big")),
+                tcp[4 * (tcp[12] >> 4) :],
+            )
             if payload and set(way) & set(ports):
                 pieces.setdefault(way, {})[int.from_bytes(tcp[4:8], "big")] = payload
 
@@ -87,4 +99,6 @@ def captured(ports):
         finally:
             over.set()
             thread.join()
-    streams += [b"".join(payload for _, payload in sorted(found.items())) for found in pieces.values()]
+    streams += [
+        b"".join(payload for _, payload in sorted(found.items())) for found in pieces.values()
+    ]

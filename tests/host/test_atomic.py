@@ -1,4 +1,6 @@
-"""The one writer of files: whole or not there, for its owner alone, never through a link, and never over what must not be written over."""
+"""The one writer of files: whole or not there, for its owner alone, never through a link, and never
+over what must not be written over.
+"""
 
 import os
 import re
@@ -44,7 +46,9 @@ def test_content_is_synced_before_the_name_and_the_name_before_the_return(tmp_pa
     calls = []
     for name in ("write", "fsync", "replace"):
         own = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args, own=own, name=name: (calls.append(name), own(*args))[1])
+        monkeypatch.setattr(
+            os, name, lambda *args, own=own, name=name: (calls.append(name), own(*args))[1]
+        )
     atomic.write(tmp_path / "a", "text")
     assert calls == ["write", "fsync", "replace", "fsync"]
 
@@ -52,7 +56,10 @@ def test_content_is_synced_before_the_name_and_the_name_before_the_return(tmp_pa
 def test_new_files_are_all_there_or_none_and_write_over_nothing(tmp_path):
     (tmp_path / "c").symlink_to(tmp_path / "nowhere")
     sentence = "c cannot be made: File exists; nothing is ever written over"
-    with pytest.raises(BadInput, match=sentence), atomic.new_files(tmp_path, {"a": "1", "b/d": "2", "c": "3"}):
+    with (
+        pytest.raises(BadInput, match=sentence),
+        atomic.new_files(tmp_path, {"a": "1", "b/d": "2", "c": "3"}),
+    ):
         pytest.fail("the body ran")
     with pytest.raises(BadInput, match="of its own"), atomic.new_files(tmp_path, {"a": "1"}):
         raise BadInput("of its own")
@@ -79,9 +86,24 @@ def test_a_key_is_made_once_and_read_back_and_a_bad_file_is_said(tmp_path):
 
 
 def test_files_are_written_by_one_writer():
-    """A file that is written in place is half there after a crash. Lines that are added to a file, and a lock's, are no such files."""
-    by_hand = re.compile(r"\.write_text\(|\.write_bytes\(|\bsave_file\(|\.open\(\"w|open\([^)]*, \"w|json\.dump\(|\.savefig\([^d]")
-    known = {"host/atomic.py", "engine/native.py", "lab/audit/report.py", "lab/learn_features.py", "wire/flower/site.py"}
+    """A file that is written in place is half there after a crash. Lines that are added to a file,
+    and a lock's, are no such files.
+    """
+    by_hand = re.compile(
+        r"\.write_text\(|\.write_bytes\(|\bsave_file\(|\.open\(\"w|open\([^)]*, "
+        r"\"w|json\.dump\(|\.savefig\([^d]"
+    )
+    known = {
+        "host/atomic.py",
+        "engine/native.py",
+        "lab/audit/report.py",
+        "lab/learn_features.py",
+        "wire/flower/site.py",
+    }
     root = Path(silodp.__file__).parent
-    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if by_hand.search(path.read_text())}
+    found = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if by_hand.search(path.read_text())
+    }
     assert found <= known, "use silodp.host.atomic"

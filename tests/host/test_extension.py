@@ -1,4 +1,6 @@
-"""FILE.py:NAME is found by its path, in any process, and what is wrong with it is said in a sentence."""
+"""FILE.py:NAME is found by its path, in any process, and what is wrong with it is said in a
+sentence.
+"""
 
 import pickle
 import subprocess
@@ -36,8 +38,12 @@ def test_a_name_of_a_file_is_found_and_the_file_runs_once(file):
 
 
 def test_what_is_found_is_named_alike_in_every_process(file):
-    program = f"from silodp.host.extension import load; print(load({str(file) + ':twice'!r}).__module__)"
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    program = (
+        f"from silodp.host.extension import load; print(load({str(file) + ':twice'!r}).__module__)"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
     assert other == load(f"{file}:twice").__module__
     assert other.endswith(file_hash(f"{file}:twice"))
     assert pickle.loads(pickle.dumps(load(f"{file}:Level")(2.0))).height == 2.0

@@ -1,4 +1,6 @@
-"""Who else could change what a daemon uses: every path of a gate and of a shuffler, with files of real other users."""
+"""Who else could change what a daemon uses: every path of a gate and of a shuffler, with files of
+real other users.
+"""
 
 import hashlib
 import os
@@ -36,7 +38,10 @@ column = "ill"
 task = "binary"
 classes = ["no", "yes"]
 """
-NET = "from torch import nn\n\ndef build(features, outputs):\n    return nn.Sequential(nn.Linear(features, outputs))\n"
+NET = (
+    "from torch import nn\n\ndef build(features, outputs):\n    return "
+    "nn.Sequential(nn.Linear(features, outputs))\n"
+)
 LOSS = "def own(output, target):\n    return (output - target[..., None]).abs().sum(-1)\n"
 
 
@@ -72,15 +77,33 @@ def gate_of(folder: Path) -> dict[str, Path]:
     data, schema, model, loss, prox, features = (
         put(folder / name, text)
         for name, text in (
-            ("data/c.csv", f"a,ill\n{rows}\n"), ("schema/s.toml", SCHEMA), ("model/net.py", NET), ("loss/own.py", LOSS), ("prox/own.py", PROX),
+            ("data/c.csv", f"a,ill\n{rows}\n"),
+            ("schema/s.toml", SCHEMA),
+            ("model/net.py", NET),
+            ("loss/own.py", LOSS),
+            ("prox/own.py", PROX),
             ("features/own.py", "def same(x):\n    return x\n"),
         )
-    )  # fmt: skip
+    )
     (folder / "anchor").mkdir()
     silo = provision(
-        folder / "policy", data=data, label="", name="clinic", epsilon=30.0, model=f"{model}:build", schema=schema, loss=f"{loss}:own", prox=f"{prox}:Own:0.1", askers=[ASKER], feature_map=f"{features}:same",
-        rule="totals", shuffler=ASKER, contributions=600, anchor=folder / "anchor/anchor", registry=folder / "state/ledgers",
-    )  # fmt: skip
+        folder / "policy",
+        data=data,
+        label="",
+        name="clinic",
+        epsilon=30.0,
+        model=f"{model}:build",
+        schema=schema,
+        loss=f"{loss}:own",
+        prox=f"{prox}:Own:0.1",
+        askers=[ASKER],
+        feature_map=f"{features}:same",
+        rule="totals",
+        shuffler=ASKER,
+        contributions=600,
+        anchor=folder / "anchor/anchor",
+        registry=folder / "state/ledgers",
+    )
     policy = Path(silo.policy)
     found = {
         "policy": policy,
@@ -93,9 +116,16 @@ def gate_of(folder: Path) -> dict[str, Path]:
         "anchor": folder / "anchor/anchor",
     }
     found |= {"state": folder / "state/ledgers"}
-    for name, file in (("key", "silo.key"), ("log", "gate.log"), ("socket", "gate.sock"), ("pseudonym", "pseudonym.key")):
+    for name, file in (
+        ("key", "silo.key"),
+        ("log", "gate.log"),
+        ("socket", "gate.sock"),
+        ("pseudonym", "pseudonym.key"),
+    ):
         found[name] = apart(folder, policy, name, file)
-    shutil.move(policy.parent / "ledger.db", (folder / "ledger").mkdir() or folder / "ledger/ledger.db")
+    shutil.move(
+        policy.parent / "ledger.db", (folder / "ledger").mkdir() or folder / "ledger/ledger.db"
+    )
     rewrite(policy, "ledger", folder / "ledger/ledger.db")
     return found | {"ledger": folder / "ledger/ledger.db"}
 
@@ -115,14 +145,20 @@ def rewrite(settings: Path, name: str, value: Path) -> None:
 
 
 def every_wrong(serve, settings: Path, found: dict[str, Path]) -> None:
-    """Each file, its folder and the folder above, with another owner or another mode: each is refused and named."""
+    """Each file, its folder and the folder above, with another owner or another mode: each is
+    refused and named.
+    """
     assert said(serve, settings) == "started"
     for name, path in found.items():
         for victim in (path, path.parent):
-            if not victim.exists() or victim.is_socket():  # as the socket, which the daemon takes away
+            if (
+                not victim.exists() or victim.is_socket()
+            ):  # as the socket, which the daemon takes away
                 continue
             mode = victim.stat().st_mode
-            passed = path.is_dir() and victim != path  # a sticky folder on the way to a folder of ours will do
+            passed = (
+                path.is_dir() and victim != path
+            )  # a sticky folder on the way to a folder of ours will do
             for wrong in (0o777, 0o702) if passed else (0o777, 0o702, 0o1777):
                 victim.chmod(wrong)
                 sentence = said(serve, settings)
@@ -142,32 +178,61 @@ def every_wrong(serve, settings: Path, found: dict[str, Path]) -> None:
 
 
 @needs_users
-def test_a_gate_starts_only_if_nobody_else_could_change_any_of_its_files_or_their_folders(tmp_path, monkeypatch):
+def test_a_gate_starts_only_if_nobody_else_could_change_any_of_its_files_or_their_folders(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     found = gate_of(tmp_path)
-    paths = {field.name for kind in (Place, Shuffling) for field in fields(kind) if field.type == "str"}
-    no_paths = {"label", "model_sha256", "prox_sha256", "loss_sha256", "feature_map_sha256", "socket_mode", "socket_group", "shuffler"}
-    assert paths - no_paths | {"policy", "anchor", "state"} == set(found), "a new path is checked too"
+    paths = {
+        field.name for kind in (Place, Shuffling) for field in fields(kind) if field.type == "str"
+    }
+    no_paths = {
+        "label",
+        "model_sha256",
+        "prox_sha256",
+        "loss_sha256",
+        "feature_map_sha256",
+        "socket_mode",
+        "socket_group",
+        "shuffler",
+    }
+    assert paths - no_paths | {"policy", "anchor", "state"} == set(found), (
+        "a new path is checked too"
+    )
     every_wrong(daemon.serve, found["policy"], found)
 
 
 @needs_users
-def test_a_shuffler_starts_only_if_nobody_else_could_change_any_of_its_files_or_their_folders(tmp_path):
+def test_a_shuffler_starts_only_if_nobody_else_could_change_any_of_its_files_or_their_folders(
+    tmp_path,
+):
     shuffler_commands.provision(tmp_path / "settings", askers=[ASKER], members=ROSTER, largest=1000)
     settings = tmp_path / "settings/shuffler.toml"
-    files = {"seal_key": "seal.key", "sign_key": "sign.key", "store": "rounds.db", "log": "shuffler.log", "socket": "shuffler.sock"}
+    files = {
+        "seal_key": "seal.key",
+        "sign_key": "sign.key",
+        "store": "rounds.db",
+        "log": "shuffler.log",
+        "socket": "shuffler.sock",
+    }
     found = {name: apart(tmp_path, settings, name, file) for name, file in files.items()}
     every_wrong(shuffler_daemon.serve, settings, found | {"settings": settings})
 
 
 @needs_users
-def test_a_policy_that_another_user_swapped_is_not_believed_and_its_code_does_not_run(tmp_path, monkeypatch):
-    """The attack as it was found: a folder that all may write, policy.toml 0600 in it, and another user with a policy of his own."""
+def test_a_policy_that_another_user_swapped_is_not_believed_and_its_code_does_not_run(
+    tmp_path, monkeypatch
+):
+    """The attack as it was found: a folder that all may write, policy.toml 0600 in it, and another
+    user with a policy of his own.
+    """
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     policy = gate_of(tmp_path)["policy"]
     let_in(tmp_path)
     policy.parent.chmod(0o777)
-    text = re.sub(r"(?m)^model = .*$", f'model = "{policy.parent}/evil.py:build"', policy.read_text())
+    text = re.sub(
+        r"(?m)^model = .*$", f'model = "{policy.parent}/evil.py:build"', policy.read_text()
+    )
     ran, evil = tmp_path / "ran", f"open({str(tmp_path / 'ran')!r}, 'w')\n{NET}"
     sha = hashlib.sha256(evil.encode()).hexdigest()
     text = re.sub(r"(?m)^model_sha256 = .*$", f'model_sha256 = "{sha}"', text)
@@ -180,8 +245,14 @@ open("policy.toml", "w").write({text!r})
 os.chmod("policy.toml", 0o644)
 """
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
-    subprocess.run([python, "-I", "-c", attack], user=EVE, group=EVE, extra_groups=[], check=True, cwd="/")
-    done = subprocess.run([sys.executable, "-m", "silodp.cli", "silo", "serve", str(policy)], capture_output=True, text=True)
+    subprocess.run(
+        [python, "-I", "-c", attack], user=EVE, group=EVE, extra_groups=[], check=True, cwd="/"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "silodp.cli", "silo", "serve", str(policy)],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"{policy.parent} has mode 0777" in done.stderr
     assert not ran.exists()
@@ -194,11 +265,16 @@ os.chmod("policy.toml", 0o644)
 
 @needs_users
 def test_a_gate_of_another_user_takes_its_own_files_and_roots_and_no_third_users(tmp_path):
-    words = "import os, sys; from silodp.host.ownership import changeable; os.setgroups([]); os.setgid(65534); os.setuid(65534); "
+    words = (
+        "import os, sys; from silodp.host.ownership import changeable; os.setgroups([]); "
+        "os.setgid(65534); os.setuid(65534); "
+    )
     look = [sys.executable, "-c", f"{words}print(changeable(sys.argv[1]) or 'ours')"]
 
     def seen(path: Path) -> str:
-        return subprocess.run([*look, str(path)], capture_output=True, text=True, cwd="/", check=True).stdout.strip()
+        return subprocess.run(
+            [*look, str(path)], capture_output=True, text=True, cwd="/", check=True
+        ).stdout.strip()
 
     let_in(tmp_path)
     folder = tmp_path / "silo"
@@ -219,7 +295,7 @@ def test_a_gate_of_another_user_takes_its_own_files_and_roots_and_no_third_users
     assert "has mode 0775" in seen(folder / "f"), "others have this group too"
 
 
-# --- the way to a file --------------------------------------------------------------------------------------------------------------
+# --- the way to a file ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -234,12 +310,18 @@ def way(tmp_path) -> Path:
 
 def test_every_step_of_every_link_is_looked_at(way, monkeypatch):
     assert changeable(way / "good/f") is None
-    for name, target in {"into": way / "open/f", "relative": "../open/f", "folder": way / "open"}.items():
+    for name, target in {
+        "into": way / "open/f",
+        "relative": "../open/f",
+        "folder": way / "open",
+    }.items():
         (way / "good" / name).symlink_to(target)
         assert f"{way}/open has mode 0777" in (changeable(way / "good" / name) or ""), name
         assert f"{way}/open" in (changeable(way / "good" / name / "f") or ""), name
     (way / "open/back").symlink_to("../good")
-    assert f"{way}/open" in (changeable(way / "open/back/f") or ""), "the link could be swapped though what it points to could not"
+    assert f"{way}/open" in (changeable(way / "open/back/f") or ""), (
+        "the link could be swapped though what it points to could not"
+    )
     assert f"{way}/open" in (changeable(way / "open/../good/f") or "")
     assert changeable(way / "good/../good/./f") is None
     (way / "good/fine").symlink_to("f")
@@ -282,7 +364,13 @@ def test_a_sticky_folder_is_passed_through_and_nothing_is_kept_in_it(way):
 
 
 def test_an_access_list_is_not_hidden_by_the_mode(way):
-    entries = ((1, 6, 2**32 - 1), (2, 6, EVE), (4, 0, 2**32 - 1), (16, 6, 2**32 - 1), (32, 0, 2**32 - 1))  # user:65533:rw-
+    entries = (
+        (1, 6, 2**32 - 1),
+        (2, 6, EVE),
+        (4, 0, 2**32 - 1),
+        (16, 6, 2**32 - 1),
+        (32, 0, 2**32 - 1),
+    )  # user:65533:rw-
     listed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
         os.setxattr(way / "good/f", "system.posix_acl_access", listed)
@@ -297,9 +385,19 @@ def test_an_access_list_is_not_hidden_by_the_mode(way):
 
 def test_a_folder_whose_new_files_would_get_an_access_list_is_refused(way):
     """The folder itself nobody else can write, and neither what is in it yet."""
-    entries = ((1, 7, 2**32 - 1), (2, 7, EVE), (4, 5, 2**32 - 1), (16, 7, 2**32 - 1), (32, 5, 2**32 - 1))  # default:user:65533:rwx
+    entries = (
+        (1, 7, 2**32 - 1),
+        (2, 7, EVE),
+        (4, 5, 2**32 - 1),
+        (16, 7, 2**32 - 1),
+        (32, 5, 2**32 - 1),
+    )  # default:user:65533:rwx
     try:
-        os.setxattr(way / "good", "system.posix_acl_default", struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *e) for e in entries))
+        os.setxattr(
+            way / "good",
+            "system.posix_acl_default",
+            struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *e) for e in entries),
+        )
     except OSError:
         pytest.skip("this file system has no access lists")
     (way / "open").chmod(0o700)

@@ -19,13 +19,21 @@ def sgd(x, y, seed, *, noise=SOUND, clip="record", steps=STEPS):
     rng, w, seen = np.random.default_rng(seed), np.zeros((2, x.shape[1])), []
     for _ in range(steps):
         slope = 1 / (1 + np.exp(-np.clip(x @ (w[0] - w[1]), -50, 50))) - y
-        rows = np.stack([slope[:, None] * x, -slope[:, None] * x], axis=1)  # records, tensors, features
+        rows = np.stack(
+            [slope[:, None] * x, -slope[:, None] * x], axis=1
+        )  # records, tensors, features
         if clip == "record":
-            rows = rows * np.minimum(1, 1 / np.maximum(np.linalg.norm(rows, axis=(1, 2), keepdims=True), 1e-12))
+            rows = rows * np.minimum(
+                1, 1 / np.maximum(np.linalg.norm(rows, axis=(1, 2), keepdims=True), 1e-12)
+            )
         elif clip == "tensor":
-            rows = rows * np.minimum(1, 1 / np.maximum(np.linalg.norm(rows, axis=2, keepdims=True), 1e-12))
+            rows = rows * np.minimum(
+                1, 1 / np.maximum(np.linalg.norm(rows, axis=2, keepdims=True), 1e-12)
+            )
         total = rows.sum(0)
-        if clip == "batch":  # the batch's mean is clipped, and the noise is that of one record's share
+        if (
+            clip == "batch"
+        ):  # the batch's mean is clipped, and the noise is that of one record's share
             mean = total / len(x)
             total = mean * min(1, 1 / max(np.linalg.norm(mean), 1e-12)) * len(x)
         noisy = total + rng.normal(0, noise, w.shape)
@@ -35,7 +43,10 @@ def sgd(x, y, seed, *, noise=SOUND, clip="record", steps=STEPS):
 
 
 def verdict(release, epsilon=2.0, *, runs=RUNS, **options):
-    return [f.refuted for f in certify(release, epsilon, 1e-5, runs=runs, records=12, features=3, **options)]
+    return [
+        f.refuted
+        for f in certify(release, epsilon, 1e-5, runs=runs, records=12, features=3, **options)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -61,8 +72,12 @@ def test_clipping_each_tensor_is_found_where_there_are_many():
     def many(x, y, seed):
         rng = np.random.default_rng(seed)
         slope = (0.5 - y)[:, None] * x
-        rows = slope * np.minimum(1, 1 / np.maximum(np.linalg.norm(slope, axis=1, keepdims=True), 1e-12))
-        return np.tile(rows.sum(0), 64) + rng.normal(0, 2 / 0.5, 64 * x.shape[1])  # mu 0.5 were it one tensor: epsilon 2
+        rows = slope * np.minimum(
+            1, 1 / np.maximum(np.linalg.norm(slope, axis=1, keepdims=True), 1e-12)
+        )
+        return np.tile(rows.sum(0), 64) + rng.normal(
+            0, 2 / 0.5, 64 * x.shape[1]
+        )  # mu 0.5 were it one tensor: epsilon 2
 
     assert any(verdict(many))
 
@@ -84,21 +99,27 @@ def test_a_claim_about_a_whole_silo_is_attacked_with_a_whole_silo():
     assert not any(verdict(clipped, unit="silo"))
 
 
-# --- the mistakes of public code (docs/certify.md), planted, each beside the same code without it -------------------------------------
+# --- the mistakes of public code (docs/certify.md), planted, each beside the same code without it
 
 
 def laplace_update(x, y, seed, *, norm, length):
-    """A client's update of 40 numbers, clipped to this length in this norm, under Laplace noise for what moves by 1 in sum: epsilon 3."""
+    """A client's update of 40 numbers, clipped to this length in this norm, under Laplace noise for
+    what moves by 1 in sum: epsilon 3.
+    """
     update = np.repeat(10 * ((y - 0.5)[:, None] * x).mean(0), 40 // x.shape[1] + 1)[:40]
     update *= length / max(np.linalg.norm(update, norm), length)
     return update + np.random.default_rng(seed).laplace(0, 1 / 3, 40)
 
 
 def features_sent(x, y, seed, *, power):
-    """A record's features of length 0.01 under Gaussian noise for a move of 0.02 at epsilon 1: its deviation, or its variance taken for one."""
+    """A record's features of length 0.01 under Gaussian noise for a move of 0.02 at epsilon 1: its
+    deviation, or its variance taken for one.
+    """
     rows = np.sign(y - 0.5)[:, None] * x
     rows *= 0.01 / np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows + np.random.default_rng(seed).normal(0, (0.02 * np.sqrt(2 * np.log(1.25 / 1e-5))) ** power, rows.shape)
+    return rows + np.random.default_rng(seed).normal(
+        0, (0.02 * np.sqrt(2 * np.log(1.25 / 1e-5))) ** power, rows.shape
+    )
 
 
 def bits_sent(x, y, seed, *, each):
@@ -108,7 +129,9 @@ def bits_sent(x, y, seed, *, each):
 
 
 def trained_then_noised(x, y, seed, *, steps):
-    """A model after so many steps on the clipped gradient of the whole batch, with Laplace noise for one step: epsilon 1."""
+    """A model after so many steps on the clipped gradient of the whole batch, with Laplace noise
+    for one step: epsilon 1.
+    """
     w, step = np.zeros(x.shape[1]), 0.001
     for _ in range(steps):
         g = ((1 / (1 + np.exp(-np.clip(x @ w, -50, 50))) - y)[:, None] * x).mean(0)
@@ -128,12 +151,38 @@ def trained_then_noised(x, y, seed, *, steps):
             {"norm": 1, "length": 0.5},
             id="Laplace noise for what is clipped in length",
         ),
-        pytest.param(features_sent, 1.0, "record", RUNS, {"power": 2}, {"power": 1}, id="a variance taken for a standard deviation"),
-        pytest.param(bits_sent, 1.0, "record", RUNS, {"each": True}, {"each": False}, id="epsilon for each bit of many"),
-        pytest.param(trained_then_noised, 1.0, "record", RUNS, {"steps": 20}, {"steps": 1}, id="noise for one step after twenty"),
+        pytest.param(
+            features_sent,
+            1.0,
+            "record",
+            RUNS,
+            {"power": 2},
+            {"power": 1},
+            id="a variance taken for a standard deviation",
+        ),
+        pytest.param(
+            bits_sent,
+            1.0,
+            "record",
+            RUNS,
+            {"each": True},
+            {"each": False},
+            id="epsilon for each bit of many",
+        ),
+        pytest.param(
+            trained_then_noised,
+            1.0,
+            "record",
+            RUNS,
+            {"steps": 20},
+            {"steps": 1},
+            id="noise for one step after twenty",
+        ),
     ],
 )
-def test_the_mistakes_of_public_code_are_found_and_the_same_code_without_them_is_left_alone(code, claim, unit, runs, mistaken, right):
+def test_the_mistakes_of_public_code_are_found_and_the_same_code_without_them_is_left_alone(
+    code, claim, unit, runs, mistaken, right
+):
     assert any(verdict(functools.partial(code, **mistaken), claim, unit=unit, runs=runs))
     assert not any(verdict(functools.partial(code, **right), claim, unit=unit, runs=runs))
 
@@ -174,14 +223,18 @@ def test_a_function_that_raises_or_changes_its_length_is_named_in_a_sentence():
 
 def test_the_command_exits_with_1_where_a_claim_is_refuted_and_0_where_not(silodp, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "import numpy as np\n\ndef good(x, y, seed):\n    return np.random.default_rng(seed).normal(size=3)\n\n"
+        "import numpy as np\n\ndef good(x, y, seed):\n    return "
+        "np.random.default_rng(seed).normal(size=3)\n\n"
         "def bad(x, y, seed):\n    return np.append(x[0], y[0])\n"
     )
     code, said, _ = silodp("certify", "mine.py:good", "--epsilon", "1", "--runs", "100")
     assert (code, "not refuted by these attacks" in said) == (0, True)
     code, said, _ = silodp("certify", "mine.py:bad", "--epsilon", "1", "--runs", "100")
     assert (code, "The claim is refuted" in said) == (1, True)
-    for words, wrong in ((["mine.py:none"], "has no 'none'"), (["mine.py:bad", "--unit", "village"], "must be one of record, silo")):
+    for words, wrong in (
+        (["mine.py:none"], "has no 'none'"),
+        (["mine.py:bad", "--unit", "village"], "must be one of record, silo"),
+    ):
         code, _, said = silodp("certify", *words, "--epsilon", "1")
         assert code == 2
         assert wrong in said

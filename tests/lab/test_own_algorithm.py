@@ -1,4 +1,6 @@
-"""An algorithm in a file outside the package is audited, compared and tuned by its path alone; worker processes load it by that text."""
+"""An algorithm in a file outside the package is audited, compared and tuned by its path alone;
+worker processes load it by that text.
+"""
 
 import csv
 import json
@@ -32,7 +34,7 @@ def greedy(fed, problem, w, *, rounds: int, step, minibatch: Gaussian):
         quiet = replace(minibatch, noise_multiplier=minibatch.noise_multiplier / 10)
         w = problem.prox(w - step * fed.mean(Query(LocalSteps(w, 1, step), quiet.at(r))), step)
         yield w
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture
@@ -43,12 +45,18 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_it_is_audited_by_its_path_and_reaches_the_claim_and_no_more(mine, silodp):
-    code, out, _ = silodp("audit", "--algorithm", mine, "--set", "decay=0.3", "--epsilon", 6, "--runs", 1500, "--json")
+    code, out, _ = silodp(
+        "audit", "--algorithm", mine, "--set", "decay=0.3", "--epsilon", 6, "--runs", 1500, "--json"
+    )
     (row,) = json.loads(out)["rows"]
     assert code == 0
     assert (row["algorithm"], row["alarm"]) == (mine, False)
     assert 0.8 * 6 < row["empirical_epsilon"] < 1.3 * 6
-    assert report.cases([mine], given={"decay": "0.3"})[0][0].settings == {"rounds": 4, "local_steps": 2, "decay": 0.3}
+    assert report.cases([mine], given={"decay": "0.3"})[0][0].settings == {
+        "rounds": 4,
+        "local_steps": 2,
+        "decay": 0.3,
+    }
 
 
 def test_one_that_asks_for_less_noise_than_was_planned_is_refused_by_the_ledger(mine, silodp):
@@ -59,7 +67,9 @@ def test_one_that_asks_for_less_noise_than_was_planned_is_refused_by_the_ledger(
 
 def test_a_new_one_in_the_package_needs_no_line_in_the_audit(mine, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "pushed", replace(ALGORITHMS["local-sgd"], name="pushed"))
-    assert [case.settings for case, _ in report.cases() if case.algorithm == "pushed"] == [{"rounds": 4, "local_steps": 2}] * 2
+    assert [case.settings for case, _ in report.cases() if case.algorithm == "pushed"] == [
+        {"rounds": 4, "local_steps": 2}
+    ] * 2
     with pytest.raises(BadInput, match="--set is for"):
         report.cases(["mb-sgd"], given={"decay": "1"})
 
@@ -86,9 +96,15 @@ def test_a_folder_is_not_continued_with_another_file_of_that_name(mine, tmp_path
         carry_out({tmp_path / "c": TINY.beside([mine], {})})
 
 
-@pytest.mark.parametrize(("words", "said"), [(("--algorithm", "nothing.py:f"), "cannot be read"), (("--algorithm", "mine.py:none"), "has no"),
-                                             (("--algorithm", "mine.py:pushed", "--set", "decay"), "NAME=VALUE"),
-                                             (("--algorithm", "mine.py:pushed", "--set", "mass=1"), "no setting 'mass'")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--algorithm", "nothing.py:f"), "cannot be read"),
+        (("--algorithm", "mine.py:none"), "has no"),
+        (("--algorithm", "mine.py:pushed", "--set", "decay"), "NAME=VALUE"),
+        (("--algorithm", "mine.py:pushed", "--set", "mass=1"), "no setting 'mass'"),
+    ],
+)
 @pytest.mark.parametrize("command", ["audit", "compare"])
 def test_a_mistake_gets_one_sentence(mine, silodp, command, words, said):
     code, _, err = silodp(command, *words)
@@ -97,16 +113,49 @@ def test_a_mistake_gets_one_sentence(mine, silodp, command, words, said):
 
 
 def test_it_is_tuned_by_its_path_freely_and_on_the_silos_own_records(mine, silodp, tmp_path):
-    ranges = ("--rounds", 2, "--phase", 1, "--phase", 2, "--step", 0.3, "--step", 1, "--clip", 1, "--set", "decay=0.2")
+    ranges = (
+        "--rounds",
+        2,
+        "--phase",
+        1,
+        "--phase",
+        2,
+        "--step",
+        0.3,
+        "--step",
+        1,
+        "--clip",
+        1,
+        "--set",
+        "decay=0.2",
+    )
     words = ("tune", "--algorithm", mine, *ranges, "--json")
-    code, out, _ = silodp(*words, "--records", 200, "--silos", 2, "--features", 3, "--trials", 1, "--out", "free")
+    code, out, _ = silodp(
+        *words, "--records", 200, "--silos", 2, "--features", 3, "--trials", 1, "--out", "free"
+    )
     answer = json.loads(out)
     assert code == 0
     assert {row["algorithm"] for row in answer["candidates"]} == {mine}
     assert len(answer["candidates"]) == 2  # it has no phases
     for name in ("a", "b"):
-        np.savez(tmp_path / f"{name}.npz", x=np.random.default_rng(0).normal(size=(60, 3)), y=np.arange(60) % 2)
-    code, out, _ = silodp(*words, "--silo", "a.npz", "--silo", "b.npz", "--candidates", 2, "--seed", 1, "--out", "charged")
+        np.savez(
+            tmp_path / f"{name}.npz",
+            x=np.random.default_rng(0).normal(size=(60, 3)),
+            y=np.arange(60) % 2,
+        )
+    code, out, _ = silodp(
+        *words,
+        "--silo",
+        "a.npz",
+        "--silo",
+        "b.npz",
+        "--candidates",
+        2,
+        "--seed",
+        1,
+        "--out",
+        "charged",
+    )
     answer = json.loads(out)
     assert code == 0
     assert answer["chosen"]["decay"] == 0.2

@@ -1,4 +1,6 @@
-"""A run folder is about one run: nothing is written over, kinds are not mixed, and what was interrupted is known for it and goes on."""
+"""A run folder is about one run: nothing is written over, kinds are not mixed, and what was
+interrupted is known for it and goes on.
+"""
 
 import json
 import os
@@ -24,8 +26,32 @@ from silodp.lab.training import read_back, train
 from silodp.server.algorithms import find
 from silodp.server.order import Order
 
-TOLD = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.2)
-LONG = ("train", "--data", "wbcd", "--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 800, "--held-out", 0.2)
+TOLD = (
+    "train",
+    "--data",
+    "wbcd",
+    "--model",
+    "logistic",
+    "--algorithm",
+    "mb-sgd",
+    "--rounds",
+    2,
+    "--held-out",
+    0.2,
+)
+LONG = (
+    "train",
+    "--data",
+    "wbcd",
+    "--model",
+    "logistic",
+    "--algorithm",
+    "mb-sgd",
+    "--rounds",
+    800,
+    "--held-out",
+    0.2,
+)
 LIMIT = 170.0
 
 
@@ -36,7 +62,9 @@ def state(tmp_path, monkeypatch):
 
 @pytest.fixture
 def used(silodp, tmp_path):
-    """A folder that has been trained into, evaluated, reported on, and given a file by its owner."""
+    """A folder that has been trained into, evaluated, reported on, and given a file by its
+    owner.
+    """
     assert silodp(*TOLD, "--epsilon", 3, "--out", "run")[0] == 0
     assert silodp("evaluate", "run", "--epsilon", 2)[0] == 0
     assert silodp("report", "run")[0] == 0
@@ -66,14 +94,18 @@ def lines(folder):
 
 
 def stopped_by(kind, folder, *words, after=3):
-    """A real process, stopped by a real signal once so many questions were answered: (exit code, stderr)."""
+    """A real process, stopped by a real signal once so many questions were answered: (exit code,
+    stderr).
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "silodp.cli", *map(str, words)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts in the background ignores it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # what a shell starts in the background ignores it
     )
     deadline, progress = time.monotonic() + LIMIT, folder / "progress.jsonl"
     while not (progress.exists() and progress.read_bytes().count(b"\n") >= after):
@@ -85,12 +117,16 @@ def stopped_by(kind, folder, *words, after=3):
     return process.returncode, err
 
 
-# --- nothing is written over --------------------------------------------------------------------------------------------------------------
+# --- nothing is written over ---------------------------------------------------------------------
 
 
 def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(silodp, used):
     before = contents(used)
-    refused(silodp(*TOLD, "--epsilon", 0.5, "--out", "run"), "run holds a run already (finished)", "choose another --out")
+    refused(
+        silodp(*TOLD, "--epsilon", 0.5, "--out", "run"),
+        "run holds a run already (finished)",
+        "choose another --out",
+    )
     refused(silodp(*TOLD, "--out", "run", "--new"), "holds a run already")
     refused(silodp("train", "--resume", "--out", "run"), "holds a finished run")
     assert contents(used) == before
@@ -101,7 +137,11 @@ def test_without_out_each_run_gets_a_folder_of_its_own_and_says_which(silodp, tm
     assert silodp(*TOLD)[0] == 0
     before = contents(tmp_path / "runs/train")
     code, out, _ = silodp(*TOLD)
-    assert (code, "this one goes to runs/train-2" in out, "Model: runs/train-2/model.safetensors" in out) == (0, True, True)
+    assert (
+        code,
+        "this one goes to runs/train-2" in out,
+        "Model: runs/train-2/model.safetensors" in out,
+    ) == (0, True, True)
     assert json.loads(silodp(*TOLD, "--json")[1])["model"] == "runs/train-3/model.safetensors"
     assert contents(tmp_path / "runs/train") == before
     assert names(tmp_path / "runs") == {"train", "train-2", "train-3"}
@@ -109,7 +149,10 @@ def test_without_out_each_run_gets_a_folder_of_its_own_and_says_which(silodp, tm
 
 def test_an_audit_and_a_page_of_ones_own_are_not_written_over(silodp, tmp_path):
     words = ("audit", "--algorithm", "momentum", "--epsilon", 6, "--runs", 100, "--json")
-    assert [json.loads(silodp(*words)[1])["folder"] for _ in range(2)] == ["runs/audit", "runs/audit-2"]
+    assert [json.loads(silodp(*words)[1])["folder"] for _ in range(2)] == [
+        "runs/audit",
+        "runs/audit-2",
+    ]
     refused(silodp(*words, "--out", "runs/audit"), "holds audit.json already")
     assert silodp(*TOLD, "--out", "run")[0] == 0
     (tmp_path / "thesis.html").write_text("<html>mine</html>")
@@ -132,13 +175,24 @@ def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path):
         assert names(tmp_path / name) == {name}
 
 
-# --- what is refused leaves nothing -------------------------------------------------------------------------------------------------------
+# --- what is refused leaves nothing --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        *((*TOLD, *more) for more in (("--output", "best"), ("--model", "nothing"), ("--epsilon", -1), ("--seed", -1), ("--prox", "x"), ("--rounds", 0), ("--rule", "x"))),
+        *(
+            (*TOLD, *more)
+            for more in (
+                ("--output", "best"),
+                ("--model", "nothing"),
+                ("--epsilon", -1),
+                ("--seed", -1),
+                ("--prox", "x"),
+                ("--rounds", 0),
+                ("--rule", "x"),
+            )
+        ),
         ("train", "--data", "none"),
         ("train", "--silo", "missing.csv"),
         ("compare", "--data", "mnist", "--data-dir", "nowhere", "--quick"),
@@ -147,7 +201,7 @@ def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path):
         ("tune", "--data", "wbcd", "--model", "x"),
     ],
     ids=lambda words: " ".join(map(str, (words[0], *words[-2:]))),
-)  # fmt: skip
+)
 def test_what_is_refused_leaves_no_folder(silodp, tmp_path, words):
     refused(silodp(*words))
     assert not (tmp_path / "runs").exists()
@@ -164,19 +218,28 @@ def test_a_run_that_diverges_is_kept_but_not_resumed(silodp, tmp_path):
     assert silodp(*TOLD)[0] == 0, "it is not in the way of another"
 
 
-# --- interrupted and killed ---------------------------------------------------------------------------------------------------------------
+# --- interrupted and killed ----------------------------------------------------------------------
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_that_it_would_have_been(silodp, tmp_path):
+def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_that_it_would_have_been(  # noqa: E501
+    silodp, tmp_path
+):
     assert silodp(*LONG, "--seed", 5, "--out", "whole")[0] == 0
     code, err = stopped_by(signal.SIGINT, tmp_path / "runs/train", *LONG, "--seed", 5)
     assert (code, err.count("\n")) == (130, 1), err
     assert "kept in runs/train" in err
     assert "`silodp train --resume --out runs/train`" in err
     before = contents(tmp_path / "runs")
-    for words in ((*LONG, "--seed", 5), (*LONG, "--out", "runs/train"), (*LONG, "--out", "runs/train", "--new")):
+    for words in (
+        (*LONG, "--seed", 5),
+        (*LONG, "--out", "runs/train"),
+        (*LONG, "--out", "runs/train", "--new"),
+    ):
         refused(
-            silodp(*words), "runs/train holds an interrupted run", "--resume --out runs/train", "--new" if "--out" not in words else "--out"
+            silodp(*words),
+            "runs/train holds an interrupted run",
+            "--resume --out runs/train",
+            "--new" if "--out" not in words else "--out",
         )
     refused(silodp("evaluate", "runs/train"), "that is finished")
     refused(silodp("train", "--resume", "--epsilon", 1), "another epsilon")
@@ -184,7 +247,10 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_tha
     assert contents(tmp_path / "runs") == before
     assert silodp("train", "--resume", "--rounds", 800)[0] == 0
     for name in ("model.safetensors", "transcript.safetensors"):
-        found, wanted = load_file(tmp_path / "runs/train" / name), load_file(tmp_path / "whole" / name)
+        found, wanted = (
+            load_file(tmp_path / "runs/train" / name),
+            load_file(tmp_path / "whole" / name),
+        )
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[key], wanted[key]) for key in wanted)
     assert names(tmp_path / "runs/train") == names(tmp_path / "whole")
@@ -192,7 +258,9 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_tha
     assert silodp(*TOLD)[0] == 0, "once it is finished it is in nobody's way"
 
 
-def test_a_killed_run_without_a_seed_of_ones_own_says_the_same_again_and_new_starts_another(silodp, tmp_path):
+def test_a_killed_run_without_a_seed_of_ones_own_says_the_same_again_and_new_starts_another(
+    silodp, tmp_path
+):
     killed = tmp_path / "runs/train"
     assert stopped_by(signal.SIGKILL, killed, *LONG)[0] == -signal.SIGKILL
     said = lines(killed)
@@ -211,9 +279,24 @@ def test_a_killed_run_is_not_resumed_on_other_records_or_another_model(silodp, t
     """Under the noise of the run before, both would show where the two differ."""
     data, model = tmp_path / "a.csv", tmp_path / "net.py"
     data.write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(80)))
-    net = "from torch import nn\ndef net(features, outputs):\n    return nn.Sequential(nn.Linear(features, {}), nn.ReLU(), nn.Linear({}, outputs))\n"
+    net = (
+        "from torch import nn\ndef net(features, outputs):\n    return "
+        "nn.Sequential(nn.Linear(features, {}), nn.ReLU(), nn.Linear({}, outputs))\n"
+    )
     model.write_text(net.format(3, 3))
-    words = ("train", "--silo", data, "--model", f"{model}:net", "--algorithm", "mb-sgd", "--rounds", 800, "--scale", "none")
+    words = (
+        "train",
+        "--silo",
+        data,
+        "--model",
+        f"{model}:net",
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        800,
+        "--scale",
+        "none",
+    )
     assert stopped_by(signal.SIGKILL, tmp_path / "runs/train", *words)[0] == -signal.SIGKILL
     text = data.read_text()
     data.write_text(text.replace("0,0\n", "0,1\n", 1))
@@ -235,7 +318,7 @@ def test_what_is_killed_before_its_first_question_is_in_nobodys_way(silodp, tmp_
     assert Path(json.loads(silodp(*TOLD, "--json")[1])["model"]).parent.name == "train-2"
 
 
-# --- the kept noise is used for the same function alone, and once -------------------------------------------------------------------------
+# --- the kept noise is used for the same function alone, and once --------------------------------
 
 NET = """import torch
 from torch import nn
@@ -278,7 +361,9 @@ def order(tmp_path, monkeypatch):
     """Makes orders for a small run in the folder "run"."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
-        (tmp_path / f"{name}.csv").write_text("x,z,label\n" + "".join(f"{k % 7},{k % 5},{k % 2}\n" for k in range(60)))
+        (tmp_path / f"{name}.csv").write_text(
+            "x,z,label\n" + "".join(f"{k % 7},{k % 5},{k % 2}\n" for k in range(60))
+        )
     source = Source(silos=(tmp_path / "a.csv", tmp_path / "b.csv"), classes="0,1", scale="none")
 
     def make(**words):
@@ -333,9 +418,22 @@ def test_an_edited_forward_is_not_computed_under_the_noise_of_the_one_before(ord
     assert state_of(asked.folder) == "finished"
 
 
-@pytest.mark.parametrize("line", ["import own", "from . import own", "import importlib", "import this", "data = open('own.py').read()"])
-def test_a_model_that_brings_in_what_may_have_changed_is_not_resumed(order, tmp_path, monkeypatch, line):
-    """`this` is one's own too: a file of that name in the current folder comes before the library's."""
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import own",
+        "from . import own",
+        "import importlib",
+        "import this",
+        "data = open('own.py').read()",
+    ],
+)
+def test_a_model_that_brings_in_what_may_have_changed_is_not_resumed(
+    order, tmp_path, monkeypatch, line
+):
+    """`this` is one's own too: a file of that name in the current folder comes before the
+    library's.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("own", "this"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -369,7 +467,9 @@ def test_a_model_that_starts_elsewhere_each_time_is_not_resumed(order, tmp_path)
     file = tmp_path / "net.py"
     file.write_text(
         NET.format("x + self.shift").replace(
-            "        self.layer", "        self.shift = nn.Parameter(torch.rand(features))\n        self.layer", 1
+            "        self.layer",
+            "        self.shift = nn.Parameter(torch.rand(features))\n        self.layer",
+            1,
         )
     )
     asked = order(model=f"{file}:net")
@@ -380,11 +480,17 @@ def test_a_model_that_starts_elsewhere_each_time_is_not_resumed(order, tmp_path)
 def test_a_run_is_resumed_with_its_own_noise_settings_versions_and_threads_alone(order):
     asked = order(algorithm="spider", anchor_share=0.3)
     cut(asked)
-    not_resumed(asked._replace(order=replace(asked.order, anchor_share=0.8)), "another anchor_share, noise")
+    not_resumed(
+        asked._replace(order=replace(asked.order, anchor_share=0.8)), "another anchor_share, noise"
+    )
     not_resumed(asked._replace(order=replace(asked.order, slope=0.5)), "another .*settings")
     for package in ("numpy", "scipy", "dp-accounting"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pinned, "version", lambda name, other=package: "0.1" if name == other else version(name))
+            patch.setattr(
+                pinned,
+                "version",
+                lambda name, other=package: "0.1" if name == other else version(name),
+            )
             not_resumed(asked, f"another {package};")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 64)
@@ -401,7 +507,10 @@ def test_a_run_of_an_algorithm_by_a_relative_path_is_resumed_from_its_folder(ord
 def test_a_run_that_found_no_room_goes_on_once_there_is_some(order, monkeypatch):
     asked = order(output="tail")
     with monkeypatch.context() as full:
-        full.setattr("silodp.server.kept.tempfile.TemporaryFile", lambda dir: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+        full.setattr(
+            "silodp.server.kept.tempfile.TemporaryFile",
+            lambda dir: open("/dev/full", "r+b", buffering=0),  # noqa: SIM115
+        )
         with pytest.raises(BadInput, match="make room there, and resume the run"):
             asked.start()
     asked.start(resume=True)
@@ -409,7 +518,9 @@ def test_a_run_that_found_no_room_goes_on_once_there_is_some(order, monkeypatch)
 
 
 def test_a_resumption_that_comes_too_late_writes_nothing(order):
-    """Two commands saw an interrupted run; when the second has the lock, the first is done and the seed gone."""
+    """Two commands saw an interrupted run; when the second has the lock, the first is done and the
+    seed gone.
+    """
     asked = order()
     cut(asked)
     asked.start(resume=True)

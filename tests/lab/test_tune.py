@@ -1,4 +1,6 @@
-"""Synthetic records are as hard as they say, and tuning on the silos' own records stays within its budget whoever looks."""
+"""Synthetic records are as hard as they say, and tuning on the silos' own records stays within its
+budget whoever looks.
+"""
 
 import json
 import math
@@ -33,7 +35,7 @@ def quick(monkeypatch):
     monkeypatch.setattr("silodp.lab.studies.sweep.spread", here)
 
 
-# --- synthetic records and noise -------------------------------------------------------------------------------------------------
+# --- synthetic records and noise -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("classes", "signal"), [(2, 0.85), (2, 0.7), (5, 0.9)])
@@ -42,9 +44,15 @@ def test_the_best_possible_model_gets_the_stated_share_right(classes, signal):
     split = synthetic(shape, shape.records, 0)
     x, y = split.train.x[0].numpy(), split.train.y[0].numpy()
     means = np.stack([x[y == k].mean(0) for k in range(classes)])
-    right = (((split.test_x.numpy()[:, None] - means) ** 2).sum(-1).argmin(1) == split.test_y.numpy()).mean()
-    assert right == pytest.approx(signal, abs=4 * math.sqrt(signal * (1 - signal) / TESTED))  # four standard deviations
-    assert np.linalg.norm(means[0] - means[1]) == pytest.approx(math.sqrt(2) * separation(signal, classes), rel=0.05)
+    right = (
+        ((split.test_x.numpy()[:, None] - means) ** 2).sum(-1).argmin(1) == split.test_y.numpy()
+    ).mean()
+    assert right == pytest.approx(
+        signal, abs=4 * math.sqrt(signal * (1 - signal) / TESTED)
+    )  # four standard deviations
+    assert np.linalg.norm(means[0] - means[1]) == pytest.approx(
+        math.sqrt(2) * separation(signal, classes), rel=0.05
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,13 +76,15 @@ def test_a_signal_that_nobody_knows_is_refused():
         signal_by_name("soft")
 
 
-# --- tuning ----------------------------------------------------------------------------------------------------------------------
+# --- tuning --------------------------------------------------------------------------------------
 
 
 def charged(folder, trust="isrl", repetitions=None, **more):
     shape = Shape((300,) * 3, 4)
     records = synthetic(shape, shape.records, 0).train
-    search = charged_search.ChargedSearch(Order(model="logistic", trust=trust), RANGES, ("a", "b", "c"), 2, 4, repetitions)
+    search = charged_search.ChargedSearch(
+        Order(model="logistic", trust=trust), RANGES, ("a", "b", "c"), 2, 4, repetitions
+    )
     return charged_search.search_charged(search, records, folder, seed=5, **more)
 
 
@@ -88,13 +98,18 @@ def test_candidates_that_the_server_sees_compose_within_the_budget(tmp_path):
         assert 4 * mu**2 == pytest.approx((1 - charged_search.SCALING_SHARE) * whole**2)
         assert gdp_epsilon(mu, 300.0**-2) < 1.5
     assert answer["chosen"]["score"] == min(c["score"] for c in answer["candidates"])
-    assert tomllib.loads((tmp_path / "t/settings.toml").read_text())["algorithm"] == answer["chosen"]["algorithm"]
+    assert (
+        tomllib.loads((tmp_path / "t/settings.toml").read_text())["algorithm"]
+        == answer["chosen"]["algorithm"]
+    )
     assert (tmp_path / "t/model.safetensors").exists()
     assert not (tmp_path / "t/runs/seed").exists()
 
 
 def test_a_score_is_a_release_that_is_charged(tmp_path, monkeypatch):
-    """Its noise is there: the released score is not the share itself, and scatters about it as its mechanism says."""
+    """Its noise is there: the released score is not the share itself, and scatters about it as its
+    mechanism says.
+    """
     seen = []
 
     def watched(problem, records, w):
@@ -141,7 +156,9 @@ def test_a_curator_shows_the_best_run_and_nothing_of_the_others(tmp_path, law):
     answer = charged(tmp_path / "t", "central", law)
     (price,) = answer["price"]
     beside = charged_search.SCALING_SHARE * gdp_mu(Budget(3.0, 300.0**-2)) ** 2
-    assert price["spent_epsilon"] == selected_epsilon(repetitions_by_name(law), GaussianRun(answer["run_mu"][0]), 300.0**-2, beside=beside)
+    assert price["spent_epsilon"] == selected_epsilon(
+        repetitions_by_name(law), GaussianRun(answer["run_mu"][0]), 300.0**-2, beside=beside
+    )
     assert 2.99 < price["spent_epsilon"] <= 3.0
     assert all("score" not in c for c in answer["candidates"])
     assert {p.name for p in (tmp_path / "t").iterdir()} == {
@@ -157,7 +174,9 @@ class Dies(Exception):
     pass
 
 
-def test_a_curator_killed_before_cleaning_up_leaves_nothing_once_it_is_asked_again(tmp_path, monkeypatch):
+def test_a_curator_killed_before_cleaning_up_leaves_nothing_once_it_is_asked_again(
+    tmp_path, monkeypatch
+):
     def die(*args, **more):
         raise Dies
 
@@ -172,9 +191,17 @@ def test_a_curator_killed_before_cleaning_up_leaves_nothing_once_it_is_asked_aga
     assert len(kept) > 1
     assert {p.stat().st_mode & 0o777 for p in kept} == {0o600}
     assert charged(folder, "central", "poisson:4")["chosen"]["score"] is not None
-    assert {p.name for p in folder.iterdir()} == {"config.json", "environment.json", "model.safetensors", "settings.toml", "tune.json"}
+    assert {p.name for p in folder.iterdir()} == {
+        "config.json",
+        "environment.json",
+        "model.safetensors",
+        "settings.toml",
+        "tune.json",
+    }
     assert not secret.exists()
-    assert len({p.stat().st_mtime_ns for p in (*folder.iterdir(), folder)}) == 1, "times tell how long it took, and so how many runs"
+    assert len({p.stat().st_mtime_ns for p in (*folder.iterdir(), folder)}) == 1, (
+        "times tell how long it took, and so how many runs"
+    )
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -248,13 +275,38 @@ def test_random_stopping_is_refused_where_every_run_is_seen(tmp_path):
 
 
 def test_a_run_that_diverges_is_scored_as_the_worst(tmp_path, monkeypatch):
-    monkeypatch.setattr(charged_search, "ready", lambda order: lambda fed, problem, w, **m: iter([w * math.nan]))
+    monkeypatch.setattr(
+        charged_search, "ready", lambda order: lambda fed, problem, w, **m: iter([w * math.nan])
+    )
     assert {c["score"] for c in charged(tmp_path / "t")["candidates"]} == {1.0}
 
 
 def test_free_tuning_reads_no_silo_and_resumes(tmp_path, silodp, monkeypatch):
-    words = ("tune", "--records", 150, "--silos", 3, "--features", 4, "--rounds", 3, "--phase", 1, "--phase", 3, "--step", 0.3, "--step", 1,
-             "--clip", 1, "--trials", 2, "--out", tmp_path / "t")  # fmt: skip
+    words = (
+        "tune",
+        "--records",
+        150,
+        "--silos",
+        3,
+        "--features",
+        4,
+        "--rounds",
+        3,
+        "--phase",
+        1,
+        "--phase",
+        3,
+        "--step",
+        0.3,
+        "--step",
+        1,
+        "--clip",
+        1,
+        "--trials",
+        2,
+        "--out",
+        tmp_path / "t",
+    )
     code, out, _ = silodp(*words, "--json")
     assert code == 0
     answer = json.loads(out)
@@ -270,17 +322,42 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
     shape = Shape((120,) * 2, 3)
     records = synthetic(shape, shape.records, 1).train
     for i in range(2):
-        rows = "".join(",".join(map(str, [*x, int(y)])) + "\n" for x, y in zip(records.x[i].tolist(), records.y[i], strict=True))
+        rows = "".join(
+            ",".join(map(str, [*x, int(y)])) + "\n"
+            for x, y in zip(records.x[i].tolist(), records.y[i], strict=True)
+        )
         (tmp_path / f"{i}.csv").write_text("a,b,c,label\n" + rows)
     ranges = ("--rounds", 3, "--phase", 1, "--step", 0.3, "--step", 1, "--clip", 1)
     files = [str(tmp_path / f"{i}.csv") for i in range(2)]
     code, out, err = silodp(
-        "tune", "--silo", files[0], "--silo", files[1], *ranges, "--candidates", 2, "--epsilon", 1.23454, "--out", tmp_path / "own"
+        "tune",
+        "--silo",
+        files[0],
+        "--silo",
+        files[1],
+        *ranges,
+        "--candidates",
+        2,
+        "--epsilon",
+        1.23454,
+        "--out",
+        tmp_path / "own",
     )
     assert code == 0, err
     assert "0: spent epsilon 1.235 of 1.23454" in out
     assert "all of them are paid for" in out
-    code, out, _ = silodp("tune", "--public", files[0], "--public", files[1], *ranges, "--trials", 1, "--out", tmp_path / "public")
+    code, out, _ = silodp(
+        "tune",
+        "--public",
+        files[0],
+        "--public",
+        files[1],
+        *ranges,
+        "--trials",
+        1,
+        "--out",
+        tmp_path / "public",
+    )
     assert code == 0
     assert "cost no privacy" in out
     for words, sentence in (
@@ -312,7 +389,9 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
 )
 def test_a_wrong_word_leaves_nothing_that_the_right_command_would_find(silodp, tmp_path, wrong):
     (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(60)))
-    code, _, err = silodp("tune", "--silo", "a.csv", "--rounds", 1, "--phase", 1, "--out", "t", *wrong)
+    code, _, err = silodp(
+        "tune", "--silo", "a.csv", "--rounds", 1, "--phase", 1, "--out", "t", *wrong
+    )
     assert (code, err.count("\n")) == (2, 1), err
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
@@ -324,26 +403,82 @@ def test_a_wrong_model_or_label_leaves_no_folder_of_a_free_search(silodp, tmp_pa
         assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
-def test_a_tuning_has_an_orders_options_and_its_settings_are_those_of_the_next_run(silodp, tmp_path):
+def test_a_tuning_has_an_orders_options_and_its_settings_are_those_of_the_next_run(
+    silodp, tmp_path
+):
     (tmp_path / "ball.py").write_text(PROX)
     for name in "ab":
-        (tmp_path / f"{name}.csv").write_text("x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(60)))
+        (tmp_path / f"{name}.csv").write_text(
+            "x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(60))
+        )
     words = ("--silo", "a.csv", "--silo", "b.csv", "--scale", "none")
-    order = ("--algorithm", "local-sgd", "--local-steps", 2, "--prox", "ball.py:Ball:0.5", "--epsilon", 2, "--epsilon", "b=1", "--seed", 3)
-    code, out, err = silodp("tune", *words, *order, "--candidates", 1, "--rounds", 2, "--step", 0.3, "--clip", 1, "--out", "t", "--json")
+    order = (
+        "--algorithm",
+        "local-sgd",
+        "--local-steps",
+        2,
+        "--prox",
+        "ball.py:Ball:0.5",
+        "--epsilon",
+        2,
+        "--epsilon",
+        "b=1",
+        "--seed",
+        3,
+    )
+    code, out, err = silodp(
+        "tune",
+        *words,
+        *order,
+        "--candidates",
+        1,
+        "--rounds",
+        2,
+        "--step",
+        0.3,
+        "--clip",
+        1,
+        "--out",
+        "t",
+        "--json",
+    )
     assert code == 0, err
     assert [silo["epsilon"] for silo in json.loads(out)["price"]] == [2, 1]
     found = tomllib.loads((tmp_path / "t/settings.toml").read_text())
-    assert {name: found[name] for name in ("algorithm", "model", "rounds", "local_steps", "step", "clip")} == {
-        "algorithm": "local-sgd", "model": "mlp:8", "rounds": 2, "local_steps": 2, "step": 0.3, "clip": 1.0
-    }  # fmt: skip
+    assert {
+        name: found[name]
+        for name in ("algorithm", "model", "rounds", "local_steps", "step", "clip")
+    } == {
+        "algorithm": "local-sgd",
+        "model": "mlp:8",
+        "rounds": 2,
+        "local_steps": 2,
+        "step": 0.3,
+        "clip": 1.0,
+    }
     assert "epsilon" not in found
-    code, _, err = silodp("train", *words, "--classes", "0,1", "--settings", "t/settings.toml", "--out", "run")
+    code, _, err = silodp(
+        "train", *words, "--classes", "0,1", "--settings", "t/settings.toml", "--out", "run"
+    )
     assert code == 0, err
     told = json.loads((tmp_path / "run/run.json").read_text())["order"]
     assert (told["local_steps"], told["prox"].rpartition("/")[2]) == (2, "ball.py:Ball:0.5")
     (tmp_path / "ball.py").write_text(PROX + "# another\n")
-    code, _, err = silodp("tune", *words, *order, "--candidates", 1, "--rounds", 2, "--step", 0.3, "--clip", 1, "--out", "t")
+    code, _, err = silodp(
+        "tune",
+        *words,
+        *order,
+        "--candidates",
+        1,
+        "--rounds",
+        2,
+        "--step",
+        0.3,
+        "--clip",
+        1,
+        "--out",
+        "t",
+    )
     assert (code, "another code" in err) == (2, True), err
 
 

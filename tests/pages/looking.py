@@ -1,4 +1,6 @@
-"""What tests of the pages share: `silodp ui` as a server of this process, one silo with a real gate, and commands in processes that can be killed."""
+"""What tests of the pages share: `silodp ui` as a server of this process, one silo with a real
+gate, and commands in processes that can be killed.
+"""
 
 import contextlib
 import http.client
@@ -21,17 +23,29 @@ PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is 
 TOKEN = "a-token-that-nobody-guesses"
 
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["silodp.cli.app", "silodp.cli.silo", "silodp.silo.service.daemon", "silodp.server.run", "silodp.lab.local"])
+forked.set_forkserver_preload(
+    [
+        "silodp.cli.app",
+        "silodp.cli.silo",
+        "silodp.silo.service.daemon",
+        "silodp.server.run",
+        "silodp.lab.local",
+    ]
+)
 
 
 def started(*words: object, log: Path, **environment: str) -> multiprocessing.process.BaseProcess:
-    process = forked.Process(target=command, args=([str(word) for word in words], environment, str(log)))
+    process = forked.Process(
+        target=command, args=([str(word) for word in words], environment, str(log))
+    )
     process.start()
     return process
 
 
 def run_command(line: str, *words: object) -> None:
-    """`silodp ...` in this process, which must go well; words that may hold a blank come after the line."""
+    """`silodp ...` in this process, which must go well; words that may hold a blank come after the
+    line.
+    """
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:  # noqa: PT012
         patch.setattr(sys, "argv", ["silodp", *line.split(), *map(str, words)])
         cli.main()
@@ -46,7 +60,9 @@ def until(true, what: str) -> None:
 
 
 @contextlib.contextmanager
-def served(root: Path | None, policy: Path | None = None, token: str | None = None, port: int = 0) -> Iterator[int]:
+def served(
+    root: Path | None, policy: Path | None = None, token: str | None = None, port: int = 0
+) -> Iterator[int]:
     """The port of a `silodp ui`."""
     import uvicorn
 
@@ -55,8 +71,12 @@ def served(root: Path | None, policy: Path | None = None, token: str | None = No
 
     listener = _bound("127.0.0.1", port)
     port, tabs = listener.getsockname()[1], [("The gate", "/silo")] if policy else []
-    routes = GatePage(policy, token, [("Runs", "/"), *tabs] if root else tabs).routes() if policy else []
-    server = uvicorn.Server(config(uvicorn, application(root, port=port, tabs=tabs, routes=routes, check=ledgers)))
+    routes = (
+        GatePage(policy, token, [("Runs", "/"), *tabs] if root else tabs).routes() if policy else []
+    )
+    server = uvicorn.Server(
+        config(uvicorn, application(root, port=port, tabs=tabs, routes=routes, check=ledgers))
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     until(lambda: server.started, "the server did not start")
@@ -69,7 +89,15 @@ def served(root: Path | None, policy: Path | None = None, token: str | None = No
             listener.close()
 
 
-def ask(port: int, path: str, *, method: str = "GET", body: str = "", host: str | None = None, **headers: str) -> tuple[int, str, dict]:
+def ask(
+    port: int,
+    path: str,
+    *,
+    method: str = "GET",
+    body: str = "",
+    host: str | None = None,
+    **headers: str,
+) -> tuple[int, str, dict]:
     """(status, text, headers) of one request, made by hand."""
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:

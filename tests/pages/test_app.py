@@ -1,4 +1,6 @@
-"""`silodp ui` towards whoever else may knock: other machines' names, other sites' forms, wrong tokens, names that are paths."""
+"""`silodp ui` towards whoever else may knock: other machines' names, other sites' forms, wrong
+tokens, names that are paths.
+"""
 
 import csv
 import http.client
@@ -44,7 +46,10 @@ def port(root, gated):
 
 
 def own(port: int) -> dict[str, str]:
-    return {"Origin": f"http://127.0.0.1:{port}", "Content_Type": "application/x-www-form-urlencoded"}
+    return {
+        "Origin": f"http://127.0.0.1:{port}",
+        "Content_Type": "application/x-www-form-urlencoded",
+    }
 
 
 def pause(port: int, *, token: str = TOKEN, do: str = "pause", **headers: str) -> int:
@@ -52,7 +57,16 @@ def pause(port: int, *, token: str = TOKEN, do: str = "pause", **headers: str) -
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{}", "localhost:{}@evil.example", ""]
+    "host",
+    [
+        "evil.example",
+        "evil.example:{}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "127.0.0.1.evil.example:{}",
+        "localhost:{}@evil.example",
+        "",
+    ],
 )
 @pytest.mark.parametrize("path", ["/", "/silo", "/live", "/silo-live", "/live.js"])
 def test_another_name_than_this_machines_gets_nothing(port, host, path):
@@ -63,23 +77,39 @@ def test_another_name_than_this_machines_gets_nothing(port, host, path):
 
 
 def test_every_page_has_a_policy_that_lets_nothing_in_from_elsewhere(port):
-    for path in ("/", "/silo", "/run/deep/one", "/report/deep/one", "/nothing", "/live.js", "/compare"):
+    for path in (
+        "/",
+        "/silo",
+        "/run/deep/one",
+        "/report/deep/one",
+        "/nothing",
+        "/live.js",
+        "/compare",
+    ):
         headers = ask(port, path)[2]
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
         assert not re.search(r"https?:|\*", policy)
-        assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
+        assert (headers["x-content-type-options"], headers["cache-control"]) == (
+            "nosniff",
+            "no-store",
+        )
         assert "server" not in headers
 
 
 def test_only_this_pages_own_form_with_the_token_pauses_the_gate(port, gated):
     good = own(port)
     for wrong in (
-        {}, {"Origin": "null"}, {"Origin": "http://evil.example"}, {"Origin": f"http://127.0.0.1:{port}.evil.example"},
-        {"Origin": f"https://127.0.0.1:{port}"}, good | {"Sec_Fetch_Site": "cross-site"}, good | {"Sec_Fetch_Site": "same-site"},
-    ):  # fmt: skip
+        {},
+        {"Origin": "null"},
+        {"Origin": "http://evil.example"},
+        {"Origin": f"http://127.0.0.1:{port}.evil.example"},
+        {"Origin": f"https://127.0.0.1:{port}"},
+        good | {"Sec_Fetch_Site": "cross-site"},
+        good | {"Sec_Fetch_Site": "same-site"},
+    ):
         assert pause(port, **wrong) == 403
         assert not paused(gated.policy)
     for token in ("", "wrong", TOKEN[:-1], TOKEN + "x", "%00", TOKEN.upper()):
@@ -105,7 +135,9 @@ def test_without_a_token_it_can_only_be_read(root, gated):
             assert ask(found, "/", method=method, **own(found))[0] == 405
 
 
-def test_a_paused_gate_refuses_with_its_code_also_after_a_restart_and_charges_nothing(gated, tmp_path):
+def test_a_paused_gate_refuses_with_its_code_also_after_a_restart_and_charges_nothing(
+    gated, tmp_path
+):
     from silodp.silo.ledger.durable import DurableLedger
 
     def used() -> float:
@@ -129,7 +161,9 @@ def test_a_paused_gate_refuses_with_its_code_also_after_a_restart_and_charges_no
     assert not (gated.policy.parent / NAME).exists()
 
 
-def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(port, gated, tmp_path):
+def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(
+    port, gated, tmp_path
+):
     with pytest.raises(cli.BadInput, match="clinic clip"):
         list(gated.conduct(tmp_path / "clip", clip=1e3, deadline=0.5, epsilon=("0.1",)))
     _, page, _ = ask(port, "/silo-live")
@@ -140,11 +174,15 @@ def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(p
     assert f">{spent}<" in ask(port, "/silo")[1]
     for line in lines:
         assert line[0][:19].replace("T", " ") in page
-    assert sum(line[1] == "answered" for line in lines) == page.count('<b class="answered">answered</b>')
+    assert sum(line[1] == "answered" for line in lines) == page.count(
+        '<b class="answered">answered</b>'
+    )
     assert "f17" not in page, "a feature's name, or anything else of the data"
 
 
-def test_the_gates_page_groups_queries_by_run_has_a_verified_ledger_and_gives_every_charge_away_as_a_table(port, gated):
+def test_the_gates_page_groups_queries_by_run_has_a_verified_ledger_and_gives_every_charge_away_as_a_table(  # noqa: E501
+    port, gated
+):
     ledger = DurableLedger.open(Place.load(gated.policy).ledger)
     _, page, _ = ask(port, "/silo")
     asked = {entry.run: 0 for entry in ledger.entries() if entry.act == "charge"}
@@ -190,15 +228,38 @@ def test_a_page_is_told_of_a_change_by_an_event_and_its_button_shows_the_state(p
 
 
 def test_no_value_of_a_record_is_on_any_page(port, gated):
-    words = {cell for line in (gated.folder / "clinic.csv").read_text().splitlines()[1:] for cell in line.split(",")[:-1]}
+    words = {
+        cell
+        for line in (gated.folder / "clinic.csv").read_text().splitlines()[1:]
+        for cell in line.split(",")[:-1]
+    }
     assert len(words) > 1000
-    for path in ("/", "/silo", "/silo-live", "/silo-charges.csv", "/run/deep/one", "/report/deep/one"):
+    for path in (
+        "/",
+        "/silo",
+        "/silo-live",
+        "/silo-charges.csv",
+        "/run/deep/one",
+        "/report/deep/one",
+    ):
         status, page, _ = ask(port, path)
         assert status == 200
         assert not words & set(re.findall(r"[-+.\w]+", page))
 
 
-@pytest.mark.parametrize("name", ["../secret.json", "..", "%2e%2e/x", "/etc", "deep", "deep/one/../one", "deep/one%00", "deep//one"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.json",
+        "..",
+        "%2e%2e/x",
+        "/etc",
+        "deep",
+        "deep/one/../one",
+        "deep/one%00",
+        "deep//one",
+    ],
+)
 def test_a_name_that_is_no_run_is_never_made_a_path(port, name):
     for kind in ("run", "report", "run-live"):
         assert ask(port, f"/{kind}/{name}")[0] == 404
@@ -220,8 +281,16 @@ def spoilt(folder: Path) -> None:
         ("empty cards", "run.json", json.dumps(RUN)),
         ("deep", "run.json", "[" * 100_000),
         ("deep line", "progress.jsonl", "[" * 100_000 + "\n"),
-        ("other types", "spent.json", json.dumps({"silos": [{"name": "a", "epsilon": {}, "delta": []}]})),
-        ("half a character", "run.json", json.dumps({"kind": "train", "data": "\ud800", "silos": []})),
+        (
+            "other types",
+            "spent.json",
+            json.dumps({"silos": [{"name": "a", "epsilon": {}, "delta": []}]}),
+        ),
+        (
+            "half a character",
+            "run.json",
+            json.dumps({"kind": "train", "data": "\ud800", "silos": []}),
+        ),
         (os.fsdecode(b"\xff\xfe"), "spent.json", "{}"),
     ):
         (folder / name).mkdir(parents=True)
@@ -229,7 +298,9 @@ def spoilt(folder: Path) -> None:
         (folder / name / file).write_text(content)
     for name in ("progress.jsonl", "spent.json", "environment.json"):
         (folder / name.partition(".")[0]).mkdir()
-        (folder / name.partition(".")[0] / "run.json").write_text(json.dumps({"kind": "train", "algorithm": "adam", "silos": []}))
+        (folder / name.partition(".")[0] / "run.json").write_text(
+            json.dumps({"kind": "train", "algorithm": "adam", "silos": []})
+        )
         os.mkfifo(folder / name.partition(".")[0] / name)
     (folder / "link").mkdir()
     (folder / "link/run.json").symlink_to("/proc/self/environ")
@@ -247,18 +318,39 @@ def test_a_run_that_cannot_be_read_hides_no_other_and_keeps_nobody_waiting(tmp_p
             assert page.count("<tr>") == 1 + len(runs.found_in(tmp_path))
         for name in runs.found_in(tmp_path):
             status, page, _ = ask(port, f"/run/{quote(os.fsencode(name))}")
-            assert status == (200 if f'href="/run/{quote(os.fsencode(name))}"' in ask(port, "/")[1] else 404)
+            assert status == (
+                200 if f'href="/run/{quote(os.fsencode(name))}"' in ask(port, "/")[1] else 404
+            )
 
 
-def test_a_tuning_and_what_cannot_be_drawn_get_a_sentence_under_the_guards_headers(tmp_path, silodp):
+def test_a_tuning_and_what_cannot_be_drawn_get_a_sentence_under_the_guards_headers(
+    tmp_path, silodp
+):
     """Neither a traceback nor a page that has left the guard behind."""
     rows = "".join(f"{k % 7},{k % 3},{k % 2}\n" for k in range(60))
     (tmp_path / "a.csv").write_text(f"a,b,label\n{rows}")
-    told = ("--silo", "a.csv", "--candidates", 1, "--rounds", 1, "--phase", 1, "--out", "runs/tune", "--json")
+    told = (
+        "--silo",
+        "a.csv",
+        "--candidates",
+        1,
+        "--rounds",
+        1,
+        "--phase",
+        1,
+        "--out",
+        "runs/tune",
+        "--json",
+    )
     code, _, err = silodp("tune", *told)
     assert code == 0, err
     (tmp_path / "runs/odd").mkdir()
-    odd = {"dataset": "wbcd", "silos": ["a", "b"], "trials": 1, "rounds": 1}  # can be read, but not drawn
+    odd = {
+        "dataset": "wbcd",
+        "silos": ["a", "b"],
+        "trials": 1,
+        "rounds": 1,
+    }  # can be read, but not drawn
     (tmp_path / "runs/odd/config.json").write_text(json.dumps(odd))
     code, _, err = silodp("report", "runs/tune")
     assert (code, err.count("\n"), "tune.json" in err) == (2, 1, True)
@@ -275,13 +367,28 @@ def test_a_tuning_and_what_cannot_be_drawn_get_a_sentence_under_the_guards_heade
         assert ask(port, "/")[0] == 200
 
 
-def test_the_command_refuses_another_host_and_serves_on_loopback(tmp_path, root, gated, capsys, monkeypatch):
+def test_the_command_refuses_another_host_and_serves_on_loopback(
+    tmp_path, root, gated, capsys, monkeypatch
+):
     for words, why in (
         (["--host", "0.0.0.0"], "this machine only"),
         (["--token", "t"], "give the silo's policy"),
         (["--runs", "nowhere"], "not a directory"),
-        (["--runs", root, "--silo", gated.policy, "--token", _file(tmp_path / "short", "abc")], "20 or more"),
-        (["--runs", root, "--silo", gated.policy, "--token", _file(tmp_path / "open", TOKEN, 0o644)], "chmod 600"),
+        (
+            ["--runs", root, "--silo", gated.policy, "--token", _file(tmp_path / "short", "abc")],
+            "20 or more",
+        ),
+        (
+            [
+                "--runs",
+                root,
+                "--silo",
+                gated.policy,
+                "--token",
+                _file(tmp_path / "open", TOKEN, 0o644),
+            ],
+            "chmod 600",
+        ),
     ):
         monkeypatch.setattr(sys, "argv", ["silodp", "ui", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
@@ -289,11 +396,28 @@ def test_the_command_refuses_another_host_and_serves_on_loopback(tmp_path, root,
         assert stop.value.code == 2
         assert why in capsys.readouterr().err
     port = free_port()
-    process = started("ui", "--runs", root, "--silo", gated.policy, "--token", tmp_path / "new", "--port", port, log=tmp_path / "log")
+    process = started(
+        "ui",
+        "--runs",
+        root,
+        "--silo",
+        gated.policy,
+        "--token",
+        tmp_path / "new",
+        "--port",
+        port,
+        log=tmp_path / "log",
+    )
     try:
-        until(lambda: (tmp_path / "log").exists() and "Open http" in (tmp_path / "log").read_text(), "the page was not served")
+        until(
+            lambda: (tmp_path / "log").exists() and "Open http" in (tmp_path / "log").read_text(),
+            "the page was not served",
+        )
         assert ask(port, "/silo")[0] == 200
-        assert pause(port, token=(tmp_path / "new").read_text().strip(), do="resume", **own(port)) == 303
+        assert (
+            pause(port, token=(tmp_path / "new").read_text().strip(), do="resume", **own(port))
+            == 303
+        )
         assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
     finally:
         process.terminate()
@@ -306,16 +430,24 @@ def _file(path, text, mode=0o600):
     return path
 
 
-def test_a_run_that_is_resumed_keeps_its_lines_and_a_replayed_question_is_not_written_twice(gated, tmp_path):
+def test_a_run_that_is_resumed_keeps_its_lines_and_a_replayed_question_is_not_written_twice(
+    gated, tmp_path
+):
     run = gated.conduct(tmp_path / "r", rounds=6)
     list(itertools.islice(iter(run), 3))
     run._journal.close()
     run._tally.record.close()  # as a kill does
     assert runs.read(tmp_path / "r").state == "stopped"
-    (tmp_path / "r/progress.jsonl").write_bytes(b"".join((tmp_path / "r/progress.jsonl").read_bytes().splitlines(keepends=True)[:2]))
+    (tmp_path / "r/progress.jsonl").write_bytes(
+        b"".join((tmp_path / "r/progress.jsonl").read_bytes().splitlines(keepends=True)[:2])
+    )
     again = gated.conduct(tmp_path / "r", rounds=6)
     list(again)
-    lines = [json.loads(line) for line in (tmp_path / "r/progress.jsonl").read_text().splitlines() if '"question"' in line]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "r/progress.jsonl").read_text().splitlines()
+        if '"question"' in line
+    ]
     assert [line["question"] for line in lines] == list(range(6))
     assert [line["round"] for line in lines] == list(range(1, 7))
     found = runs.read(tmp_path / "r")
@@ -327,7 +459,10 @@ def test_a_run_that_is_resumed_keeps_its_lines_and_a_replayed_question_is_not_wr
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(scheme):
     """WCAG 2: 4.5 to 1."""
-    light, dark = (dict(re.findall(r"--([a-z]+):(#[0-9a-f]{6})", part.partition("}")[0])) for part in STYLE.split(":root{")[1:3])
+    light, dark = (
+        dict(re.findall(r"--([a-z]+):(#[0-9a-f]{6})", part.partition("}")[0]))
+        for part in STYLE.split(":root{")[1:3]
+    )
     colours = light if scheme == "light" else light | dark
 
     def brightness(colour: str) -> float:
@@ -335,6 +470,8 @@ def test_text_stands_out_from_its_ground(scheme):
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for ground, name in itertools.product(("paper", "wash"), ("ink", "soft", "a", "b", "c", "d", "e", "f", "g", "good", "bad", "hold")):
+    for ground, name in itertools.product(
+        ("paper", "wash"), ("ink", "soft", "a", "b", "c", "d", "e", "f", "g", "good", "bad", "hold")
+    ):
         high, low = sorted((brightness(colours[ground]), brightness(colours[name])), reverse=True)
         assert (high + 0.05) / (low + 0.05) >= 4.5, (ground, name)

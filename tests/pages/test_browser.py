@@ -1,7 +1,8 @@
-"""Every page in a real browser: numbers on the screen are those of the folder, no error, no request to anybody else; and a live page follows
-a real training process through kill -9 and --resume.
+"""Every page in a real browser: numbers on the screen are those of the folder, no error, no request
+to anybody else; and a live page follows a real training process through kill -9 and --resume.
 
-Needs Debian's chromium and Playwright for Python. SILODP_SCREENSHOTS=docs/screenshots keeps what is seen.
+Needs Debian's chromium and Playwright for Python. SILODP_SCREENSHOTS=docs/screenshots keeps what is
+seen.
 """
 
 import itertools
@@ -29,17 +30,31 @@ WIDE, PHONE = (1280, 900), (390, 844)
 
 @pytest.fixture
 def look(browser, base):
-    """Opens pages, and says at the end whether any of them complained or asked anybody else for anything."""
+    """Opens pages, and says at the end whether any of them complained or asked anybody else for
+    anything.
+    """
     opened, trouble = [], []
 
     def at(path: str, size=WIDE, **options):
-        context = browser.new_context(viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce", **options)
+        context = browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce", **options
+        )
         context.set_default_timeout(PATIENCE * 1000)
         page = context.new_page()
         opened.append(context)
-        page.on("console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: (
+                trouble.append(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda request: None if request.url.startswith((base, "file:")) else trouble.append(request.url))
+        page.on(
+            "request",
+            lambda request: (
+                None if request.url.startswith((base, "file:")) else trouble.append(request.url)
+            ),
+        )
         page.goto(path if "://" in path else base + path)
         return page
 
@@ -93,7 +108,9 @@ def test_the_report_on_a_disk_shows_the_folders_numbers_and_asks_for_nothing(loo
             assert f"{row['test_error']:.2%}" in text
         bars = page.locator("#budgets svg.wide:has(rect)").all()
         assert len(bars) == len(run.silos)
-        for bar, silo in zip(bars, run.silos, strict=True):  # as long as what is used, in as many pieces as there were charges
+        for bar, silo in zip(
+            bars, run.silos, strict=True
+        ):  # as long as what is used, in as many pieces as there were charges
             pieces = bar.locator("rect").evaluate_all("all => all.map(e => e.width.baseVal.value)")
             assert len(pieces) == 1 + len(silo.charges)
             assert sum(pieces[1:]) / pieces[0] == pytest.approx(silo.used, abs=0.005)
@@ -105,7 +122,9 @@ def test_the_gates_page_shows_the_ledgers_numbers_and_pauses_with_the_token_alon
     ledger = DurableLedger.open(gated.policy.parent / "ledger.db")
     page = look("/silo")
     assert figure(page, "of the budget left") == left_of(ledger.used())
-    assert figure(page, "questions charged") == str(sum(e.act == "charge" for e in ledger.entries()))
+    assert figure(page, "questions charged") == str(
+        sum(e.act == "charge" for e in ledger.entries())
+    )
     assert ledger.head()[1] in page.locator("body").inner_text()
     try:
         page.get_by_label("Token").fill(TOKEN)
@@ -133,13 +152,37 @@ def test_a_wrong_token_is_said_and_changes_nothing(browser, base, gated):
 
 def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
     out = root / "live"
-    words = ("federation", "run", "--folder", gated.folder, "--out", out, "--json", "--deadline", 30, "--patience", PATIENCE, "--retry", 1)
+    words = (
+        "federation",
+        "run",
+        "--folder",
+        gated.folder,
+        "--out",
+        out,
+        "--json",
+        "--deadline",
+        30,
+        "--patience",
+        PATIENCE,
+        "--retry",
+        1,
+    )
 
     def asked() -> int:
         return len(runs.read(out).rounds) if (out / "progress.jsonl").exists() else 0
 
     set_paused(gated.policy, True)  # the run waits at its first question until somebody looks
-    first = started(*words, "--rounds", ROUNDS, "--phase", 5, "--epsilon", 1, log=gated.folder / "live.log", **gated.environment)
+    first = started(
+        *words,
+        "--rounds",
+        ROUNDS,
+        "--phase",
+        5,
+        "--epsilon",
+        1,
+        log=gated.folder / "live.log",
+        **gated.environment,
+    )
     try:
         until(lambda: (out / "progress.jsonl").exists(), "the run did not start")
         page = look("/run/live")
@@ -148,7 +191,10 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
         until(lambda: asked() >= 3, "the run did not go on")
         set_paused(gated.policy, True)
         refused = tally(str(gated.policy.parent / "gate.log"))["paused"]
-        until(lambda: tally(str(gated.policy.parent / "gate.log"))["paused"] > refused, "the run was over before it could be watched")
+        until(
+            lambda: tally(str(gated.policy.parent / "gate.log"))["paused"] > refused,
+            "the run was over before it could be watched",
+        )
         assert asked() < ROUNDS, "the run was over before it could be watched"
         page.get_by_text(f"{runs.read(out).done} of {ROUNDS}", exact=True).wait_for()
         assert figure(page, "ε spent") == rounded_up(runs.read(out).silos[0].spent, 4)
@@ -156,7 +202,9 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
         os.kill(first.pid, signal.SIGKILL)
         first.join(PATIENCE)
         page.locator(".state.stopped").wait_for()
-        assert page.locator("#questions-details").get_attribute("open") is not None, "what was unfolded stays so"
+        assert page.locator("#questions-details").get_attribute("open") is not None, (
+            "what was unfolded stays so"
+        )
         assert page.locator("#told").inner_text().strip().endswith("goes on with it.")
     finally:
         set_paused(gated.policy, False)
@@ -184,16 +232,29 @@ def test_a_page_whose_server_is_gone_says_so_and_goes_on_when_it_is_back(browser
 
 
 def test_pages_are_usable_by_keyboard_and_screen_reader(look):
-    for path in ("/", "/silo", "/run/train", "/run/compare-wbcd", "/compare?run=train&run=clinic", "/report/train"):
+    for path in (
+        "/",
+        "/silo",
+        "/run/train",
+        "/run/compare-wbcd",
+        "/compare?run=train&run=clinic",
+        "/report/train",
+    ):
         page = look(path)
         assert page.locator("h1").count() == page.locator("main").count() == 1
         assert page.title()
         assert page.locator("html").get_attribute("lang") == "en"
         assert page.locator("table").count() == page.locator("table > caption").count()
         assert not page.locator("svg:not([aria-hidden]):not([role=img][aria-label])").count()
-        levels = [int(name[1]) for name in page.eval_on_selector_all("h1,h2,h3", "all => all.map(e => e.tagName)")]
+        levels = [
+            int(name[1])
+            for name in page.eval_on_selector_all("h1,h2,h3", "all => all.map(e => e.tagName)")
+        ]
         assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
-        unnamed = "all => all.filter(e => !(e.labels && e.labels.length) && !e.ariaLabel && !e.textContent.trim()).length"
+        unnamed = (
+            "all => all.filter(e => !(e.labels && e.labels.length) && !e.ariaLabel && "
+            "!e.textContent.trim()).length"
+        )
         assert not page.eval_on_selector_all("input, button, a, summary", unnamed)
         ids = page.eval_on_selector_all("[id]", "all => all.map(e => e.id)")
         assert len(ids) == len(set(ids))
@@ -201,7 +262,9 @@ def test_pages_are_usable_by_keyboard_and_screen_reader(look):
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "To the content"
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-    reached = [page.keyboard.press("Tab") or page.evaluate("document.activeElement.id") for _ in range(4)]
+    reached = [
+        page.keyboard.press("Tab") or page.evaluate("document.activeElement.id") for _ in range(4)
+    ]
     assert "token" in reached, "the pause is near for whoever has no mouse"
 
 
@@ -217,7 +280,10 @@ def tab_to(page, found: str) -> None:
 def test_a_gate_is_paused_and_runs_are_chosen_by_keyboard_alone(look, gated):
     page = look("/silo")
     try:
-        for key, said, halted in (("Enter", "The gate is paused.", True), ("Space", "The gate answers again.", False)):
+        for key, said, halted in (
+            ("Enter", "The gate is paused.", True),
+            ("Space", "The gate answers again.", False),
+        ):
             tab_to(page, "#token")
             page.keyboard.type(TOKEN)
             tab_to(page, "#do")
@@ -235,17 +301,30 @@ def test_a_gate_is_paused_and_runs_are_chosen_by_keyboard_alone(look, gated):
     page.wait_for_url("**/compare?run=clinic&run=train")
 
 
-@pytest.mark.parametrize(("name", "path"), [
-    ("runs", "/"), ("run", "/run/train"), ("gate", "/silo"), ("compare", "/compare?run=train&run=clinic"), ("report", "/report/clinic"),
-    ("report-compare", "/report/compare-wbcd"),
-])  # fmt: skip
-@pytest.mark.parametrize(("size", "device"), [(WIDE, "desktop"), (PHONE, "phone")], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("runs", "/"),
+        ("run", "/run/train"),
+        ("gate", "/silo"),
+        ("compare", "/compare?run=train&run=clinic"),
+        ("report", "/report/clinic"),
+        ("report-compare", "/report/compare-wbcd"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("size", "device"), [(WIDE, "desktop"), (PHONE, "phone")], ids=["desktop", "phone"]
+)
 def test_nothing_is_cut_off_at_any_width(look, tmp_path, name, path, size, device):
     page = look(path, size)
     assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
-    sizes = page.eval_on_selector_all("button, nav a, summary", "all => all.map(e => e.getBoundingClientRect().height)")
+    sizes = page.eval_on_selector_all(
+        "button, nav a, summary", "all => all.map(e => e.getBoundingClientRect().height)"
+    )
     assert all(height >= 24 for height in sizes), "room for a finger"
-    letters = page.eval_on_selector_all("svg text", "all => all.map(e => e.getBoundingClientRect().height).filter(h => h)")
+    letters = page.eval_on_selector_all(
+        "svg text", "all => all.map(e => e.getBoundingClientRect().height).filter(h => h)"
+    )
     assert all(height >= 9 for height in letters), "text in charts can be read"
     if KEPT:
         page.screenshot(path=tmp_path / "seen.png", full_page=True)
@@ -257,6 +336,8 @@ def keep(seen: Path, path: Path) -> None:
     from PIL import Image
 
     picture = Image.open(seen).convert("RGB")
-    top = picture.crop((0, 0, picture.width, min(picture.height, 1600 if picture.width > 600 else 1950)))
+    top = picture.crop(
+        (0, 0, picture.width, min(picture.height, 1600 if picture.width > 600 else 1950))
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     top.quantize(160, dither=Image.Dither.NONE).save(path, optimize=True)

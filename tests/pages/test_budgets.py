@@ -1,4 +1,6 @@
-"""The curve of what was spent so far: every charge is in it, silos that spend alike share a line, and of many the most and the least are drawn."""
+"""The curve of what was spent so far: every charge is in it, silos that spend alike share a line,
+and of many the most and the least are drawn.
+"""
 
 import re
 from pathlib import Path
@@ -10,7 +12,15 @@ from silodp.pages.runs import Run, Silo
 
 
 def silo(name: str, shares: dict[int, float], epsilon: float = 2.0, spent: float = 1.0) -> Silo:
-    return Silo(name, 100, epsilon, 1e-5, spent, sum(shares.values()), tuple((q, "anchor", share) for q, share in shares.items()))
+    return Silo(
+        name,
+        100,
+        epsilon,
+        1e-5,
+        spent,
+        sum(shares.values()),
+        tuple((q, "anchor", share) for q, share in shares.items()),
+    )
 
 
 def drawn(*silos: Silo, state: str = "finished") -> tuple[int, str]:
@@ -31,10 +41,15 @@ def test_the_curve_rises_by_each_charge_and_is_flat_where_a_silo_was_not_charged
 
 def test_silos_that_spend_alike_are_one_line_and_each_epsilon_is_said():
     same = {0: 0.5, 1: 0.5}
-    curves, said = drawn(silo("a", same, spent=2.0), silo("b", same, spent=1.00001), silo("c", {0: 0.5}, spent=0.7))
+    curves, said = drawn(
+        silo("a", same, spent=2.0), silo("b", same, spent=1.00001), silo("c", {0: 0.5}, spent=0.7)
+    )
     assert curves == 2
     assert "At the end: a, b ε 1.001 to 2; c ε 0.7." in said
-    assert drawn(silo("a", same), silo("b", same)) == (1, "Share of the budget after each question. At the end: both silos ε 1.")
+    assert drawn(silo("a", same), silo("b", same)) == (
+        1,
+        "Share of the budget after each question. At the end: both silos ε 1.",
+    )
     assert "So far: a ε 1" in drawn(silo("a", same), state="running")[1]
 
 

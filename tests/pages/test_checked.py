@@ -1,4 +1,6 @@
-"""The badge beside a run's title claims what was checked on this machine and no more, and goes red when ledger, run or evidence was altered."""
+"""The badge beside a run's title claims what was checked on this machine and no more, and goes red
+when ledger, run or evidence was altered.
+"""
 
 import contextlib
 import json
@@ -16,7 +18,9 @@ from silodp.pages.checked import DIFFERS, NOT_HERE, PARTLY, VERIFIED, checks_of
 
 @pytest.fixture(scope="module")
 def place(gated):
-    """A run that lies in its federation's folder, as `silodp federation run` leaves it; more was asked of the silo since."""
+    """A run that lies in its federation's folder, as `silodp federation run` leaves it; more was
+    asked of the silo since.
+    """
     folder = gated.folder / "runs/1"
     list(gated.conduct(folder, rounds=2, epsilon=("0.3",)))
     list(gated.conduct(gated.folder / "runs/2", rounds=2, epsilon=("0.3",)))
@@ -27,8 +31,12 @@ def place(gated):
 def copied(place, gated, tmp_path):
     """The run and its silo in another federation's folder, free to be altered."""
     shutil.copytree(place, tmp_path / "runs/1")
-    shutil.copytree(gated.policy.parent, tmp_path / "silos/clinic", ignore=shutil.ignore_patterns("*.sock"))
-    (tmp_path / "stopped.json").write_text(json.dumps({"silos": {"clinic": str(tmp_path / "silos/clinic/policy.toml")}}))
+    shutil.copytree(
+        gated.policy.parent, tmp_path / "silos/clinic", ignore=shutil.ignore_patterns("*.sock")
+    )
+    (tmp_path / "stopped.json").write_text(
+        json.dumps({"silos": {"clinic": str(tmp_path / "silos/clinic/policy.toml")}})
+    )
     return tmp_path / "runs/1"
 
 
@@ -61,7 +69,10 @@ def test_nothing_is_claimed_of_ledgers_that_are_not_here(place, copied, tmp_path
 
 def test_another_head_or_an_altered_ledger_is_said(copied):
     summary = json.loads((copied / "summary.json").read_text())
-    for change, said in (({"head": "0" * 64}, "has another entry"), ({"count": 10**6}, "has no entry 1000000")):
+    for change, said in (
+        ({"head": "0" * 64}, "has another entry"),
+        ({"count": 10**6}, "has no entry 1000000"),
+    ):
         altered = json.loads(json.dumps(summary))
         altered["silos"][0]["ledger"] |= change
         (copied / "summary.json").write_text(json.dumps(altered))
@@ -72,7 +83,11 @@ def test_another_head_or_an_altered_ledger_is_said(copied):
     ledger = copied.parents[1] / "silos/clinic/ledger.db"
     with contextlib.closing(sqlite3.connect(ledger)) as file, file:
         file.execute(
-            "UPDATE entries SET amount = ? WHERE sequence = (SELECT max(sequence) FROM entries WHERE act = 'charge')", ((0.0).hex(),)
+            (
+                "UPDATE entries SET amount = ? WHERE sequence = (SELECT max(sequence) FROM "
+                "entries WHERE act = 'charge')"
+            ),
+            ((0.0).hex(),),
         )
     ((state, words),) = told(copied)
     assert state == DIFFERS
@@ -85,7 +100,9 @@ def test_evidence_is_verified_against_the_folder_as_it_is_now(copied, silodp, mo
     archive = copied.parent / "1-evidence.zip"
     assert silodp("evidence", ".", "--out", archive, "--key", copied.parent / "our.key")[0] == 0
     assert [state for state, _ in told(copied)] == [VERIFIED, VERIFIED]
-    assert told(copied)[1][1].startswith("Every byte of the evidence 1-evidence.zip is as it was signed")
+    assert told(copied)[1][1].startswith(
+        "Every byte of the evidence 1-evidence.zip is as it was signed"
+    )
     code, said, _ = silodp("report", copied, "--out", copied.parent / "page.html")
     assert (code, "Verified: Every byte of the evidence" in said) == (0, True)
     assert (copied.parent / "page.html").read_text().count('class="state finished">verified<') == 2
@@ -107,7 +124,9 @@ def test_evidence_is_verified_against_the_folder_as_it_is_now(copied, silodp, mo
     assert len(told(copied)) == 1, "one that lies elsewhere may be of another run of that name"
 
 
-def test_the_archives_own_report_has_the_badge_of_what_was_checked_where_it_was_made(place, copied, tmp_path, silodp):
+def test_the_archives_own_report_has_the_badge_of_what_was_checked_where_it_was_made(
+    place, copied, tmp_path, silodp
+):
     away = shutil.copytree(place, tmp_path / "far/away/runs/1")
     shutil.copytree(copied.parent.parent, tmp_path / "other", ignore=shutil.ignore_patterns("far"))
     other = tmp_path / "other/runs/1"
@@ -120,7 +139,11 @@ def test_the_archives_own_report_has_the_badge_of_what_was_checked_where_it_was_
         code, said, wrong = silodp("evidence", folder, "--out", out, "--key", tmp_path / "our.key")
         assert code == 0, wrong
         page = evidence.verify(out.read_bytes()).files["report.html"].decode()
-        assert ("Where this was made: Ledger heads of" in page) == ("Where this was made" in said) == (state is not None)
+        assert (
+            ("Where this was made: Ledger heads of" in page)
+            == ("Where this was made" in said)
+            == (state is not None)
+        )
         assert page.count('badge">') == (state is not None)
         assert state is None or f">{state}</span>" in page
         assert "this machine" not in page.split("</header>")[0]

@@ -1,8 +1,9 @@
-"""Every page of the site, of `silodp ui` and of `silodp report`, as a browser shows it at the width of a desk and of a phone, in light and dark:
-nothing scrolls sideways, nothing complains, text stands out by axe-core, every control is reached by keyboard, and print leaves no page half empty.
+"""Every page of the site, of `silodp ui` and of `silodp report`, as a browser shows it at the width
+of a desk and of a phone, in light and dark: nothing scrolls sideways, nothing complains, text
+stands out by axe-core, every control is reached by keyboard, and print leaves no page half empty.
 
-The list is made from what is served and built, so that a new page is among them. Of the site two typical pages are looked at each time, and all with
-SILODP_LONG=1.
+The list is made from what is served and built, so that a new page is among them. Of the site two
+typical pages are looked at each time, and all with SILODP_LONG=1.
 """
 
 import functools
@@ -22,7 +23,9 @@ from silodp.silo.service.page import GatePage
 pytestmark = pytest.mark.xdist_group("browser")
 LONG = bool(os.environ.get("SILODP_LONG"))
 TYPICAL = ("/quickstart.html", "/algorithms/mb-sgd.html")
-"""Pages of the site that have what it is made of: text, terminal, source, formulas, tables, a figure. All of them take minutes: SILODP_LONG=1."""
+"""Pages of the site that have what it is made of: text, terminal, source, formulas, tables, a
+figure. All of them take minutes: SILODP_LONG=1.
+"""
 AA = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 """axe-core's rules of WCAG up to AA, contrast among them."""
 WIDTHS = {"desk": (1280, 900), "phone": (390, 844)}
@@ -33,7 +36,7 @@ SEEN = """() => {
   }).slice(0, 3).map(e => `${e.tagName}.${e.className} ${e.textContent.slice(0, 40)}`);
   const broken = [...document.images].filter(e => e.complete && !e.naturalWidth).map(e => e.src);
   return {wide, far, broken};
-}"""
+}"""  # noqa: E501
 CONTROLS = """() => {
   const shown = e => e.checkVisibility({visibilityProperty: true}) && e.getClientRects().length && !e.closest("[inert]");
   const faded = e => e.tabIndex < 0 && !e.checkVisibility({opacityProperty: true});
@@ -51,8 +54,10 @@ CONTROLS = """() => {
   }
   document.activeElement.blur();
   return wrong;
-}"""
-"""A field of text shows where one is by its caret, the theme's switch of colours by what stands beside it."""
+}"""  # noqa: E501
+"""A field of text shows where one is by its caret, the theme's switch of colours by what stands
+beside it.
+"""
 TABBED = """() => {
   const one = e => e.type === "radio" ? document.querySelector(`[name=${e.name}]`) : e;  // Tab comes to one of a group
   const shown = e => e.checkVisibility({visibilityProperty: true}) && e.getClientRects().length && !e.closest("[inert]");
@@ -66,7 +71,7 @@ TABBED = """() => {
   }, true);
   document.activeElement.blur();
   return expected.length;
-}"""
+}"""  # noqa: E501
 REACHED = """() => {
   const name = e => e.outerHTML.slice(0, 90), order = expected.map(e => reached.indexOf(e)), wrong = [];
   expected.forEach((e, i) => {
@@ -75,10 +80,10 @@ REACHED = """() => {
     else if (i && order[i] < order[i - 1]) wrong.push(`Tab reaches ${name(e)} before what stands above it`);
   });
   return wrong;
-}"""
+}"""  # noqa: E501
 
 
-# --- which pages there are --------------------------------------------------------------------------------------------------------
+# --- which pages there are -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +94,29 @@ def ui(more, gated):
 
 @pytest.fixture(scope="module")
 def screens(ui, more, gated) -> list[str]:
-    """The address of every whole page of the UI: each of its routes, with every run in the place of a name."""
-    known = [*app.application(more, port=ui, routes=GatePage(gated.policy, TOKEN, ()).routes()).routes]
+    """The address of every whole page of the UI: each of its routes, with every run in the place of
+    a name.
+    """
+    known = [
+        *app.application(more, port=ui, routes=GatePage(gated.policy, TOKEN, ()).routes()).routes
+    ]
     names, found = list(runs.found_in(more)), []
-    assert {runs.read(more / name).kind for name in names} == set(report.KINDS), "a run of each kind"
+    assert {runs.read(more / name).kind for name in names} == set(report.KINDS), (
+        "a run of each kind"
+    )
     for route in known:
         if isinstance(route, Route) and "GET" in (route.methods or ()):
-            found += [route.path.replace("{name:path}", name) for name in names] if "{name:path}" in route.path else [route.path]
+            found += (
+                [route.path.replace("{name:path}", name) for name in names]
+                if "{name:path}" in route.path
+                else [route.path]
+            )
     found += [f"/compare?{'&'.join(f'run={name}' for name in names[:4])}"]
-    return [f"http://127.0.0.1:{ui}{path}" for path in found if ask(ui, path.replace(" ", "%20"))[1].startswith("<!doctype html>")]
+    return [
+        f"http://127.0.0.1:{ui}{path}"
+        for path in found
+        if ask(ui, path.replace(" ", "%20"))[1].startswith("<!doctype html>")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +125,20 @@ def papers(more, tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("papers")
     for name in runs.found_in(more):
         (folder / f"{name}.html").write_text(report.report(runs.read(more / name)))
-    curve = [{"time": t, "survival": s, "low": s - 0.1, "high": min(1.0, s + 0.1)} for t, s in ((6.0, 0.9), (12.0, 0.75), (24.0, 0.6))]
+    curve = [
+        {"time": t, "survival": s, "low": s - 0.1, "high": min(1.0, s + 0.1)}
+        for t, s in ((6.0, 0.9), (12.0, 0.75), (24.0, 0.6))
+    ]
     silos = [{"name": "north", "epsilon": 1.0, "delta": 1e-6}]
     (folder / "survival.html").write_text(
-        survival.page_of({"curve": [*curve, {"time": 36.0, "survival": None}], "time": "months", "records": 2000, "silos": silos})
+        survival.page_of(
+            {
+                "curve": [*curve, {"time": 36.0, "survival": None}],
+                "time": "months",
+                "records": 2000,
+                "silos": silos,
+            }
+        )
     )
     return [path.as_uri() for path in sorted(folder.iterdir())]
 
@@ -121,7 +150,10 @@ def pages_of_site(site) -> list[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield [f"http://127.0.0.1:{server.server_port}/{page.relative_to(site)}" for page in sorted(site.rglob("*.html"))]
+    yield [
+        f"http://127.0.0.1:{server.server_port}/{page.relative_to(site)}"
+        for page in sorted(site.rglob("*.html"))
+    ]
     server.shutdown()
     thread.join(PATIENCE)
     server.server_close()
@@ -132,23 +164,36 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-# --- what is asked of each --------------------------------------------------------------------------------------------------------
+# --- what is asked of each -----------------------------------------------------------------------
 
 
 class Walk:
     """One tab that goes from page to page, in light or dark, and notes what is wrong."""
 
     def __init__(self, browser, scheme: str = "light") -> None:
-        axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed (silodp[dev])")
-        self._axe, self._scheme, self.wrong = (Path(axe.__file__).parent / "axe.min.js").read_text(), scheme, []
-        self._context = browser.new_context(color_scheme=scheme, reduced_motion="reduce", bypass_csp=True)
+        axe = pytest.importorskip(
+            "axe_playwright_python", reason="axe-playwright-python is not installed (silodp[dev])"
+        )
+        self._axe, self._scheme, self.wrong = (
+            (Path(axe.__file__).parent / "axe.min.js").read_text(),
+            scheme,
+            [],
+        )
+        self._context = browser.new_context(
+            color_scheme=scheme, reduced_motion="reduce", bypass_csp=True
+        )
         self._context.set_default_timeout(PATIENCE * 1000)
         self.page = self._context.new_page()
-        self.page.on("console", lambda m: self._note(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None)
+        self.page.on(
+            "console",
+            lambda m: self._note(f"{m.type}: {m.text}") if m.type in ("error", "warning") else None,
+        )
         self.page.on("pageerror", lambda error: self._note(str(error)))
 
     def _note(self, words: object) -> None:
-        self.wrong.append(f"{self.page.url.partition('://')[2].partition('/')[2]} {self._scheme}: {words}")
+        self.wrong.append(
+            f"{self.page.url.partition('://')[2].partition('/')[2]} {self._scheme}: {words}"
+        )
 
     def look(self, address: str, *, axe: bool = True, keys: bool = True) -> None:
         self.page.goto(address)
@@ -166,11 +211,15 @@ class Walk:
                 self._press()
 
     def _tab_through(self) -> None:
-        """With Tab alone: everything that can be used comes, in the order of the page, in sight, and after the last it begins anew."""
+        """With Tab alone: everything that can be used comes, in the order of the page, in sight,
+        and after the last it begins anew.
+        """
         count = self.page.evaluate(TABBED)
         for k in range(2 * count + 20):
             self.page.keyboard.press("Tab")
-            if k >= count and self.page.evaluate("() => reached.lastIndexOf(expected[0]) > reached.indexOf(expected[0])"):
+            if k >= count and self.page.evaluate(
+                "() => reached.lastIndexOf(expected[0]) > reached.indexOf(expected[0])"
+            ):
                 break
         else:
             self._note("Tab does not come back to where it began")
@@ -178,10 +227,16 @@ class Walk:
             self._note(words)
 
     def _press(self) -> None:
-        """Enter opens what is folded, and the space bar closes it again; on the site's switch Enter turns a page dark, and light again."""
+        """Enter opens what is folded, and the space bar closes it again; on the site's switch Enter
+        turns a page dark, and light again.
+        """
         if switch := self.page.query_selector("[name=__palette]"):
             switch.focus()
-            schemes = [self.page.keyboard.press("Enter") or self.page.evaluate("document.body.dataset.mdColorScheme") for _ in range(2)]
+            schemes = [
+                self.page.keyboard.press("Enter")
+                or self.page.evaluate("document.body.dataset.mdColorScheme")
+                for _ in range(2)
+            ]
             if sorted(schemes) != ["default", "slate"]:
                 self._note(f"Enter on the switch of colours leads to {schemes}")
         for place in self.page.locator("main details > summary:visible").all():
@@ -189,14 +244,24 @@ class Walk:
             for key, there in (("Enter", True), ("Space", False)):
                 self.page.keyboard.press(key)
                 if place.evaluate("e => e.parentElement.open") is not there:
-                    self._note(f"{key} does not {'open' if there else 'close'} {place.inner_text()}")
+                    self._note(
+                        f"{key} does not {'open' if there else 'close'} {place.inner_text()}"
+                    )
 
     def _ask_axe(self, device: str) -> None:
         if not self.page.evaluate("() => !!window.axe"):
             self.page.evaluate(self._axe)
-        for found in self.page.evaluate("kinds => axe.run({runOnly: kinds, resultTypes: ['violations']}).then(r => r.violations)", AA):
+        for found in self.page.evaluate(
+            (
+                "kinds => axe.run({runOnly: kinds, resultTypes: ['violations']}).then(r => "
+                "r.violations)"
+            ),
+            AA,
+        ):
             for node in found["nodes"][:3]:
-                self._note(f"{device}: {found['id']}: {node['html'][:120]} {node['failureSummary'][:200]}")
+                self._note(
+                    f"{device}: {found['id']}: {node['html'][:120]} {node['failureSummary'][:200]}"
+                )
 
     def end(self) -> None:
         self._context.close()
@@ -214,10 +279,25 @@ def test_pages_about_runs_and_the_gate_hold_at_both_widths(browser, screens, pap
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("<a href=#a>a</a><a href=#b onkeydown='event.preventDefault()'>b</a><a href=#c>c</a>", "does not come back"),
-        ("<a href=#a>a</a><a href=#b>b</a><a href=#c tabindex=2>c</a>", "before what stands above it"),
-        ("<a href=#a>a</a><a href=#b style='position:absolute;left:-99rem'>b</a>", "nobody sees where the focus is"),
-        ("<a href=#a>a</a><main><details><summary onclick='return false'>b</summary>c</details></main>", "Enter does not open b"),
+        (
+            "<a href=#a>a</a><a href=#b onkeydown='event.preventDefault()'>b</a><a href=#c>c</a>",
+            "does not come back",
+        ),
+        (
+            "<a href=#a>a</a><a href=#b>b</a><a href=#c tabindex=2>c</a>",
+            "before what stands above it",
+        ),
+        (
+            "<a href=#a>a</a><a href=#b style='position:absolute;left:-99rem'>b</a>",
+            "nobody sees where the focus is",
+        ),
+        (
+            (
+                "<a href=#a>a</a><main><details><summary onclick='return "
+                "false'>b</summary>c</details></main>"
+            ),
+            "Enter does not open b",
+        ),
     ],
     ids=["a trap", "another order", "out of sight", "what stays shut"],
 )
@@ -240,13 +320,20 @@ def test_pages_of_the_site_hold_at_both_widths(browser, pages_of_site, scheme):
 
 
 def test_words_in_drawings_can_be_read_on_a_phone(browser, pages_of_site):
-    """A picture is as wide as its words need, in a box that scrolls by itself, or one that was made for a phone."""
+    """A picture is as wide as its words need, in a box that scrolls by itself, or one that was made
+    for a phone.
+    """
     page, wrong, seen = browser.new_page(viewport={"width": 390, "height": 844}), [], 0
     for address in pages_of_site:
         if LONG or address.endswith(("/privacy.html", "/seeing.html", "/algorithms/mb-sgd.html")):
             page.goto(address)
-            shown = "all => all.map(e => [e.currentSrc, e.getBoundingClientRect().width, !!e.closest('.drawing')])"
-            for source, width, boxed in page.eval_on_selector_all("article :not(.gallery a) > img", shown):
+            shown = (
+                "all => all.map(e => [e.currentSrc, e.getBoundingClientRect().width, "
+                "!!e.closest('.drawing')])"
+            )
+            for source, width, boxed in page.eval_on_selector_all(
+                "article :not(.gallery a) > img", shown
+            ):
                 seen += 1
                 if not ((boxed and width >= 480) or source.endswith("-phone.png")):
                     wrong.append(f"{address}: {source} is {width:.0f} pixels wide")

@@ -1,4 +1,6 @@
-"""`silodp evidence`: an archive that stands alone, says nothing without a source, and goes red at every changed byte."""
+"""`silodp evidence`: an archive that stands alone, says nothing without a source, and goes red at
+every changed byte.
+"""
 
 import io
 import json
@@ -30,7 +32,18 @@ def federated(gated, tmp_path_factory):
 @pytest.fixture
 def made(federated, tmp_path, silodp):
     out = tmp_path / "ours.zip"
-    words = ["evidence", federated, "--out", out, "--key", tmp_path / "our.key", "--use", "Triage", "--curator", "Two clinics"]
+    words = [
+        "evidence",
+        federated,
+        "--out",
+        out,
+        "--key",
+        tmp_path / "our.key",
+        "--use",
+        "Triage",
+        "--curator",
+        "Two clinics",
+    ]
     code, _, wrong = silodp(*words)
     assert code == 0, wrong
     return out
@@ -76,46 +89,73 @@ def test_the_registrys_entry_is_valid_by_the_registrys_own_schema_and_has_the_ru
     assert spent["delta"] <= said["delta"] <= spent["delta"] * 1.01
 
 
-def test_a_federations_price_is_said_to_be_of_training_alone_since_only_ledgers_add_evaluations(made):
+def test_a_federations_price_is_said_to_be_of_training_alone_since_only_ledgers_add_evaluations(
+    made,
+):
     found = evidence.verify(made.read_bytes())
     loss = json.loads(found.files["registry.yaml"])["deployment"]["privacy_loss"]
     for text in (loss["privacy_parameters_details"], found.files["nist-sp-800-226.md"].decode()):
-        assert "training alone; evaluations, profiles and other runs are in each silo's ledger" in text
+        assert (
+            "training alone; evaluations, profiles and other runs are in each silo's ledger" in text
+        )
         assert "evaluations together" not in text
 
 
 def test_the_egress_names_each_evaluation_with_what_it_may_have_cost(federated, tmp_path, silodp):
     run = shutil.copytree(federated, tmp_path / "evaluated")
     told = [
-        {"scores": [], "silos": [{"name": "clinic", "epsilon": 2.72, "delta": 1e-6}], "groups": {"by": "sex", "rows": [], "note": ""}},
+        {
+            "scores": [],
+            "silos": [{"name": "clinic", "epsilon": 2.72, "delta": 1e-6}],
+            "groups": {"by": "sex", "rows": [], "note": ""},
+        },
         {
             "scores": [{"name": "all", "held_out": 9, "classes": 2, "figures": {}}],
             "silos": [{"name": "clinic", "epsilon": 4.0, "delta": 1e-6}],
         },
     ]
     (run / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
-    code, _, wrong = silodp("evidence", run, "--out", tmp_path / "e.zip", "--key", tmp_path / "our.key")
+    code, _, wrong = silodp(
+        "evidence", run, "--out", tmp_path / "e.zip", "--key", tmp_path / "our.key"
+    )
     assert code == 0, wrong
     page = evidence.verify((tmp_path / "e.zip").read_bytes()).files["egress.md"].decode()
     said = "private answers about held-out records"
-    assert f"| Evaluation 1 | {said}, by sex: clinic at most epsilon 2.72 at delta 1e-06 | evaluations.json |" in page
-    assert f"| Evaluation 2 | {said}: clinic at most epsilon 4 at delta 1e-06 | evaluations.json |" in page
+    assert (
+        f"| Evaluation 1 | {said}, by sex: clinic at most epsilon 2.72 at delta 1e-06 | "
+        "evaluations.json |"
+    ) in page
+    assert (
+        f"| Evaluation 2 | {said}: clinic at most epsilon 4 at delta 1e-06 | evaluations.json |"
+        in page
+    )
 
 
 def test_every_statement_has_a_source_in_the_archive_or_says_that_it_is_not_covered(made):
     found = evidence.verify(made.read_bytes())
     for name in ("nist-sp-800-226.md", "edpb-28-2024.md", "egress.md"):
-        rows = [line.strip("| ").split(" | ") for line in found.files[name].decode().splitlines() if line.startswith("| ")][1:]
+        rows = [
+            line.strip("| ").split(" | ")
+            for line in found.files[name].decode().splitlines()
+            if line.startswith("| ")
+        ][1:]
         assert len(rows) >= 5
         for _, _, source in rows:
             file = source.split(",")[0]
-            assert file in (*found.files, "SECURITY.md", evidence.MANIFEST) or source.startswith("not covered"), source
+            assert file in (*found.files, "SECURITY.md", evidence.MANIFEST) or source.startswith(
+                "not covered"
+            ), source
 
 
 def test_no_changed_byte_of_the_archive_is_believed(made):
     raw = made.read_bytes()
     central = raw.index(b"PK\x01\x02")
-    places = {*range(0, len(raw), max(1, len(raw) // 150)), *range(100), *range(central, len(raw), 7), len(raw) - 1}
+    places = {
+        *range(0, len(raw), max(1, len(raw) // 150)),
+        *range(100),
+        *range(central, len(raw), 7),
+        len(raw) - 1,
+    }
     for place in sorted(places):
         changed = bytearray(raw)
         changed[place] ^= 1
@@ -131,11 +171,21 @@ def test_a_file_cannot_be_added_swapped_or_signed_by_somebody_else(made):
     found = evidence.verify(raw)
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    for change in ({"more.txt": b"x"}, {"model-card.md": b"A perfect model.\n"}, {evidence.MANIFEST: members[evidence.MANIFEST] + b" "}):
+    for change in (
+        {"more.txt": b"x"},
+        {"model-card.md": b"A perfect model.\n"},
+        {evidence.MANIFEST: members[evidence.MANIFEST] + b" "},
+    ):
         with pytest.raises(BadInput):
             evidence.verify(evidence._zipped(members | change))
-    forged = evidence.pack({**found.files, "model-card.md": b"A perfect model.\n"}, found.about, Ed25519PrivateKey.generate())
-    assert evidence.verify(forged).key != found.key, "whose key it is, is for the reader to find out"
+    forged = evidence.pack(
+        {**found.files, "model-card.md": b"A perfect model.\n"},
+        found.about,
+        Ed25519PrivateKey.generate(),
+    )
+    assert evidence.verify(forged).key != found.key, (
+        "whose key it is, is for the reader to find out"
+    )
     with pytest.raises(BadInput, match="not by the key that you expect"):
         evidence.verify(forged, found.key)
 

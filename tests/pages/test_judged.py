@@ -1,4 +1,6 @@
-"""Pages of a model that always says the larger class and of a useful one with a larger error: the useful one comes first, and a reader sees why."""
+"""Pages of a model that always says the larger class and of a useful one with a larger error: the
+useful one comes first, and a reader sees why.
+"""
 
 import json
 import re
@@ -15,7 +17,20 @@ from silodp.pages import runs
 from silodp.pages.card import card
 from silodp.pages.report import report
 
-TRAIN = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 2, "--epsilon", 3, "--held-out", 0.5, "--seed", 1)
+TRAIN = (
+    "--algorithm",
+    "mb-sgd",
+    "--model",
+    "logistic",
+    "--rounds",
+    2,
+    "--epsilon",
+    3,
+    "--held-out",
+    0.5,
+    "--seed",
+    1,
+)
 
 
 def put(folder, weight, bias):
@@ -36,14 +51,21 @@ def put(folder, weight, bias):
 
 @pytest.fixture
 def root(silodp, tmp_path):
-    """runs/majority has an error of 20 per cent and looks at nothing; runs/useful has a larger error and finds most of both classes."""
+    """runs/majority has an error of 20 per cent and looks at nothing; runs/useful has a larger
+    error and finds most of both classes.
+    """
     random = np.random.default_rng(3)
     for silo in "ab":
         y = (random.random(2000) < 0.2).astype(int)
         x = y * 1.6 + random.normal(size=2000)
-        lines = "".join(f"{v:.4f},{w:.4f},{k}\n" for v, w, k in zip(x, random.normal(size=2000), y, strict=True))
+        lines = "".join(
+            f"{v:.4f},{w:.4f},{k}\n" for v, w, k in zip(x, random.normal(size=2000), y, strict=True)
+        )
         (tmp_path / f"{silo}.csv").write_text(f"x,z,label\n{lines}")
-    assert silodp("train", "--silo", "a.csv", "--silo", "b.csv", *TRAIN, "--out", "runs/majority")[0] == 0
+    assert (
+        silodp("train", "--silo", "a.csv", "--silo", "b.csv", *TRAIN, "--out", "runs/majority")[0]
+        == 0
+    )
     for name, weight, bias in (("useful", 1.6, -0.7), ("twin", 1.5, -0.7), ("majority", 0.0, -1.4)):
         if name != "majority":
             shutil.copytree(tmp_path / "runs/majority", tmp_path / "runs" / name)
@@ -53,25 +75,42 @@ def root(silodp, tmp_path):
 
 
 def test_the_useful_model_comes_first_and_report_page_comparison_and_card_say_why(root, silodp):
-    figures = {name: json.loads((root / name / "evaluations.jsonl").read_text())["scores"][0]["figures"] for name in ("majority", "useful")}
+    figures = {
+        name: json.loads((root / name / "evaluations.jsonl").read_text())["scores"][0]["figures"]
+        for name in ("majority", "useful")
+    }
     assert figures["majority"]["accuracy"]["value"] > figures["useful"]["accuracy"]["value"] + 0.02
     with served(root) as port:
         compared = plain(ask(port, "/compare?run=majority&run=useful")[1])
         tied = plain(ask(port, "/compare?run=majority&run=useful&run=twin")[1])
         pages = {
-            name: [plain(ask(port, f"/run/{name}")[1]), plain(report(runs.read(root / name))), card(runs.read(root / name))]
+            name: [
+                plain(ask(port, f"/run/{name}")[1]),
+                plain(report(runs.read(root / name))),
+                card(runs.read(root / name)),
+            ]
             for name in figures
         }
         listed = plain(ask(port, "/")[1])
     table = compared[compared.index("Judged on held-out records") :]
     assert table.index(" 1 useful ") < table.index(" 2 majority ")
     assert re.search(
-        r"Ranked by AUC: how often .* Raw error does not count here: always saying the larger class keeps it small\.", compared
+        (
+            r"Ranked by AUC: how often .* Raw error does not count here: always saying the "
+            r"larger class keeps it small\."
+        ),
+        compared,
     )
     assert re.search(
-        r"majority has the smaller error \(\S+% against \S+%\), but its AUC is 0\.[45]\d against 0\.[89]\d, no better than gues", compared
+        (
+            r"majority has the smaller error \(\S+% against \S+%\), but its AUC is 0\.[45]\d "
+            r"against 0\.[89]\d, no better than gues"
+        ),
+        compared,
     )
-    assert re.search(r"(useful|twin) cannot be told from (useful|twin): their 95 % intervals overlap", tied)
+    assert re.search(
+        r"(useful|twin) cannot be told from (useful|twin): their 95 % intervals overlap", tied
+    )
     for page in pages["majority"]:
         assert "Nothing shows that the model is better than guessing: AUC 0." in page
         assert "not clear of what always saying the larger class would have" in page
@@ -95,4 +134,6 @@ def test_models_that_were_not_judged_on_the_same_records_are_not_ranked(root, si
         unasked = plain(ask(port, "/compare?run=majority&run=twin")[1])
     assert "They are not ranked: they were not judged on the same records" in others
     assert "They are not ranked: twin: nobody has asked held-out records" in unasked
-    assert "says what the model cost and not what it is worth" in plain(report(runs.read(root / "twin")))
+    assert "says what the model cost and not what it is worth" in plain(
+        report(runs.read(root / "twin"))
+    )

@@ -1,4 +1,6 @@
-"""A report draws what an additive model has learnt, in the columns' own units, and no more of the noise than is known."""
+"""A report draws what an additive model has learnt, in the columns' own units, and no more of the
+noise than is known.
+"""
 
 import math
 import re
@@ -23,7 +25,11 @@ from silodp.pages.shapes import shapes, spread
 from silodp.server.folder import write_model
 from silodp.server.order import Order
 
-COLUMNS = {"age": {"type": "number", "range": [20, 100]}, "weight": {"type": "number", "range": [40, 160]}, "smoker": {"type": "boolean"}}
+COLUMNS = {
+    "age": {"type": "number", "range": [20, 100]},
+    "weight": {"type": "number", "range": [40, 160]},
+    "smoker": {"type": "boolean"},
+}
 ILL = {"column": "ill", "task": "binary", "classes": ["no", "yes"]}
 
 
@@ -46,7 +52,10 @@ def test_each_number_column_has_a_curve_in_its_own_unit_and_all_have_one_scale(t
     said = texts(page)
     assert {"20", "100", "40", "160", "-2", "2"} <= set(said)
     assert said.count("log-odds of yes") == 4  # two sizes each
-    lines = [re.findall(r"[ML]([\d.]+) ([\d.]+)", d) for d in re.findall(r'<path d="([^"]*)" class="curve', page)]
+    lines = [
+        re.findall(r"[ML]([\d.]+) ([\d.]+)", d)
+        for d in re.findall(r'<path d="([^"]*)" class="curve', page)
+    ]
     age, flat = ([float(y) for _, y in line] for line in lines[::2])
     assert age == sorted(age, reverse=True)
     assert age[0] - age[-1] > 100
@@ -56,7 +65,9 @@ def test_each_number_column_has_a_curve_in_its_own_unit_and_all_have_one_scale(t
 
 
 def test_a_number_that_is_predicted_is_drawn_in_its_unit(tmp_path):
-    schema = Schema.of({"columns": COLUMNS, "label": {"column": "days", "task": "regression", "range": [0, 60]}})
+    schema = Schema.of(
+        {"columns": COLUMNS, "label": {"column": "days", "task": "regression", "range": [0, 60]}}
+    )
     w = torch.zeros(1, 10)
     w[0, 0] = 1.0  # from -30 to 30 days
     (page,) = shapes(folder_with(tmp_path, schema, w))
@@ -70,31 +81,58 @@ def test_other_models_have_no_curves(tmp_path):
 
 def test_a_run_is_drawn_with_the_noise_of_its_plan(tmp_path):
     random = np.random.default_rng(0)
-    (tmp_path / "s.toml").write_text(schema_text({"columns": {name: COLUMNS[name] for name in ("age", "smoker")}, "label": ILL}))
+    (tmp_path / "s.toml").write_text(
+        schema_text({"columns": {name: COLUMNS[name] for name in ("age", "smoker")}, "label": ILL})
+    )
     for name, n in (("a", 90), ("b", 30)):
-        rows = [f"{random.uniform(20, 100):.1f},{random.integers(0, 2)},{random.choice(['no', 'yes'])}" for _ in range(n)]
+        rows = [
+            f"{random.uniform(20, 100):.1f},{random.integers(0, 2)},{random.choice(['no', 'yes'])}"
+            for _ in range(n)
+        ]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,smoker,ill", *rows]) + "\n")
     source = Source(silos=(tmp_path / "a.csv", tmp_path / "b.csv"), schema=tmp_path / "s.toml")
-    order = Order(algorithm="mb-sgd", model="additive:4", rounds=3, step=2.0, clip=0.5, weights="records", seed=1)
+    order = Order(
+        algorithm="mb-sgd",
+        model="additive:4",
+        rounds=3,
+        step=2.0,
+        clip=0.5,
+        weights="records",
+        seed=1,
+    )
     train(order, source, tmp_path / "run")
     run = runs.read(tmp_path / "run")
     page = report(run)
     assert 'id="shapes"' in page
     assert "standard deviation of the privacy noise" in page
     multipliers = [run.rounds[0]["answered"][name]["noise_multiplier"] for name in "ab"]
-    one = math.hypot(*(m * 2 * 0.5 / 120 for m in multipliers))  # each silo's mean, by its share of the records
+    one = math.hypot(
+        *(m * 2 * 0.5 / 120 for m in multipliers)
+    )  # each silo's mean, by its share of the records
     assert spread(run) == pytest.approx(2.0 * math.sqrt(3) * one, rel=1e-5)
 
 
 def test_a_model_of_files_without_a_schema_is_read_back_as_it_was_trained(tmp_path):
-    """Its features are standardised, and its curves reach to three deviations: by ranges of -1 to 1 they would be others."""
+    """Its features are standardised, and its curves reach to three deviations: by ranges of -1 to 1
+    they would be others.
+    """
     problem = build(Words("additive:5", Task.plain(2)), 2, load=load)
     w = problem.initial([4])
     scaling = {"scaling.mean": torch.tensor([1.0, -2.0]), "scaling.scale": torch.tensor([2.0, 5.0])}
-    write_model(tmp_path, problem, w, {"model": "additive:5", "plain": plain_text(("a", "b"), ("0", "1"), "label")}, scaling)
+    write_model(
+        tmp_path,
+        problem,
+        w,
+        {"model": "additive:5", "plain": plain_text(("a", "b"), ("0", "1"), "label")},
+        scaling,
+    )
     rows = torch.tensor([[5.0, 3.0], [-2.0, 9.0]], dtype=torch.float64)
     x = ((rows - scaling["scaling.mean"]) / scaling["scaling.scale"]).float()
     model = open_model(tmp_path)
-    assert torch.allclose(model.reading(rows)[:, 1], problem.outputs(w, x)[0, :, 0].sigmoid(), atol=1e-6)
-    (page,) = shapes(runs.Run(tmp_path, "train", "finished", "", {"model": "additive:5", "algorithm": "adam"}))
+    assert torch.allclose(
+        model.reading(rows)[:, 1], problem.outputs(w, x)[0, :, 0].sigmoid(), atol=1e-6
+    )
+    (page,) = shapes(
+        runs.Run(tmp_path, "train", "finished", "", {"model": "additive:5", "algorithm": "adam"})
+    )
     assert {"-5", "5"} <= set(texts(page))  # 1 - 3 x 2 to 1 + 3 x 2

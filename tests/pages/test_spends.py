@@ -1,4 +1,6 @@
-"""One run, one spend: plan, run, ledger, report and ui write the same figure for the same statement, and none is below what was spent."""
+"""One run, one spend: plan, run, ledger, report and ui write the same figure for the same
+statement, and none is below what was spent.
+"""
 
 import html
 import json
@@ -35,11 +37,16 @@ RECORDS = {"silo-1": 152, "silo-2": 151, "silo-3": 151}
 
 def plain(text: str) -> str:
     """What a reader sees, on one line."""
-    return " ".join(re.sub(r"<[^>]*>", " ", re.sub(r"<(style|title)>.*?</\1>", "", text, flags=re.S)).split())
+    return " ".join(
+        re.sub(r"<[^>]*>", " ", re.sub(r"<(style|title)>.*?</\1>", "", text, flags=re.S)).split()
+    )
 
 
 def figures(pattern: str, text: str) -> list[str]:
-    found = [match if isinstance(match, str) else " ".join(match) for match in re.findall(pattern, plain(text))]
+    found = [
+        match if isinstance(match, str) else " ".join(match)
+        for match in re.findall(pattern, plain(text))
+    ]
     assert found, f"{pattern} is not in: {plain(text)[:2000]}"
     return found
 
@@ -48,13 +55,33 @@ def figures(pattern: str, text: str) -> list[str]:
 def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silodp, trust):
     home = Path(tempfile.mkdtemp(prefix="silodp-"))
     folder, setting = home / "f", ("--algorithm", "mb-sgd", "--rounds", 3, "--epsilon", EPSILON)
-    up = ("up", "--folder", str(folder), "--engine", "direct", "--data", "wbcd", "--model", "logistic", "--trust", trust, "--epsilon", "10")
+    up = (
+        "up",
+        "--folder",
+        str(folder),
+        "--engine",
+        "direct",
+        "--data",
+        "wbcd",
+        "--model",
+        "logistic",
+        "--trust",
+        trust,
+        "--epsilon",
+        "10",
+    )
     held = ("--held-out", "0.3") if trust == "shuffle" else ()
-    subprocess.run([sys.executable, "-m", "silodp.cli", "federation", *up, *held], capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "silodp.cli", "federation", *up, *held],
+        capture_output=True,
+        check=True,
+    )
     try:
         code, told, err = silodp("federation", "run", "--folder", folder, *setting)
         assert (code, err) == (0, "")
-        ledgers = {name: DurableLedger.open(folder / "silos" / name / "ledger.db") for name in RECORDS}
+        ledgers = {
+            name: DurableLedger.open(folder / "silos" / name / "ledger.db") for name in RECORDS
+        }
         spent = {name: rounded_up(ledger.spent(), 4) for name, ledger in ledgers.items()}
         local = {name: rounded_up(ledger.local(), 4) for name, ledger in ledgers.items()}
         delta = {name: rounded_up(ledger.settings.budget.delta) for name, ledger in ledgers.items()}
@@ -62,38 +89,70 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
         if trust == "isrl":
             assert set(spent.values()) == {"2.001"}
         sizes = [word for n in RECORDS.values() for word in ("--records", n)]
-        planned = silodp("plan", *setting, *sizes, "--trust", trust, *(("--dimension", 31) if trust == "shuffle" else ()))[1]
+        planned = silodp(
+            "plan",
+            *setting,
+            *sizes,
+            "--trust",
+            trust,
+            *(("--dimension", 31) if trust == "shuffle" else ()),
+        )[1]
         if trust == "isrl":
             assert figures(r"Spends epsilon (\S+) in all", planned) == list(spent.values())
             assert figures(r"delta (\S+) ", planned) == list(delta.values())
         else:
             (server, at, shuffler), *rest = re.findall(
-                r"epsilon (\S+) at delta (\S+) against the server, and (\S+) against", plain(planned)
+                r"epsilon (\S+) at delta (\S+) against the server, and (\S+) against",
+                plain(planned),
             )
-            assert ({server}, {at}, shuffler, rest) == (set(spent.values()), set(delta.values()), local["silo-2"], [])
+            assert ({server}, {at}, shuffler, rest) == (
+                set(spent.values()),
+                set(delta.values()),
+                local["silo-2"],
+                [],
+            )
         to_whom = " against the server" if trust == "shuffle" else ""
         with served(folder / "runs", folder / "silos/silo-1/policy.toml") as port:
             page, listed, gate = (plain(ask(port, path)[1]) for path in ("/run/1", "/", "/silo"))
         read = runs.read(folder / "runs/1")
         for shown in (page, plain(report(read))):
-            assert f"differentially private for each of its records{' before the server' if to_whom else ''}" in shown
+            assert (
+                "differentially private for each of its "
+                f"records{' before the server' if to_whom else ''}"
+            ) in shown
             assert f"silo is ({max(spent.values())}, " in shown.replace("in this training run ", "")
             for name in RECORDS:
-                assert f"{name} ε {spent[name]} of {EPSILON} spent{to_whom} in training at δ {delta[name]}" in shown
+                assert (
+                    f"{name} ε {spent[name]} of {EPSILON} spent{to_whom} in training at δ "
+                    f"{delta[name]}"
+                ) in shown
             assert (
-                figures(r"own noise alone, [^:]*: ε (\S+)\.(?: |$)", shown) == list(local.values()) if to_whom else "own noise" not in shown
+                figures(r"own noise alone, [^:]*: ε (\S+)\.(?: |$)", shown) == list(local.values())
+                if to_whom
+                else "own noise" not in shown
             )
             assert figures(r"questions (\d+) answers of silos (\d+) ", shown) == ["3 9"]
         assert f"{max(spent.values())} of {EPSILON}" in listed
         assert f"ε spent, of 10 {spent['silo-1']}" in gate
         assert "questions charged 3" in gate
         for name, ledger in ledgers.items():
-            run_said = f"{name}: answered 3 of 3 questions, spent at most epsilon {spent[name]} of {EPSILON} at delta {delta[name]}"
-            assert run_said + (f" against the server, {local[name]} against the shuffler itself." if to_whom else ".") in plain(told)
+            run_said = (
+                f"{name}: answered 3 of 3 questions, spent at most epsilon {spent[name]} of "
+                f"{EPSILON} at delta {delta[name]}"
+            )
+            assert run_said + (
+                f" against the server, {local[name]} against the shuffler itself."
+                if to_whom
+                else "."
+            ) in plain(told)
             text = plain(silodp("ledger", "show", ledger.path)[1])
             assert f"epsilon {spent[name]} of 10 is spent{to_whom}" in text
             assert f"delta {delta[name]}," in text
-            assert f"the server together): epsilon {local[name]}." in text if to_whom else "own counts" not in text
+            assert (
+                f"the server together): epsilon {local[name]}." in text
+                if to_whom
+                else "own counts" not in text
+            )
             assert "3 questions" in text
             assert HOLDS in text
         if trust == "shuffle":
@@ -106,7 +165,12 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
 def _scored_through_the_shuffler(silodp, folder, ledgers):
     """One total of all held-out records; asked again it is the same total, at no further price."""
     before = [ledger.spent() for ledger in ledgers.values()]
-    first, again = (json.loads(silodp("federation", "evaluate", "--folder", folder, "--epsilon", 4, "--json")[1]) for _ in range(2))
+    first, again = (
+        json.loads(
+            silodp("federation", "evaluate", "--folder", folder, "--epsilon", 4, "--json")[1]
+        )
+        for _ in range(2)
+    )
     assert first == again
     assert first["trust"] == "shuffle"
     assert [(row["name"], row["held_out"]) for row in first["scores"]] == [("all", 135)]
@@ -115,18 +179,36 @@ def _scored_through_the_shuffler(silodp, folder, ledgers):
     for ledger, spent in zip(ledgers.values(), before, strict=True):
         charges = [json.loads(entry.event) for entry in ledger.entries() if entry.act == "charge"]
         assert len(charges) == 4
-        assert (charges[-1]["contributions"], charges[-1]["dimension"]) == (sum(RECORDS.values()), 3 + 20)
+        assert (charges[-1]["contributions"], charges[-1]["dimension"]) == (
+            sum(RECORDS.values()),
+            3 + 20,
+        )
         assert 4 * 0.9 < ledger.spent() < spent + 4
     page = plain(report(runs.read(folder / "runs/1")))
     assert "135 held-out records, by private releases" in page
     assert len((folder / "runs/1/evaluations.jsonl").read_text().splitlines()) == 1
 
 
-def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batches(silodp, tmp_path, monkeypatch):
-    """No gate's ledger has a price for such a run over a network yet: its ledger here is one of the committed rule, charged by hand."""
+def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batches(
+    silodp, tmp_path, monkeypatch
+):
+    """No gate's ledger has a price for such a run over a network yet: its ledger here is one of the
+    committed rule, charged by hand.
+    """
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
-    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(120)))
-    setting = ("--algorithm", "mb-sgd", "--rounds", 6, "--sampling", "poisson:0.2", "--epsilon", 1.00012)
+    (tmp_path / "a.csv").write_text(
+        "x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(120))
+    )
+    setting = (
+        "--algorithm",
+        "mb-sgd",
+        "--rounds",
+        6,
+        "--sampling",
+        "poisson:0.2",
+        "--epsilon",
+        1.00012,
+    )
     planned = json.loads(silodp("plan", *setting, "--records", 120, "--json")[1])
     assert (planned["mu"], planned["rule"]) == (None, "committed")
     assert planned["converted"]["zcdp_rho"] is None
@@ -136,26 +218,73 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batch
     (multiplier,) = [r["noise_multiplier"] for r in planned["releases"]]
     least = composed_epsilon(((Poisson(0.2), multiplier, 6),), planned["delta"])
     assert least * (1 - 1e-9) <= float(spent) < least * 1.001
-    told = silodp("train", "--silo", "a.csv", "--model", "logistic", "--scale", "none", *setting, "--out", "r/one")[1]
-    assert figures(r"│ a │ \S+ │ (\S+) │ (\S+) │", told) == [f"{rounded_up(planned['delta'])} {spent}"]
+    told = silodp(
+        "train",
+        "--silo",
+        "a.csv",
+        "--model",
+        "logistic",
+        "--scale",
+        "none",
+        *setting,
+        "--out",
+        "r/one",
+    )[1]
+    assert figures(r"│ a │ \S+ │ (\S+) │ (\S+) │", told) == [
+        f"{rounded_up(planned['delta'])} {spent}"
+    ]
     assert "6 questions, 6 answers" in told
     for page in _pages(tmp_path / "r"):
-        assert f"a ε {spent} of 1.00012 spent in training at δ {rounded_up(planned['delta'])}" in page
+        assert (
+            f"a ε {spent} of 1.00012 spent in training at δ {rounded_up(planned['delta'])}" in page
+        )
     release = f"poisson:0.2:{multiplier!r}:6"
-    made = silodp("ledger", "create", "l.db", "--data", "a.csv", "--epsilon", 1.00012, "--rule", "committed", "--schedule", release)
+    made = silodp(
+        "ledger",
+        "create",
+        "l.db",
+        "--data",
+        "a.csv",
+        "--epsilon",
+        1.00012,
+        "--rule",
+        "committed",
+        "--schedule",
+        release,
+    )
     assert made[0] == 0, made
     ledger = DurableLedger.open(tmp_path / "l.db")
     for i in range(6):
-        ledger.for_query(query_id=f"q{i}", digest=b"", kind="minibatch", asker="s", run="r", generation=0).charge(
-            Event(Poisson(0.2), multiplier), [0]
-        )
+        ledger.for_query(
+            query_id=f"q{i}", digest=b"", kind="minibatch", asker="s", run="r", generation=0
+        ).charge(Event(Poisson(0.2), multiplier), [0])
     text = plain(silodp("ledger", "show", "l.db")[1])
-    assert f"epsilon {spent} of 1.00012 is spent (delta {rounded_up(planned['delta'])}, committed rule" in text
+    assert (
+        f"epsilon {spent} of 1.00012 is spent (delta {rounded_up(planned['delta'])}, committed rule"
+        in text
+    )
 
 
-def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_drowned_scores_are_not_shown(silodp, tmp_path):
-    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(200)))
-    setting = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 2, "--epsilon", 3, "--held-out", 0.2, "--out", "r/one")
+def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_drowned_scores_are_not_shown(  # noqa: E501
+    silodp, tmp_path
+):
+    (tmp_path / "a.csv").write_text(
+        "x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(200))
+    )
+    setting = (
+        "--algorithm",
+        "mb-sgd",
+        "--model",
+        "logistic",
+        "--rounds",
+        2,
+        "--epsilon",
+        3,
+        "--held-out",
+        0.2,
+        "--out",
+        "r/one",
+    )
     assert silodp("train", "--silo", "a.csv", *setting)[0] == 0
     for epsilon, answer in ((1, "1"), (1, "1")):
         text = plain(silodp("evaluate", "r/one", "--epsilon", epsilon)[1])
@@ -163,11 +292,16 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
     (silo,) = json.loads((tmp_path / "r/one/spent.json").read_text())["silos"]
     both, own = (rounded_up(silo[name]["epsilon"], 4) for name in ("in_all", "evaluations"))
     delta = rounded_up(silo["delta"])
-    assert f"epsilon {own} for 2 in all; training spent 3; together {both} at delta {delta}." in text
+    assert (
+        f"epsilon {own} for 2 in all; training spent 3; together {both} at delta {delta}." in text
+    )
     assert 1.4 < silo["evaluations"]["epsilon"] < 1.6
     for page in _pages(tmp_path / "r"):
         assert f"a ε 3 of 3 spent in training at δ {delta}, 0.0% of the budget left, " in page
-        assert f"Beside it 2 evaluations: ε {own} at δ {delta}. Together ε {both} at δ {delta}." in page
+        assert (
+            f"Beside it 2 evaluations: ε {own} at δ {delta}. Together ε {both} at δ {delta}."
+            in page
+        )
         assert f"in training and its evaluations is ({both}, {delta})" in page
     last = json.loads((tmp_path / "r/one/evaluations.jsonl").read_text().splitlines()[-1])["scores"]
     assert last[0]["figures"]["auc"]["too_noisy"] is True
@@ -179,27 +313,41 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
     assert not re.search(f"AUC[ │]+{TOO_NOISY}", _pages(tmp_path / "r")[0])
 
 
-def test_what_evaluations_of_a_federations_run_cost_is_in_every_figure_that_is_not_of_training_alone(gated, tmp_path):
+def test_what_evaluations_of_a_federations_run_cost_is_in_every_figure_that_is_not_of_training_alone(  # noqa: E501
+    gated, tmp_path
+):
     list(gated.conduct(tmp_path / "r/one"))
     training, delta = runs.read(tmp_path / "r/one").silos[0].together
 
     def evaluated(**changes) -> runs.Run:
         told = {"scores": [], "bins": 10, "run": "one", "trust": "isrl"} | changes
         prices = [(2.0, 4), (2.0, 5), (2.0, 6), (0, 7)]  # nothing was charged for the last
-        lines = [told | {"cap": cap, "silos": [{"name": "clinic", "epsilon": epsilon, "delta": delta}]} for epsilon, cap in prices]
-        (tmp_path / "r/one/evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        lines = [
+            told | {"cap": cap, "silos": [{"name": "clinic", "epsilon": epsilon, "delta": delta}]}
+            for epsilon, cap in prices
+        ]
+        (tmp_path / "r/one/evaluations.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
         return runs.read(tmp_path / "r/one")
 
     run = evaluated(trust="masks")
     assert run.silos[0].together == pytest.approx((training + 6, 4 * delta))
     assert not run.silos[0].gaussian
     run = evaluated()
-    least = gdp_epsilon(math.hypot(gdp_mu(Budget(training, delta)), 3**0.5 * gdp_mu(Budget(2.0, delta))), delta)
+    least = gdp_epsilon(
+        math.hypot(gdp_mu(Budget(training, delta)), 3**0.5 * gdp_mu(Budget(2.0, delta))), delta
+    )
     assert least <= run.silos[0].together[0] <= least * 1.001
     both, at = rounded_up(run.silos[0].together[0], 4), rounded_up(delta)
     (listed,) = _runs(tmp_path / "r")
     assert f"epsilon {both} at most" in _run_words(listed)
-    assert facts(run)["silos"][0]["epsilon"] == run.silos[0].together[0] > facts(run)["silos"][0]["training_epsilon"] == training
+    assert (
+        facts(run)["silos"][0]["epsilon"]
+        == run.silos[0].together[0]
+        > facts(run)["silos"][0]["training_epsilon"]
+        == training
+    )
     assert covered(run).startswith("training and evaluations together; profiles")
     assert f"one spider finished 4 of 4 {both} " in plain(str(join(compared([("one", run)]))))
     for page in _pages(tmp_path / "r"):
@@ -209,20 +357,34 @@ def test_what_evaluations_of_a_federations_run_cost_is_in_every_figure_that_is_n
         assert f"ε spent in training, of 0.5 {rounded_up(training, 4)}" in page
 
 
-def test_what_disjoint_batches_cost_is_said_to_hold_if_no_silos_records_changed(gated, tmp_path, capsys):
-    """A ledger counts the partition of changed records beside the one before, and tells the server nothing of it."""
+def test_what_disjoint_batches_cost_is_said_to_hold_if_no_silos_records_changed(
+    gated, tmp_path, capsys
+):
+    """A ledger counts the partition of changed records beside the one before, and tells the server
+    nothing of it.
+    """
     for sampling, kept in (("disjoint", True), ("full", False)):
-        run = gated.conduct(tmp_path / sampling / "one", algorithm="mb-sgd", rounds=3, sampling=sampling)
+        run = gated.conduct(
+            tmp_path / sampling / "one", algorithm="mb-sgd", rounds=3, sampling=sampling
+        )
         list(run)
         _show_spent(run.summary)
         (listed,) = _runs(tmp_path / sampling)
         read = runs.read(tmp_path / sampling / "one")
-        said = [plain(capsys.readouterr().out), _run_words(listed), covered(read), card(read), *_pages(tmp_path / sampling)]
+        said = [
+            plain(capsys.readouterr().out),
+            _run_words(listed),
+            covered(read),
+            card(read),
+            *_pages(tmp_path / sampling),
+        ]
         assert [UNCHANGED in html.unescape(text) for text in said] == [kept] * 6
 
 
 def test_a_run_that_was_stopped_says_when_its_spend_so_far_holds(silodp, tmp_path):
-    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(60)))
+    (tmp_path / "a.csv").write_text(
+        "x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(60))
+    )
     words = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 3, "--out", "r/one")
     assert silodp("train", "--silo", "a.csv", *words)[0] == 0
     assert all(EARLY not in page for page in _pages(tmp_path / "r"))

@@ -1,4 +1,6 @@
-"""A mean that is added up as answers come: the same bits in whatever order they come, whether they waited in memory or on the disk."""
+"""A mean that is added up as answers come: the same bits in whatever order they come, whether they
+waited in memory or on the disk.
+"""
 
 import itertools
 
@@ -20,7 +22,9 @@ def mean(order, members, weights=WEIGHTS, read=VALUES.__getitem__) -> np.ndarray
 
 
 @pytest.mark.parametrize("room", [0, 2 * VALUES[0].nbytes, 2**20])
-def test_the_bits_are_those_of_a_sum_in_the_silos_order_whatever_the_order_of_arrival_and_whoever_is_missing(monkeypatch, room):
+def test_the_bits_are_those_of_a_sum_in_the_silos_order_whatever_the_order_of_arrival_and_whoever_is_missing(  # noqa: E501
+    monkeypatch, room
+):
     monkeypatch.setattr(adding, "ROOM", room)
     for members in ([0, 1, 2, 3, 4], [0, 2, 3], [4], [1, 4]):
         total = np.zeros(7)
@@ -49,6 +53,10 @@ def test_what_there_is_no_room_for_is_read_again_and_the_rest_is_not(monkeypatch
 
 
 def test_weights_that_turn_out_otherwise_begin_the_sum_anew():
-    """As where the one silo that adds no noise stays away, and the others' precisions count again."""
+    """As where the one silo that adds no noise stays away, and the others' precisions count
+    again.
+    """
     expected = mean([0, 1, 2], [0, 1, 2])
-    np.testing.assert_array_equal(mean([0, 1, 2], [0, 1, 2], weights=[0.0, 0.0, 0.0, 1.0, 0.0]), expected)
+    np.testing.assert_array_equal(
+        mean([0, 1, 2], [0, 1, 2], weights=[0.0, 0.0, 0.0, 1.0, 0.0]), expected
+    )

@@ -1,4 +1,6 @@
-"""Every algorithm passes its conformance suite, and without noise finds what scikit-learn, cvxpy and torch.optim find."""
+"""Every algorithm passes its conformance suite, and without noise finds what scikit-learn, cvxpy
+and torch.optim find.
+"""
 
 import functools
 import math
@@ -84,7 +86,9 @@ STEPS = {"adam": 0.02}
 
 
 def arrays(loss, *, alike=False):
-    """One (x, y) pair per silo: of unequal size, with means and labels of their own, or `alike`, the second the first one twice."""
+    """One (x, y) pair per silo: of unequal size, with means and labels of their own, or `alike`,
+    the second the first one twice.
+    """
     random = np.random.default_rng(7)
     truth = np.array([1.5, -2.0, 0.0, 0.4])
     silos = []
@@ -99,7 +103,9 @@ def arrays(loss, *, alike=False):
 
 
 def stacked(silos):
-    """All records, each with weight 1 / (N n_i): the objective is the mean over silos of silo means."""
+    """All records, each with weight 1 / (N n_i): the objective is the mean over silos of silo
+    means.
+    """
     weight = np.concatenate([np.full(len(y), 1 / (len(silos) * len(y))) for _, y in silos])
     return np.concatenate([x for x, _ in silos]), np.concatenate([y for _, y in silos]), weight
 
@@ -112,13 +118,21 @@ def plain(silos):
 
 def ridge(silos, strength=0.2):
     x, y, weight = stacked(silos)
-    w = Ridge(alpha=strength / 2, fit_intercept=False, tol=1e-12).fit(x, y, sample_weight=weight).coef_
+    w = (
+        Ridge(alpha=strength / 2, fit_intercept=False, tol=1e-12)
+        .fit(x, y, sample_weight=weight)
+        .coef_
+    )
     return weight @ (x @ w - y) ** 2 + strength / 2 * w @ w
 
 
 def lasso(silos, strength=0.5):
     x, y, weight = stacked(silos)
-    w = Lasso(alpha=strength / 2, fit_intercept=False, tol=1e-12, max_iter=100_000).fit(x, y, sample_weight=weight).coef_
+    w = (
+        Lasso(alpha=strength / 2, fit_intercept=False, tol=1e-12, max_iter=100_000)
+        .fit(x, y, sample_weight=weight)
+        .coef_
+    )
     assert (np.abs(w) < 0.02).any(), "a lasso that pulls nobody to zero would not test its prox"
     return weight @ (x @ w - y) ** 2 + strength * np.abs(w).sum()
 
@@ -128,7 +142,9 @@ def boxed(silos, reach=0.5):
     w = cp.Variable(DIM)
     objective = cp.Minimize(weight @ cp.logistic(x @ w) - (weight * y) @ (x @ w))
     optimum = cp.Problem(objective, [cp.abs(w) <= reach]).solve(solver=cp.CLARABEL)
-    assert (np.abs(w.value) > reach - 1e-6).any(), "a box that holds nobody back would not test its prox"
+    assert (np.abs(w.value) > reach - 1e-6).any(), (
+        "a box that holds nobody back would not test its prox"
+    )
     return optimum
 
 
@@ -146,7 +162,12 @@ LINEAR = ("least squares", "ridge")
 def convex(name, alike=False):
     loss, prox, solve, step = CONVEX[name]
     silos = arrays(loss, alike=alike)
-    return Problem(nn.Linear(DIM, 1, bias=False), loss, prox), Records.of(silos), float(solve(silos)), step
+    return (
+        Problem(nn.Linear(DIM, 1, bias=False), loss, prox),
+        Records.of(silos),
+        float(solve(silos)),
+        step,
+    )
 
 
 def test_the_tables_of_this_file_name_every_algorithm():
@@ -154,45 +175,91 @@ def test_the_tables_of_this_file_name_every_algorithm():
 
 
 # Adam's prox has the Euclidean metric, so with a penalty it ends elsewhere.
-@pytest.mark.parametrize(("name", "case"), [(n, c) for n in ITERATIVE for c in CONVEX if n != "adam" or c not in PENALISED])
-def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_an_independent_solver(name, case):
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [(n, c) for n in ITERATIVE for c in CONVEX if n != "adam" or c not in PENALISED],
+)
+def test_it_passes_the_conformance_suite_and_without_noise_finds_the_optimum_of_an_independent_solver(  # noqa: E501
+    name, case
+):
     algorithm, (short, iterates) = ALGORITHMS[name], SHORT[name]
-    # A mean of silos' own proximal points is a proximal point of the mean only where the prox is linear or the silos are alike.
+    # A mean of silos' own proximal points is a proximal point of the mean only where the prox is
+    # linear or the silos are alike.
     problem, records, optimum, step = convex(case, alike=name == "local-sgd" and case not in LINEAR)
     step = STEPS.get(name, step)
     batches = DisjointBatches(short["rounds"]) if algorithm.disjoint else None
     check_algorithm(
-        algorithm, problem, records, optimum=optimum, step=step, long=LONG[name], short=short, iterates=iterates, sampling=batches
+        algorithm,
+        problem,
+        records,
+        optimum=optimum,
+        step=step,
+        long=LONG[name],
+        short=short,
+        iterates=iterates,
+        sampling=batches,
     )
 
 
 @pytest.mark.parametrize("case", CONVEX)
 def test_several_local_steps_find_the_optimum_of_silos_that_are_alike(case):
     problem, records, optimum, step = convex(case, alike=True)
-    check_optimum(ALGORITHMS["local-sgd"], problem, records, optimum=optimum, settings={"rounds": 40, "local_steps": 4}, step=step)
+    check_optimum(
+        ALGORITHMS["local-sgd"],
+        problem,
+        records,
+        optimum=optimum,
+        settings={"rounds": 40, "local_steps": 4},
+        step=step,
+    )
 
 
 @pytest.mark.parametrize("case", CONVEX)
 def test_control_variates_take_out_the_drift_of_local_steps_in_silos_that_differ(case):
     problem, records, optimum, step = convex(case)
     settings = {"rounds": 120, "local_steps": 4}
-    check_optimum(ALGORITHMS["scaffold"], problem, records, optimum=optimum, settings=settings, step=step / 4)
+    check_optimum(
+        ALGORITHMS["scaffold"], problem, records, optimum=optimum, settings=settings, step=step / 4
+    )
     with pytest.raises(AssertionError, match="the reference has"):
-        check_optimum(ALGORITHMS["local-sgd"], problem, records, optimum=optimum, settings=settings, step=step / 4)
+        check_optimum(
+            ALGORITHMS["local-sgd"],
+            problem,
+            records,
+            optimum=optimum,
+            settings=settings,
+            step=step / 4,
+        )
 
 
-@pytest.mark.parametrize("sampling", [Poisson(0.3), WithoutReplacement(0.3)], ids=["poisson", "without replacement"])
+@pytest.mark.parametrize(
+    "sampling", [Poisson(0.3), WithoutReplacement(0.3)], ids=["poisson", "without replacement"]
+)
 @pytest.mark.parametrize("name", ITERATIVE)
 def test_runs_on_random_batches_do_not_mix(name, sampling):
     problem, records, _, step = convex("lasso")
-    check_runs_do_not_mix(ALGORITHMS[name], problem, records, settings=SHORT[name][0], step=step, sampling=sampling)
+    check_runs_do_not_mix(
+        ALGORITHMS[name], problem, records, settings=SHORT[name][0], step=step, sampling=sampling
+    )
 
 
-@pytest.mark.parametrize(("sampling", "rule"), [(Poisson(0.3), "renyi"), (FullBatch(), "renyi"), (FullBatch(), "committed")], ids=str)
+@pytest.mark.parametrize(
+    ("sampling", "rule"),
+    [(Poisson(0.3), "renyi"), (FullBatch(), "renyi"), (FullBatch(), "committed")],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ["mb-sgd", "local-sgd", "spider", "scaffold"])
 def test_other_rules_and_batches_are_charged_as_priced_too(name, sampling, rule):
     problem, records, _, step = convex("lasso")
-    check_charges(ALGORITHMS[name], problem, records, settings=SHORT[name][0], step=step, sampling=sampling, rule=rule)
+    check_charges(
+        ALGORITHMS[name],
+        problem,
+        records,
+        settings=SHORT[name][0],
+        step=step,
+        sampling=sampling,
+        rule=rule,
+    )
 
 
 @pytest.mark.parametrize("name", ITERATIVE)
@@ -203,29 +270,45 @@ def test_all_that_it_knows_it_knows_from_releases(name):
     mechanisms = {kind: Gaussian(kind, 1.0, 0.0) for kind in ALGORITHMS[name].kinds}
     plan = calibrate(run, mechanisms, Budget(1.0, 1e-5), COUNTS, Uniform(2, 1, seed=0))
     fed, _ = simulate(problem, records, plan, [3])
-    check_replay(run, problem, torch.zeros(1, DIM), plan.mechanisms, fed._channel, lambda: Uniform(2, 1, seed=0))
+    check_replay(
+        run,
+        problem,
+        torch.zeros(1, DIM),
+        plan.mechanisms,
+        fed._channel,
+        lambda: Uniform(2, 1, seed=0),
+    )
 
 
-# --- the rivals, against loops of another hand ------------------------------------------------------------------------------------
+# --- the rivals, against loops of another hand ---------------------------------------------------
 
 
 def noiseless(name, problem, records, participation=None, clip=1e6, **settings):
     """The iterates without noise, from zero."""
     plan = conformance._unpriced(ALGORITHMS[name], clip, 0.0, FullBatch(), COUNTS)
     fed, _ = simulate(problem, records, plan, [0], participation)
-    return list(ALGORITHMS[name].run(fed, problem, torch.zeros(1, DIM), **settings, **plan.mechanisms))
+    return list(
+        ALGORITHMS[name].run(fed, problem, torch.zeros(1, DIM), **settings, **plan.mechanisms)
+    )
 
 
 def full_gradients(problem, records, w):
     """(N, d) by autograd: each silo's mean gradient of f0 at the point w (d,)."""
     point = w.clone().requires_grad_()
-    losses = [problem.losses(point[None], records.x[i, :n], records.y[i, :n]).mean() for i, n in enumerate(records.counts)]
+    losses = [
+        problem.losses(point[None], records.x[i, :n], records.y[i, :n]).mean()
+        for i, n in enumerate(records.counts)
+    ]
     return torch.stack([torch.autograd.grad(loss, point, retain_graph=True)[0] for loss in losses])
 
 
-@pytest.mark.parametrize(("name", "theirs"), [
-    ("momentum", lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8)), ("adam", lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.999))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("momentum", lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8)),
+        ("adam", lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.999))),
+    ],
+)
 def test_the_steps_are_those_of_torch(name, theirs):
     problem, records, _, _ = convex("least squares")
     point = torch.zeros(DIM, requires_grad=True)
@@ -238,12 +321,18 @@ def test_the_steps_are_those_of_torch(name, theirs):
 
 @pytest.mark.parametrize("gamma", [0.3, 1.5])
 def test_disk_is_the_papers_filter_with_two_gradients_wherever_one_can_take_their_place(gamma):
-    """At gamma = (1 - kappa) / kappa, for any loss; at other gammas where gradients are linear in w."""
-    problem, records, _, step = convex("least squares" if gamma == 0.3 else "box-constrained logistic regression")
+    """At gamma = (1 - kappa) / kappa, for any loss; at other gammas where gradients are linear in
+    w.
+    """
+    problem, records, _, step = convex(
+        "least squares" if gamma == 0.3 else "box-constrained logistic regression"
+    )
     kappa, w, prev, h = 0.4, torch.zeros(DIM), torch.zeros(DIM), None
     share = (1 - kappa) / (kappa * gamma)
     for got in noiseless("disk", problem, records, rounds=12, step=step, kappa=kappa):
-        ahead, here = (full_gradients(problem, records, p).mean(0) for p in (w + gamma * (w - prev), w))
+        ahead, here = (
+            full_gradients(problem, records, p).mean(0) for p in (w + gamma * (w - prev), w)
+        )
         g = share * ahead + (1 - share) * here
         h = g if h is None else (1 - kappa) * h + kappa * g
         prev, w = w, problem.prox(w - step * h, step)
@@ -254,21 +343,30 @@ def test_disk_filters_noise_and_nothing_else_where_gradients_are_linear():
     problem, records, _, step = convex("ridge")
     filtered = noiseless("disk", problem, records, rounds=12, step=step, kappa=0.3)
     assert all(
-        torch.allclose(a, b, atol=1e-4) for a, b in zip(filtered, noiseless("mb-sgd", problem, records, rounds=12, step=step), strict=True)
+        torch.allclose(a, b, atol=1e-4)
+        for a, b in zip(
+            filtered, noiseless("mb-sgd", problem, records, rounds=12, step=step), strict=True
+        )
     )
 
 
-@pytest.mark.parametrize("who", [lambda: Everyone(2), lambda: Uniform(2, 1, seed=3)], ids=["all", "one of two"])
+@pytest.mark.parametrize(
+    "who", [lambda: Everyone(2), lambda: Uniform(2, 1, seed=3)], ids=["all", "one of two"]
+)
 def test_scaffold_is_that_of_silos_which_keep_their_own_control_variates(who):
     problem, records, _, step = convex("lasso")
     step, steps, w, c, own = step / 3, 3, torch.zeros(DIM), torch.zeros(DIM), {}
     draws = who()
-    for got in noiseless("scaffold", problem, records, who(), rounds=9, local_steps=steps, step=step):
+    for got in noiseless(
+        "scaffold", problem, records, who(), rounds=9, local_steps=steps, step=step
+    ):
         ends = []
         for i in draws.draw():
             control, y = own.get(i, c), w
             for _ in range(steps):
-                y = problem.prox(y - step * (full_gradients(problem, records, y)[i] - control + c), step)
+                y = problem.prox(
+                    y - step * (full_gradients(problem, records, y)[i] - control + c), step
+                )
             ends.append(y)
             own[i] = control - c + (w - y) / (steps * step)
         w, c = sum(ends) / len(ends), sum(own.values()) / len(own)
@@ -281,11 +379,22 @@ def test_every_question_of_scaffold_goes_to_one_silo_and_drifts_cancel_where_all
     class Channel:
         def ask(self, query, silos):
             asked.append((query, silos))
-            return type("Answer", (), {"value": torch.randn(1, len(silos), DIM), "silos": tuple(silos)})()
+            return type(
+                "Answer", (), {"value": torch.randn(1, len(silos), DIM), "silos": tuple(silos)}
+            )()
 
     fed = Federation(Channel(), Everyone(3))
-    list(scaffold(fed, Problem(nn.Linear(DIM, 1, bias=False), squared_error), torch.zeros(1, DIM), rounds=3, local_steps=2, step=0.5,
-                  minibatch=Gaussian("minibatch", 1.0, 1.0)))  # fmt: skip
+    list(
+        scaffold(
+            fed,
+            Problem(nn.Linear(DIM, 1, bias=False), squared_error),
+            torch.zeros(1, DIM),
+            rounds=3,
+            local_steps=2,
+            step=0.5,
+            minibatch=Gaussian("minibatch", 1.0, 1.0),
+        )
+    )
     assert [silos for _, silos in asked] == [(0,), (1,), (2,)] * 3
     for r in range(3):
         drifts = [query.statistic.drift for query, _ in asked[3 * r : 3 * r + 3]]
@@ -293,7 +402,9 @@ def test_every_question_of_scaffold_goes_to_one_silo_and_drifts_cancel_where_all
         assert all(bool(d.any()) for d in drifts) == (r > 0)
 
 
-@pytest.mark.parametrize("slope", [0.05, torch.tensor([[0.05], [50.0]])], ids=["low", "low and high"])
+@pytest.mark.parametrize(
+    "slope", [0.05, torch.tensor([[0.05], [50.0]])], ids=["low", "low and high"]
+)
 def test_diff2_is_spider_until_a_difference_passes_twice_the_clip_and_then_has_no_cap(slope):
     ours, _ = heard(diff2, rounds=6, phase=3, slope=slope)
     theirs, _ = heard(prox_spider, rounds=6, phase=3, slope=slope)
@@ -305,7 +416,7 @@ def test_diff2_is_spider_until_a_difference_passes_twice_the_clip_and_then_has_n
             assert torch.allclose(b.mechanism.clip, a.mechanism.clip.clamp(max=1.0))
 
 
-# --- the suite sees what it should ---------------------------------------------------------------------------------------------
+# --- the suite sees what it should ---------------------------------------------------------------
 
 
 def spoilt(run):
@@ -338,7 +449,9 @@ def answer_dependent(fed, problem, w, *, rounds, step, minibatch):
 
 def own_noise(fed, problem, w, *, rounds, step, minibatch):
     """Less noise than was planned, where it is not a dry run."""
-    quiet = Gaussian("minibatch", minibatch.clip, 0.9 if w.shape[-1] == DIM else 1.0, minibatch.sampling)
+    quiet = Gaussian(
+        "minibatch", minibatch.clip, 0.9 if w.shape[-1] == DIM else 1.0, minibatch.sampling
+    )
     yield from unproxed(fed, problem, w, rounds=rounds, step=step, minibatch=quiet)
 
 
@@ -350,41 +463,80 @@ def mixing(fed, problem, w, *, rounds, step, minibatch):
 def test_a_step_without_prox_misses_the_optimum():
     problem, records, optimum, step = convex("lasso")
     with pytest.raises(AssertionError, match="the reference has"):
-        check_optimum(spoilt(unproxed), problem, records, optimum=optimum, settings={"rounds": 250}, step=step)
+        check_optimum(
+            spoilt(unproxed), problem, records, optimum=optimum, settings={"rounds": 250}, step=step
+        )
 
 
 @pytest.mark.parametrize("run", [peeking, around], ids=lambda f: f.__name__)
 def test_an_algorithm_that_reaches_past_its_port_is_caught(run):
     problem, records, _, step = convex("ridge")
     with pytest.raises(AssertionError, match="reached for"):
-        check_narrow(spoilt(run), problem, records, settings={"rounds": 3}, step=step, iterates=3, sampling=DisjointBatches(3))
+        check_narrow(
+            spoilt(run),
+            problem,
+            records,
+            settings={"rounds": 3},
+            step=step,
+            iterates=3,
+            sampling=DisjointBatches(3),
+        )
 
 
 def test_a_missing_iterate_is_caught():
     problem, records, _, step = convex("ridge")
     with pytest.raises(AssertionError, match="yielded 3 iterates"):
-        check_narrow(spoilt(unproxed), problem, records, settings={"rounds": 3}, step=step, iterates=4, sampling=DisjointBatches(3))
+        check_narrow(
+            spoilt(unproxed),
+            problem,
+            records,
+            settings={"rounds": 3},
+            step=step,
+            iterates=4,
+            sampling=DisjointBatches(3),
+        )
 
 
 def test_a_query_that_no_dry_run_saw_is_refused_by_the_ledger():
     problem, records, _, step = convex("ridge")
     with pytest.raises(Refused, match="budget"):
-        check_charges(spoilt(answer_dependent), problem, records, settings={"rounds": 3}, step=step, sampling=DisjointBatches(1))
+        check_charges(
+            spoilt(answer_dependent),
+            problem,
+            records,
+            settings={"rounds": 3},
+            step=step,
+            sampling=DisjointBatches(1),
+        )
 
 
 def test_noise_that_is_not_the_plans_is_caught():
     problem, records, _, step = convex("ridge")
     with pytest.raises((Refused, AssertionError), match=r"budget|priced"):
-        check_charges(spoilt(own_noise), problem, records, settings={"rounds": 3}, step=step, sampling=DisjointBatches(3))
+        check_charges(
+            spoilt(own_noise),
+            problem,
+            records,
+            settings={"rounds": 3},
+            step=step,
+            sampling=DisjointBatches(3),
+        )
 
 
 def test_runs_that_mix_are_caught():
     problem, records, _, step = convex("ridge")
     with pytest.raises(AssertionError, match="differs from the run alone"):
-        check_runs_do_not_mix(spoilt(mixing), problem, records, settings={"rounds": 3}, step=step, sampling=DisjointBatches(3))
+        check_runs_do_not_mix(
+            spoilt(mixing),
+            problem,
+            records,
+            settings={"rounds": 3},
+            step=step,
+            sampling=DisjointBatches(3),
+        )
 
 
-# --- what the paper gets wrong, and what the schedule is --------------------------------------------------------------------------
+# --- what the paper gets wrong, and what the schedule is -----------------------------------------
 
 
 class Listening:
@@ -399,14 +551,18 @@ class Listening:
         return torch.full(query.statistic.shape, 0.1) * (1 + len(self.log))
 
     def cohort(self):
-        return Listening(self.log, tuple(sorted(self.random.choice(3, 2, replace=False).tolist())), self.random)
+        return Listening(
+            self.log, tuple(sorted(self.random.choice(3, 2, replace=False).tolist())), self.random
+        )
 
 
 def heard(run, **settings):
     problem = Problem(nn.Linear(DIM, 1, bias=False), squared_error)
     log = []
     mechanisms = {"anchor": Gaussian("anchor", 0.5, 1.0), "refine": Gaussian("refine", 0.5, 2.0)}
-    points = list(run(Listening(log), problem, torch.zeros(2, DIM), step=0.5, **settings, **mechanisms))
+    points = list(
+        run(Listening(log), problem, torch.zeros(2, DIM), step=0.5, **settings, **mechanisms)
+    )
     return log, points
 
 
@@ -433,7 +589,9 @@ def test_spider_asks_an_anchor_every_phase_and_differences_of_consecutive_points
     for r, (query, _) in enumerate(log):
         if isinstance(query.statistic, GradDiff):
             assert torch.equal(query.statistic.w, points[r - 1])
-            assert torch.equal(query.statistic.reference, points[r - 2] if r > 1 else torch.zeros(2, DIM))
+            assert torch.equal(
+                query.statistic.reference, points[r - 2] if r > 1 else torch.zeros(2, DIM)
+            )
 
 
 def test_restarts_go_on_from_a_point_of_the_restart_before_and_the_last_yields_where_the_run_ends():
@@ -456,4 +614,6 @@ def test_a_difference_is_clipped_to_the_public_move_and_never_past_twice_the_anc
     assert query.mechanism.noise_multiplier == 2.0
     still = ask_difference(w, w, refine, anchor, slope)
     assert bool((still.mechanism.clip <= 1.0).all())
-    assert math.isinf(float(torch.as_tensor(slope).max())) or bool((still.mechanism.clip == 0).all())
+    assert math.isinf(float(torch.as_tensor(slope).max())) or bool(
+        (still.mechanism.clip == 0).all()
+    )

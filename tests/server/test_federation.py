@@ -29,7 +29,9 @@ class Weighted(Federation):
     def mean(self, query):
         members = self._participation.draw()
         weight = torch.tensor([float(1 + m) for m in members])
-        return (self._channel.ask(query, members).value * weight[None, :, None]).sum(1) / weight.sum()
+        return (self._channel.ask(query, members).value * weight[None, :, None]).sum(
+            1
+        ) / weight.sum()
 
 
 class Restless(Federation):
@@ -39,7 +41,9 @@ class Restless(Federation):
         return self
 
 
-@pytest.mark.parametrize(("kind", "message"), [(Weighted, "weight 1/M|differs"), (Restless, "is not that of silos")])
+@pytest.mark.parametrize(
+    ("kind", "message"), [(Weighted, "weight 1/M|differs"), (Restless, "is not that of silos")]
+)
 def test_the_suite_catches_a_federation_that_weighs_or_redraws(kind, message):
     def make(problem, records, participation):
         honest = simulated_federation(problem, records, participation)
@@ -82,7 +86,7 @@ def test_a_cohort_keeps_its_silos_while_the_federation_goes_on():
     assert cohort.cohort()._participation.draw() == channel.asked[0]
 
 
-# --- participation -----------------------------------------------------------------------------------------------------------------
+# --- participation -------------------------------------------------------------------------------
 
 
 def test_everyone_takes_part_in_every_round_and_is_charged_for_it():
@@ -90,7 +94,9 @@ def test_everyone_takes_part_in_every_round_and_is_charged_for_it():
 
 
 def assert_alike(hits, rounds, rate):
-    """Each silo takes part in a share `rate` of rounds: a two-sided binomial test at a false-alarm rate of 1e-6 in all."""
+    """Each silo takes part in a share `rate` of rounds: a two-sided binomial test at a false-alarm
+    rate of 1e-6 in all.
+    """
     low, high = stats.binom.interval(1 - FALSE_ALARM / len(hits), rounds, rate)
     assert (low <= hits).all()
     assert (hits <= high).all()
@@ -115,16 +121,25 @@ def test_random_m_is_uniform_between_its_ends():
 
 
 def test_a_dry_run_charges_everyone_where_availability_is_unknown():
-    assert Uniform(7, 3, seed=0).rehearsal().draw() == Uniform(7, 3, seed=0, least=1).rehearsal().draw() == tuple(range(7))
+    assert (
+        Uniform(7, 3, seed=0).rehearsal().draw()
+        == Uniform(7, 3, seed=0, least=1).rehearsal().draw()
+        == tuple(range(7))
+    )
 
 
 def test_seeds_make_participation_repeatable_and_different_ones_differ():
     for kind in (Uniform, Balanced):
-        same = [[who.draw() for _ in range(10)] for who in (kind(9, 4, seed=3), kind(9, 4, seed=3), kind(9, 4, seed=4))]
+        same = [
+            [who.draw() for _ in range(10)]
+            for who in (kind(9, 4, seed=3), kind(9, 4, seed=3), kind(9, 4, seed=4))
+        ]
         assert same[0] == same[1] != same[2]
 
 
-@given(silos=st.integers(1, 30), data=st.data(), rounds=st.integers(1, 60), seed=st.integers(0, 10**6))
+@given(
+    silos=st.integers(1, 30), data=st.data(), rounds=st.integers(1, 60), seed=st.integers(0, 10**6)
+)
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_no_balanced_silo_answers_more_often_than_its_share_at_any_time(silos, data, rounds, seed):
     answering = data.draw(st.integers(1, silos))
@@ -153,13 +168,17 @@ def test_a_balanced_order_is_planned_as_it_is_drawn():
     drawn = [who.draw() for _ in range(20)]
     for _ in range(2):
         plan = who.rehearsal()
-        assert [plan.draw() for _ in range(20)] == drawn, "a dry run starts at the first round, however often and whenever it is made"
+        assert [plan.draw() for _ in range(20)] == drawn, (
+            "a dry run starts at the first round, however often and whenever it is made"
+        )
 
 
 @pytest.mark.parametrize("answering", [0, -1, 8])
 @pytest.mark.parametrize("kind", [Uniform, Balanced])
 def test_more_silos_than_there_are_cannot_take_part_and_neither_can_none(kind, answering):
-    with pytest.raises(BadInput, match=f"{answering} of 7 silos cannot take part; choose between 1 and 7"):
+    with pytest.raises(
+        BadInput, match=f"{answering} of 7 silos cannot take part; choose between 1 and 7"
+    ):
         kind(7, answering, seed=0)
 
 

@@ -1,4 +1,6 @@
-"""Algorithms in files of the user's own that go wrong: one sentence, before anybody is asked where that can be known, and never more than was planned."""
+"""Algorithms in files of the user's own that go wrong: one sentence, before anybody is asked where
+that can be known, and never more than was planned.
+"""
 
 import re
 
@@ -25,11 +27,14 @@ def mine(fed, problem, w, *, rounds: int, step: float, minibatch: Gaussian):
 """
 SILENT = "if False: yield v"
 CASES = {
-    "1 / 0; yield v": r"mine.py:mine raised ZeroDivisionError in line \d+: division by zero; mend it",
+    "1 / 0; yield v": r"mine.py:mine raised ZeroDivisionError in line \d+: division by zero; mend it",  # noqa: E501
     "raise KeyError; yield v": r"mine.py:mine raised KeyError in line \d+; mend it",
     "v @ v; yield v": r"mine.py:mine raised RuntimeError in line \d+: .*; mend it",
     "yield None": "mine.py:mine yields a NoneType; it must yield points of the shape of w",
-    "yield v[:, :3]": r"mine.py:mine yields a point of the shape \(1, 3\); it must yield points of the shape of w, here \(1, 31\)",
+    "yield v[:, :3]": (
+        r"mine.py:mine yields a point of the shape \(1, 3\); it must yield points of the shape "
+        r"of w, here \(1, 31\)"
+    ),
     SILENT: "mine.py:mine yields no point; it must yield one for each iterate",
 }
 
@@ -50,11 +55,25 @@ def silodp(capsys, *words) -> tuple[int, str]:
 
 
 def train(file) -> tuple:
-    return "train", "--data", "wbcd", "--algorithm", f"{file}:mine", "--model", "logistic", "--rounds", 2, "--out", file.with_name("run")
+    return (
+        "train",
+        "--data",
+        "wbcd",
+        "--algorithm",
+        f"{file}:mine",
+        "--model",
+        "logistic",
+        "--rounds",
+        2,
+        "--out",
+        file.with_name("run"),
+    )
 
 
 @pytest.mark.parametrize("line", CASES)
-def test_what_is_wrong_with_an_algorithm_is_said_in_a_sentence_and_nothing_is_left(file, capsys, line):
+def test_what_is_wrong_with_an_algorithm_is_said_in_a_sentence_and_nothing_is_left(
+    file, capsys, line
+):
     file.write_text(FILE.format(line=line))
     code, said = silodp(capsys, *train(file))
     assert (code, "Traceback" in said, said.count("silodp:")) == (2, False, 1)
@@ -63,9 +82,15 @@ def test_what_is_wrong_with_an_algorithm_is_said_in_a_sentence_and_nothing_is_le
 
 
 def test_an_algorithm_that_asks_nothing_is_refused(file, capsys):
-    file.write_text("from silodp import Gaussian\n\n\ndef mine(fed, problem, w, *, step: float, minibatch: Gaussian):\n    yield w\n")
+    file.write_text(
+        "from silodp import Gaussian\n\n\ndef mine(fed, problem, w, *, step: float, "
+        "minibatch: Gaussian):\n    yield w\n"
+    )
     code, said = silodp(capsys, *train(file))
-    assert (code, said) == (2, "silodp: the algorithm asks nothing; it must ask `fed`, or there is nothing to learn from")
+    assert (code, said) == (
+        2,
+        "silodp: the algorithm asks nothing; it must ask `fed`, or there is nothing to learn from",
+    )
 
 
 def test_an_error_of_the_package_is_not_blamed_on_the_file(file, monkeypatch):
@@ -101,16 +126,25 @@ def test_a_simulation_ends_where_its_algorithm_asks_for_more_than_was_planned(fi
     file.write_text(GREEDY)
     code, said = silodp(capsys, *train(file))
     assert code == 2
-    assert "asks for more releases of kind 'minibatch' than were planned; what it asks may not depend on answers" in said
+    assert (
+        "asks for more releases of kind 'minibatch' than were planned; what it asks may "
+        "not depend on answers"
+    ) in said
 
 
-def test_a_run_over_silos_ends_there_too_with_what_was_paid_for_and_within_its_epsilon(file, tmp_path):
+def test_a_run_over_silos_ends_there_too_with_what_was_paid_for_and_within_its_epsilon(
+    file, tmp_path
+):
     file.write_text(GREEDY)
     with three_gates() as gates:
         order = Order(f"{file}:mine", epsilon=("2",), rounds=3, seed=0)
-        run = Conduct(gates.cards, gates.problem, order, gates.direct(), tmp_path / "run", key=ASKER)
+        run = Conduct(
+            gates.cards, gates.problem, order, gates.direct(), tmp_path / "run", key=ASKER
+        )
         assert len(list(run)) == 2
         assert "than were planned" in run.ended
-        assert [sum(entry.act == "charge" for entry in gate.ledger().entries()) for gate in gates.gates] == [3, 3, 3]
+        assert [
+            sum(entry.act == "charge" for entry in gate.ledger().entries()) for gate in gates.gates
+        ] == [3, 3, 3]
         assert all(gate.ledger().spent() <= 2.0 for gate in gates.gates)
     assert (tmp_path / "run" / "model.safetensors").exists()

@@ -1,4 +1,6 @@
-"""A run's journal: what was written is read again, a torn end is cut off, and nothing else is let pass."""
+"""A run's journal: what was written is read again, a torn end is cut off, and nothing else is let
+pass.
+"""
 
 import multiprocessing
 import re
@@ -13,8 +15,16 @@ from silodp.server.replies import Key, Replies
 HEARD = Heard("f" * 64, 3, "e" * 64, 1.25)
 ROUNDS = [
     Round(0, {"a": "1" * 64, "b": "2" * 64}, {}, {"a": HEARD}, {"a": b"\0" * 300, "b": b""}),
-    Round(1, {"a": "3" * 64, "b": "4" * 64}, {"a": "silent"}, {"b": HEARD}, {"b": bytes(range(256))}),
-    Round(2, {"b": "5" * 64}, {"a": "retired"}, {"b": HEARD}, value=np.arange(60, dtype=np.float32).reshape(1, -1)),
+    Round(
+        1, {"a": "3" * 64, "b": "4" * 64}, {"a": "silent"}, {"b": HEARD}, {"b": bytes(range(256))}
+    ),
+    Round(
+        2,
+        {"b": "5" * 64},
+        {"a": "retired"},
+        {"b": HEARD},
+        value=np.arange(60, dtype=np.float32).reshape(1, -1),
+    ),
 ]
 
 
@@ -57,11 +67,18 @@ def test_a_journal_is_not_written_before_it_is_read_to_its_end(tmp_path):
     journal.close()
 
 
-def test_wherever_the_file_is_cut_whole_records_are_read_and_the_rest_is_written_anew(tmp_path, quick):
+def test_wherever_the_file_is_cut_whole_records_are_read_and_the_rest_is_written_anew(
+    tmp_path, quick
+):
     whole = written(tmp_path / "journal").read_bytes()
     ends = [len(written(tmp_path / f"first-{k}", ROUNDS[:k]).read_bytes()) for k in range(4)]
     assert ends[3] == len(whole)
-    for cut in [*range(0, len(whole), 7), *ends, *(end - 1 for end in ends), *(end + 1 for end in ends[:3])]:
+    for cut in [
+        *range(0, len(whole), 7),
+        *ends,
+        *(end - 1 for end in ends),
+        *(end + 1 for end in ends[:3]),
+    ]:
         for tail in (b"", b"\0" * 40):
             path = tmp_path / f"cut-{cut}-{len(tail)}"
             path.write_bytes(whole[:cut] + tail)
@@ -75,12 +92,20 @@ def test_wherever_the_file_is_cut_whole_records_are_read_and_the_rest_is_written
             path.unlink()
 
 
-def test_a_question_that_nobody_answered_is_asked_again_if_the_run_stopped_there_and_stands_if_it_was_killed_after_it(tmp_path):
-    """One by one, silos may be absent and the run goes on: then later questions were asked after the empty record, and it must stand."""
+def test_a_question_that_nobody_answered_is_asked_again_if_the_run_stopped_there_and_stands_if_it_was_killed_after_it(  # noqa: E501
+    tmp_path,
+):
+    """One by one, silos may be absent and the run goes on: then later questions were asked after
+    the empty record, and it must stand.
+    """
     empty = Round(3, {"a": "6" * 64}, {"a": "silent"})
     found, journal = read(written(tmp_path / "killed", [*ROUNDS, empty]))
     assert found == [*ROUNDS, empty]
-    journal.stop(4)  # the iterate that began with question 4 was never made, question 3 was one of the iterate before
+    journal.stop(
+        4
+        # the iterate that began with question 4 was never made, question 3 was one of the iterate
+        # before
+    )
     journal.close()
     found, journal = read(tmp_path / "killed")
     assert found == [*ROUNDS, empty]
@@ -109,10 +134,18 @@ def put(path, at: int, byte: bytes) -> None:
         file.write(byte)
 
 
-def test_wherever_a_bit_is_flipped_the_journal_is_refused_in_a_sentence_or_only_its_last_record_is_made_again(tmp_path, quick):
-    """What the last record says can be made of the replies beside it; all that stands before others cannot, lengths included."""
+def test_wherever_a_bit_is_flipped_the_journal_is_refused_in_a_sentence_or_only_its_last_record_is_made_again(  # noqa: E501
+    tmp_path, quick
+):
+    """What the last record says can be made of the replies beside it; all that stands before others
+    cannot, lengths included.
+    """
     whole = written(tmp_path / "journal").read_bytes()
-    last, path, refused = len(written(tmp_path / "first", ROUNDS[:2]).read_bytes()), tmp_path / "bent", {}
+    last, path, refused = (
+        len(written(tmp_path / "first", ROUNDS[:2]).read_bytes()),
+        tmp_path / "bent",
+        {},
+    )
     path.write_bytes(whole)
     for at in range(len(whole)):
         bent = bytes([whole[at] ^ 1 << at % 8])
@@ -130,13 +163,18 @@ def test_wherever_a_bit_is_flipped_the_journal_is_refused_in_a_sentence_or_only_
         journal.close()
         assert path.read_bytes() == whole
     assert refused.keys() >= set(range(last))
-    assert all(re.fullmatch(rf"the journal {path} is damaged at byte \d+; restore it from a copy", said) for said in refused.values())
+    assert all(
+        re.fullmatch(rf"the journal {path} is damaged at byte \d+; restore it from a copy", said)
+        for said in refused.values()
+    )
 
 
 def test_a_length_that_was_damaged_to_end_where_the_file_ends_is_no_torn_record(tmp_path):
     path = written(tmp_path / "journal")
     start, whole = len(written(tmp_path / "one", ROUNDS[:1]).read_bytes()), path.read_bytes()
-    path.write_bytes(whole[:start] + (len(whole) - start - 40).to_bytes(8, "big") + whole[start + 8 :])
+    path.write_bytes(
+        whole[:start] + (len(whole) - start - 40).to_bytes(8, "big") + whole[start + 8 :]
+    )
     with pytest.raises(BadInput, match=f"damaged at byte {start}"):
         read(path)
 
@@ -171,13 +209,15 @@ def test_one_process_at_a_time(tmp_path):
         journal.close()
 
 
-# --- iterates, and the replies that they are made of -----------------------------------------------------------------------------------
+# --- iterates, and the replies that they are made of ---------------------------------------------
 
 
 KEYS = [Key(0, "a", "1" * 64), Key(0, "b", "2" * 64), Key(1, "a", "3" * 64)]
 
 
-def test_replies_stay_until_their_iterate_is_on_the_disk_and_an_iterate_is_compared_when_it_is_made_again(tmp_path):
+def test_replies_stay_until_their_iterate_is_on_the_disk_and_an_iterate_is_compared_when_it_is_made_again(  # noqa: E501
+    tmp_path,
+):
     journal = Journal(tmp_path / "journal", "run", "c" * 64)
     journal.read()
     journal.replies.keep(KEYS[0], b"reply")
@@ -200,7 +240,9 @@ def test_replies_stay_until_their_iterate_is_on_the_disk_and_an_iterate_is_compa
     journal.close()
 
 
-def test_wherever_the_file_of_replies_is_cut_or_bent_whole_ones_before_it_are_kept_and_the_rest_is_asked_for_again(tmp_path):
+def test_wherever_the_file_of_replies_is_cut_or_bent_whole_ones_before_it_are_kept_and_the_rest_is_asked_for_again(  # noqa: E501
+    tmp_path,
+):
     path, frames = tmp_path / "replies", [b"x" * 90, b"", bytes(range(200))]
     kept, ends = Replies(path), []
     for key, frame in zip(KEYS, frames, strict=True):

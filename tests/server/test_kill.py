@@ -1,4 +1,6 @@
-"""kill -9 of the server at every step between a reply and the iterate made of it: nothing is paid twice, nothing is lost, and no gate is needed for what came."""
+"""kill -9 of the server at every step between a reply and the iterate made of it: nothing is paid
+twice, nothing is lost, and no gate is needed for what came.
+"""
 
 import multiprocessing
 import os
@@ -49,7 +51,15 @@ class Nobody:
 
 
 def conduct(gates, folder, carrier=None) -> Conduct:
-    run = Conduct(gates.cards, gates.problem, ORDER, carrier or gates.direct(), folder, key=ASKER, timeouts=QUICK)
+    run = Conduct(
+        gates.cards,
+        gates.problem,
+        ORDER,
+        carrier or gates.direct(),
+        folder,
+        key=ASKER,
+        timeouts=QUICK,
+    )
     list(run)
     return run
 
@@ -72,7 +82,9 @@ def killed(gates, folder, kind, name, turn, first) -> None:
 
 
 def kill(gates, folder, step) -> None:
-    process = multiprocessing.get_context("fork").Process(target=killed, args=(gates, folder, *step))
+    process = multiprocessing.get_context("fork").Process(
+        target=killed, args=(gates, folder, *step)
+    )
     process.start()
     process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
@@ -84,7 +96,9 @@ def used(gates) -> list[float]:
 
 def check_told(gates, folder, before) -> None:
     """What is shown of the run is not less than what the ledgers have charged since."""
-    for gate, silo, then, now in zip(gates.gates, read(folder).silos, before, used(gates), strict=True):
+    for gate, silo, then, now in zip(
+        gates.gates, read(folder).silos, before, used(gates), strict=True
+    ):
         charged = (now - then) * gdp_mu(Budget(gate.card.epsilon, gate.card.delta)) ** 2
         assert charged > 0
         assert charged <= silo.used * gdp_mu(Budget(silo.epsilon, silo.delta)) ** 2 * (1 + 1e-9)
@@ -92,14 +106,18 @@ def check_told(gates, folder, before) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobody_pays_twice(gates, tmp_path, step):
+def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobody_pays_twice(
+    gates, tmp_path, step
+):
     before = used(gates)
     kill(gates, tmp_path / "run", STEPS[step])
     check_told(gates, tmp_path / "run", before)
     kept = Replies(tmp_path / "run/replies")
     run = Conduct(gates.cards, gates.problem, ORDER, Nobody(), tmp_path / "run", key=ASKER)
     journal = list(iter(run._journal.read, None))
-    had = {(told.sequence, name) for told in journal for name in told.heard} | {(key.sequence, key.name) for key in kept._places}
+    had = {(told.sequence, name) for told in journal for name in told.heard} | {
+        (key.sequence, key.name) for key in kept._places
+    }
     run._close()
     kept.close()
     asked = {"before a reply is kept": 4, "after a reply is kept": 5}.get(step, 6)
@@ -107,7 +125,9 @@ def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobod
     for gate in gates.gates:
         for sequence in (0, 1):
             if (sequence, gate.card.name) in had:
-                gate.ledger().purge(Remote._named(f"{run.run}/{sequence}/{gate.card.name}"))  # as its policy may have it
+                gate.ledger().purge(
+                    Remote._named(f"{run.run}/{sequence}/{gate.card.name}")
+                )  # as its policy may have it
     done = conduct(gates, tmp_path / "run")
     assert done.summary["ended"] == "finished"
     assert [silo["answered"] for silo in done.summary["silos"]] == [4, 4, 4]
@@ -121,7 +141,9 @@ def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobod
     assert all(torch.equal(model[name], again[name]) for name in model)
 
 
-def test_what_a_stopped_run_said_is_not_shown_any_more_once_it_has_gone_on(gates, tmp_path, monkeypatch):
+def test_what_a_stopped_run_said_is_not_shown_any_more_once_it_has_gone_on(
+    gates, tmp_path, monkeypatch
+):
     class Cut(Whole):
         """The network is gone after the first question."""
 
@@ -134,8 +156,14 @@ def test_what_a_stopped_run_said_is_not_shown_any_more_once_it_has_gone_on(gates
     before = used(gates)
     with monkeypatch.context() as patch:
         Clock(patch)
-        about = {"key": ASKER, "quorum": 3, "timeouts": Timeouts(deadline=2.0, limit=2.5, retry=1.0)}
-        run = Conduct(gates.cards, gates.problem, ORDER, Cut(gates.sockets), tmp_path / "run", **about)
+        about = {
+            "key": ASKER,
+            "quorum": 3,
+            "timeouts": Timeouts(deadline=2.0, limit=2.5, retry=1.0),
+        }
+        run = Conduct(
+            gates.cards, gates.problem, ORDER, Cut(gates.sockets), tmp_path / "run", **about
+        )
         list(run)
     assert "0 of 3 silos answered question 2" in run.ended
     check_told(gates, tmp_path / "run", before)

@@ -1,4 +1,6 @@
-"""One question makes a linear model: without noise the least squares of an independent solver, and with noise one that is better than none."""
+"""One question makes a linear model: without noise the least squares of an independent solver, and
+with noise one that is better than none.
+"""
 
 import math
 from functools import partial
@@ -38,7 +40,9 @@ def problem_of(classes, loss=None):
 
 
 def silos_of(classes, sizes=(300, 500), seed=3):
-    """Features in [-1, 1]; labels of a linear model, or of normal classes around centres of their own."""
+    """Features in [-1, 1]; labels of a linear model, or of normal classes around centres of their
+    own.
+    """
     random, made = np.random.default_rng(seed), []
     centres = random.normal(size=(max(classes, 1), FEATURES)) * 0.15
     for n in sizes:
@@ -51,14 +55,25 @@ def silos_of(classes, sizes=(300, 500), seed=3):
 
 def run(problem, silos, epsilon, seeds=(0,), weights="records", trust="isrl", **settings):
     records, clip = Records.of(silos), settings.pop("clip", 1.0)
-    go, mechanisms = partial(ONE_SHOT.run, step=1.0, **settings), {"gram": Gaussian("gram", clip, 0.0)}
+    go, mechanisms = (
+        partial(ONE_SHOT.run, step=1.0, **settings),
+        {"gram": Gaussian("gram", clip, 0.0)},
+    )
     counts = [sum(records.counts)] if trust == "central" else records.counts
     if math.isinf(epsilon):
         plan = with_multipliers(go, mechanisms, counts, Budget(math.inf, 1e-5))
     else:
         plan = calibrate(go, mechanisms, Budget(epsilon, 1e-5), counts)
     ledger = MemoryLedger(plan.rule, [list(plan.budgets[0]) for _ in seeds], plan.counts)
-    fed = connect(trust, problem, records, ledger, list(seeds), Everyone(len(records)), Weights(weights, records.counts))
+    fed = connect(
+        trust,
+        problem,
+        records,
+        ledger,
+        list(seeds),
+        Everyone(len(records)),
+        Weights(weights, records.counts),
+    )
     (w,) = go(fed, problem, torch.zeros(len(seeds), problem.dim), **plan.mechanisms)
     return w, ledger
 
@@ -107,7 +122,9 @@ def test_public_weights_of_classes_move_the_logit_by_their_logarithm():
     silos = silos_of(2)
     plain, _ = run(problem_of(2), silos, math.inf)
     weighted, _ = run(problem_of(2, Weighted(logistic, (0.25, 1.0))), silos, math.inf)
-    torch.testing.assert_close(weighted - plain, torch.tensor([[0.0] * FEATURES + [math.log(4)]]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        weighted - plain, torch.tensor([[0.0] * FEATURES + [math.log(4)]]), atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("weights", ["equal", "records", "precision"])
@@ -116,14 +133,19 @@ def test_with_noise_it_is_better_than_guessing_and_spends_the_budget(classes, we
     silos, problem = silos_of(classes), problem_of(classes)
     w, ledger = run(problem, silos, 2.0, seeds=range(10), weights=weights)
     x, y = (torch.from_numpy(part) for part in pooled(silos_of(classes, (4000,))))
-    loss, nothing = problem.losses(w, x, y).mean(1), problem.losses(torch.zeros(1, problem.dim), x, y).mean()
+    loss, nothing = (
+        problem.losses(w, x, y).mean(1),
+        problem.losses(torch.zeros(1, problem.dim), x, y).mean(),
+    )
     assert float((loss < nothing).double().mean()) >= 0.8
     assert float(loss.mean()) < 0.9 * float(nothing)
     np.testing.assert_allclose(ledger.epsilon(), 2.0, rtol=1e-6)
 
 
 def test_noise_that_hides_everything_leaves_a_model_that_says_next_to_nothing():
-    """At epsilon 0.05 the risks stay near one half; a fit that trusted its noise would be sure of them."""
+    """At epsilon 0.05 the risks stay near one half; a fit that trusted its noise would be sure of
+    them.
+    """
     silos, problem = silos_of(2), problem_of(2)
     w, _ = run(problem, silos, 0.05, seeds=range(40))
     x, y = (torch.from_numpy(part) for part in pooled(silos))
@@ -140,11 +162,29 @@ def test_runs_side_by_side_are_the_runs_alone():
 
 @pytest.mark.parametrize("weights", ["equal", "records", "precision"])
 def test_the_noise_that_the_port_tells_is_the_noise_of_the_mean(weights):
-    """4,000 releases of two silos: their spread is within 5 % of what is told (about 7 standard errors of it)."""
+    """4,000 releases of two silos: their spread is within 5 % of what is told (about 7 standard
+    errors of it).
+    """
     problem, records, runs = problem_of(2), Records.of(silos_of(2, (30, 90))), 4000
-    ledger = MemoryLedger(calibrate(partial(ONE_SHOT.run, step=1.0), {"gram": Gaussian("gram", 1.0, 0.0)}, Budget(1e7, 0.1), (30, 90)).rule,
-                          [[Budget(1e7, 0.1)] * 2] * runs, records.counts)  # fmt: skip
-    fed = connect("isrl", problem, records, ledger, list(range(runs)), Everyone(2), Weights(weights, records.counts))
+    ledger = MemoryLedger(
+        calibrate(
+            partial(ONE_SHOT.run, step=1.0),
+            {"gram": Gaussian("gram", 1.0, 0.0)},
+            Budget(1e7, 0.1),
+            (30, 90),
+        ).rule,
+        [[Budget(1e7, 0.1)] * 2] * runs,
+        records.counts,
+    )
+    fed = connect(
+        "isrl",
+        problem,
+        records,
+        ledger,
+        list(range(runs)),
+        Everyone(2),
+        Weights(weights, records.counts),
+    )
     gram = Gram(FEATURES, 2, 1.0, 1.0)
     mean, told, _ = fed.measure(Query(gram, Gaussian("a", gram.norm, torch.tensor([[0.5, 2.0]]))))
     assert float(mean.std(0).mean() / told) == pytest.approx(1, abs=0.05)
@@ -165,4 +205,9 @@ def test_other_problems_are_refused_in_a_sentence(problem, said):
 
 def test_a_shuffler_has_no_total_of_it():
     with pytest.raises(BadInput, match="no Gram"):
-        prepare(Order(algorithm="one-shot", trust="shuffle", epsilon=("1",)), ["a", "b"], [300, 500], dimension=5)
+        prepare(
+            Order(algorithm="one-shot", trust="shuffle", epsilon=("1",)),
+            ["a", "b"],
+            [300, 500],
+            dimension=5,
+        )

@@ -46,9 +46,13 @@ def test_the_tail_leaves_the_iterates_as_they_were():
 
 
 def test_a_random_iterate_is_each_with_the_same_probability():
-    """Chi-square over 5 iterates and 2000 fixed seeds; false-alarm rate 1e-6 (the statistic's upper quantile for 4 degrees is 33.4)."""
+    """Chi-square over 5 iterates and 2000 fixed seeds; false-alarm rate 1e-6 (the statistic's upper
+    quantile for 4 degrees is 33.4).
+    """
     kept = points(5)
-    hits = np.bincount([int(output(kept, "random", seed=s)[0, 0]) for s in range(2000)], minlength=5)
+    hits = np.bincount(
+        [int(output(kept, "random", seed=s)[0, 0]) for s in range(2000)], minlength=5
+    )
     assert ((hits - 400) ** 2 / 400).sum() < 33.4
 
 
@@ -67,7 +71,9 @@ def test_an_unknown_rule_is_refused_before_the_run_begins():
         raise RuntimeError("the run began")
         yield
 
-    with pytest.raises(BadInput, match="output rule 'best' is unknown; choose one of last, random, tail"):
+    with pytest.raises(
+        BadInput, match="output rule 'best' is unknown; choose one of last, random, tail"
+    ):
         output(run(), "best")
 
 
@@ -107,17 +113,35 @@ def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
     made, held, handed = [], [], []
     order = SimpleNamespace(output=rule, rounds=20, step=1.0)
     plan, algorithm = SimpleNamespace(asked=[], counts=()), SimpleNamespace(name="walk")
-    prepared = SimpleNamespace(order=order, settings={"rounds": 20}, run=walk, mechanisms={}, plan=plan, algorithm=algorithm)
+    prepared = SimpleNamespace(
+        order=order,
+        settings={"rounds": 20},
+        run=walk,
+        mechanisms={},
+        plan=plan,
+        algorithm=algorithm,
+    )
     problem = SimpleNamespace(initial=lambda seeds: torch.zeros(1, 2))
     for _ in Short(prepared, problem, tmp_path, 3):
         pass
     assert max(held) <= 2
-    assert torch.equal(handed[0], output([torch.full((1, 2), t + 1.0) for t in range(20)], rule, seed=3))
+    assert torch.equal(
+        handed[0], output([torch.full((1, 2), t + 1.0) for t in range(20)], rule, seed=3)
+    )
 
 
 def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("silodp.server.kept.tempfile.TemporaryFile", lambda dir: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
-    with pytest.raises(BadInput, match=r"cannot be kept in .* \(No space left on device\); make room there, and resume the run"):
+    monkeypatch.setattr(
+        "silodp.server.kept.tempfile.TemporaryFile",
+        lambda dir: open("/dev/full", "r+b", buffering=0),  # noqa: SIM115
+    )
+    with pytest.raises(
+        BadInput,
+        match=(
+            r"cannot be kept in .* \(No space left on device\); make room there, and resume "
+            r"the run"
+        ),
+    ):
         Kept(tmp_path).append(torch.ones(1, 3))
 
 

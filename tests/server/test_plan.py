@@ -1,4 +1,6 @@
-"""Golden noise, budgets spent to the last thousandth and never passed, for every ledger rule and sampling; the paper's own constants."""
+"""Golden noise, budgets spent to the last thousandth and never passed, for every ledger rule and
+sampling; the paper's own constants.
+"""
 
 import functools
 import math
@@ -23,7 +25,18 @@ N = 1234
 DELTA = N**-2
 
 
-def planned(name, budgets, counts, *, sampling=FullBatch(), participation=None, shares=None, rule=None, clip=1.0, **settings):  # noqa: B008
+def planned(
+    name,
+    budgets,
+    counts,
+    *,
+    sampling=FullBatch(),  # noqa: B008
+    participation=None,
+    shares=None,
+    rule=None,
+    clip=1.0,
+    **settings,
+):
     algorithm = ALGORITHMS[name]
     run = functools.partial(algorithm.run, step=1.0, **settings)
     mechanisms = {kind: Gaussian(kind, clip, 0.0, sampling) for kind in algorithm.kinds}
@@ -38,17 +51,25 @@ def charged(plan):
     """The ledger of this plan after everything in it was asked."""
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), plan.counts)
     for a in plan.asked:
-        ledger.charge(Event(a.event.sampling, plan.mechanisms[a.kind].noise_multiplier, a.event.count), a.silos)
+        ledger.charge(
+            Event(a.event.sampling, plan.mechanisms[a.kind].noise_multiplier, a.event.count),
+            a.silos,
+        )
     return ledger
 
 
-@pytest.mark.parametrize(("epsilon", "golden"), [(0.75, 79.70), (1, 60.96), (1.5, 41.86), (3, 22.21), (6, 12.00), (12, 6.66), (18, 4.80)])
+@pytest.mark.parametrize(
+    ("epsilon", "golden"),
+    [(0.75, 79.70), (1, 60.96), (1.5, 41.86), (3, 22.21), (6, 12.00), (12, 6.66), (18, 4.80)],
+)
 def test_minibatch_sgd_has_its_golden_noise(epsilon, golden):
     plan = planned("mb-sgd", Budget(epsilon, DELTA), [N], rounds=50)
     std = multiplier(plan, "minibatch") * float(plan.mechanisms["minibatch"].sensitivity(N))
     assert std * N == pytest.approx(golden, rel=0.01)
     assert plan.count("minibatch", 0) == 50
-    assert multiplier(plan, "minibatch") == pytest.approx(math.sqrt(50) / gdp_mu(Budget(epsilon, DELTA)), rel=1e-6)
+    assert multiplier(plan, "minibatch") == pytest.approx(
+        math.sqrt(50) / gdp_mu(Budget(epsilon, DELTA)), rel=1e-6
+    )
 
 
 SOUND = [
@@ -65,8 +86,19 @@ SOUND = [
 
 @pytest.mark.parametrize(("rule", "sampling", "epsilon"), SOUND, ids=str)
 def test_spider_spends_its_budget_and_never_more(rule, sampling, epsilon):
-    """Phase 5: by the plan, and by a ledger that is charged for every release and then has nothing left for one more."""
-    plan = planned("spider", Budget(epsilon, DELTA), [N], sampling=sampling, rule=rule, rounds=50, phase=5, slope=1.0)
+    """Phase 5: by the plan, and by a ledger that is charged for every release and then has nothing
+    left for one more.
+    """
+    plan = planned(
+        "spider",
+        Budget(epsilon, DELTA),
+        [N],
+        sampling=sampling,
+        rule=rule,
+        rounds=50,
+        phase=5,
+        slope=1.0,
+    )
     assert plan.rule.name == rule
     assert (plan.count("anchor", 0), plan.count("refine", 0)) == (10, 40)
     ledger = charged(plan)
@@ -78,7 +110,12 @@ def test_spider_spends_its_budget_and_never_more(rule, sampling, epsilon):
 
 @pytest.mark.parametrize(
     ("rule", "sampling"),
-    [("gdp", Poisson(0.1)), ("gdp", WithoutReplacement(0.1)), ("committed", DisjointBatches(20)), ("committed", WithoutReplacement(0.1))],
+    [
+        ("gdp", Poisson(0.1)),
+        ("gdp", WithoutReplacement(0.1)),
+        ("committed", DisjointBatches(20)),
+        ("committed", WithoutReplacement(0.1)),
+    ],
     ids=str,
 )
 def test_a_rule_that_has_no_price_for_a_sampling_says_so(rule, sampling):
@@ -88,21 +125,32 @@ def test_a_rule_that_has_no_price_for_a_sampling_says_so(rule, sampling):
 
 @pytest.mark.parametrize(
     ("sampling", "rule"),
-    [(FullBatch(), "gdp"), (DisjointBatches(5), "gdp"), (Poisson(0.5), "committed"), (WithoutReplacement(0.5), "renyi")],
+    [
+        (FullBatch(), "gdp"),
+        (DisjointBatches(5), "gdp"),
+        (Poisson(0.5), "committed"),
+        (WithoutReplacement(0.5), "renyi"),
+    ],
     ids=str,
 )
 def test_the_tightest_rule_that_applies_is_the_default(sampling, rule):
-    assert planned("mb-sgd", Budget(math.inf, DELTA), [N], sampling=sampling, rounds=5).rule.name == rule
+    assert (
+        planned("mb-sgd", Budget(math.inf, DELTA), [N], sampling=sampling, rounds=5).rule.name
+        == rule
+    )
 
 
 def test_an_unknown_rule_is_refused():
-    with pytest.raises(BadInput, match="ledger rule 'zcdp' is unknown; choose gdp, renyi or committed"):
+    with pytest.raises(
+        BadInput, match="ledger rule 'zcdp' is unknown; choose gdp, renyi or committed"
+    ):
         planned("mb-sgd", Budget(1.0, DELTA), [N], rounds=5, rule="zcdp")
 
 
 def test_the_renyi_rule_asks_a_little_more_noise_and_no_rule_asks_less_than_the_exact_one():
     exact, renyi, committed = (
-        multiplier(planned("mb-sgd", Budget(3.0, DELTA), [N], rounds=50, rule=rule), "minibatch") for rule in ("gdp", "renyi", "committed")
+        multiplier(planned("mb-sgd", Budget(3.0, DELTA), [N], rounds=50, rule=rule), "minibatch")
+        for rule in ("gdp", "renyi", "committed")
     )
     assert 1.0 < renyi / exact < 1.12
     assert committed == pytest.approx(exact, rel=1e-6)
@@ -118,18 +166,24 @@ def test_each_disjoint_batch_has_the_whole_budget():
 def test_a_partition_gone_through_twice_costs_twice():
     def twice(fed, problem, w, *, minibatch):
         for _ in range(2):
-            yield from ALGORITHMS["prox-sgd"].run(fed, problem, w, rounds=10, step=1.0, minibatch=minibatch)
+            yield from ALGORITHMS["prox-sgd"].run(
+                fed, problem, w, rounds=10, step=1.0, minibatch=minibatch
+            )
 
     mechanisms = {"minibatch": Gaussian("minibatch", 1.0, 0.0, DisjointBatches(10))}
     plan = calibrate(twice, mechanisms, Budget(3.0, DELTA), [N])
     once = planned("prox-sgd", Budget(3.0, DELTA), [N], sampling=DisjointBatches(10), rounds=10)
-    assert multiplier(plan, "minibatch") == pytest.approx(math.sqrt(2) * multiplier(once, "minibatch"), rel=1e-6)
+    assert multiplier(plan, "minibatch") == pytest.approx(
+        math.sqrt(2) * multiplier(once, "minibatch"), rel=1e-6
+    )
 
 
 def test_a_local_step_counts_as_a_release():
     local = planned("local-sgd", Budget(3.0, DELTA), [N], rounds=10, local_steps=5)
     assert local.count("minibatch", 0) == 50
-    assert multiplier(local, "minibatch") == pytest.approx(multiplier(planned("mb-sgd", Budget(3.0, DELTA), [N], rounds=50), "minibatch"))
+    assert multiplier(local, "minibatch") == pytest.approx(
+        multiplier(planned("mb-sgd", Budget(3.0, DELTA), [N], rounds=50), "minibatch")
+    )
 
 
 def test_each_silo_has_its_own_budget_and_records():
@@ -153,7 +207,15 @@ def test_each_run_has_its_own_budget():
 
 
 def test_the_same_budget_needs_the_same_multiplier_for_any_clip_and_any_step():
-    wide = planned("spider", Budget(3.0, DELTA), [N], rounds=20, phase=4, slope=9.0, clip=torch.tensor([[0.1], [10.0]]))
+    wide = planned(
+        "spider",
+        Budget(3.0, DELTA),
+        [N],
+        rounds=20,
+        phase=4,
+        slope=9.0,
+        clip=torch.tensor([[0.1], [10.0]]),
+    )
     plain = planned("spider", Budget(3.0, DELTA), [N], rounds=20, phase=4, slope=1.0)
     for kind in ("anchor", "refine"):
         assert multiplier(wide, kind) == multiplier(plain, kind)
@@ -162,19 +224,32 @@ def test_the_same_budget_needs_the_same_multiplier_for_any_clip_and_any_step():
 def test_balanced_silos_need_less_noise_than_uniform_ones():
     rounds, silos, answering = 50, 25, 12
     budgets, counts = Budget(3.0, DELTA), [N] * silos
-    balanced = planned("mb-sgd", budgets, counts, participation=Balanced(silos, answering, seed=0), rounds=rounds)
-    uniform = planned("mb-sgd", budgets, counts, participation=Uniform(silos, answering, seed=0), rounds=rounds)
+    balanced = planned(
+        "mb-sgd", budgets, counts, participation=Balanced(silos, answering, seed=0), rounds=rounds
+    )
+    uniform = planned(
+        "mb-sgd", budgets, counts, participation=Uniform(silos, answering, seed=0), rounds=rounds
+    )
     for i in range(silos):
         assert balanced.count("minibatch", i) <= math.ceil(rounds * answering / silos)
         assert uniform.count("minibatch", i) == rounds
         expected = math.sqrt(balanced.count("minibatch", i) / rounds)
-        assert multiplier(balanced, "minibatch", i) / multiplier(uniform, "minibatch", i) == pytest.approx(expected, rel=1e-6)
+        assert multiplier(balanced, "minibatch", i) / multiplier(
+            uniform, "minibatch", i
+        ) == pytest.approx(expected, rel=1e-6)
     assert balanced.spent()[0] == pytest.approx(np.full(silos, 3.0), rel=1e-3)
 
 
 @pytest.mark.parametrize("rule", ["gdp", "renyi", "committed"])
 def test_a_silo_that_will_never_be_asked_needs_no_noise_and_spends_nothing(rule):
-    plan = planned("mb-sgd", Budget(1.0, DELTA), [N] * 5, participation=Balanced(5, 1, seed=0), rounds=3, rule=rule)
+    plan = planned(
+        "mb-sgd",
+        Budget(1.0, DELTA),
+        [N] * 5,
+        participation=Balanced(5, 1, seed=0),
+        rounds=3,
+        rule=rule,
+    )
     idle = [i for i in range(5) if plan.count("minibatch", i) == 0]
     assert len(idle) == 2
     spent = plan.spent()[0]
@@ -184,7 +259,9 @@ def test_a_silo_that_will_never_be_asked_needs_no_noise_and_spends_nothing(rule)
 
 @pytest.mark.parametrize("rule", ["gdp", "renyi", "committed"])
 def test_kinds_with_equal_noise_are_still_counted_apart(rule):
-    """Two anchors and two differences at equal shares have equal noise; the ledger must allow all four and no fifth."""
+    """Two anchors and two differences at equal shares have equal noise; the ledger must allow all
+    four and no fifth.
+    """
     plan = planned("spider", Budget(1.0, DELTA), [N], rounds=4, phase=3, slope=1.0, rule=rule)
     assert multiplier(plan, "anchor") == multiplier(plan, "refine")
     ledger = charged(plan)
@@ -204,12 +281,30 @@ def test_the_budget_is_split_between_anchors_and_differences_as_asked(share):
 
 @pytest.mark.parametrize("share", [0.0, -1.0, math.inf, math.nan])
 def test_a_senseless_share_is_refused(share):
-    with pytest.raises(BadInput, match=r"the budget share of anchor is .*; it must be greater than 0"):
-        planned("spider", Budget(3.0, DELTA), [N], rounds=5, phase=2, slope=1.0, shares={"anchor": share, "refine": 1.0})
+    with pytest.raises(
+        BadInput, match=r"the budget share of anchor is .*; it must be greater than 0"
+    ):
+        planned(
+            "spider",
+            Budget(3.0, DELTA),
+            [N],
+            rounds=5,
+            phase=2,
+            slope=1.0,
+            shares={"anchor": share, "refine": 1.0},
+        )
 
 
 def test_without_differences_all_is_spent_on_anchors():
-    spider = planned("spider", Budget(3.0, DELTA), [N], rounds=50, phase=1, slope=1.0, shares={"anchor": 0.3, "refine": 0.7})
+    spider = planned(
+        "spider",
+        Budget(3.0, DELTA),
+        [N],
+        rounds=50,
+        phase=1,
+        slope=1.0,
+        shares={"anchor": 0.3, "refine": 0.7},
+    )
     plain = planned("mb-sgd", Budget(3.0, DELTA), [N], rounds=50)
     assert multiplier(spider, "anchor") == pytest.approx(multiplier(plain, "minibatch"), rel=1e-9)
     assert spider.count("refine", 0) == 0
@@ -219,7 +314,9 @@ def test_batches_without_a_record_are_refused_before_anything_is_spent():
     with pytest.raises(BadInput, match="batches of 0 records of 30"):
         planned("prox-sgd", Budget(3.0, DELTA), [N, 30], sampling=DisjointBatches(50), rounds=50)
     with pytest.raises(BadInput, match=r"batches of 0\.3 records of 30"):
-        planned("mb-sgd", Budget(3.0, DELTA), [N, 30], sampling=Poisson(0.01), rounds=50, rule="renyi")
+        planned(
+            "mb-sgd", Budget(3.0, DELTA), [N, 30], sampling=Poisson(0.01), rounds=50, rule="renyi"
+        )
 
 
 def test_a_dry_run_notes_every_query_in_order_and_touches_nothing():
@@ -238,7 +335,7 @@ def test_a_dry_run_foresees_the_balanced_order_that_is_then_drawn():
     assert [a.silos for a in asked] == [who.draw() for _ in range(12)]
 
 
-# --- the paper's constants ---------------------------------------------------------------------------------------------------------
+# --- the paper's constants -----------------------------------------------------------------------
 
 
 def paper_spend(name, claim, **settings):
@@ -251,13 +348,19 @@ def paper_spend(name, claim, **settings):
 
 @pytest.mark.parametrize(("claim", "spent"), [(1, 0.68), (6, 4.8), (12, 10.8), (18, 17.8)])
 def test_the_papers_spider_constants_spend_what_the_notes_computed(claim, spent):
-    """q = 2; 50 rounds, r = 0..49, reproduce the notes' numbers (51 rounds, r = 0..50 as printed, would spend 18.1 at a claim of 18)."""
-    assert paper_spend("spider", claim, rounds=50, phase=2, slope=math.inf) == pytest.approx(spent, rel=0.01)
+    """q = 2; 50 rounds, r = 0..49, reproduce the notes' numbers (51 rounds, r = 0..50 as printed,
+    would spend 18.1 at a claim of 18).
+    """
+    assert paper_spend("spider", claim, rounds=50, phase=2, slope=math.inf) == pytest.approx(
+        spent, rel=0.01
+    )
 
 
 @pytest.mark.parametrize(("claim", "spent"), [(6, 8.3), (18, 32.7)])
 def test_the_papers_alternate_spider_overspends(claim, spent):
-    assert paper_spend("spider-alternate", claim, rounds=50, slope=math.inf) == pytest.approx(spent, rel=0.01)
+    assert paper_spend("spider-alternate", claim, rounds=50, slope=math.inf) == pytest.approx(
+        spent, rel=0.01
+    )
 
 
 @pytest.mark.parametrize(("epsilon", "ratio"), [(0.75, 1.29), (18, 0.89)])
@@ -271,7 +374,9 @@ def test_the_papers_minibatch_constants_are_off_as_the_notes_computed(epsilon, r
 @pytest.mark.parametrize(("epsilon", "ratio"), [(0.75, 1.79), (3, 1.60), (18, 1.23)])
 def test_the_papers_anchor_constant_at_phase_one_is_too_large_as_the_notes_computed(epsilon, ratio):
     exact = multiplier(planned("mb-sgd", Budget(epsilon, DELTA), [N], rounds=50), "minibatch")
-    theirs = paper_multipliers("spider", Budget(epsilon, DELTA), {"rounds": 50, "phase": 1})["anchor"]
+    theirs = paper_multipliers("spider", Budget(epsilon, DELTA), {"rounds": 50, "phase": 1})[
+        "anchor"
+    ]
     assert theirs / exact == pytest.approx(ratio, abs=0.006)
 
 
@@ -281,14 +386,22 @@ def test_the_papers_local_sgd_constant_pays_for_every_local_step():
 
 
 def test_an_algorithm_without_constants_in_the_paper_is_refused():
-    with pytest.raises(BadInput, match="no experimental noise constants for prox-svrg; use --noise exact"):
+    with pytest.raises(
+        BadInput, match="no experimental noise constants for prox-svrg; use --noise exact"
+    ):
         paper_multipliers("prox-svrg", Budget(3.0, DELTA), {"rounds": 50})
 
 
 def test_with_given_noise_the_plan_says_what_it_really_costs():
     run = functools.partial(ALGORITHMS["mb-sgd"].run, rounds=50, step=1.0)
-    plan = with_multipliers(run, {"minibatch": Gaussian("minibatch", 1.0, 5.0)}, [N, 10], Budget(1.0, 1e-5), Everyone(2))
+    plan = with_multipliers(
+        run, {"minibatch": Gaussian("minibatch", 1.0, 5.0)}, [N, 10], Budget(1.0, 1e-5), Everyone(2)
+    )
     assert isinstance(plan.rule, GDP)
-    assert plan.spent() == pytest.approx(np.full((1, 2), get_epsilon_gaussian(5 / math.sqrt(50), 1e-5)), rel=1e-6)
-    silent = with_multipliers(run, {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, [N], Budget(1.0, 1e-5))
+    assert plan.spent() == pytest.approx(
+        np.full((1, 2), get_epsilon_gaussian(5 / math.sqrt(50), 1e-5)), rel=1e-6
+    )
+    silent = with_multipliers(
+        run, {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, [N], Budget(1.0, 1e-5)
+    )
     assert np.isinf(silent.spent()).all()

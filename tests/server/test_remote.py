@@ -1,4 +1,6 @@
-"""The channel over a network: what counts as an answer, who is waited for, and what becomes of an algorithm when silos drop out."""
+"""The channel over a network: what counts as an answer, who is waited for, and what becomes of an
+algorithm when silos drop out.
+"""
 
 import hashlib
 from dataclasses import replace
@@ -33,11 +35,13 @@ QUICK = Timeouts(deadline=LIMIT, limit=LIMIT, retry=30.0)
 BRIEF = Timeouts(deadline=0.4, limit=0.4, retry=0.2)
 
 
-# --- silos in this process, whose replies the tests can spoil ------------------------------------------------------------------------
+# --- silos in this process, whose replies the tests can spoil ------------------------------------
 
 
 class Silo:
-    """A test's own silo: the real gate around a simulated answerer, which may be asked without noise; and the tricks of its courier."""
+    """A test's own silo: the real gate around a simulated answerer, which may be asked without
+    noise; and the tricks of its courier.
+    """
 
     def __init__(self, index: int, problem, records: Records) -> None:
         self.key = Ed25519PrivateKey.from_private_bytes(bytes([50 + index]) * 32)
@@ -66,7 +70,15 @@ class Silo:
         self.frames.append(frame)
         envelope, _, digest = decode_query(frame, limit=2**20)
         release = self._gate.answer(envelope.query, [0])
-        answer = Answer(self.name, envelope.query_id, digest, release.value[0], release.event, len(self.frames), "0" * 64)
+        answer = Answer(
+            self.name,
+            envelope.query_id,
+            digest,
+            release.value[0],
+            release.event,
+            len(self.frames),
+            "0" * 64,
+        )
         reply = self.trick(self, frame, answer)
         if isinstance(reply, Refusal) and not reply.digest:
             reply = Refusal(reply.code, hashlib.sha256(frame).hexdigest())
@@ -84,7 +96,11 @@ class Local:
         self.down: set[str] = set()
 
     def exchange(self, frames, timeout):
-        replies = {name: self.silos[name].handle(frame) for name, frame in frames.items() if name not in self.down}
+        replies = {
+            name: self.silos[name].handle(frame)
+            for name, frame in frames.items()
+            if name not in self.down
+        }
         return {name: reply for name, reply in replies.items() if reply is not None}
 
     def names(self):
@@ -99,7 +115,11 @@ def connect(problem, records, **settings) -> tuple[Remote, list[Silo], Local]:
 
 
 def test_the_remote_channel_passes_the_conformance_suite():
-    check_federation(lambda problem, records, participation: Federation(connect(problem, records)[0], participation))
+    check_federation(
+        lambda problem, records, participation: Federation(
+            connect(problem, records)[0], participation
+        )
+    )
 
 
 @pytest.fixture
@@ -124,13 +144,17 @@ def gradient(problem, noise=0.0) -> Query:
     return Query(Grad(torch.zeros(1, problem.dim)), Gaussian("anchor", 1.0, noise))
 
 
-def test_each_silo_is_asked_with_its_own_noise_and_a_question_is_the_same_bytes_whenever_it_is_asked(three):
+def test_each_silo_is_asked_with_its_own_noise_and_a_question_is_the_same_bytes_whenever_it_is_asked(  # noqa: E501
+    three,
+):
     problem, records = three
     frames = []
     for _ in range(2):
         channel, silos, _ = connect(problem, records)
         for _ in range(2):
-            channel.ask(gradient(problem, torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)), range(3))
+            channel.ask(
+                gradient(problem, torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)), range(3)
+            )
         frames.append([frame for silo in silos for frame in silo.frames])
     assert frames[0] == frames[1]
     envelopes = [decode_query(frame, limit=2**20)[0] for frame in frames[0]]
@@ -138,15 +162,25 @@ def test_each_silo_is_asked_with_its_own_noise_and_a_question_is_the_same_bytes_
     assert len({e.query_id for e in envelopes}) == 6
     other, silos, _ = connect(problem, records, run="other")
     other.ask(gradient(problem), [0])
-    assert decode_query(silos[0].frames[0], limit=2**20)[0].query_id not in {e.query_id for e in envelopes}
+    assert decode_query(silos[0].frames[0], limit=2**20)[0].query_id not in {
+        e.query_id for e in envelopes
+    }
 
 
-def test_the_carrier_is_told_how_long_a_reply_can_be_and_every_answer_is_within_it(three, monkeypatch):
+def test_the_carrier_is_told_how_long_a_reply_can_be_and_every_answer_is_within_it(
+    three, monkeypatch
+):
     channel, silos, carrier = connect(*three)
     told, plain = [], carrier.exchange
-    monkeypatch.setattr(carrier, "exchange", lambda frames, timeout: told.append(frames.most) or plain(frames, timeout))
+    monkeypatch.setattr(
+        carrier,
+        "exchange",
+        lambda frames, timeout: told.append(frames.most) or plain(frames, timeout),
+    )
     channel.ask(gradient(three[0]), range(3))
-    assert all(max(len(reply) for silo in silos for reply in silo.replies) <= most < 2**14 for most in told)
+    assert all(
+        max(len(reply) for silo in silos for reply in silo.replies) <= most < 2**14 for most in told
+    )
     assert told
 
 
@@ -169,19 +203,37 @@ SPOILT = {
     "another question's content": (replaced(digest="1" * 64), "forged"),
     "another's signature": (lambda silo, frame, reply: encode_reply(reply, THIEF), "forged"),
     "no signature": (lambda silo, frame, reply: encode_reply(reply), "forged"),
-    "a refusal of another question": (lambda silo, frame, reply: Refusal("asker", "ab" * 32), "forged"),
-    "a lasting refusal of no question": (lambda silo, frame, reply: encode_reply(Refusal("budget"), silo.key), "forged"),
+    "a refusal of another question": (
+        lambda silo, frame, reply: Refusal("asker", "ab" * 32),
+        "forged",
+    ),
+    "a lasting refusal of no question": (
+        lambda silo, frame, reply: encode_reply(Refusal("budget"), silo.key),
+        "forged",
+    ),
     "a refusal by nobody": (lambda silo, frame, reply: encode_reply(Refusal("budget")), "forged"),
     "a bit of the value": (bent(-3), "forged"),
     "a bit of the signature": (bent(50), "forged"),
     "the last byte gone": (lambda silo, frame, reply: encode_reply(reply, silo.key)[:-1], "forged"),
     "nothing": (lambda silo, frame, reply: b"", "forged"),
     "the question itself": (lambda silo, frame, reply: frame, "forged"),
-    "the reply to an earlier question": (lambda silo, frame, reply: silo.replies[0] if silo.replies else reply, "forged"),
+    "the reply to an earlier question": (
+        lambda silo, frame, reply: silo.replies[0] if silo.replies else reply,
+        "forged",
+    ),
     "endless": (lambda silo, frame, reply: bytes(2**20), "forged"),
-    "not a number": (lambda silo, frame, reply: replace(reply, value=reply.value * torch.nan), "value"),
-    "infinite": (lambda silo, frame, reply: replace(reply, value=reply.value.double() + torch.inf), "value"),
-    "beyond all sums": (lambda silo, frame, reply: replace(reply, value=reply.value.double() + 1e60), "value"),
+    "not a number": (
+        lambda silo, frame, reply: replace(reply, value=reply.value * torch.nan),
+        "value",
+    ),
+    "infinite": (
+        lambda silo, frame, reply: replace(reply, value=reply.value.double() + torch.inf),
+        "value",
+    ),
+    "beyond all sums": (
+        lambda silo, frame, reply: replace(reply, value=reply.value.double() + 1e60),
+        "value",
+    ),
     "too short": (lambda silo, frame, reply: replace(reply, value=reply.value[:, :-1]), "value"),
     "empty": (lambda silo, frame, reply: replace(reply, value=reply.value[:, :0]), "value"),
     "silence": (lambda silo, frame, reply: None, "silent"),
@@ -189,10 +241,14 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_a_reply_that_is_not_the_silos_own_finite_answer_to_this_question_does_not_count(three, name):
+def test_a_reply_that_is_not_the_silos_own_finite_answer_to_this_question_does_not_count(
+    three, name
+):
     problem, records = three
     told = []
-    channel, silos, _ = connect(problem, records, timeouts=BRIEF, report=lambda t, answers: told.append(t))
+    channel, silos, _ = connect(
+        problem, records, timeouts=BRIEF, report=lambda t, answers: told.append(t)
+    )
     channel.ask(gradient(problem), range(3))
     trick, code = SPOILT[name]
     silos[1].trick = trick
@@ -214,7 +270,10 @@ def test_whoever_is_garbled_or_busy_is_sent_the_same_bytes_again(three):
     assert len(silos[0].frames) == 1
 
 
-@pytest.mark.parametrize(("code", "later"), [("budget", False), ("expired", False), ("run-limit", False), ("clip", True), ("paused", True)])
+@pytest.mark.parametrize(
+    ("code", "later"),
+    [("budget", False), ("expired", False), ("run-limit", False), ("clip", True), ("paused", True)],
+)
 def test_a_silo_without_budget_retires_and_other_refusals_are_of_one_question(three, code, later):
     problem, records = three
     channel, silos, _ = connect(problem, records, timeouts=BRIEF)
@@ -234,12 +293,17 @@ def test_gates_of_an_older_version_end_the_run_in_a_sentence(three):
         silo.trick = lambda silo, frame, reply: Refusal("version")
     with pytest.raises(
         StopRun,
-        match=r"1 of 3 silos answered question 1, and 2 must \(silo-0 version, silo-1 version\)\. \(version\): it speaks an older version",
+        match=(
+            r"1 of 3 silos answered question 1, and 2 must \(silo-0 version, silo-1 "
+            r"version\)\. \(version\): it speaks an older version"
+        ),
     ):
         channel.ask(gradient(problem), range(3))
 
 
-def test_the_run_goes_on_while_the_quorum_answers_and_ends_with_a_sentence_when_it_does_not(three, tmp_path):
+def test_the_run_goes_on_while_the_quorum_answers_and_ends_with_a_sentence_when_it_does_not(
+    three, tmp_path
+):
     problem, records = three
     journal = Journal(tmp_path / "journal", "run", "c")
     channel, silos, carrier = connect(problem, records, quorum=2, timeouts=BRIEF, journal=journal)
@@ -247,9 +311,13 @@ def test_the_run_goes_on_while_the_quorum_answers_and_ends_with_a_sentence_when_
     assert channel.ask(gradient(problem), range(3)).silos == (1, 2)
     carrier.down = {"silo-0", "silo-2"}
     size = (tmp_path / "journal").stat().st_size
-    with pytest.raises(StopRun, match=r"1 of 3 silos answered question 2, and 2 must \(.*silo-2 silent"):
+    with pytest.raises(
+        StopRun, match=r"1 of 3 silos answered question 2, and 2 must \(.*silo-2 silent"
+    ):
         channel.ask(gradient(problem), range(3))
-    assert (tmp_path / "journal").stat().st_size == size, "what ended the run is asked again when it is resumed"
+    assert (tmp_path / "journal").stat().st_size == size, (
+        "what ended the run is asked again when it is resumed"
+    )
     journal.close()
     channel, silos, _ = connect(problem, records, quorum=2, timeouts=BRIEF)
     for silo in silos[:2]:
@@ -263,7 +331,9 @@ def test_the_run_goes_on_while_the_quorum_answers_and_ends_with_a_sentence_when_
 
 def test_who_was_silent_is_not_waited_for_until_seen_again(three, clock):
     problem, records = three
-    channel, _, carrier = connect(problem, records, timeouts=Timeouts(deadline=1.0, limit=5.0, retry=1.0))
+    channel, _, carrier = connect(
+        problem, records, timeouts=Timeouts(deadline=1.0, limit=5.0, retry=1.0)
+    )
     carrier.down = {"silo-1"}
     channel.ask(gradient(problem), range(3))
     begin = clock.now
@@ -275,14 +345,20 @@ def test_who_was_silent_is_not_waited_for_until_seen_again(three, clock):
     assert channel.ask(gradient(problem), range(3)).silos == (0, 1, 2)
 
 
-def test_a_silo_that_the_operator_removed_retires_at_once_and_may_have_paid_for_that_question_alone(three, clock):
+def test_a_silo_that_the_operator_removed_retires_at_once_and_may_have_paid_for_that_question_alone(
+    three, clock
+):
     problem, records = three
     told = []
-    channel, silos, carrier = connect(problem, records, timeouts=QUICK, report=lambda report, answers: told.append(report))
+    channel, silos, carrier = connect(
+        problem, records, timeouts=QUICK, report=lambda report, answers: told.append(report)
+    )
     carrier.down = carrier.removed = {"silo-1"}
     for _ in range(2):
         assert channel.ask(gradient(problem), range(3)).silos == (0, 2)
-    assert (clock.now, silos[1].frames, channel.retired) == (0.0, [], {"silo-1": "removed"}), "nobody waits for it"
+    assert (clock.now, silos[1].frames, channel.retired) == (0.0, [], {"silo-1": "removed"}), (
+        "nobody waits for it"
+    )
     assert [report.dropped for report in told] == [{"silo-1": "removed"}, {"silo-1": "retired"}]
     assert [sorted(maybe_charged(report.answered, report.dropped)) for report in told] == [
         ["silo-0", "silo-1", "silo-2"],
@@ -291,7 +367,11 @@ def test_a_silo_that_the_operator_removed_retires_at_once_and_may_have_paid_for_
 
 
 def test_a_silo_whose_ledger_knows_the_question_may_have_paid_for_it():
-    assert maybe_charged((), {"a": "purged", "b": "id-reused", "c": "statistic", "d": "round"}) == {"a", "b", "d"}
+    assert maybe_charged((), {"a": "purged", "b": "id-reused", "c": "statistic", "d": "round"}) == {
+        "a",
+        "b",
+        "d",
+    }
 
 
 def refusing(silo, code, first=1):
@@ -305,7 +385,11 @@ def test_a_silo_that_was_silent_and_then_refuses_for_good_may_have_been_charged(
     for _ in range(2):  # also where the journal tells it
         journal = Journal(tmp_path / "journal", "run", "c")
         channel, silos, _ = connect(
-            problem, records, timeouts=timeouts, journal=journal, report=lambda report, answers: told.append(report)
+            problem,
+            records,
+            timeouts=timeouts,
+            journal=journal,
+            report=lambda report, answers: told.append(report),
         )
         refusing(silos[0], "expired")
         refusing(silos[1], "expired", 2)
@@ -316,13 +400,19 @@ def test_a_silo_that_was_silent_and_then_refuses_for_good_may_have_been_charged(
     assert [report.replayed for report in told] == [False, True]
 
 
-def test_what_a_killed_server_has_sent_may_be_charged_whatever_the_silo_says_when_it_is_asked_again(three, tmp_path):
+def test_what_a_killed_server_has_sent_may_be_charged_whatever_the_silo_says_when_it_is_asked_again(
+    three, tmp_path
+):
     problem, records = three
     told = []
     for killed in (True, False):
         journal = Journal(tmp_path / "journal", "run", "c")
         channel, silos, carrier = connect(
-            problem, records, timeouts=BRIEF, journal=journal, report=lambda report, answers: told.append(report)
+            problem,
+            records,
+            timeouts=BRIEF,
+            journal=journal,
+            report=lambda report, answers: told.append(report),
         )
         channel.ask(gradient(problem), range(3))
         if killed:
@@ -335,7 +425,10 @@ def test_what_a_killed_server_has_sent_may_be_charged_whatever_the_silo_says_whe
             refusing(silos[1], "expired")
             channel.ask(gradient(problem), [1, 2])
         journal.close()
-    assert [sorted(report.charged) for report in told[2:]] == [["silo-0", "silo-1", "silo-2"], ["silo-2"]]
+    assert [sorted(report.charged) for report in told[2:]] == [
+        ["silo-0", "silo-1", "silo-2"],
+        ["silo-2"],
+    ]
 
 
 def test_of_a_question_that_stops_a_run_only_those_count_who_may_have_been_charged(three):
@@ -360,7 +453,9 @@ class Streamed(Local):
                 yield name, b"once more"
 
 
-def test_the_mean_has_the_same_bits_in_whatever_order_replies_come_and_wherever_they_waited(three, monkeypatch):
+def test_the_mean_has_the_same_bits_in_whatever_order_replies_come_and_wherever_they_waited(
+    three, monkeypatch
+):
     problem, records = three
     found = []
     for order, room in (((0, 1, 2), 2**20), ((2, 0, 1), 2**20), ((2, 1, 0), 0), ((1, 2, 0), 0)):
@@ -370,14 +465,21 @@ def test_the_mean_has_the_same_bits_in_whatever_order_replies_come_and_wherever_
         carrier.order = order
         noise = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
         for rule in ("equal", "records", "precision"):
-            found.append(Federation(channel, Everyone(3), Weights(rule, (20, 20, 20))).mean(gradient(problem, noise)))
+            found.append(
+                Federation(channel, Everyone(3), Weights(rule, (20, 20, 20))).mean(
+                    gradient(problem, noise)
+                )
+            )
     for i, mean in enumerate(found):
         assert torch.equal(mean, found[i % 3])
     assert not torch.equal(found[0], found[2])
 
 
 def test_how_long_silos_are_waited_for_follows_from_the_models_size_and_then_from_their_answers():
-    small, large = Timeouts.estimated(parameters=1000, records=500), Timeouts.estimated(parameters=10**7, records=1000)
+    small, large = (
+        Timeouts.estimated(parameters=1000, records=500),
+        Timeouts.estimated(parameters=10**7, records=1000),
+    )
     assert (small.retry, small.deadline) == (pytest.approx(10, abs=0.1), pytest.approx(60, abs=0.1))
     assert large.retry > 100
     assert large.deadline > 3 * large.retry - 30
@@ -388,7 +490,9 @@ def test_how_long_silos_are_waited_for_follows_from_the_models_size_and_then_fro
 
 def test_a_slow_silo_is_not_sent_the_same_bytes_again_before_it_can_have_answered(three, clock):
     problem, records = three
-    channel, silos, carrier = connect(problem, records, timeouts=Timeouts.estimated(parameters=10**7, records=1000))
+    channel, silos, carrier = connect(
+        problem, records, timeouts=Timeouts.estimated(parameters=10**7, records=1000)
+    )
     waits, honest = [], carrier.exchange
 
     def exchange(frames, timeout):
@@ -403,7 +507,9 @@ def test_a_slow_silo_is_not_sent_the_same_bytes_again_before_it_can_have_answere
     assert [len(silo.frames) for silo in silos] == [2, 2, 2]
 
 
-def test_the_time_in_which_the_server_works_on_a_reply_is_nobodys_silence(three, clock, monkeypatch):
+def test_the_time_in_which_the_server_works_on_a_reply_is_nobodys_silence(
+    three, clock, monkeypatch
+):
     problem, records = three
     channel, silos, _ = connect(problem, records, timeouts=BRIEF)
     kept = Replies.keep
@@ -415,12 +521,16 @@ def test_the_time_in_which_the_server_works_on_a_reply_is_nobodys_silence(three,
     monkeypatch.setattr(Replies, "keep", slowly)
     tricks = iter([b"garbled"])
     silos[1].trick = lambda silo, frame, reply: next(tricks, reply)
-    assert channel.ask(gradient(problem), range(3)).silos == (0, 1, 2), "whoever waits its turn is asked again"
+    assert channel.ask(gradient(problem), range(3)).silos == (0, 1, 2), (
+        "whoever waits its turn is asked again"
+    )
 
 
 def test_a_carrier_that_is_gone_is_waited_for_and_then_ends_the_run_in_a_sentence(three):
     problem, records = three
-    channel, _, carrier = connect(problem, records, timeouts=Timeouts(deadline=1.5, limit=1.5, retry=0.5))
+    channel, _, carrier = connect(
+        problem, records, timeouts=Timeouts(deadline=1.5, limit=1.5, retry=0.5)
+    )
     honest, left = carrier.exchange, iter(range(3))
 
     def exchange(frames, timeout):
@@ -442,17 +552,21 @@ def test_a_carrier_that_is_gone_is_waited_for_and_then_ends_the_run_in_a_sentenc
         channel.ask(gradient(problem), range(3))
 
 
-# --- algorithms when silos drop out ---------------------------------------------------------------------------------------------------
+# --- algorithms when silos drop out --------------------------------------------------------------
 
 
 def test_an_svrg_epoch_asks_only_those_who_gave_its_anchor(three):
     problem, records = three
     told = []
-    channel, _, carrier = connect(problem, records, timeouts=BRIEF, report=lambda t, answers: told.append(t.answered))
+    channel, _, carrier = connect(
+        problem, records, timeouts=BRIEF, report=lambda t, answers: told.append(t.answered)
+    )
     carrier.down = {"silo-0"}
     settings = {"rounds": 8, "inner": 4, "step": 0.1, "slope": 1.0}
     silent = {kind: Gaussian(kind, 1.0, 0.0) for kind in ("anchor", "refine")}
-    run = prox_svrg(Federation(channel, Everyone(3)), problem, problem.initial([0]), **settings, **silent)
+    run = prox_svrg(
+        Federation(channel, Everyone(3)), problem, problem.initial([0]), **settings, **silent
+    )
     next(run)
     carrier.down = set()
     next(run)
@@ -467,10 +581,17 @@ def test_an_svrg_epoch_asks_only_those_who_gave_its_anchor(three):
 def test_scaffold_asks_silo_by_silo_and_ends_cleanly_where_one_is_absent(three):
     problem, records = three
     channel, _, carrier = connect(problem, records, timeouts=BRIEF)
-    mechanism = {"rounds": 3, "local_steps": 2, "step": 0.1, "minibatch": Gaussian("minibatch", 1.0, 0.0)}
+    mechanism = {
+        "rounds": 3,
+        "local_steps": 2,
+        "step": 0.1,
+        "minibatch": Gaussian("minibatch", 1.0, 0.0),
+    }
     start = problem.initial([0])
     got = list(scaffold(Federation(channel, Everyone(3)), problem, start, **mechanism))
-    wanted = list(scaffold(simulated_federation(problem, records, Everyone(3)), problem, start, **mechanism))
+    wanted = list(
+        scaffold(simulated_federation(problem, records, Everyone(3)), problem, start, **mechanism)
+    )
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     carrier.down = {"silo-1"}
@@ -482,5 +603,8 @@ def test_an_iterate_that_is_not_finite_ends_the_run(three):
     problem, records = three
     channel, silos, _ = connect(problem, records)
     with pytest.raises(StopRun, match="diverged"):
-        channel.ask(Query(Grad(torch.full((1, problem.dim), torch.inf)), Gaussian("anchor", 1.0, 0.0)), range(3))
+        channel.ask(
+            Query(Grad(torch.full((1, problem.dim), torch.inf)), Gaussian("anchor", 1.0, 0.0)),
+            range(3),
+        )
     assert silos[0].frames == []

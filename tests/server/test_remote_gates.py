@@ -1,4 +1,6 @@
-"""Runs over a network with real gates: killing anything costs no silo a second time, and what is played back is the same bit for bit."""
+"""Runs over a network with real gates: killing anything costs no silo a second time, and what is
+played back is the same bit for bit.
+"""
 
 import multiprocessing
 import signal
@@ -42,7 +44,15 @@ ORDER = Order("spider", rounds=12, phase=4, epsilon=("0.3",))
 
 
 def carried_out(gates, folder, carrier=None, order=ORDER, **settings) -> tuple[Conduct, list]:
-    run = Conduct(gates.cards, gates.problem, order, carrier or gates.direct(), folder, key=ASKER, **{"timeouts": QUICK} | settings)
+    run = Conduct(
+        gates.cards,
+        gates.problem,
+        order,
+        carrier or gates.direct(),
+        folder,
+        key=ASKER,
+        **{"timeouts": QUICK} | settings,
+    )
     return run, list(run)
 
 
@@ -67,12 +77,17 @@ def assert_same(model, folder) -> None:
     assert all(torch.equal(model[name], again[name]) for name in model)
 
 
-def test_a_run_trains_spends_what_was_planned_and_is_replayed_without_a_network_bit_for_bit(gates, tmp_path):
+def test_a_run_trains_spends_what_was_planned_and_is_replayed_without_a_network_bit_for_bit(
+    gates, tmp_path
+):
     before = [gate.ledger().used() for gate in gates.gates]
     run, progress = carried_out(gates, tmp_path / "run")
     assert run.summary["ended"] == "finished"
     assert [p.iterate for p in progress] == list(range(1, 13))
-    assert all(p.answered == ("silo-0", "silo-1", "silo-2") and not p.dropped and not p.replayed for p in progress)
+    assert all(
+        p.answered == ("silo-0", "silo-1", "silo-2") and not p.dropped and not p.replayed
+        for p in progress
+    )
     assert_charged_once(gates, run.run, 12)
     for gate, used, silo in zip(gates.gates, before, run.summary["silos"], strict=True):
         assert 0.29 < silo["spent_epsilon_at_most"] <= 0.3
@@ -91,14 +106,34 @@ def test_a_run_trains_spends_what_was_planned_and_is_replayed_without_a_network_
 def test_releases_played_back_give_the_same_iterates_on_every_algorithm(gates):
     kinds = {kind: Gaussian(kind, 1.0, 200.0) for kind in ("anchor", "refine", "minibatch")}
     for name, run, wanted in (
-        ("spider", lambda *a, **k: prox_spider(*a, rounds=4, phase=2, step=0.3, slope=1.0, **k), ("anchor", "refine")),
-        ("svrg", lambda *a, **k: prox_svrg(*a, rounds=4, inner=2, step=0.3, slope=1.0, **k), ("anchor", "refine")),
-        ("local", lambda *a, **k: local_sgd(*a, rounds=2, local_steps=2, step=0.3, **k), ("minibatch",)),
-        ("scaffold", lambda *a, **k: scaffold(*a, rounds=2, local_steps=2, step=0.3, **k), ("minibatch",)),
+        (
+            "spider",
+            lambda *a, **k: prox_spider(*a, rounds=4, phase=2, step=0.3, slope=1.0, **k),
+            ("anchor", "refine"),
+        ),
+        (
+            "svrg",
+            lambda *a, **k: prox_svrg(*a, rounds=4, inner=2, step=0.3, slope=1.0, **k),
+            ("anchor", "refine"),
+        ),
+        (
+            "local",
+            lambda *a, **k: local_sgd(*a, rounds=2, local_steps=2, step=0.3, **k),
+            ("minibatch",),
+        ),
+        (
+            "scaffold",
+            lambda *a, **k: scaffold(*a, rounds=2, local_steps=2, step=0.3, **k),
+            ("minibatch",),
+        ),
     ):
-        channel = Remote(gates.cards, gates.direct(), run=f"replay-{name}", key=ASKER, timeouts=QUICK)
+        channel = Remote(
+            gates.cards, gates.direct(), run=f"replay-{name}", key=ASKER, timeouts=QUICK
+        )
         chosen = {kind: kinds[kind] for kind in wanted}
-        check_replay(run, gates.problem, gates.problem.initial([0]), chosen, channel, lambda: Everyone(3))
+        check_replay(
+            run, gates.problem, gates.problem.initial([0]), chosen, channel, lambda: Everyone(3)
+        )
 
 
 def _work(gates, folder) -> None:
@@ -112,13 +147,17 @@ def test_a_server_killed_at_any_moment_goes_on_without_a_second_spend(gates, tmp
     for attempt in range(40):
         process = context.Process(target=_work, args=(gates, tmp_path / "run"))
         process.start()
-        process.join(random.uniform(0.02, 0.25 + 0.05 * attempt))  # on a busy machine it takes longer to come to the questions
+        process.join(
+            random.uniform(0.02, 0.25 + 0.05 * attempt)
+        )  # on a busy machine it takes longer to come to the questions
         process.kill()
         process.join()
         if process.exitcode == 0:
             break
         killed += 1
-        sizes.append((tmp_path / "run/journal").stat().st_size if (tmp_path / "run/journal").exists() else 0)
+        sizes.append(
+            (tmp_path / "run/journal").stat().st_size if (tmp_path / "run/journal").exists() else 0
+        )
     run, progress = carried_out(gates, tmp_path / "run")
     assert killed > 1, "it was too quick to be killed"
     assert len(set(sizes)) > 1, sizes
@@ -132,7 +171,10 @@ def test_a_server_killed_at_any_moment_goes_on_without_a_second_spend(gates, tmp
 
 def test_a_journal_that_is_cut_anywhere_leads_to_the_same_end_and_no_second_spend(gates, tmp_path):
     carried_out(gates, tmp_path / "run", order=replace(ORDER, rounds=5, phase=2))
-    journal, model = (tmp_path / "run/journal").read_bytes(), load_file(tmp_path / "run/model.safetensors")
+    journal, model = (
+        (tmp_path / "run/journal").read_bytes(),
+        load_file(tmp_path / "run/model.safetensors"),
+    )
     heads = [gate.ledger().head() for gate in gates.gates]
     for cut in np.random.default_rng().integers(0, len(journal), 8):
         (tmp_path / "run/journal").write_bytes(journal[:cut])
@@ -143,7 +185,15 @@ def test_a_journal_that_is_cut_anywhere_leads_to_the_same_end_and_no_second_spen
 
 
 def test_a_gate_killed_in_mid_run_is_waited_for_and_no_answer_is_paid_twice(gates, tmp_path):
-    run = Conduct(gates.cards, gates.problem, ORDER, gates.direct(), tmp_path / "run", key=ASKER, timeouts=QUICK)
+    run = Conduct(
+        gates.cards,
+        gates.problem,
+        ORDER,
+        gates.direct(),
+        tmp_path / "run",
+        key=ASKER,
+        timeouts=QUICK,
+    )
     for progress in run:
         if progress.iterate == 4:
             gates[1].end(signal.SIGKILL)
@@ -163,9 +213,20 @@ class Stopping(Whole):
         return super().exchange(frames, 0.5 if self.stopped else LIMIT)
 
 
-def test_a_slow_gate_is_left_behind_at_the_deadline_and_counts_again_when_it_is_back(gates, tmp_path, clock):
+def test_a_slow_gate_is_left_behind_at_the_deadline_and_counts_again_when_it_is_back(
+    gates, tmp_path, clock
+):
     carrier, timeouts = Stopping(gates.sockets), Timeouts(deadline=0.6, limit=1e6, retry=0.3)
-    run = Conduct(gates.cards, gates.problem, ORDER, carrier, tmp_path / "run", key=ASKER, timeouts=timeouts, quorum=2)
+    run = Conduct(
+        gates.cards,
+        gates.problem,
+        ORDER,
+        carrier,
+        tmp_path / "run",
+        key=ASKER,
+        timeouts=timeouts,
+        quorum=2,
+    )
     answered = []
     for progress in run:
         answered.append(progress.answered)
@@ -190,7 +251,9 @@ def test_silos_that_say_no_for_good_end_the_run_with_its_last_iterate(gates, tmp
     assert (tmp_path / "run/model.safetensors").exists()
 
 
-def test_cards_that_do_not_agree_and_orders_that_do_not_fit_are_refused_in_a_sentence(gates, tmp_path):
+def test_cards_that_do_not_agree_and_orders_that_do_not_fit_are_refused_in_a_sentence(
+    gates, tmp_path
+):
     card = gates.cards[1]
     for changes, wanted in (
         ({"definition": "0" * 64}, "another definition"),
@@ -213,7 +276,9 @@ def test_cards_that_do_not_agree_and_orders_that_do_not_fit_are_refused_in_a_sen
 
 
 def test_without_noise_the_iterates_are_the_simulations():
-    """By gates that draw no noise, which are in no wheel: over real sockets, with real ledgers, SPIDER goes where the simulation goes."""
+    """By gates that draw no noise, which are in no wheel: over real sockets, with real ledgers,
+    SPIDER goes where the simulation goes.
+    """
     with three_gates(silent=True) as gates:
         made = plan_order(Order("spider", rounds=8, phase=3, epsilon=("3.0",)), gates.cards)
         plan, run = made.plan, made.run

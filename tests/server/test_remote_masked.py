@@ -1,4 +1,6 @@
-"""Masked totals from the server's side, over real gates in this process: sums, silos that drop out, restarts, journal and budget."""
+"""Masked totals from the server's side, over real gates in this process: sums, silos that drop out,
+restarts, journal and budget.
+"""
 
 import json
 from dataclasses import replace
@@ -53,25 +55,51 @@ class Hospital:
         rng = np.random.default_rng(seed)
         x, y = rng.normal(size=(records, 2)).round(3), rng.integers(0, 2, records)
         folder.mkdir()
-        (folder / "data.csv").write_text("u,v,label\n" + "".join(f"{a},{b},{c}\n" for (a, b), c in zip(x.tolist(), y, strict=True)))
-        about = {"label": "label", "name": folder.name, "epsilon": 20.0, "delta": 1e-5, "model": "logistic", "rule": "totals"}
+        (folder / "data.csv").write_text(
+            "u,v,label\n"
+            + "".join(f"{a},{b},{c}\n" for (a, b), c in zip(x.tolist(), y, strict=True))
+        )
+        about = {
+            "label": "label",
+            "name": folder.name,
+            "epsilon": 20.0,
+            "delta": 1e-5,
+            "model": "logistic",
+            "rule": "totals",
+        }
         asker, self.registry = ASKER.public_key().public_bytes_raw().hex(), folder / "registry"
         made = provision(
-            folder / "silo", data=folder / "data.csv", **about, askers=[asker], masking=Masking((), 1, 3), registry=self.registry,
+            folder / "silo",
+            data=folder / "data.csv",
+            **about,
+            askers=[asker],
+            masking=Masking((), 1, 3),
+            registry=self.registry,
             queries_per_hour=100_000,
-        )  # fmt: skip
+        )
         self.policy, self.name, self.key = Path(made.policy), made.name, made.key
         self.card = read_card(self.policy.parent / "silo.json")
 
     def start(self) -> None:
         """A new process: its keys of runs are gone."""
-        place, policy, masking = Place.load(self.policy), Policy.load(self.policy), Masking.load(self.policy)
+        place, policy, masking = (
+            Place.load(self.policy),
+            Policy.load(self.policy),
+            Masking.load(self.policy),
+        )
         own, key = read_records(place, None), read_key(place.key)
         self.problem = approved_problem(place, own.x.shape[-1], None)
         self.ledger = DurableLedger.open(Path(place.ledger))
         masks = Masker(masking, key, policy.definition)
         self.door = Door(
-            policy, self.problem, own.records(), self.ledger, signing_key=key, masks=masks, known_by=own.known_by, registry=self.registry
+            policy,
+            self.problem,
+            own.records(),
+            self.ledger,
+            signing_key=key,
+            masks=masks,
+            known_by=own.known_by,
+            registry=self.registry,
         )
 
     def charges(self) -> list:
@@ -79,7 +107,9 @@ class Hospital:
 
 
 class Carrier:
-    """Brings frames to the doors. `lost(name, frame, count)` says whether a frame is lost on its way, `late` whether its reply is."""
+    """Brings frames to the doors. `lost(name, frame, count)` says whether a frame is lost on its
+    way, `late` whether its reply is.
+    """
 
     def __init__(self, hospitals: list[Hospital]) -> None:
         self.doors = {h.name: h for h in hospitals}
@@ -113,7 +143,9 @@ def hospitals(tmp_path):
 
 def conduct(hospitals, place, carrier, order=ORDER, **more) -> Conduct:
     cards = [h.card for h in hospitals]
-    return Conduct(cards, problem_of(cards[0], order), order, carrier, place, key=ASKER, timeouts=WAITS, **more)
+    return Conduct(
+        cards, problem_of(cards[0], order), order, carrier, place, key=ASKER, timeouts=WAITS, **more
+    )
 
 
 def run(hospitals, place, carrier, order=ORDER) -> dict:
@@ -134,7 +166,7 @@ def of_round(frame: bytes, round: str, attempt: int = 0) -> bool:
     return (envelope.round, envelope.attempt) == (round, attempt)
 
 
-# --- sums ---------------------------------------------------------------------------------------------------------------------------------
+# --- sums ----------------------------------------------------------------------------------------
 
 
 def test_a_run_finishes_and_every_ledger_has_what_the_plan_says(hospitals, tmp_path):
@@ -149,28 +181,42 @@ def test_a_run_finishes_and_every_ledger_has_what_the_plan_says(hospitals, tmp_p
             made.add("", asked.event.of(0))
             own.add("", asked.event.of(0), hospital.card.records)
         delta = hospital.card.delta
-        assert hospital.ledger.spent() == told["spent_epsilon_at_most"] == made.epsilon(delta) <= 3.0
+        assert (
+            hospital.ledger.spent() == told["spent_epsilon_at_most"] == made.epsilon(delta) <= 3.0
+        )
         assert hospital.ledger.local() == told["local_epsilon_at_most"] == own.epsilon(delta)
     assert plan.mechanisms["minibatch"].contributions == sum(sorted(SIZES)[:3])
 
 
-def test_the_total_is_that_of_the_gates_own_counts_and_the_server_holds_no_silos_counts(hospitals, tmp_path, monkeypatch):
+def test_the_total_is_that_of_the_gates_own_counts_and_the_server_holds_no_silos_counts(
+    hospitals, tmp_path, monkeypatch
+):
     """Every byte that the server or a courier sees is compared with every silo's counts."""
     counts: list[np.ndarray] = []
     kept = Exact.answer
-    monkeypatch.setattr(Exact, "answer", lambda self, *given: counts.append(kept(self, *given)) or counts[-1])
+    monkeypatch.setattr(
+        Exact, "answer", lambda self, *given: counts.append(kept(self, *given)) or counts[-1]
+    )
     carrier = Carrier(hospitals)
     run(hospitals, tmp_path / "run", carrier, replace(ORDER, rounds=2))
-    boxes = [got.box for _, _, raw in carrier.replies if raw[:4] == b"SDPR" and isinstance(got := decode_reply(raw, limit=10**6), Sealed)]
+    boxes = [
+        got.box
+        for _, _, raw in carrier.replies
+        if raw[:4] == b"SDPR" and isinstance(got := decode_reply(raw, limit=10**6), Sealed)
+    ]
     assert len(boxes) == len(counts) == 8
     for start in (0, 4):
         total = add_masked(boxes[start : start + 4], 32)
         assert total.tolist() == torch.stack(counts[start : start + 4]).sum(0)[0, 0].tolist()
     seen = b"".join(frame + reply for _, frame, reply in carrier.replies)
-    assert not any(c[0, 0].numpy().astype(kind).tobytes() in seen for c in counts for kind in ("<u4", "<u8", "<f8", "<i8"))
+    assert not any(
+        c[0, 0].numpy().astype(kind).tobytes() in seen
+        for c in counts
+        for kind in ("<u4", "<u8", "<f8", "<i8")
+    )
 
 
-# --- silos that drop out --------------------------------------------------------------------------------------------------------------------
+# --- silos that drop out -------------------------------------------------------------------------
 
 
 def test_a_silo_that_is_not_there_is_in_no_table_and_nobody_pays_twice(hospitals, tmp_path):
@@ -183,7 +229,9 @@ def test_a_silo_that_is_not_there_is_in_no_table_and_nobody_pays_twice(hospitals
     assert summary["silos"][1]["spent_epsilon_at_most"] == 0.0
 
 
-def test_a_silo_that_drops_in_mid_round_costs_the_others_one_more_attempt_with_fresh_noise(hospitals, tmp_path):
+def test_a_silo_that_drops_in_mid_round_costs_the_others_one_more_attempt_with_fresh_noise(
+    hospitals, tmp_path
+):
     carrier = Carrier(hospitals)
 
     def killed(name, frame):
@@ -203,10 +251,16 @@ def test_a_silo_that_drops_in_mid_round_costs_the_others_one_more_attempt_with_f
     assert len(rounds) == 6
 
 
-def test_a_run_with_a_tenth_of_drops_finishes_within_the_budget_that_was_planned_for_it(hospitals, tmp_path):
+def test_a_run_with_a_tenth_of_drops_finishes_within_the_budget_that_was_planned_for_it(
+    hospitals, tmp_path
+):
     carrier = Carrier(hospitals)
-    carrier.late = lambda name, frame: name == "silo-3" and any(of_round(frame, r) for r in ("4", "15"))  # two rounds of twenty
-    summary = run(hospitals, tmp_path / "run", carrier, replace(ORDER, rounds=20, least=3, drops=0.1))
+    carrier.late = lambda name, frame: (
+        name == "silo-3" and any(of_round(frame, r) for r in ("4", "15"))
+    )  # two rounds of twenty
+    summary = run(
+        hospitals, tmp_path / "run", carrier, replace(ORDER, rounds=20, least=3, drops=0.1)
+    )
     assert summary["ended"] == "finished"
     assert attempts(hospitals)[:3] == [22] * 3
     for hospital, told in zip(hospitals, summary["silos"], strict=True):
@@ -229,10 +283,14 @@ def test_a_gate_that_was_restarted_gives_a_new_key_and_goes_on(hospitals, tmp_pa
     assert all(silo["answered"] == 5 for silo in summary["silos"])
 
 
-def test_a_cohort_that_breaks_too_often_or_is_too_small_ends_the_run_with_all_charges_told(hospitals, tmp_path):
+def test_a_cohort_that_breaks_too_often_or_is_too_small_ends_the_run_with_all_charges_told(
+    hospitals, tmp_path
+):
     carrier = Carrier(hospitals)
     carrier.late = lambda name, frame: (
-        frame[:4] == QUERY and of_round(frame, "2", decode_query(frame, limit=10**6)[0].attempt) and name == "silo-0"
+        frame[:4] == QUERY
+        and of_round(frame, "2", decode_query(frame, limit=10**6)[0].attempt)
+        and name == "silo-0"
     )
     carrier.names = lambda: list(carrier.doors)
     made = conduct(hospitals, tmp_path / "run", carrier, replace(ORDER, least=3))
@@ -255,7 +313,7 @@ def test_the_quorum_of_a_total_leaves_somebody_to_hide_among(hospitals):
         plan_order(replace(ORDER, colluding=0), cards)
 
 
-# --- journal --------------------------------------------------------------------------------------------------------------------------------
+# --- journal -------------------------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -305,11 +363,15 @@ def test_an_offer_of_an_earlier_round_that_comes_late_is_not_the_next_ones(hospi
 
     carrier.exchange = late
     assert run(hospitals, tmp_path / "run", carrier)["ended"] == "finished"
-    assert attempts(hospitals) == [5] * 4, "the old key was asked for again, before anybody was asked for more"
+    assert attempts(hospitals) == [5] * 4, (
+        "the old key was asked for again, before anybody was asked for more"
+    )
 
 
 def test_a_question_outside_a_run_is_repeated_and_not_paid_again(hospitals, tmp_path):
-    """As an evaluation asks it, killed before it has read the answers: a gate's key is for one answer, so the journal must have the table."""
+    """As an evaluation asks it, killed before it has read the answers: a gate's key is for one
+    answer, so the journal must have the table.
+    """
     carrier = Carrier(hospitals)
     mechanism = Masked("anchor", 1.0, levels=30, noise_bits=2000, contributions=130, modulus=32)
     query = Query(Grad(torch.zeros(1, hospitals[0].problem.dim)), mechanism)
@@ -318,7 +380,9 @@ def test_a_question_outside_a_run_is_repeated_and_not_paid_again(hospitals, tmp_
         journal = Journal(tmp_path / "journal", "e" * 32, "evaluation")
         try:
             cards = [h.card for h in hospitals]
-            return MaskedRemote(cards, carrier, run="e" * 32, key=ASKER, timeouts=WAITS, quorum=4, journal=journal).ask(query, range(4))
+            return MaskedRemote(
+                cards, carrier, run="e" * 32, key=ASKER, timeouts=WAITS, quorum=4, journal=journal
+            ).ask(query, range(4))
         finally:
             journal.close()
 
@@ -355,12 +419,16 @@ def test_keys_that_are_not_the_silos_own_for_this_run_do_not_count(hospitals, tm
     carrier.exchange = swapped
     old.clear()
     run(hospitals, tmp_path / "second", carrier, replace(ORDER, rounds=1, epsilon=("1",)))
-    summary = run(hospitals, tmp_path / "third", carrier, replace(ORDER, rounds=1, least=3, epsilon=("1",)))
+    summary = run(
+        hospitals, tmp_path / "third", carrier, replace(ORDER, rounds=1, least=3, epsilon=("1",))
+    )
     assert summary["silos"][0]["dropped"] == {"absent": 1}
     assert attempts(hospitals) == [2, 3, 3, 3]
 
 
-def test_a_run_that_a_spoilt_total_ended_tells_the_same_charges_when_it_is_resumed(hospitals, tmp_path):
+def test_a_run_that_a_spoilt_total_ended_tells_the_same_charges_when_it_is_resumed(
+    hospitals, tmp_path
+):
     class Lying(Carrier):
         def exchange(self, frames, timeout):
             came = super().exchange(frames, timeout)

@@ -1,4 +1,6 @@
-"""Totals through a shuffler from the server's side: what counts as charged where a total is refused, also when it is replayed."""
+"""Totals through a shuffler from the server's side: what counts as charged where a total is
+refused, also when it is replayed.
+"""
 
 import numpy as np
 import pytest
@@ -16,18 +18,25 @@ from silodp.server.remote_shuffled import SITE, ShuffledRemote, Shuffler
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
 PUBLIC = KEY.public_key().public_bytes_raw().hex()
-CARDS = [Card(f"silo-{i}", PUBLIC, 50, 3.0, 1e-6, "totals", "x", "zero", (), (), 3, "0" * 64) for i in range(2)]
+CARDS = [
+    Card(f"silo-{i}", PUBLIC, 50, 3.0, 1e-6, "totals", "x", "zero", (), (), 3, "0" * 64)
+    for i in range(2)
+]
 QUERY = Query(Grad(torch.zeros(1, 3)), Shuffled("minibatch", 1.0, 8, 4, 100))
 
 
 def test_a_total_of_too_few_silos_counts_as_charged_also_where_it_comes_from_the_journal(tmp_path):
     def remote() -> ShuffledRemote:
         journal = Journal(tmp_path / "journal", "run", "config")
-        return ShuffledRemote(CARDS, None, shuffler=Shuffler(PUBLIC), run="run", key=KEY, journal=journal)
+        return ShuffledRemote(
+            CARDS, None, shuffler=Shuffler(PUBLIC), run="run", key=KEY, journal=journal
+        )
 
     first = remote()
     first._opening(QUERY, [0, 1])
-    heard = {card.name: Heard("0" * 64, 1, "0" * 64, box=str(i) * 64) for i, card in enumerate(CARDS)}
+    heard = {
+        card.name: Heard("0" * 64, 1, "0" * 64, box=str(i) * 64) for i, card in enumerate(CARDS)
+    }
     total = Passed(first._envelope(QUERY, 0).shuffle_round, 1, 50, np.zeros(3, np.int64), {})
     assert first._journal.read() is None
     first._record({}, heard)

@@ -1,4 +1,6 @@
-"""A run that cannot be paid for does not start: all gates hold what it needs or none does, over real gates and ledgers."""
+"""A run that cannot be paid for does not start: all gates hold what it needs or none does, over
+real gates and ledgers.
+"""
 
 import json
 import time
@@ -23,7 +25,9 @@ ORDER = Order("spider", rounds=4, phase=2, epsilon=("1.0",))
 QUICK = Timeouts(deadline=PATIENCE, limit=PATIENCE, retry=PATIENCE)
 
 
-pytestmark = pytest.mark.xdist_group("run-holds")  # one set of gates for all, whose budgets each test leaves behind
+pytestmark = pytest.mark.xdist_group(
+    "run-holds"
+)  # one set of gates for all, whose budgets each test leaves behind
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +43,19 @@ def nothing_held(gates):
         release(ledger := gate.ledger(), [o.hold.id for o in listed(ledger)])
 
 
-def conduct(gates, folder, order=ORDER, *, key=ASKER, carrier=None, timeouts=QUICK, **more) -> Conduct:
-    return Conduct(gates.cards, gates.problem, order, carrier or gates.direct(), folder, key=key, timeouts=timeouts, **more)
+def conduct(
+    gates, folder, order=ORDER, *, key=ASKER, carrier=None, timeouts=QUICK, **more
+) -> Conduct:
+    return Conduct(
+        gates.cards,
+        gates.problem,
+        order,
+        carrier or gates.direct(),
+        folder,
+        key=key,
+        timeouts=timeouts,
+        **more,
+    )
 
 
 def acts(gates) -> list[list[str]]:
@@ -69,37 +84,53 @@ def test_a_run_holds_what_it_needs_spends_it_and_releases_the_rest(gates, tmp_pa
     assert list(told) == ["silo-0", "silo-1", "silo-2"]
     for i, gate in enumerate(gates.gates):
         spent = gate.ledger().used() - before[i]
-        assert told[f"silo-{i}"].needed == pytest.approx(spent, rel=1e-6), "it held what it then spent"
-        assert [round(row[i] / spent, 6) for row in seen] == [0.6, 0.5, 0.1, 0.0], "a charge takes from the hold"
+        assert told[f"silo-{i}"].needed == pytest.approx(spent, rel=1e-6), (
+            "it held what it then spent"
+        )
+        assert [round(row[i] / spent, 6) for row in seen] == [0.6, 0.5, 0.1, 0.0], (
+            "a charge takes from the hold"
+        )
     assert held(gates) == [0, 0, 0]
     assert all(row[-1] == "release" for row in acts(gates))
 
 
 def test_a_run_that_one_silo_cannot_pay_for_leaves_no_charge_no_hold_and_no_folder(gates, tmp_path):
     blocker = holder(gates, "blocker", OTHER, 9.0, folder=tmp_path / "b")
-    frame = blocker._frame("silo-2")  # the last in the canonical order: the others have said yes by then
+    frame = blocker._frame(
+        "silo-2"
+    )  # the last in the canonical order: the others have said yes by then
     blocker._carrier.exchange({"silo-2": frame}, PATIENCE)
     before = acts(gates)
     pauses: list[float] = []
     taker = holder(gates, "taker", ASKER, 9.0, folder=tmp_path / "t", pause=pauses.append)
     with pytest.raises(
-        BadInput, match=r"needs \d\d\.\d % of the budget of silo silo-2 .*, and \d+\.\d % is left, and other runs hold some"
+        BadInput,
+        match=(
+            r"needs \d\d\.\d % of the budget of silo silo-2 .*, and \d+\.\d % is left, and "
+            r"other runs hold some"
+        ),
     ):
         taker.keep()
     assert len(pauses) == 4, "it tried again, after random pauses"
     assert len(set(pauses)) == 4
     assert all(0 <= pause <= 8 for pause in pauses)
     assert held(gates)[:2] == [0, 0]
-    for was, is_, kinds in zip(before, acts(gates), ({"hold", "release"}, {"hold", "release"}, set()), strict=True):
+    for was, is_, kinds in zip(
+        before, acts(gates), ({"hold", "release"}, {"hold", "release"}, set()), strict=True
+    ):
         assert set(is_[len(was) :]) == kinds
     with pytest.raises(BadInput, match="other runs hold some of it"):
         list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("9.0",))))
     assert not (tmp_path / "run").exists()
     blocker.release()
-    with pytest.raises(BadInput, match=r"silo silo-0 \(epsilon 10\), and \d+\.\d % is left; nothing was charged"):
+    with pytest.raises(
+        BadInput, match=r"silo silo-0 \(epsilon 10\), and \d+\.\d % is left; nothing was charged"
+    ):
         list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("10.0",))))
     assert not (tmp_path / "run").exists()
-    with pytest.raises(BadInput, match=r"which has less left; nothing was charged and nothing is held"):
+    with pytest.raises(
+        BadInput, match=r"which has less left; nothing was charged and nothing is held"
+    ):
         list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("10.0",)), key=OTHER))
     assert held(gates) == [0, 0, 0]
     assert [row.count("charge") for row in acts(gates)] == [row.count("charge") for row in before]
@@ -121,7 +152,9 @@ def test_a_run_of_two_servers_that_want_it_all_one_gets_it_all(gates, tmp_path):
     second.release()
 
 
-def test_a_resumed_run_holds_what_remains_and_one_whose_hold_is_gone_goes_on_by_the_filter(gates, tmp_path):
+def test_a_resumed_run_holds_what_remains_and_one_whose_hold_is_gone_goes_on_by_the_filter(
+    gates, tmp_path
+):
     run = iter(conduct(gates, tmp_path / "run"))
     next(run)
     needed = held(gates)
@@ -133,13 +166,17 @@ def test_a_resumed_run_holds_what_remains_and_one_whose_hold_is_gone_goes_on_by_
     again = conduct(gates, tmp_path / "run", held=told.update)
     assert len(list(again)) == 4
     assert again.summary["ended"] == "finished"
-    assert [told[f"silo-{i}"].needed for i in range(3)] == pytest.approx([share * 5 / 6 for share in needed], rel=1e-6)
+    assert [told[f"silo-{i}"].needed for i in range(3)] == pytest.approx(
+        [share * 5 / 6 for share in needed], rel=1e-6
+    )
     for gate in gates.gates:
         assert len(set(gate.charges(again.run))) == len(gate.charges(again.run)) == 4
 
 
 def test_a_run_that_is_refused_on_its_way_says_what_was_spent(gates, tmp_path):
-    """A run of which nobody answers the first question has spent something all the same, and says how much at each silo."""
+    """A run of which nobody answers the first question has spent something all the same, and says
+    how much at each silo.
+    """
 
     class Deaf:
         def __init__(self):
@@ -154,7 +191,11 @@ def test_a_run_that_is_refused_on_its_way_says_what_was_spent(gates, tmp_path):
 
     timeouts = Timeouts(deadline=1.0, limit=1.0, retry=1.0)
     with pytest.raises(
-        BadInput, match=r"spent at most: silo-0 epsilon 0\.\d+, silo-1 epsilon 0\.\d+, silo-2 epsilon 0\.\d+; it can be resumed"
+        BadInput,
+        match=(
+            r"spent at most: silo-0 epsilon 0\.\d+, silo-1 epsilon 0\.\d+, silo-2 epsilon "
+            r"0\.\d+; it can be resumed"
+        ),
     ):
         list(conduct(gates, tmp_path / "run", carrier=Deaf(), timeouts=timeouts))
     assert (tmp_path / "run/journal").exists()
@@ -163,10 +204,19 @@ def test_a_run_that_is_refused_on_its_way_says_what_was_spent(gates, tmp_path):
 
 
 @pytest.mark.parametrize("code", ["size", "peer"])
-def test_a_refusal_that_names_no_request_is_as_silence_so_that_no_courier_can_veto_a_run(gates, tmp_path, code):
-    """A gate signs these for whoever connects: one that was kept and is repeated must not stop every run."""
+def test_a_refusal_that_names_no_request_is_as_silence_so_that_no_courier_can_veto_a_run(
+    gates, tmp_path, code
+):
+    """A gate signs these for whoever connects: one that was kept and is repeated must not stop
+    every run.
+    """
     key = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
-    cards = [replace(card, key=key.public_key().public_bytes_raw().hex()) if card.name == "silo-1" else card for card in gates.cards]
+    cards = [
+        replace(card, key=key.public_key().public_bytes_raw().hex())
+        if card.name == "silo-1"
+        else card
+        for card in gates.cards
+    ]
 
     class Courier:
         def exchange(self, frames, timeout):
@@ -175,7 +225,16 @@ def test_a_refusal_that_names_no_request_is_as_silence_so_that_no_courier_can_ve
                 {name: frame for name, frame in frames.items() if name != "silo-1"}, timeout
             )
 
-    made = holder(gates, "vetoed", ASKER, 1.0, Courier(), folder=tmp_path / "v", cards=cards, timeouts=Timeouts(0.2, 0.2, 0.2))
+    made = holder(
+        gates,
+        "vetoed",
+        ASKER,
+        1.0,
+        Courier(),
+        folder=tmp_path / "v",
+        cards=cards,
+        timeouts=Timeouts(0.2, 0.2, 0.2),
+    )
     made.keep()
     assert sorted(made.held) == ["silo-0", "silo-2"]
     made.release()
@@ -194,7 +253,9 @@ def test_a_hold_that_was_released_is_not_taken_again_by_whoever_repeats_its_byte
     made._open["silo-0"] = "anything"
     assert told(frame) == "lapsed"
     for key, wanted in ((Ed25519PrivateKey.generate(), "asker"), (ASKER, "silo")):
-        request = HoldRequest("silo-1", "r", "h", gates.cards[0].definition, 1, made._events["silo-0"])
+        request = HoldRequest(
+            "silo-1", "r", "h", gates.cards[0].definition, 1, made._events["silo-0"]
+        )
         sent = encode_hold(request, key)
         assert told(sent) == wanted
     assert held(gates) == [0, 0, 0]
@@ -221,7 +282,12 @@ def test_a_run_whose_renewal_got_lost_is_released_all_the_same(gates, tmp_path):
     made.release()
     assert held(gates) == [0, 0, 0]
     assert (
-        made._opened(gates.cards[2], made._open.get("silo-2", ""), late, gates.direct().exchange({"silo-2": late}, PATIENCE)["silo-2"])
+        made._opened(
+            gates.cards[2],
+            made._open.get("silo-2", ""),
+            late,
+            gates.direct().exchange({"silo-2": late}, PATIENCE)["silo-2"],
+        )
         == "lapsed"
     )
     assert held(gates) == [0, 0, 0]
@@ -236,6 +302,12 @@ def test_the_events_of_a_plan_are_what_the_run_is_charged(gates, tmp_path):
         run = conduct(gates, tmp_path / order.algorithm, replace(order, epsilon=("0.3",)))
         planned = run_events(run.made.plan, 1)
         list(run)
-        charged = [json.loads(e.event) for e in gates[1].ledger().entries() if e.act == "charge" and e.run == run.run]
+        charged = [
+            json.loads(e.event)
+            for e in gates[1].ledger().entries()
+            if e.act == "charge" and e.run == run.run
+        ]
         assert sum(event.count for _, event in planned) == sum(event["count"] for event in charged)
-        assert {event.noise_multiplier.hex() for _, event in planned} == {event["noise_multiplier"] for event in charged}
+        assert {event.noise_multiplier.hex() for _, event in planned} == {
+            event["noise_multiplier"] for event in charged
+        }

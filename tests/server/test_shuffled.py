@@ -1,4 +1,6 @@
-"""SDP in simulation: the same algorithms over totals, whose estimates are unbiased with the variance promised, within the budget."""
+"""SDP in simulation: the same algorithms over totals, whose estimates are unbiased with the
+variance promised, within the budget.
+"""
 
 import math
 
@@ -46,19 +48,29 @@ SDP = (
 COUNTS = (200, 200, 200, 120)
 PROBLEM = Problem(nn.Sequential(nn.Linear(4, 2)), cross_entropy)
 RNG = np.random.default_rng(0)
-RECORDS = Records.of([(RNG.normal(size=(n, 4)).astype(np.float32), RNG.integers(0, 2, n)) for n in COUNTS])
+RECORDS = Records.of(
+    [(RNG.normal(size=(n, 4)).astype(np.float32), RNG.integers(0, 2, n)) for n in COUNTS]
+)
 
 
 def planned(name: str, budgets, *, participation=None, least=4, clip=1.0):
     algorithm = find(name)
-    settings = algorithm.schedule({"rounds": 8, "phase": 4, "local_steps": 1, "inner": 2, "restarts": 2, "slope": 1.0})
+    settings = algorithm.schedule(
+        {"rounds": 8, "phase": 4, "local_steps": 1, "inner": 2, "restarts": 2, "slope": 1.0}
+    )
     run = prepared(algorithm, settings, 0.5)
     sampling = sampling_by_name(None, algorithm, 8)
     mechanisms = {kind: Gaussian(kind, clip, 0.0, sampling) for kind in algorithm.kinds}
     plan = calibrate_shuffled(
-        run, mechanisms, budgets, COUNTS, participation or Everyone(4), dimension=PROBLEM.dim, least=least,
+        run,
+        mechanisms,
+        budgets,
+        COUNTS,
+        participation or Everyone(4),
+        dimension=PROBLEM.dim,
+        least=least,
         shares=default_shares(algorithm, settings),
-    )  # fmt: skip
+    )
     return plan, run
 
 
@@ -83,7 +95,9 @@ def test_an_algorithm_that_asks_silos_one_by_one_has_no_totals():
     with pytest.raises(BadInput, match="totals"):
         fed.each()
     with pytest.raises(Refused, match="statistic"):
-        fed.mean(Query(LocalSteps(torch.zeros(1, PROBLEM.dim), 1, 0.1), plan.mechanisms["minibatch"]))
+        fed.mean(
+            Query(LocalSteps(torch.zeros(1, PROBLEM.dim), 1, 0.1), plan.mechanisms["minibatch"])
+        )
 
 
 def test_the_estimate_is_unbiased_with_the_variance_promised():
@@ -93,20 +107,35 @@ def test_the_estimate_is_unbiased_with_the_variance_promised():
     rounds = 600
     seeds = list(range(rounds))
     broad = calibrate_shuffled(
-        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["minibatch"]))]), {"minibatch": free}, [Budget(2.0, 1e-5)] * rounds,
-        COUNTS, Everyone(4), dimension=PROBLEM.dim, least=4,
-    )  # fmt: skip
+        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["minibatch"]))]),
+        {"minibatch": free},
+        [Budget(2.0, 1e-5)] * rounds,
+        COUNTS,
+        Everyone(4),
+        dimension=PROBLEM.dim,
+        least=4,
+    )
     fed, _ = simulate(PROBLEM, RECORDS, broad, seeds)
     w = PROBLEM.initial([0]).expand(rounds, -1)
     found = fed.mean(Query(Grad(w), broad.mechanisms["minibatch"])).double()
     open_plan = calibrate(
-        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["minibatch"]))]), {"minibatch": free}, Budget(math.inf, 1e-5), COUNTS
+        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["minibatch"]))]),
+        {"minibatch": free},
+        Budget(math.inf, 1e-5),
+        COUNTS,
     )
     silent, _ = simulate(PROBLEM, RECORDS, open_plan, [0])
-    each = torch.stack([silent.each()[i].mean(Query(Grad(w[:1]), open_plan.mechanisms["minibatch"]))[0] for i in range(4)]).double()
+    each = torch.stack(
+        [
+            silent.each()[i].mean(Query(Grad(w[:1]), open_plan.mechanisms["minibatch"]))[0]
+            for i in range(4)
+        ]
+    ).double()
     truth = (each * torch.tensor(COUNTS)[:, None]).sum(0) / sum(COUNTS)
     parameters = shuffle.Parameters(
-        int(broad.mechanisms["minibatch"].levels[0]), int(broad.mechanisms["minibatch"].noise_bits[0]), mechanism.p
+        int(broad.mechanisms["minibatch"].levels[0]),
+        int(broad.mechanisms["minibatch"].noise_bits[0]),
+        mechanism.p,
     )
     std = math.sqrt(float(shuffle.variance(parameters, sum(COUNTS), 0.5)))
     bias = (found.mean(0) - truth) / (std / math.sqrt(rounds))
@@ -120,22 +149,40 @@ def test_the_simulated_counts_have_the_law_of_the_randomizer():
     x, y = np.full((1, 4), 0.3, np.float32), np.zeros(1, int)
     records = Records.of([(np.repeat(x, 30, 0), np.repeat(y, 30))])
     plan = calibrate_shuffled(
-        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["a"]))]), {"a": Gaussian("a", 1.0, 0.0)}, [Budget(2.0, 1e-5)] * 400,
-        (30,), Everyone(1), dimension=PROBLEM.dim, least=1,
-    )  # fmt: skip
+        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["a"]))]),
+        {"a": Gaussian("a", 1.0, 0.0)},
+        [Budget(2.0, 1e-5)] * 400,
+        (30,),
+        Everyone(1),
+        dimension=PROBLEM.dim,
+        least=1,
+    )
     fed, _ = simulate(PROBLEM, records, plan, list(range(400)))
     w = torch.zeros(400, PROBLEM.dim)
     simulated = fed.mean(Query(Grad(w), plan.mechanisms["a"])).double()
     residual = torch.tensor([-0.5, 0.5], dtype=torch.float64)
-    gradient = torch.cat([(residual[:, None] * torch.full((4,), 0.3, dtype=torch.float64)).flatten(), residual]).numpy()
-    parameters = shuffle.Parameters(int(plan.mechanisms["a"].levels[0]), int(plan.mechanisms["a"].noise_bits[0]), 0.5)
+    gradient = torch.cat(
+        [(residual[:, None] * torch.full((4,), 0.3, dtype=torch.float64)).flatten(), residual]
+    ).numpy()
+    parameters = shuffle.Parameters(
+        int(plan.mechanisms["a"].levels[0]), int(plan.mechanisms["a"].noise_bits[0]), 0.5
+    )
     random = np.random.default_rng(5).bytes
-    exact = np.stack([
-        shuffle.analyze_counts(shuffle.randomize_counts(np.repeat(gradient[None], 30, 0), 1.0, parameters, random), 1.0, 30, parameters)
-        for _ in range(400)
-    ])  # fmt: skip
+    exact = np.stack(
+        [
+            shuffle.analyze_counts(
+                shuffle.randomize_counts(np.repeat(gradient[None], 30, 0), 1.0, parameters, random),
+                1.0,
+                30,
+                parameters,
+            )
+            for _ in range(400)
+        ]
+    )
     std = exact.std()
-    assert np.all(np.abs(simulated.mean(0).numpy() - exact.mean(0)) < 4.5 * std * math.sqrt(2 / 400))
+    assert np.all(
+        np.abs(simulated.mean(0).numpy() - exact.mean(0)) < 4.5 * std * math.sqrt(2 / 400)
+    )
     assert abs(float(simulated.std()) / std - 1) < 0.06
 
 
@@ -154,7 +201,9 @@ def test_noise_is_calibrated_to_the_fewest_records_that_may_be_passed_on():
     any_two, _ = planned("mb-sgd", [Budget(2.0, 1e-5)], least=2)
     a, b = (p.mechanisms["minibatch"] for p in (all_four, any_two))
     assert (a.contributions, b.contributions) == (720, 120 + 200)
-    assert int(b.noise_bits) * 320 == pytest.approx(int(a.noise_bits) * 720 * (int(b.levels) / int(a.levels)) ** 2, rel=0.1)
+    assert int(b.noise_bits) * 320 == pytest.approx(
+        int(a.noise_bits) * 720 * (int(b.levels) / int(a.levels)) ** 2, rel=0.1
+    )
     fed, _ = simulate(PROBLEM, RECORDS, any_two, [0], Fixed((0, 1, 2)))
     assert fed.mean(Query(Grad(PROBLEM.initial([0])), b)).shape == (1, PROBLEM.dim)
 
@@ -174,12 +223,20 @@ def test_disjoint_batches_pay_once():
     mechanism = plan.mechanisms["minibatch"]
     assert isinstance(mechanism.sampling, DisjointBatches)
     assert mechanism.contributions == sum(n // 8 for n in COUNTS)
-    once = numerical((Kind("minibatch", 1, 1 / 0.6),), mechanism.contributions, PROBLEM.dim, Budget(2.0, 1e-5))["minibatch"]
+    once = numerical(
+        (Kind("minibatch", 1, 1 / 0.6),), mechanism.contributions, PROBLEM.dim, Budget(2.0, 1e-5)
+    )["minibatch"]
     assert int(mechanism.noise_bits) <= 1.5 * once[1] * (int(mechanism.levels) / once[0]) ** 2
 
 
 def test_the_analyzer_reads_the_mean_out_of_a_total_for_every_run():
-    mechanism = Shuffled("a", torch.tensor([[1.0], [2.0]]), torch.tensor([[10], [20]]), torch.tensor([[100], [50]]), 30)
+    mechanism = Shuffled(
+        "a",
+        torch.tensor([[1.0], [2.0]]),
+        torch.tensor([[10], [20]]),
+        torch.tensor([[100], [50]]),
+        30,
+    )
     values = torch.tensor([[0.25, -0.5], [1.0, 0.0]], dtype=torch.float64)
     total = 30 * ((values / mechanism.clip + 1) * mechanism.levels / 2 + 0.5 * mechanism.noise_bits)
     assert torch.allclose(analysed(total, mechanism, 30), values)
@@ -191,21 +248,48 @@ def test_what_cannot_be_planned_is_said():
 
 
 def test_held_out_records_contribute_zero_and_the_mean_is_over_the_others():
-    """Deployed silos' own counts of 200 and 120 records, a quarter held out: within 6 standard deviations of the mean of the rest."""
-    shares, w, mechanism = (0.25, 0.25), torch.linspace(-2, 2, PROBLEM.dim)[None], Shuffled("a", 1.0, 1000, 4, 320)
-    counts, parts = (200, 120), [(RECORDS.x[i, :n].numpy(), RECORDS.y[i, :n].numpy()) for i, n in ((0, 200), (3, 120))]
-    silos = [Exact(PROBLEM, Records.of([p]), partition=lambda *_: None, held_out_share=s) for p, s in zip(parts, shares, strict=True)]
+    """Deployed silos' own counts of 200 and 120 records, a quarter held out: within 6 standard
+    deviations of the mean of the rest.
+    """
+    shares, w, mechanism = (
+        (0.25, 0.25),
+        torch.linspace(-2, 2, PROBLEM.dim)[None],
+        Shuffled("a", 1.0, 1000, 4, 320),
+    )
+    counts, parts = (
+        (200, 120),
+        [(RECORDS.x[i, :n].numpy(), RECORDS.y[i, :n].numpy()) for i, n in ((0, 200), (3, 120))],
+    )
+    silos = [
+        Exact(PROBLEM, Records.of([p]), partition=lambda *_: None, held_out_share=s)
+        for p, s in zip(parts, shares, strict=True)
+    ]
 
     class Adding:
         def ask(self, query, asked):
-            return Total(torch.stack([silos[i].answer(query, [0])[0] for i in asked], 1).sum(1, keepdim=True).double(), tuple(asked))
+            return Total(
+                torch.stack([silos[i].answer(query, [0])[0] for i in asked], 1)
+                .sum(1, keepdim=True)
+                .double(),
+                tuple(asked),
+            )
 
     held = [int(held_out(n, 0.25).sum()) for n in counts]
-    found = ShuffledFederation(Adding(), Everyone(2), Weights("records", counts, tuple(held))).mean(Query(Grad(w), mechanism))
-    trained = Records.of([tuple(v[~held_out(n, 0.25)] for v in p) for p, n in zip(parts, counts, strict=True)])
+    found = ShuffledFederation(Adding(), Everyone(2), Weights("records", counts, tuple(held))).mean(
+        Query(Grad(w), mechanism)
+    )
+    trained = Records.of(
+        [tuple(v[~held_out(n, 0.25)] for v in p) for p, n in zip(parts, counts, strict=True)]
+    )
     each = simulated_federation(PROBLEM, trained, Everyone(2)).each()
     sizes = [n - h for n, h in zip(counts, held, strict=True)]
-    truth = sum(each[i].mean(Query(Grad(w), Gaussian("a", 1.0, 0.0))) * n for i, n in enumerate(sizes)) / sum(sizes)
-    std = math.sqrt(float(shuffle.variance(shuffle.Parameters(1000, 4, 0.5), sum(counts), 1.0))) * sum(counts) / sum(sizes)
+    truth = sum(
+        each[i].mean(Query(Grad(w), Gaussian("a", 1.0, 0.0))) * n for i, n in enumerate(sizes)
+    ) / sum(sizes)
+    std = (
+        math.sqrt(float(shuffle.variance(shuffle.Parameters(1000, 4, 0.5), sum(counts), 1.0)))
+        * sum(counts)
+        / sum(sizes)
+    )
     assert float((found - truth).abs().max()) < 6 * std
     assert 6 * std < float(truth.abs().max()) / 5, "a mean over all would be seen"

@@ -24,7 +24,9 @@ def test_a_shuffler_without_members_is_not_served_until_they_are_enrolled(tmp_pa
     assert enrol(path, ROSTER[1:3]) == 3, "who is a member already is enrolled once"
     assert ShufflerSettings.load(path).roster == tuple(ROSTER[:3])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [line for line in path.read_text().splitlines() if line not in before] == [f"roster = {json.dumps(ROSTER[:3])}"]
+    assert [line for line in path.read_text().splitlines() if line not in before] == [
+        f"roster = {json.dumps(ROSTER[:3])}"
+    ]
 
 
 @pytest.mark.parametrize("member", ["", "ab", "X" * 64, 'a"] #'])

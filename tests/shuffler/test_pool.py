@@ -8,7 +8,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from mixing import BITS, DIMENSION, LARGEST, OTHER, ROUND, SEAL, STRANGER, box, counts_of, digest, pool, request
+from mixing import (
+    BITS,
+    DIMENSION,
+    LARGEST,
+    OTHER,
+    ROUND,
+    SEAL,
+    STRANGER,
+    box,
+    counts_of,
+    digest,
+    pool,
+    request,
+)
 from silodp.core.errors import Refused
 from silodp.core.protocol.box import _INFO, _SUITE
 from silodp.core.protocol.relay import DROPPED, Request
@@ -31,7 +44,12 @@ def test_what_comes_out_is_the_sum_and_how_many_silos_and_records_are_in_it():
     passed = pool().total(request(*GOOD))
     assert passed.totals.tolist() == sum_of(0, 1, 2)
     assert passed.totals.shape == (DIMENSION,)
-    assert (passed.round, passed.contributions, passed.records, passed.dropped) == (ROUND, 3, 300, {})
+    assert (passed.round, passed.contributions, passed.records, passed.dropped) == (
+        ROUND,
+        3,
+        300,
+        {},
+    )
 
 
 def resealed(content: bytes, was: str = ROUND, *, flip: int = 0) -> bytes:
@@ -44,7 +62,9 @@ def resealed(content: bytes, was: str = ROUND, *, flip: int = 0) -> bytes:
 ODD = {
     "malformed": [
         GOOD[0][:-1] + bytes([GOOD[0][-1] ^ 1]),
-        GOOD[0][:31] + bytes([GOOD[0][31] ^ 128]) + GOOD[0][32:],  # a bit that X25519 itself does not look at
+        GOOD[0][:31]
+        + bytes([GOOD[0][31] ^ 128])
+        + GOOD[0][32:],  # a bit that X25519 itself does not look at
         bytes(len(GOOD[0])),
         box(3, OTHER),  # another round's
         resealed(box(3, OTHER), OTHER),
@@ -55,14 +75,21 @@ ODD = {
     "signature": [resealed(GOOD[0], flip=1)],
     "stranger": [box(STRANGER), box(Ed25519PrivateKey.generate(), records=LARGEST, demanded=1)],
     "records": [box(3, records=LARGEST + 1)],
-    "differs": [box(3, bits=BITS + 1), box(3, bits=BITS - 1), box(3, counts=counts_of(3)[:-1]), box(3, counts=np.append(counts_of(3), 1))],
+    "differs": [
+        box(3, bits=BITS + 1),
+        box(3, bits=BITS - 1),
+        box(3, counts=counts_of(3)[:-1]),
+        box(3, counts=np.append(counts_of(3), 1)),
+    ],
     "too-few": [box(3, demanded=401), box(3, demanded=2**52)],
 }
 """Boxes that are left out, by the code."""
 
 
 @pytest.mark.parametrize(
-    ("code", "odd"), [(code, odd) for code, boxes in ODD.items() for odd in boxes], ids=lambda v: v if v in ODD else ""
+    ("code", "odd"),
+    [(code, odd) for code, boxes in ODD.items() for odd in boxes],
+    ids=lambda v: v if v in ODD else "",
 )
 def test_a_box_that_does_not_count_is_dropped_with_its_code_and_the_rest_passes(code, odd):
     passed = pool().total(request(odd, *GOOD))
@@ -82,7 +109,11 @@ def test_of_two_boxes_of_a_pseudonym_the_one_with_the_smaller_hash_counts_whatev
     for boxes in itertools.permutations([*GOOD, again]):
         passed = pool().total(request(*boxes))
         assert passed.totals.tolist() == expected
-        assert (passed.contributions, passed.records, passed.dropped) == (3, 300, {digest(second): "duplicate"})
+        assert (passed.contributions, passed.records, passed.dropped) == (
+            3,
+            300,
+            {digest(second): "duplicate"},
+        )
 
 
 def test_the_same_bytes_again_count_once_and_are_not_reported():
@@ -97,7 +128,7 @@ def test_a_box_that_differs_does_not_keep_the_members_good_one_out():
     assert list(passed.dropped.values()) == ["differs"] * 5
 
 
-# --- demands ----------------------------------------------------------------------------------------------------------------------
+# --- demands -------------------------------------------------------------------------------------
 
 
 def test_below_what_the_members_demand_nothing_passes():
@@ -113,14 +144,24 @@ def test_a_total_of_one_is_never_passed_on_even_if_it_demands_no_more():
 
 
 def test_nobodys_records_count_twice_or_from_outside_towards_a_demand():
-    """The server's own boxes, copies, a second box of a member and other rounds' boxes bring no record."""
-    fillers = [box(STRANGER, records=LARGEST), box(Ed25519PrivateKey.generate(), records=LARGEST), box(2, OTHER), GOOD[0], box(0)]
+    """The server's own boxes, copies, a second box of a member and other rounds' boxes bring no
+    record.
+    """
+    fillers = [
+        box(STRANGER, records=LARGEST),
+        box(Ed25519PrivateKey.generate(), records=LARGEST),
+        box(2, OTHER),
+        GOOD[0],
+        box(0),
+    ]
     assert declined(*GOOD[:2], *fillers) == "too-few"
 
 
 def test_who_demands_too_much_is_taken_out_and_the_others_demands_must_still_hold():
     chain = [box(0, demanded=100), box(1, demanded=200), box(2, demanded=350), box(3, demanded=500)]
-    passed = pool().total(request(*chain))  # 400 records: 3 goes; 300: 2 goes; 200: 0 and 1 are content
+    passed = pool().total(
+        request(*chain)
+    )  # 400 records: 3 goes; 300: 2 goes; 200: 0 and 1 are content
     assert (passed.contributions, passed.records) == (2, 200)
     assert passed.totals.tolist() == sum_of(0, 1)
     assert passed.dropped == {digest(chain[2]): "too-few", digest(chain[3]): "too-few"}
@@ -131,7 +172,10 @@ def test_on_random_rounds_every_demand_holds_and_no_larger_set_would_do():
     passed_on = 0
     for _ in range(60):
         sizes = [(generator.randint(1, 50), generator.randint(1, 160)) for _ in range(4)]
-        boxes = [box(i, records=n, demanded=wanted, counts=counts_of(i) % BITS) for i, (n, wanted) in enumerate(sizes)]
+        boxes = [
+            box(i, records=n, demanded=wanted, counts=counts_of(i) % BITS)
+            for i, (n, wanted) in enumerate(sizes)
+        ]
         generator.shuffle(boxes)
         fitting = [
             members
@@ -143,13 +187,21 @@ def test_on_random_rounds_every_demand_holds_and_no_larger_set_would_do():
             assert declined(*boxes) == "too-few"
             continue
         passed, largest = pool().total(request(*boxes)), fitting[-1]
-        assert passed.totals.tolist() == np.sum([counts_of(i) % BITS for i in largest], axis=0).tolist()
-        assert (passed.contributions, passed.records) == (len(largest), sum(sizes[i][0] for i in largest))
+        assert (
+            passed.totals.tolist()
+            == np.sum([counts_of(i) % BITS for i in largest], axis=0).tolist()
+        )
+        assert (passed.contributions, passed.records) == (
+            len(largest),
+            sum(sizes[i][0] for i in largest),
+        )
         passed_on += 1
     assert 10 < passed_on < 55
 
 
 def test_a_total_that_would_not_fit_is_refused():
-    huge = tuple(box(i, bits=2**52, records=300, counts=np.full(DIMENSION, 2**50)) for i in range(4))
+    huge = tuple(
+        box(i, bits=2**52, records=300, counts=np.full(DIMENSION, 2**50)) for i in range(4)
+    )
     with pytest.raises(Refused, match="range"):
         pool().total(Request(ROUND, DIMENSION, 2**52, huge))

@@ -38,11 +38,15 @@ PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is 
 KEYS = {"seal": public(SEAL), "sign": public(SIGN)}
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["pytest", "mixing", "silodp.cli.app", "silodp.shuffler.daemon", "silodp.shuffler.provision"])
+processes.set_forkserver_preload(
+    ["pytest", "mixing", "silodp.cli.app", "silodp.shuffler.daemon", "silodp.shuffler.provision"]
+)
 
 
 def made(folder: Path, **changes) -> tuple[Path, dict[str, str]]:
-    card = provision(folder / "mixer", askers=[public(SERVER)], members=ROSTER, largest=1000, **changes)
+    card = provision(
+        folder / "mixer", askers=[public(SERVER)], members=ROSTER, largest=1000, **changes
+    )
     return folder / "mixer" / "shuffler.toml", card
 
 
@@ -62,34 +66,50 @@ def boxes_for(card: dict[str, str], round: str, members=range(3)) -> list[bytes]
     return [box(i, round, key=card["seal"]) for i in members]
 
 
-# --- the process ------------------------------------------------------------------------------------------------------------------
+# --- the process ---------------------------------------------------------------------------------
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "silodp.cli", "shuffler", *map(str, words)], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "silodp.cli", "shuffler", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_init_serve_ask_status_stop(tmp_path):
-    """The commands as an operator types them, and a courier at the socket; what was passed on stays so after a restart."""
+    """The commands as an operator types them, and a courier at the socket; what was passed on stays
+    so after a restart.
+    """
     members = [word for name in ROSTER for word in ("--member", name)]
-    made = run("init", tmp_path / "m", "--asker", public(SERVER), *members, "--largest", 1000, "--json")
+    made = run(
+        "init", tmp_path / "m", "--asker", public(SERVER), *members, "--largest", 1000, "--json"
+    )
     card, path = json.loads(made.stdout), tmp_path / "m" / "shuffler.toml"
     assert json.loads((tmp_path / "m" / "shuffler.json").read_text()) == card
-    assert {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "m").iterdir()} == dict.fromkeys(
+    assert {
+        p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "m").iterdir()
+    } == dict.fromkeys(
         ["shuffler.toml", "seal.key", "sign.key", "rounds.db", "shuffler.json"], 0o600
     )
     settings, boxes = ShufflerSettings.load(path), boxes_for(card, ROUND, range(4))
     replies = []
     for sent in (boxes, boxes[:3]):
         with subprocess.Popen(
-            [sys.executable, "-m", "silodp.cli", "shuffler", "serve", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "silodp.cli", "shuffler", "serve", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         ) as process:
             assert process.stdout
             assert process.stderr
             assert process.stdout.readline() == f"the shuffler answers at {settings.socket}\n"
             line = Socket(settings.socket)
             replies.append(line.ask(frame(*sent), PATIENCE))
-            junk = decode_outcome(line.ask(b"junk", PATIENCE), limit=10**4, shuffler_key=card["sign"])
+            junk = decode_outcome(
+                line.ask(b"junk", PATIENCE), limit=10**4, shuffler_key=card["sign"]
+            )
             assert junk == Declined("malformed")
             if len(replies) == 1:
                 told = json.loads(run("status", path, "--json").stdout)
@@ -113,10 +133,15 @@ def test_init_serve_ask_status_stop(tmp_path):
     assert told == expected | card
     words = [re.sub(r"^\S+ ", "", line) for line in Path(settings.log).read_text().splitlines()]
     assert words == [
-        f"started    {len(ROSTER)} members, 0 rounds passed on so far", f"passed     round {ROUND[:16]} boxes 4 dropped 0",
-        "malformed  round - boxes 0 dropped 0", "stopped", f"started    {len(ROSTER)} members, 1 rounds passed on so far",
-        f"repeated   round {ROUND[:16]} boxes 3 dropped 0", "malformed  round - boxes 0 dropped 0", "stopped",
-    ]  # fmt: skip
+        f"started    {len(ROSTER)} members, 0 rounds passed on so far",
+        f"passed     round {ROUND[:16]} boxes 4 dropped 0",
+        "malformed  round - boxes 0 dropped 0",
+        "stopped",
+        f"started    {len(ROSTER)} members, 1 rounds passed on so far",
+        f"repeated   round {ROUND[:16]} boxes 3 dropped 0",
+        "malformed  round - boxes 0 dropped 0",
+        "stopped",
+    ]
 
 
 def silodp(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
@@ -127,7 +152,9 @@ def silodp(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
     return int(end.value.code or 0), said.out, said.err
 
 
-def test_nothing_is_written_over_and_what_is_wrong_is_said_in_a_sentence(folder, monkeypatch, capsys):
+def test_nothing_is_written_over_and_what_is_wrong_is_said_in_a_sentence(
+    folder, monkeypatch, capsys
+):
     path, card = made(folder)
     before = {p.name: p.read_bytes() for p in path.parent.iterdir()}
     options = ["--asker", public(SERVER), "--member", ROSTER[0], "--member", ROSTER[1], "--largest"]
@@ -151,9 +178,13 @@ def test_nothing_is_written_over_and_what_is_wrong_is_said_in_a_sentence(folder,
     assert card["seal"] in out
 
 
-def test_a_shuffler_is_made_before_its_members_and_does_not_serve_without_them(folder, monkeypatch, capsys):
+def test_a_shuffler_is_made_before_its_members_and_does_not_serve_without_them(
+    folder, monkeypatch, capsys
+):
     """Silos need its key to have pseudonyms, so it comes first."""
-    code, out, _ = silodp(monkeypatch, capsys, "init", folder / "m", "--asker", public(SERVER), "--largest", 10)
+    code, out, _ = silodp(
+        monkeypatch, capsys, "init", folder / "m", "--asker", public(SERVER), "--largest", 10
+    )
     assert code == 0
     assert "no member yet" in out
     path = folder / "m/shuffler.toml"
@@ -224,11 +255,13 @@ def asked(settings: ShufflerSettings, sent: bytes) -> bytes:
             time.sleep(0.005)
 
 
-# --- kill -9 ----------------------------------------------------------------------------------------------------------------------
+# --- kill -9 -------------------------------------------------------------------------------------
 
 
 def die_before(path: Path, step: int, sent: bytes, log: Path) -> None:
-    """A door that is killed before the given step of its store, and writes what it sends where kill -9 cannot take it back."""
+    """A door that is killed before the given step of its store, and writes what it sends where kill
+    -9 cannot take it back.
+    """
     store, steps, connect = RoundStore(path, **KEYS), itertools.count(), sqlite3.connect
 
     def before() -> None:
@@ -243,21 +276,27 @@ def die_before(path: Path, step: int, sent: bytes, log: Path) -> None:
             finally:
                 before()
 
-    store_module.sqlite3.connect = lambda *args, **options: connect(*args, factory=Watched, **options)
+    store_module.sqlite3.connect = lambda *args, **options: connect(
+        *args, factory=Watched, **options
+    )
     reply = door(store).handle(sent)
     before()
     log.write_bytes(reply)
     before()
 
 
-def test_killed_before_and_after_any_step_a_round_has_one_total_and_none_that_was_sent_is_lost(folder):
+def test_killed_before_and_after_any_step_a_round_has_one_total_and_none_that_was_sent_is_lost(
+    folder,
+):
     (folder / "rounds.db").touch(0o600)
     store = RoundStore.create(folder / "rounds.db", **KEYS)
     fates = []
     for step in itertools.count():
         round, log = f"{step:064x}", folder / f"log{step}"
         boxes = [box(i, round) for i in range(4)]
-        process = processes.Process(target=die_before, args=(folder / "rounds.db", step, frame(*boxes, round=round), log))
+        process = processes.Process(
+            target=die_before, args=(folder / "rounds.db", step, frame(*boxes, round=round), log)
+        )
         process.start()
         process.join(PATIENCE)
         stored = store.reply(round)
@@ -271,12 +310,18 @@ def test_killed_before_and_after_any_step_a_round_has_one_total_and_none_that_wa
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
-    assert [fate for fate, _ in itertools.groupby(fates)] == [(False, False), (True, False), (True, True)]
+    assert [fate for fate, _ in itertools.groupby(fates)] == [
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
     assert len(fates) > 20
 
 
 def test_kill_9_at_random_instants_never_passes_on_two_totals_of_a_round(tmp_path):
-    """A server asks about each round again and again, each time with other boxes, while the shuffler dies and comes back."""
+    """A server asks about each round again and again, each time with other boxes, while the
+    shuffler dies and comes back.
+    """
     path, card = made(tmp_path, rounds_per_hour=10**6)
     settings, generator, over = ShufflerSettings.load(path), random.Random(4), threading.Event()
     times, kills = int(os.environ.get("SILODP_LONG", "15")), 0
@@ -292,7 +337,11 @@ def test_kill_9_at_random_instants_never_passes_on_two_totals_of_a_round(tmp_pat
                 round = choose.choice(names[: 1 + len(names) * kills // times])
                 sent = frame(*choose.sample(shelf[round], choose.randint(3, 5)), round=round)
                 try:
-                    reply = decode_outcome(raw := Socket(settings.socket).ask(sent, PATIENCE), limit=10**5, shuffler_key=card["sign"])
+                    reply = decode_outcome(
+                        raw := Socket(settings.socket).ask(sent, PATIENCE),
+                        limit=10**5,
+                        shuffler_key=card["sign"],
+                    )
                 except Unreached:
                     time.sleep(0.002)
                     continue
@@ -322,5 +371,8 @@ def test_kill_9_at_random_instants_never_passes_on_two_totals_of_a_round(tmp_pat
     assert max(map(len, seen.values())) == 1, "one reply a round, whatever the boxes"
     for round, replies in seen.items():
         assert replies <= {store.reply(round)}
-    print(f"\n{times} kills: {sum(map(len, seen.values()))} of {len(shelf)} rounds passed on, {store.since(0)} stored")
+    print(
+        f"\n{times} kills: {sum(map(len, seen.values()))} of {len(shelf)} rounds passed "
+        f"on, {store.since(0)} stored"
+    )
     assert sum(map(len, seen.values())) > 2

@@ -1,4 +1,6 @@
-"""A shuffler behind its door against a server that may send what it likes, in any order and as often as it likes."""
+"""A shuffler behind its door against a server that may send what it likes, in any order and as
+often as it likes.
+"""
 
 import contextlib
 import random
@@ -28,7 +30,7 @@ from mixing import (
     outcome,
     pool,
     request,
-)  # fmt: skip
+)
 from silodp.core.errors import BadInput
 from silodp.core.protocol import frames
 from silodp.core.protocol.box import box_length
@@ -54,12 +56,20 @@ def code(raw: bytes) -> str:
     return found.code
 
 
-# --- a round is passed on once ----------------------------------------------------------------------------------------------------
+# --- a round is passed on once -------------------------------------------------------------------
 
 
 def test_once_a_round_is_passed_on_every_other_set_of_boxes_gets_the_same_bytes(store, tmp_path):
     first = door(store).handle(frame(*GOOD))
-    others = [GOOD[:3], GOOD[1:], [*GOOD, box(4)], [box(0), *GOOD[1:]], GOOD[:1], [box(STRANGER)], [bytes(box_length(DIMENSION))]]
+    others = [
+        GOOD[:3],
+        GOOD[1:],
+        [*GOOD, box(4)],
+        [box(0), *GOOD[1:]],
+        GOOD[:1],
+        [box(STRANGER)],
+        [bytes(box_length(DIMENSION))],
+    ]
     again = RoundStore(tmp_path / "rounds.db", **KEYS)
     for boxes in others:
         assert door(store).handle(frame(*boxes)) == door(again).handle(frame(*boxes)) == first
@@ -69,12 +79,16 @@ def test_once_a_round_is_passed_on_every_other_set_of_boxes_gets_the_same_bytes(
 
 
 def test_of_two_that_add_up_a_round_at_once_the_first_to_store_it_decides(store):
-    first, second = (encode_outcome(pool().total(request(*boxes)), SIGN) for boxes in (GOOD, GOOD[:3]))
+    first, second = (
+        encode_outcome(pool().total(request(*boxes)), SIGN) for boxes in (GOOD, GOOD[:3])
+    )
     assert store.keep(ROUND, first, 1.0) == first
     assert store.keep(ROUND, second, 2.0) == store.reply(ROUND) == first
 
 
-def test_a_round_that_was_declined_stays_open_for_more_boxes_and_its_refusal_is_bound_to_the_request(store):
+def test_a_round_that_was_declined_stays_open_for_more_boxes_and_its_refusal_is_bound_to_the_request(  # noqa: E501
+    store,
+):
     few = frame(*GOOD[:2])
     refusal = outcome(door(store).handle(few))
     assert isinstance(refusal, Declined)
@@ -84,13 +98,18 @@ def test_a_round_that_was_declined_stays_open_for_more_boxes_and_its_refusal_is_
 
 
 def test_whatever_a_server_tries_it_gets_one_total_a_round_and_every_members_demand_holds(store):
-    """Random subsets in random order with copies, second boxes, strangers and other rounds' boxes, at several doors: a hundred tries."""
+    """Random subsets in random order with copies, second boxes, strangers and other rounds' boxes,
+    at several doors: a hundred tries.
+    """
     generator, seen, doors = random.Random(2), {}, [door(store) for _ in range(3)]
     rounds = [ROUND, OTHER, "ef" * 32]
     shelf = {r: [box(i, r) for i in (0, 1, 2, 3, 0, 1)] for r in rounds}
     for _ in range(100):
         round = generator.choice(rounds)
-        boxes = generator.choices([*shelf[round], *shelf[rounds[0]], box(STRANGER, round, records=LARGEST)], k=generator.randint(1, 6))
+        boxes = generator.choices(
+            [*shelf[round], *shelf[rounds[0]], box(STRANGER, round, records=LARGEST)],
+            k=generator.randint(1, 6),
+        )
         raw = generator.choice(doors).handle(frame(*boxes, round=round))
         if isinstance(found := outcome(raw), Passed):
             assert found.records >= 300
@@ -114,7 +133,9 @@ def test_fabricated_boxes_do_not_unmask_a_silo(store):
 
 def test_boxes_of_another_round_do_not_fill_this_one_up(store):
     door(store).handle(frame(*(box(i, OTHER) for i in range(4)), round=OTHER))
-    assert code(door(store).handle(frame(GOOD[0], *(box(i, OTHER) for i in range(1, 4))))) == "too-few"
+    assert (
+        code(door(store).handle(frame(GOOD[0], *(box(i, OTHER) for i in range(1, 4))))) == "too-few"
+    )
 
 
 def test_one_lying_member_makes_up_for_no_more_than_the_largest_silo(store):
@@ -122,10 +143,12 @@ def test_one_lying_member_makes_up_for_no_more_than_the_largest_silo(store):
     liar = [box(1, records=n, demanded=1) for n in (LARGEST, LARGEST + 1, 2**30)]
     for one in liar:
         assert code(door(store).handle(frame(wanted, one))) == "too-few"
-    assert isinstance(outcome(door(store).handle(frame(wanted, liar[0], box(2, demanded=1)))), Passed)
+    assert isinstance(
+        outcome(door(store).handle(frame(wanted, liar[0], box(2, demanded=1)))), Passed
+    )
 
 
-# --- who asks, and how often ------------------------------------------------------------------------------------------------------
+# --- who asks, and how often ---------------------------------------------------------------------
 
 
 def test_only_listed_servers_get_a_total_even_of_a_round_that_was_passed_on(store):
@@ -149,7 +172,7 @@ def test_no_more_totals_in_an_hour_than_the_settings_say_and_repeats_are_free(st
     assert code(desk.handle(asked[3])) == "rate"
 
 
-# --- any bytes --------------------------------------------------------------------------------------------------------------------
+# --- any bytes -----------------------------------------------------------------------------------
 
 
 def test_thousands_of_hostile_frames_get_signed_codes_and_pass_nothing_on(store):
@@ -158,7 +181,10 @@ def test_thousands_of_hostile_frames_get_signed_codes_and_pass_nothing_on(store)
     for k in range(2500):
         bad = bytearray(good)
         for _ in range(generator.randint(1, 4)):
-            i, act = generator.randrange(len(bad) if k % 2 else min(len(bad), 200)), generator.randrange(4)
+            i, act = (
+                generator.randrange(len(bad) if k % 2 else min(len(bad), 200)),
+                generator.randrange(4),
+            )
             if act == 0:
                 bad[i] ^= 1 << generator.randrange(8)
             elif act == 1:
@@ -187,17 +213,27 @@ def test_a_frame_that_is_too_long_and_a_pool_that_fails_are_one_code(store, monk
     assert [line_of(note) for note in notes] == [f"internal   round {ROUND[:16]} boxes 4 dropped 0"]
 
 
-# --- what is on disk --------------------------------------------------------------------------------------------------------------
+# --- what is on disk -----------------------------------------------------------------------------
 
 
 def spellings(counts: np.ndarray) -> list[bytes]:
-    """How a silo's counts might lie on a disk: one by one or in a row, as bytes, digits or hexadecimal digits."""
+    """How a silo's counts might lie on a disk: one by one or in a row, as bytes, digits or
+    hexadecimal digits.
+    """
     packed = [counts.astype(kind).tobytes() for kind in ("<i8", ">i8", "<i4", ">i4", "<f8")]
     one = [counts[:1].astype(kind).tobytes() for kind in ("<i8", ">i8", "<i4", ">i4", "<f8")]
-    return [*packed, *one, *(str(n).encode() for n in counts), *(b"%x" % n for n in counts), *(row.hex().encode() for row in packed)]
+    return [
+        *packed,
+        *one,
+        *(str(n).encode() for n in counts),
+        *(b"%x" % n for n in counts),
+        *(row.hex().encode() for row in packed),
+    ]
 
 
-def test_no_count_of_a_silo_is_in_the_store_its_journal_the_log_or_the_reply(store, tmp_path, monkeypatch):
+def test_no_count_of_a_silo_is_in_the_store_its_journal_the_log_or_the_reply(
+    store, tmp_path, monkeypatch
+):
     lines, kept = [], []
     connect = sqlite3.connect
 
@@ -206,11 +242,26 @@ def test_no_count_of_a_silo_is_in_the_store_its_journal_the_log_or_the_reply(sto
             kept.extend(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
             return super().execute(sql, *rest)
 
-    monkeypatch.setattr(store_module.sqlite3, "connect", lambda *args, **options: connect(*args, factory=Watched, **options))
+    monkeypatch.setattr(
+        store_module.sqlite3,
+        "connect",
+        lambda *args, **options: connect(*args, factory=Watched, **options),
+    )
     desk = door(store, noted=lambda note: lines.append(line_of(note).encode()))
     boxes = [*GOOD, box(0), box(STRANGER), box(4, demanded=10**6)]
-    replies = [desk.handle(frame(*GOOD[:2])), desk.handle(frame(*boxes)), desk.handle(frame(*GOOD[:3]))]
-    everything = b"\n".join([*kept, *(path.read_bytes() for path in tmp_path.iterdir() if path.is_file()), *lines, *replies])
+    replies = [
+        desk.handle(frame(*GOOD[:2])),
+        desk.handle(frame(*boxes)),
+        desk.handle(frame(*GOOD[:3])),
+    ]
+    everything = b"\n".join(
+        [
+            *kept,
+            *(path.read_bytes() for path in tmp_path.iterdir() if path.is_file()),
+            *lines,
+            *replies,
+        ]
+    )
     total = np.sum([counts_of(i) for i in range(4)], axis=0)
     assert spellings(total)[0] in everything, "the search finds what is there"
     for counts in [*(counts_of(i) for i in range(5)), counts_of(99)]:
@@ -250,7 +301,12 @@ def test_a_stored_reply_that_was_altered_or_moved_to_another_round_is_not_sent(s
     desk.handle(frame(*GOOD))
     desk.handle(frame(*(box(i, OTHER) for i in range(4)), round=OTHER))
     shutil.copy(path, tmp_path / "copy")
-    for other in ("zeroblob(200)", "'text'", "substr(reply, 2)", f"(SELECT reply FROM rounds WHERE round = x'{OTHER}')"):
+    for other in (
+        "zeroblob(200)",
+        "'text'",
+        "substr(reply, 2)",
+        f"(SELECT reply FROM rounds WHERE round = x'{OTHER}')",
+    ):
         path.write_bytes((tmp_path / "copy").read_bytes())
         with contextlib.closing(sqlite3.connect(path)) as connection, connection:
             connection.execute(f"UPDATE rounds SET reply = {other} WHERE round = x'{ROUND}'")
@@ -262,7 +318,9 @@ def test_a_disk_that_cannot_be_written_lets_no_total_out(store, tmp_path, monkey
         raise sqlite3.OperationalError("database or disk is full")
 
     calls = iter([store_module.connect, store_module.connect, full])
-    monkeypatch.setattr(store_module, "connect", lambda path, real=store_module.connect: next(calls, full)(path))
+    monkeypatch.setattr(
+        store_module, "connect", lambda path, real=store_module.connect: next(calls, full)(path)
+    )
     assert code(door(store).handle(frame(*GOOD))) == "store"
 
 

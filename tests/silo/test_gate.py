@@ -1,4 +1,6 @@
-"""The gate: checks, then charges, then looks at a record; and it is the only place that makes a release."""
+"""The gate: checks, then charges, then looks at a record; and it is the only place that makes a
+release.
+"""
 
 import ast
 import math
@@ -56,9 +58,16 @@ def gate_of(diary):
 
 
 def real_gate(budget=1.0, *, records=None, seeds=(0,)):
-    records = records or Records.of([(np.random.default_rng(n).normal(size=(n, 3)), np.zeros(n)) for n in COUNTS])
+    records = records or Records.of(
+        [(np.random.default_rng(n).normal(size=(n, 3)), np.zeros(n)) for n in COUNTS]
+    )
     ledger = MemoryLedger(GDP(), Budget(budget, 1e-5), COUNTS)
-    return Gate(Simulated(Problem(nn.Linear(3, 1), squared_error), records, seeds), ledger, dim=DIM, counts=COUNTS), ledger
+    return Gate(
+        Simulated(Problem(nn.Linear(3, 1), squared_error), records, seeds),
+        ledger,
+        dim=DIM,
+        counts=COUNTS,
+    ), ledger
 
 
 def far(value):
@@ -121,7 +130,11 @@ SENSELESS = {
         Query(Grad(W), replace(FINE, sampling=WithoutReplacement(0.01))),
     ],
 }
-CASES = [pytest.param(code, query, id=f"{code}-{i}") for code, queries in SENSELESS.items() for i, query in enumerate(queries)]
+CASES = [
+    pytest.param(code, query, id=f"{code}-{i}")
+    for code, queries in SENSELESS.items()
+    for i, query in enumerate(queries)
+]
 
 
 @pytest.mark.parametrize(("code", "query"), CASES)
@@ -175,7 +188,7 @@ def test_a_failure_after_the_charge_leaves_the_charge():
     assert diary.spent()[0][0] > 0 == diary.spent()[0][1]
 
 
-def test_a_query_past_the_budget_is_refused_without_touching_records_and_leaves_the_ledger_as_it_was():
+def test_a_query_past_the_budget_is_refused_without_touching_records_and_leaves_the_ledger_as_it_was():  # noqa: E501
     diary = Diary(budget=1.0)
     gate = gate_of(diary)
     gate.answer(Query(Grad(W), replace(FINE, noise_multiplier=10.0)), (0, 1))
@@ -201,7 +214,11 @@ def test_a_release_says_what_it_cost_and_who_answered():
     assert isinstance(release, Release)
     assert release.silos == (1,)
     assert release.value.shape == (1, 1, DIM)
-    assert (release.event.sampling, release.event.noise_multiplier, release.event.count) == (FullBatch(), 2.0, 1)
+    assert (release.event.sampling, release.event.noise_multiplier, release.event.count) == (
+        FullBatch(),
+        2.0,
+        1,
+    )
     assert ledger.epsilon()[0, 1] > 0 == ledger.epsilon()[0, 0]
 
 
@@ -213,7 +230,7 @@ def test_bad_records_yield_a_normal_release():
     assert bool(torch.isfinite(release.value).all())
 
 
-# --- what a hostile server might try ---------------------------------------------------------------------------------------------
+# --- what a hostile server might try -------------------------------------------------------------
 
 
 def test_a_silo_named_twice_in_one_query_does_not_answer_twice_for_one_price():
@@ -230,7 +247,9 @@ def test_a_silo_named_twice_in_one_query_does_not_answer_twice_for_one_price():
 
 
 def test_a_gate_for_one_run_does_not_answer_two_points_under_one_draw_of_noise():
-    """The difference of the two answers would be free of noise, and the ledger would have been charged once."""
+    """The difference of the two answers would be free of noise, and the ledger would have been
+    charged once.
+    """
     gate, ledger = real_gate(50.0)
     with pytest.raises(Refused, match="shape"):
         gate.answer(Query(Grad(torch.stack([W[0], W[0] + 1])), FINE), (0, 1))
@@ -238,10 +257,14 @@ def test_a_gate_for_one_run_does_not_answer_two_points_under_one_draw_of_noise()
 
 
 @pytest.mark.parametrize(
-    "clip", [torch.tensor([[1.0, 1e-9]]), torch.tensor([1.0, 1e-9]), torch.tensor([[1.0], [1e-9]])], ids=["row", "flat", "column"]
+    "clip",
+    [torch.tensor([[1.0, 1e-9]]), torch.tensor([1.0, 1e-9]), torch.tensor([[1.0], [1e-9]])],
+    ids=["row", "flat", "column"],
 )
 def test_a_clip_of_another_shape_than_one_per_run_is_refused(clip):
-    """Records clipped at one entry and noise scaled by another would be an answer almost without noise."""
+    """Records clipped at one entry and noise scaled by another would be an answer almost without
+    noise.
+    """
     diary = Diary()
     with pytest.raises(Refused, match="clip"):
         gate_of(diary).answer(Query(Grad(W), FINE.clipped(clip)), (0, 1))
@@ -249,11 +272,18 @@ def test_a_clip_of_another_shape_than_one_per_run_is_refused(clip):
 
 
 @pytest.mark.parametrize(
-    "statistic", [Histogram(torch.tensor([-1.0, 0.0, 1.0]), 3), Moments(torch.full((3,), -1.0), torch.full((3,), 1.0))], ids=["h", "m"]
+    "statistic",
+    [
+        Histogram(torch.tensor([-1.0, 0.0, 1.0]), 3),
+        Moments(torch.full((3,), -1.0), torch.full((3,), 1.0)),
+    ],
+    ids=["h", "m"],
 )
 @pytest.mark.parametrize("clip", [0.0, 1e-6, 1.0])
 def test_feature_statistics_are_not_released_at_a_clip_below_their_own_norm(statistic, clip):
-    """Nobody clips a histogram: noise at a smaller clip than sqrt(features), or sqrt(2 features), would not cover a record."""
+    """Nobody clips a histogram: noise at a smaller clip than sqrt(features), or sqrt(2 features),
+    would not cover a record.
+    """
     gate, ledger = real_gate(50.0)
     with pytest.raises(Refused, match="clip"):
         gate.answer(Query(statistic, FINE.clipped(clip)), (0, 1))
@@ -261,25 +291,36 @@ def test_feature_statistics_are_not_released_at_a_clip_below_their_own_norm(stat
 
 
 @pytest.mark.parametrize(
-    "statistic", [Histogram(torch.tensor([-1.0, 0.0, 1.0]), 1), Moments(torch.tensor([-1.0]), torch.tensor([1.0]))], ids=["h", "m"]
+    "statistic",
+    [
+        Histogram(torch.tensor([-1.0, 0.0, 1.0]), 1),
+        Moments(torch.tensor([-1.0]), torch.tensor([1.0])),
+    ],
+    ids=["h", "m"],
 )
 def test_a_query_cannot_understate_the_number_of_features_and_so_their_norm(statistic):
-    """Silos have three features here: a record's norm is sqrt(3) times what a query about one feature says."""
+    """Silos have three features here: a record's norm is sqrt(3) times what a query about one
+    feature says.
+    """
     gate, ledger = real_gate(50.0)
     with pytest.raises(Refused, match=r"shape|clip"):
         gate.answer(Query(statistic, FINE.clipped(2**0.5)), (0, 1))
     assert (ledger.epsilon() == 0).all()
 
 
-@pytest.mark.parametrize("sampling", [Poisson(0.5), WithoutReplacement(0.5), DisjointBatches(2)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Poisson(0.5), WithoutReplacement(0.5), DisjointBatches(2)], ids=str
+)
 def test_feature_statistics_on_other_than_full_batches_are_refused_before_the_charge(sampling):
     diary = Diary()
     with pytest.raises(Refused, match="batch"):
-        gate_of(diary).answer(Query(Histogram(torch.tensor([0.0]), 3), Gaussian("ranges", 2.0, 5.0, sampling)), (0, 1))
+        gate_of(diary).answer(
+            Query(Histogram(torch.tensor([0.0]), 3), Gaussian("ranges", 2.0, 5.0, sampling)), (0, 1)
+        )
     assert diary.lines == []
 
 
-# --- the only way out --------------------------------------------------------------------------------------------------------------
+# --- the only way out ----------------------------------------------------------------------------
 
 
 def releases_made(source):
@@ -288,27 +329,42 @@ def releases_made(source):
     names = {"Release"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            names |= {alias.asname for alias in node.names if alias.name == "Release" and alias.asname}
+            names |= {
+                alias.asname for alias in node.names if alias.name == "Release" and alias.asname
+            }
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     named = [c.lineno for c in calls if isinstance(c.func, ast.Name) and c.func.id in names]
-    return named + [c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "Release"]
+    return named + [
+        c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "Release"
+    ]
 
 
 def test_only_the_gate_makes_a_release():
-    """In all of the source but the audit's mutants, which are gates broken on purpose and never shipped as anything else."""
+    """In all of the source but the audit's mutants, which are gates broken on purpose and never
+    shipped as anything else.
+    """
     root = Path(silodp.__file__).parent
-    makers = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if releases_made(path.read_text())}
+    makers = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if releases_made(path.read_text())
+    }
     assert makers - {"lab/audit/mutants.py"} == {"silo/gate.py"}
 
 
 @pytest.mark.parametrize(
-    "source", ["Release(v, s, e)", "query.Release(v, s, e)", "from silodp.core.query import Release as Note\nNote(v, s, e)"]
+    "source",
+    [
+        "Release(v, s, e)",
+        "query.Release(v, s, e)",
+        "from silodp.core.query import Release as Note\nNote(v, s, e)",
+    ],
 )
 def test_the_scan_sees_a_release_made_elsewhere(source):
     assert releases_made(source)
 
 
-# --- one thing under two names -------------------------------------------------------------------------------------------------------
+# --- one thing under two names -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("silos", [(0, 1, -1), (-1,), (False, True), (2,), (0, 1.0)], ids=str)
@@ -322,7 +378,12 @@ def test_a_silo_has_one_name_only(silos):
 
 @pytest.mark.parametrize(
     "sampling",
-    [DisjointBatches(2, 0.0), DisjointBatches(2, False), DisjointBatches(2.0, 0), DisjointBatches(2, 0, 1)],  # type: ignore[arg-type]
+    [
+        DisjointBatches(2, 0.0),
+        DisjointBatches(2, False),
+        DisjointBatches(2.0, 0),
+        DisjointBatches(2, 0, 1),
+    ],  # type: ignore[arg-type]
     ids=str,
 )
 def test_a_batch_has_one_name_only(sampling):
@@ -335,7 +396,11 @@ def test_a_batch_has_one_name_only(sampling):
 
 @pytest.mark.parametrize(
     "statistic",
-    [Moments(torch.zeros(3, 1, 1, 3), torch.ones(3)), Moments(torch.zeros(3), torch.ones(3, 1)), Histogram(torch.zeros(2, 2), 3)],
+    [
+        Moments(torch.zeros(3, 1, 1, 3), torch.ones(3)),
+        Moments(torch.zeros(3), torch.ones(3, 1)),
+        Histogram(torch.zeros(2, 2), 3),
+    ],
     ids=["deep", "column", "edges"],
 )
 def test_feature_statistics_take_plain_vectors(statistic):

@@ -1,4 +1,6 @@
-"""A personal model: better where a silo is different, none where it is not, readable by its owner alone, and never opened for what leaves."""
+"""A personal model: better where a silo is different, none where it is not, readable by its owner
+alone, and never opened for what leaves.
+"""
 
 import json
 import stat
@@ -22,34 +24,63 @@ def records(path, n, weight, seed):
     random = np.random.default_rng(seed)
     x = random.normal(size=(n, 2))
     y = (random.random(n) < 1 / (1 + np.exp(-(x @ weight)))).astype(int)
-    path.write_text("a,b,label\n" + "".join(f"{a:.4f},{b:.4f},{k}\n" for (a, b), k in zip(x, y, strict=True)))
+    path.write_text(
+        "a,b,label\n" + "".join(f"{a:.4f},{b:.4f},{k}\n" for (a, b), k in zip(x, y, strict=True))
+    )
     return path
 
 
 def shared(folder, weight=(2.0, 0.0)):
     folder.mkdir(parents=True)
     plain = plain_text(["a", "b"], ["0", "1"], "label")
-    tensors = {"weight": torch.tensor([weight]), "bias": torch.zeros(1), "scaling.mean": torch.zeros(2), "scaling.scale": torch.ones(2)}
+    tensors = {
+        "weight": torch.tensor([weight]),
+        "bias": torch.zeros(1),
+        "scaling.mean": torch.zeros(2),
+        "scaling.scale": torch.ones(2),
+    }
     return tensors, {"model": "logistic", "plain": plain}
 
 
 @pytest.fixture
 def clinic(tmp_path, monkeypatch):
-    """A clinic where the second feature matters and the first does not: the shared model has learnt the reverse elsewhere."""
+    """A clinic where the second feature matters and the first does not: the shared model has learnt
+    the reverse elsewhere.
+    """
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
-    about = {"label": "label", "name": "clinic", "epsilon": 3.0, "model": "logistic", "askers": ["ab" * 32]}
-    made = provision(tmp_path / "silo", data=records(tmp_path / "own.csv", 400, (0.0, 2.5), 1), classes=("0", "1"), **about)
+    about = {
+        "label": "label",
+        "name": "clinic",
+        "epsilon": 3.0,
+        "model": "logistic",
+        "askers": ["ab" * 32],
+    }
+    made = provision(
+        tmp_path / "silo",
+        data=records(tmp_path / "own.csv", 400, (0.0, 2.5), 1),
+        classes=("0", "1"),
+        **about,
+    )
     place = Place.load(made.policy)
     tensors, words = shared(tmp_path / "run")
     names = list(approved_problem(place, 2, None).shapes)
-    save_file(dict(zip([*names, *list(tensors)[2:]], tensors.values(), strict=True)), tmp_path / "run/model.safetensors", words)
+    save_file(
+        dict(zip([*names, *list(tensors)[2:]], tensors.values(), strict=True)),
+        tmp_path / "run/model.safetensors",
+        words,
+    )
     return tmp_path
 
 
 def test_a_silo_that_is_different_gets_a_better_model_and_nobody_else_can_read_it(clinic, silodp):
     code, out, err = silodp("silo", "personalise", "silo/policy.toml", "run")
     assert (code, err) == (0, "")
-    for said in ("NOT private", "never send", "Nothing was sent, and nothing is charged", "silodp predict"):
+    for said in (
+        "NOT private",
+        "never send",
+        "Nothing was sent, and nothing is charged",
+        "silodp predict",
+    ):
         assert said in out
     path = clinic / "silo/personal/model.safetensors"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -60,15 +91,24 @@ def test_a_silo_that_is_different_gets_a_better_model_and_nobody_else_can_read_i
     for name in ("run", "silo/personal"):
         code, out, err = silodp("predict", name, "new.csv", "--json")
         found = json.loads(out)
-        right[name] = np.mean([row["predicted"] == f"{k:.0f}" for row, k in zip(found["rows"], truth, strict=True)])
-        assert any("not private, so never send it" in note for note in found["notes"]) == (name != "run")
+        right[name] = np.mean(
+            [row["predicted"] == f"{k:.0f}" for row, k in zip(found["rows"], truth, strict=True)]
+        )
+        assert any("not private, so never send it" in note for note in found["notes"]) == (
+            name != "run"
+        )
     assert right["silo/personal"] > right["run"] + 0.15
-    assert not list(DurableLedger.open(clinic / "silo/ledger.db").entries()), "nothing was asked of the gate"
+    assert not list(DurableLedger.open(clinic / "silo/ledger.db").entries()), (
+        "nothing was asked of the gate"
+    )
 
 
 def test_what_may_leave_is_never_made_from_a_personal_model(clinic, silodp):
     silodp("silo", "personalise", "silo/policy.toml", "run")
-    for words in (("export", "silo/personal", "--to", "torch"), ("silo", "personalise", "silo/policy.toml", "silo/personal")):
+    for words in (
+        ("export", "silo/personal", "--to", "torch"),
+        ("silo", "personalise", "silo/policy.toml", "silo/personal"),
+    ):
         code, _, err = silodp(*words)
         assert code == 2
         assert "personal model" in err
@@ -110,8 +150,14 @@ def test_a_strong_pull_gives_the_shared_model_and_none_that_of_the_silo_alone(cl
 
 def test_another_model_and_too_few_records_are_refused_in_a_sentence(clinic, silodp):
     save_file({"other": torch.zeros(3)}, clinic / "run/model.safetensors", {"plain": "{}"})
-    assert "is not the model logistic that the policy approves" in silodp("silo", "personalise", "silo/policy.toml", "run")[2]
-    assert "has no model.safetensors" in silodp("silo", "personalise", "silo/policy.toml", "nowhere")[2]
+    assert (
+        "is not the model logistic that the policy approves"
+        in silodp("silo", "personalise", "silo/policy.toml", "run")[2]
+    )
+    assert (
+        "has no model.safetensors"
+        in silodp("silo", "personalise", "silo/policy.toml", "nowhere")[2]
+    )
 
 
 def test_no_question_is_asked_with_a_personal_model(tmp_path):
@@ -122,5 +168,7 @@ def test_no_question_is_asked_with_a_personal_model(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors", {"model": "logistic"})
     refuse_personal(tmp_path, contents(tmp_path)[0])
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors", {PERSONAL: "clinic"})
-    with pytest.raises(BadInput, match="personal model of clinic: it is not private and may not leave"):
+    with pytest.raises(
+        BadInput, match="personal model of clinic: it is not private and may not leave"
+    ):
         refuse_personal(tmp_path, contents(tmp_path)[0])

@@ -1,4 +1,6 @@
-"""Each check_* takes an object from outside the package, which nobody registered: a sound one passes, a broken one is told why not."""
+"""Each check_* takes an object from outside the package, which nobody registered: a sound one
+passes, a broken one is told why not.
+"""
 
 import subprocess
 import sys
@@ -36,12 +38,15 @@ FEATURES = 3
 def test_the_checks_are_named_and_load_nothing_until_they_are_used():
     assert dir(silodp.testing) == silodp.testing.__all__
     said = subprocess.run(
-        [sys.executable, "-c", "import silodp.testing, sys; print('torch' in sys.modules)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import silodp.testing, sys; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert said.stdout.strip() == "False"
 
 
-# --- a prox -----------------------------------------------------------------------------------------------------------------------
+# --- a prox --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ def test_a_prox():
         check_prox(Near(0.3, wrong=0.2), 4)
 
 
-# --- a model and its loss -----------------------------------------------------------------------------------------------------------
+# --- a model and its loss ------------------------------------------------------------------------
 
 
 def quartic(output, target):
@@ -82,13 +87,15 @@ def test_a_loss_and_an_engine():
         from silodp.engine.clipping import clipped_sum
 
         total = clipped_sum(problem, w, x, y, weight, torch.inf, reference=reference)
-        return total * (torch.as_tensor(clip).reshape(-1, 1, 1) / total.norm(dim=-1, keepdim=True)).clamp(max=1).nan_to_num(0.0)
+        return total * (
+            torch.as_tensor(clip).reshape(-1, 1, 1) / total.norm(dim=-1, keepdim=True)
+        ).clamp(max=1).nan_to_num(0.0)
 
     with pytest.raises(AssertionError, match="from a loop over records"):
         check_model(problem, x, y, engine=together)
 
 
-# --- a statistic ----------------------------------------------------------------------------------------------------------------------
+# --- a statistic ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +134,11 @@ def test_a_statistic():
 
     def ask(kind, **options):
         check_statistic(
-            FeatureMean(FEATURES, 2.0), records, lambda r: kind(problem, r, [0]), dim=problem.dim, **{"reaches": 0.99} | options
+            FeatureMean(FEATURES, 2.0),
+            records,
+            lambda r: kind(problem, r, [0]),
+            dim=problem.dim,
+            **{"reaches": 0.99} | options,
         )
 
     ask(Means)
@@ -139,7 +150,7 @@ def test_a_statistic():
         ask(Means, reaches=1.01)
 
 
-# --- a mechanism and a sampling -------------------------------------------------------------------------------------------------------
+# --- a mechanism and a sampling ------------------------------------------------------------------
 
 
 class Generous(Gaussian):
@@ -173,7 +184,7 @@ def test_a_sampling():
         check_sampling(Poisson(0.3), answerer=Likelier)
 
 
-# --- a backend ------------------------------------------------------------------------------------------------------------------------
+# --- a backend -----------------------------------------------------------------------------------
 
 
 class FirstAlone(Federation):
@@ -189,7 +200,7 @@ def test_a_federation():
         check_federation(lambda *made: FirstAlone(simulated_federation(*made)._channel, made[2]))
 
 
-# --- an algorithm -----------------------------------------------------------------------------------------------------------------------
+# --- an algorithm --------------------------------------------------------------------------------
 
 
 def averaged(fed, problem, w, *, rounds: int, step, minibatch: Gaussian):

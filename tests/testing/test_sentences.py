@@ -26,7 +26,7 @@ def refused(sentence, check, *given, **options):
     assert "\n" not in str(said.value)
 
 
-# --- an algorithm -----------------------------------------------------------------------------------------------------------------
+# --- an algorithm --------------------------------------------------------------------------------
 
 
 def descent(fed, problem, w, *, rounds: int, step, minibatch: Gaussian):
@@ -67,7 +67,9 @@ def own_noise(fed, problem, w, *, rounds: int, step, minibatch: Gaussian):
 
 
 def fails(fed, problem, w, *, rounds: int, step, minibatch: Gaussian):
-    for r, point in enumerate(descent(fed, problem, w, rounds=rounds, step=step, minibatch=minibatch)):
+    for r, point in enumerate(
+        descent(fed, problem, w, rounds=rounds, step=step, minibatch=minibatch)
+    ):
         yield point / (1 // (1 - r))
 
 
@@ -76,7 +78,13 @@ def fails(fed, problem, w, *, rounds: int, step, minibatch: Gaussian):
     [
         (yields_none, "^yields_none: iterate 0 is NoneType, not a tensor$"),
         (yields_less, r"^yields_less: iterate 0 has shape \(1, 2\), not \(1, 3\)$"),
-        (needs, r"^needs: long=.* does not fit \(missing a required argument: 'keep'\); its settings are rounds, keep$"),
+        (
+            needs,
+            (
+                r"^needs: long=.* does not fit \(missing a required argument: 'keep'\); its "
+                r"settings are rounds, keep$"
+            ),
+        ),
         (looks_behind, "^looks_behind: reached for fed._channel"),
         (asks_more, "^asks_more: asked 8 questions, the dry run 4"),
         (own_noise, "^own_noise: query 0 is .* but the dry run priced"),
@@ -92,7 +100,7 @@ def test_an_algorithm(run, sentence):
     refused(sentence, check_algorithm, run, problem, RECORDS, **given)
 
 
-# --- a prox -----------------------------------------------------------------------------------------------------------------------
+# --- a prox --------------------------------------------------------------------------------------
 
 
 class Plain:
@@ -143,7 +151,7 @@ def test_a_prox(prox, sentence):
     refused(sentence, check_prox, prox, 4)
 
 
-# --- a model and its loss -----------------------------------------------------------------------------------------------------------
+# --- a model and its loss ------------------------------------------------------------------------
 
 
 def plain(output, target):
@@ -178,7 +186,10 @@ class Mixing(nn.Linear):
         (
             nn.Linear(3, 2),
             nn.functional.gaussian_nll_loss,
-            r"^the loss gaussian_nll_loss cannot be run on label . of a model with 2 outputs \(TypeError",
+            (
+                r"^the loss gaussian_nll_loss cannot be run on label . of a model with 2 "
+                r"outputs \(TypeError"
+            ),
         ),
         (nn.Linear(3, 2), wide, r"^the loss wide gives numbers of shape \(1, 2\) for one record"),
         (nn.Linear(3, 2), endless, "^the loss endless is not finite at the start"),
@@ -198,7 +209,7 @@ def test_a_model_and_its_loss(model, loss, sentence):
         check_model(*given, outputs=2)
 
 
-# --- a map of features --------------------------------------------------------------------------------------------------------------
+# --- a map of features ---------------------------------------------------------------------------
 
 
 def squares(x):

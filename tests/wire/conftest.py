@@ -1,4 +1,6 @@
-"""One NVFlare federation for all tests of it: a real server and three clients with mutual TLS on loopback; the gates give a frame back reversed."""
+"""One NVFlare federation for all tests of it: a real server and three clients with mutual TLS on
+loopback; the gates give a frame back reversed.
+"""
 
 import json
 import os
@@ -36,11 +38,18 @@ def folder(tmp_path_factory, gates):
     site.provision(folder, [*gates, "d", *MODIFIED])
     resources = folder / "kits" / "server" / "local" / "resources.json"
     settings = json.loads(resources.read_text())
-    spy = {"id": "modified", "path": "nvflare_federation.ModifiedServer", "args": {"path": str(folder / "modified.sock")}}
+    spy = {
+        "id": "modified",
+        "path": "nvflare_federation.ModifiedServer",
+        "args": {"path": str(folder / "modified.sock")},
+    }
     settings["components"].append(spy)
     resources.write_text(json.dumps(settings))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        )
         site.start(folder, gates)
         yield folder
         pids = [pid for pid, _ in json.loads((folder / "processes.json").read_text()).values()]
@@ -51,7 +60,9 @@ def folder(tmp_path_factory, gates):
 
 @pytest.fixture
 def modified_silo(request, folder, gates, hub):
-    """One more silo, whose engine says what it is told. Each test has its own: what one has begun keeps it from being heard for a minute."""
+    """One more silo, whose engine says what it is told. Each test has its own: what one has begun
+    keeps it from being heard for a minute.
+    """
     from nvflare_federation import SILOS, until
 
     from silodp.wire.nvflare import site
@@ -60,9 +71,20 @@ def modified_silo(request, folder, gates, hub):
     site.settle_silo(kit, gates["a"])
     resources = kit / "local" / "resources.json"
     settings = json.loads(resources.read_text()) | {"class_list_enforcement_mode": "off"}
-    settings["components"].append({"id": "modified", "path": "nvflare_federation.ModifiedSilo", "args": {"path": str(kit / "x.sock")}})
+    settings["components"].append(
+        {
+            "id": "modified",
+            "path": "nvflare_federation.ModifiedSilo",
+            "args": {"path": str(kit / "x.sock")},
+        }
+    )
     resources.write_text(json.dumps(settings))
-    client = subprocess.Popen(site.command(kit), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    client = subprocess.Popen(
+        site.command(kit),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         until(lambda: (kit / "x.sock").exists() and request.param in hub.names())
         yield Hub(kit / "x.sock")

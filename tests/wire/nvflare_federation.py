@@ -1,4 +1,6 @@
-"""Peers of a real NVFlare federation: stand-ins for gates, and a server and silos that do not keep to NVFlare's rules."""
+"""Peers of a real NVFlare federation: stand-ins for gates, and a server and silos that do not keep
+to NVFlare's rules.
+"""
 
 import gc
 import threading
@@ -48,11 +50,17 @@ class Modified(FLComponent):
     def handle_event(self, event_type, fl_ctx):
         if event_type == EventType.SYSTEM_START:
             self.cell = fl_ctx.get_engine().cell
-            threading.Thread(target=serve_hub, args=(self.path, self.attack, list, threading.Event()), daemon=True).start()
+            threading.Thread(
+                target=serve_hub,
+                args=(self.path, self.attack, list, threading.Event()),
+                daemon=True,
+            ).start()
 
 
 class ModifiedServer(Modified):
-    """What a server that does not keep to NVFlare's rules can send: an admin command that asks the client not to check any right."""
+    """What a server that does not keep to NVFlare's rules can send: an admin command that asks the
+    client not to check any right.
+    """
 
     def attack(self, frames, timeout):
         from nvflare.private.admin_defs import Message
@@ -73,14 +81,22 @@ class ModifiedServer(Modified):
         return found
 
     def left(self) -> int:
-        """Bytes of sent messages that the engine still holds; from now on Python looks for none of them by itself."""
+        """Bytes of sent messages that the engine still holds; from now on Python looks for none of
+        them by itself.
+        """
         from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 
         gc.disable()
-        return sum(task.stream.get_size() + len(task.buffer) for task in gc.get_objects() if isinstance(task, TxTask))
+        return sum(
+            task.stream.get_size() + len(task.buffer)
+            for task in gc.get_objects()
+            if isinstance(task, TxTask)
+        )
 
     def network_command(self, topic, name, path, timeout) -> bytes:
-        """A command of the network under the engine; with a path, its content is a Datum, which the engine reads when it sends it back."""
+        """A command of the network under the engine; with a path, its content is a Datum, which the
+        engine reads when it sends it back.
+        """
         from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
         from nvflare.fuel.f3.message import Message
 
@@ -95,20 +111,35 @@ class ModifiedServer(Modified):
 
 
 class ModifiedSilo(Modified):
-    """What a silo that does not keep to NVFlare's rules can send to the server: beginnings of streams, with whatever size they claim."""
+    """What a silo that does not keep to NVFlare's rules can send to the server: beginnings of
+    streams, with whatever size they claim.
+    """
 
     def attack(self, frames, timeout):
         from nvflare.fuel.f3.message import Message
-        from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamDataType, StreamHeaderKey
+        from nvflare.fuel.f3.streaming.stream_const import (
+            STREAM_CHANNEL,
+            STREAM_DATA_TOPIC,
+            StreamDataType,
+            StreamHeaderKey,
+        )
 
         channel, encoding, count, size = frames["x"].decode().split()
         for number in range(int(count)):
             headers = {
-                StreamHeaderKey.CHANNEL: channel, StreamHeaderKey.TOPIC: FETCH, StreamHeaderKey.SIZE: int(size), StreamHeaderKey.OFFSET: 0,
-                StreamHeaderKey.STREAM_ID: time.monotonic_ns(), StreamHeaderKey.SEQUENCE: 0, StreamHeaderKey.DATA_TYPE: StreamDataType.CHUNK,
-                StreamHeaderKey.STREAM_REQ_ID: f"{number}", StreamHeaderKey.PAYLOAD_ENCODING: encoding,
-            }  # fmt: skip
-            self.cell.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, "server", Message(headers, b"x"))
+                StreamHeaderKey.CHANNEL: channel,
+                StreamHeaderKey.TOPIC: FETCH,
+                StreamHeaderKey.SIZE: int(size),
+                StreamHeaderKey.OFFSET: 0,
+                StreamHeaderKey.STREAM_ID: time.monotonic_ns(),
+                StreamHeaderKey.SEQUENCE: 0,
+                StreamHeaderKey.DATA_TYPE: StreamDataType.CHUNK,
+                StreamHeaderKey.STREAM_REQ_ID: f"{number}",
+                StreamHeaderKey.PAYLOAD_ENCODING: encoding,
+            }
+            self.cell.core_cell.fire_and_forget(
+                STREAM_CHANNEL, STREAM_DATA_TOPIC, "server", Message(headers, b"x")
+            )
         return {"x": b"sent"}
 
 
@@ -117,8 +148,16 @@ def _datum(path: str) -> bytes:
     from nvflare.fuel.utils.fobs import lobs
     from nvflare.fuel.utils.fobs.decomposer import DATA_CONTENT
 
-    fields = {"datum_id": "12345678-1234-1234-1234-123456789abc", "datum_type": 9, "dot": 0, "value": path}
-    kind = {"__fobs_type__": "nvflare.fuel.utils.fobs.datum.Datum", "__fobs_dc__": "nvflare.fuel.utils.fobs.decomposer.DataClassDecomposer"}
+    fields = {
+        "datum_id": "12345678-1234-1234-1234-123456789abc",
+        "datum_type": 9,
+        "dot": 0,
+        "value": path,
+    }
+    kind = {
+        "__fobs_type__": "nvflare.fuel.utils.fobs.datum.Datum",
+        "__fobs_dc__": "nvflare.fuel.utils.fobs.decomposer.DataClassDecomposer",
+    }
     body = msgpack.packb({"x": kind | {"__fobs_data__": {DATA_CONTENT: fields}}})
     return lobs._Header(lobs.MARKER_MAIN, 0, len(body)).to_bytes() + body
 

@@ -1,4 +1,6 @@
-"""Flower as a courier: a real SuperLink and three real SuperNodes over TLS on loopback, with stand-ins for the gates behind their sockets."""
+"""Flower as a courier: a real SuperLink and three real SuperNodes over TLS on loopback, with
+stand-ins for the gates behind their sockets.
+"""
 
 import contextlib
 import http.client
@@ -32,7 +34,16 @@ from flwr.superlink.grid import HttpGrid
 from silodp.core.errors import BadInput
 from silodp.wire.flower import app as flower
 from silodp.wire.flower import site as flower_site
-from silodp.wire.flower.site import explain, key, provision, restart_job, restart_superlink, start, start_silo, stop
+from silodp.wire.flower.site import (
+    explain,
+    key,
+    provision,
+    restart_job,
+    restart_superlink,
+    start,
+    start_silo,
+    stop,
+)
 from silodp.wire.hub import Hub
 from silodp.wire.socket import CODES
 
@@ -110,48 +121,83 @@ def test_a_gate_that_does_not_listen_leaves_out_its_silo_alone_and_at_once(feder
     began = time.monotonic()
     assert federation.ask() == ["north", "south"]
     assert time.monotonic() - began < PATIENCE / 2, "nobody waited for it"
-    assert f"west replies with code {flower.ERRORS['unreachable']}" in (federation.folder / "job.log").read_text()
+    assert (
+        f"west replies with code {flower.ERRORS['unreachable']}"
+        in (federation.folder / "job.log").read_text()
+    )
     federation.open_gate("west")
 
 
 def hostile(folder: Path, bundle: bytes, messages: list) -> list[tuple[int, str]]:
-    """What a server that does as it likes gets for its messages (type, content) to one node, in a run of its own bundle."""
+    """What a server that does as it likes gets for its messages (type, content) to one node, in a
+    run of its own bundle.
+    """
     server = folder / "server"
     address, root = f"127.0.0.1:{flower_site._port(server)}", (server / "ca.pem").read_bytes()
     with flower_site._control(server) as control:
         control.StartRun(StartRunRequest(fab=Fab(content=bundle)))
-    with contextlib.closing(flower._client(address, root, flower._signed((server / "secret").read_bytes()))) as door:
+    with contextlib.closing(
+        flower._client(address, root, flower._signed((server / "secret").read_bytes()))
+    ) as door:
         while not (token := flower._acquire(door, TaskType.SERVER_APP)):
             time.sleep(0.1)
     with contextlib.closing(HttpGrid(address, root_certificates=root, token=token)) as grid:
         given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            given.task_id,
+            given.run.run_id,
+            given.context.node_id,
+        )
         grid.set_run(run_from_proto(given.run))
         node = next(iter(grid.get_node_ids()))
-        waiting, replies = set(grid.push_messages([Message(content, node, kind, ttl=PATIENCE) for kind, content in messages])), []
+        waiting, replies = (
+            set(
+                grid.push_messages(
+                    [Message(content, node, kind, ttl=PATIENCE) for kind, content in messages]
+                )
+            ),
+            [],
+        )
         deadline = time.monotonic() + PATIENCE
         while len(replies) < len(messages) and time.monotonic() < deadline:
             came = list(grid.pull_messages(waiting))
             waiting -= {reply.metadata.reply_to_message_id for reply in came}
             replies += came
             time.sleep(0.1)
-        return sorted((reply.error.code, reply.error.reason) if reply.has_error() else (0, "content") for reply in replies)
+        return sorted(
+            (reply.error.code, reply.error.reason) if reply.has_error() else (0, "content")
+            for reply in replies
+        )
 
 
 def test_a_bundle_with_other_code_is_refused_and_not_run(federation, tmp_path):
     marker = tmp_path / "ran"
-    code = f"open({str(marker)!r}, 'w').close()\nfrom silodp.wire.flower.app import client, server\n".encode()
+    code = (
+        f"open({str(marker)!r}, 'w').close()\nfrom silodp.wire.flower.app import client, server\n"
+    ).encode()
     manifest = flower.BUNDLE.replace(b"silodp.wire.flower.app:", b"silodp_courier:")
-    bundle, _ = build_fab_from_files({"pyproject.toml": manifest, "silodp_courier/__init__.py": code})
+    bundle, _ = build_fab_from_files(
+        {"pyproject.toml": manifest, "silodp_courier/__init__.py": code}
+    )
     asked = RecordDict({"query": ConfigRecord({"frame": b"?", "timeout": PATIENCE})})
-    assert hostile(federation.folder, bundle, [("query.ask", asked)]) == [(flower.ERRORS["bundle"], "bundle")]
+    assert hostile(federation.folder, bundle, [("query.ask", asked)]) == [
+        (flower.ERRORS["bundle"], "bundle")
+    ]
     assert not marker.exists()
 
 
 def test_a_message_that_makes_the_courier_fail_gets_a_code_and_no_word_of_the_exception(federation):
     other = RecordDict({"query": ConfigRecord({"frame": "/etc/passwd", "timeout": 5.0})})
-    messages = [("train", RecordDict()), ("query.shell", RecordDict()), ("query.ask", RecordDict()), ("query.ask", other)]
-    assert hostile(federation.folder, flower.bundle(), messages) == [(flower.ERRORS["courier"], "courier")] * 4
+    messages = [
+        ("train", RecordDict()),
+        ("query.shell", RecordDict()),
+        ("query.ask", RecordDict()),
+        ("query.ask", other),
+    ]
+    assert (
+        hostile(federation.folder, flower.bundle(), messages)
+        == [(flower.ERRORS["courier"], "courier")] * 4
+    )
     assert set(flower.ERRORS) == {*CODES, "courier", "bundle"}
 
 
@@ -161,9 +207,16 @@ def test_other_machines_reach_the_fleet_alone_and_tasks_need_the_secret(federati
 
     def status(path: str, source: str, port: int = flower_site._port(server)) -> int:
         kind = {"context": trust} if port == flower_site._port(server) else {}
-        line = (http.client.HTTPSConnection if kind else http.client.HTTPConnection)("127.0.0.1", port, source_address=(source, 0), **kind)
+        line = (http.client.HTTPSConnection if kind else http.client.HTTPConnection)(
+            "127.0.0.1", port, source_address=(source, 0), **kind
+        )
         with contextlib.closing(line):
-            line.request("POST", path, b"", {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE})
+            line.request(
+                "POST",
+                path,
+                b"",
+                {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE},
+            )
             return line.getresponse().status
 
     here, elsewhere = "127.0.0.1", "127.0.0.2"
@@ -185,10 +238,18 @@ def test_other_machines_reach_the_fleet_alone_and_tasks_need_the_secret(federati
 
 @pytest.mark.parametrize(
     "unseen",
-    ["", "from silodp.wire.flower import door as flower_door; flower_door.close_to_others = lambda: None"],
+    [
+        "",
+        (
+            "from silodp.wire.flower import door as flower_door; flower_door.close_to_others = "
+            "lambda: None"
+        ),
+    ],
     ids=["before it listens", "as it listens"],
 )
-def test_a_superlink_whose_flower_does_not_call_the_filter_ends_at_once_and_says_why(tmp_path, unseen):
+def test_a_superlink_whose_flower_does_not_call_the_filter_ends_at_once_and_says_why(
+    tmp_path, unseen
+):
     provision(tmp_path, ["north"])
     words = f"""
 import sys
@@ -201,7 +262,14 @@ sys.argv = ["flower_site", "superlink", {str(tmp_path / "server")!r}]
 sys.exit(flower_site.main())
 """
     environment = os.environ | flower_site.QUIET | {"FLWR_HOME": str(tmp_path / "home")}
-    done = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True, text=True, timeout=170, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=170,
+        cwd=tmp_path,
+    )
     assert done.returncode == 2
     assert "SuperLink lets other machines reach its control interface" in done.stderr
 
@@ -234,7 +302,9 @@ def test_a_killed_job_and_a_killed_superlink_are_started_again_and_nodes_come_ba
 
 @contextlib.contextmanager
 def expired_server(folder: Path):
-    """A TLS server whose certificate expired yesterday; the handshake is all that a node gets to see of it."""
+    """A TLS server whose certificate expired yesterday; the handshake is all that a node gets to
+    see of it.
+    """
     flower_site.certify(folder, "localhost", -1)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
@@ -244,7 +314,11 @@ def expired_server(folder: Path):
             with contextlib.suppress(OSError):
                 while True:
                     line, _ = listener.accept()
-                    with contextlib.suppress(OSError), line, context.wrap_socket(line, server_side=True) as safe:
+                    with (
+                        contextlib.suppress(OSError),
+                        line,
+                        context.wrap_socket(line, server_side=True) as safe,
+                    ):
                         safe.recv(1)
 
         threading.Thread(target=serve, daemon=True).start()
@@ -255,49 +329,86 @@ def expired_server(folder: Path):
 
 
 def node(superlink: int, ca: Path, *more: str) -> subprocess.Popen:
-    arguments = [f"--superlink=127.0.0.1:{superlink}", f"--root-certificates={ca}", f"--port={flower_site.free_port()}", *more]
-    command = [sys.executable, "-c", "from silodp.wire.flower.app import supernode; supernode()", "--isolation=process", *arguments]
+    arguments = [
+        f"--superlink=127.0.0.1:{superlink}",
+        f"--root-certificates={ca}",
+        f"--port={flower_site.free_port()}",
+        *more,
+    ]
+    command = [
+        sys.executable,
+        "-c",
+        "from silodp.wire.flower.app import supernode; supernode()",
+        "--isolation=process",
+        *arguments,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_whoever_is_refused_is_told_why_in_one_sentence(federation, tmp_path):
-    port, ca = flower_site._port(federation.folder / "server"), federation.folder / "server" / "ca.pem"
+    port, ca = (
+        flower_site._port(federation.folder / "server"),
+        federation.folder / "server" / "ca.pem",
+    )
     key(tmp_path / "stranger")
     (tmp_path / "stranger" / "ca.pem").write_bytes(ca.read_bytes())
     (tmp_path / "other").mkdir()
     (tmp_path / "late").mkdir()
     flower_site.certify(tmp_path / "other", "localhost", 1)
-    command = [sys.executable, "-m", "silodp.wire.flower.site", "silo", str(tmp_path / "stranger"), f"--superlink=127.0.0.1:{port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "silodp.wire.flower.site",
+        "silo",
+        str(tmp_path / "stranger"),
+        f"--superlink=127.0.0.1:{port}",
+    ]
     with expired_server(tmp_path / "late") as late:
         refused = {
-            "does not know this node's key": subprocess.Popen([*command, "--gate=no.sock"], stdout=subprocess.PIPE, text=True),
+            "does not know this node's key": subprocess.Popen(
+                [*command, "--gate=no.sock"], stdout=subprocess.PIPE, text=True
+            ),
             "This node has no key": node(port, ca),
             "was not issued by the CA": node(
-                port, tmp_path / "other" / "ca.pem", f"--auth-supernode-private-key={tmp_path / 'stranger/node.key'}"
+                port,
+                tmp_path / "other" / "ca.pem",
+                f"--auth-supernode-private-key={tmp_path / 'stranger/node.key'}",
             ),
             "certificate has expired": node(late, tmp_path / "late" / "ca.pem"),
         }
         try:
-            said = {sentence: process.communicate(timeout=PATIENCE)[0] for sentence, process in refused.items()}
+            said = {
+                sentence: process.communicate(timeout=PATIENCE)[0]
+                for sentence, process in refused.items()
+            }
         finally:
             for process in refused.values():
                 process.kill()
                 process.wait()
     assert all(process.returncode for process in refused.values())
-    assert "does not know this node's key" in said.pop("does not know this node's key")  # the courier's own last line
+    assert "does not know this node's key" in said.pop(
+        "does not know this node's key"
+    )  # the courier's own last line
     assert [sentence for sentence, log in said.items() if sentence not in explain(log)] == []
     assert federation.hub.names() == SILOS
 
 
 def test_silos_that_reply_with_rubbish_or_by_halves_cost_nobody_else_the_round():
     good = RecordDict({"reply": ConfigRecord({"frame": b"release"})})
-    rubbish = {"north": RecordDict(), "south": RecordDict({"reply": ConfigRecord({"frame": [1, 2]})}), "west": good}
+    rubbish = {
+        "north": RecordDict(),
+        "south": RecordDict({"reply": ConfigRecord({"frame": [1, 2]})}),
+        "west": good,
+    }
 
     stalled = threading.Event()
 
     class Grid:
         def get_nodes(self):
-            return [SimpleNamespace(name=name, node_id=i) for i, name in enumerate([*rubbish, "halves", ""])]
+            return [
+                SimpleNamespace(name=name, node_id=i)
+                for i, name in enumerate([*rubbish, "halves", ""])
+            ]
 
         def push_messages(self, messages):
             self.sent = {str(message.metadata.dst_node_id): message for message in messages}
@@ -314,7 +425,9 @@ def test_silos_that_reply_with_rubbish_or_by_halves_cost_nobody_else_the_round()
     timeout, replies = 1.0, {}
     while "west" not in replies:  # on a busy machine it may need longer
         began = time.monotonic()
-        replies = dict(flower.exchange(Grid(), dict.fromkeys([*rubbish, "halves"], b"query"), timeout))
+        replies = dict(
+            flower.exchange(Grid(), dict.fromkeys([*rubbish, "halves"], b"query"), timeout)
+        )
         assert time.monotonic() - began < timeout + 60
         timeout *= 2
         assert timeout < PATIENCE
@@ -322,7 +435,9 @@ def test_silos_that_reply_with_rubbish_or_by_halves_cost_nobody_else_the_round()
     stalled.set()
 
 
-def test_long_questions_are_handed_over_a_few_at_a_time_and_one_that_the_engine_refuses_is_the_only_one_missing(monkeypatch):
+def test_long_questions_are_handed_over_a_few_at_a_time_and_one_that_the_engine_refuses_is_the_only_one_missing(  # noqa: E501
+    monkeypatch,
+):
     monkeypatch.setattr(flower, "ROOM", 2500)
     batches = []
 
@@ -332,15 +447,36 @@ def test_long_questions_are_handed_over_a_few_at_a_time_and_one_that_the_engine_
 
         def push_messages(self, messages):
             batches.append({str(message.metadata.dst_node_id): message for message in messages})
-            return [] if any(len(message.content["query"]["frame"]) > 5000 for message in messages) else list(batches[-1])
+            return (
+                []
+                if any(len(message.content["query"]["frame"]) > 5000 for message in messages)
+                else list(batches[-1])
+            )
 
         def pull_messages(self, identities):
-            (message,) = (batch[identity] for identity in identities for batch in batches if identity in batch)
-            return [Message(RecordDict({"reply": ConfigRecord({"frame": message.content["query"]["frame"]})}), reply_to=message)]
+            (message,) = (
+                batch[identity] for identity in identities for batch in batches if identity in batch
+            )
+            return [
+                Message(
+                    RecordDict(
+                        {"reply": ConfigRecord({"frame": message.content["query"]["frame"]})}
+                    ),
+                    reply_to=message,
+                )
+            ]
 
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    frames = {"a": b"a" * 1000, "b": b"b" * 1000, "c": b"c" * 1000, "d": b"d" * 6000, "e": b"e" * 1000}
-    assert dict(flower.exchange(Grid(), frames, 600.0)) == {name: frame for name, frame in frames.items() if name != "d"}
+    frames = {
+        "a": b"a" * 1000,
+        "b": b"b" * 1000,
+        "c": b"c" * 1000,
+        "d": b"d" * 6000,
+        "e": b"e" * 1000,
+    }
+    assert dict(flower.exchange(Grid(), frames, 600.0)) == {
+        name: frame for name, frame in frames.items() if name != "d"
+    }
     assert [list(batch) for batch in batches] == [["1", "2"], ["3"], ["4"], ["5"]]
 
 
@@ -354,7 +490,9 @@ def test_names_and_paths_that_cannot_work_are_refused(tmp_path):
         start(tmp_path, {"north": tmp_path / "gate.sock"})
 
 
-def test_a_silo_that_is_removed_is_asked_no_more_and_one_is_added_and_the_server_certified_anew_while_the_others_go_on(federation, silodp):
+def test_a_silo_that_is_removed_is_asked_no_more_and_one_is_added_and_the_server_certified_anew_while_the_others_go_on(  # noqa: E501
+    federation, silodp
+):
     folder, hub = federation.folder, federation.hub
     assert silodp("federation", "remove", folder, "west")[0] == 0
     assert hub.names() == ["north", "south"]
@@ -363,7 +501,10 @@ def test_a_silo_that_is_removed_is_asked_no_more_and_one_is_added_and_the_server
     flower_site.key(folder / "silos" / "east")
     (folder / "silos" / "east" / "ca.pem").write_bytes((folder / "server" / "ca.pem").read_bytes())
     assert "NAME=node.pub" in silodp("federation", "add", folder, "east")[2]
-    assert silodp("federation", "add", folder, f"east={folder / 'silos' / 'east' / 'node.pub'}")[0] == 0
+    assert (
+        silodp("federation", "add", folder, f"east={folder / 'silos' / 'east' / 'node.pub'}")[0]
+        == 0
+    )
     assert silodp("federation", "renew", folder)[0] == 0
     restart_superlink(folder)  # with the new certificate; nodes come back by themselves
     restart_job(folder)
@@ -372,7 +513,10 @@ def test_a_silo_that_is_removed_is_asked_no_more_and_one_is_added_and_the_server
     while hub.names() != ["east", "north", "south"]:
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    assert hub.exchange({"east": b"abc", "north": b"de", "west": b"?"}, PATIENCE) == {"east": b"cba", "north": b"ed"}
+    assert hub.exchange({"east": b"abc", "north": b"de", "west": b"?"}, PATIENCE) == {
+        "east": b"cba",
+        "north": b"ed",
+    }
 
 
 def test_stop_leaves_no_process_behind(federation):

@@ -1,4 +1,6 @@
-"""The socket between algorithm and engine: what goes in comes out, and neither side's failure hurts the other."""
+"""The socket between algorithm and engine: what goes in comes out, and neither side's failure hurts
+the other.
+"""
 
 import os
 import socket
@@ -44,7 +46,9 @@ def test_frames_and_replies_pass_unchanged_and_only_the_owner_may_come(tmp_path)
     frames = {"a": bytes(range(256)) * 9000, "b": b"", "silent": b"x", "name with é": b"\0\1"}
     with serving(tmp_path / "hub.sock", exchange) as line:
         assert stat.S_IMODE(os.stat(tmp_path / "hub.sock").st_mode) == 0o600
-        assert line.exchange(frames, 250.5) == {name: frame[::-1] for name, frame in frames.items() if name != "silent"}
+        assert line.exchange(frames, 250.5) == {
+            name: frame[::-1] for name, frame in frames.items() if name != "silent"
+        }
         assert line.exchange({}, PATIENCE) == {}
         assert line.names() == ["a", "b"]
     assert seen == [(frames, 250.5), ({}, PATIENCE)]
@@ -65,13 +69,19 @@ def test_a_hub_that_is_gone_or_fails_is_one_code_and_the_next_question_is_answer
     assert code({"a": b""}, PATIENCE) == "unreachable"
     with serving(tmp_path / "hub.sock", exchange) as line:
         assert code({"a": b"bad"}, PATIENCE) == "closed"
-        assert line.exchange({"a": b"good"}, PATIENCE) == {"a": b"ok"}, "whoever was not asked has no voice"
+        assert line.exchange({"a": b"good"}, PATIENCE) == {"a": b"ok"}, (
+            "whoever was not asked has no voice"
+        )
     assert code({"a": b""}, PATIENCE) == "unreachable"
 
 
 def test_who_was_removed_is_told_with_the_replies_of_those_who_were_asked(tmp_path):
     out = {"b"}
-    with serving(tmp_path / "hub.sock", lambda frames, timeout: {"a": b"ok"}, removed=lambda: out | {"stranger"}) as line:
+    with serving(
+        tmp_path / "hub.sock",
+        lambda frames, timeout: {"a": b"ok"},
+        removed=lambda: out | {"stranger"},
+    ) as line:
         assert line.exchange({"a": b"", "b": b""}, PATIENCE) == {"a": b"ok"}
         assert line.removed == {"b"}
         out.clear()
@@ -112,8 +122,13 @@ HEADERS = [
 ]
 SIZES = [b"1e400", b"-1", b"99999999999", b"null", b"3"]
 GARBAGE = [b"", b"\0\0", b"\xff\xff\xff\xff", b"\0\0\0\5ab", *map(said, HEADERS)]
-GARBAGE += [said(b'{"ask": "exchange", "timeout": 1, "frames": [["a", ' + size + b"]]}") for size in SIZES]
-GARBAGE += [said(b'{"ask": "sharing", "timeout": 1, "frames": [["a", 0]], "end": ' + size + b"}") for size in SIZES]
+GARBAGE += [
+    said(b'{"ask": "exchange", "timeout": 1, "frames": [["a", ' + size + b"]]}") for size in SIZES
+]
+GARBAGE += [
+    said(b'{"ask": "sharing", "timeout": 1, "frames": [["a", 0]], "end": ' + size + b"}")
+    for size in SIZES
+]
 
 
 @pytest.mark.parametrize("sent", GARBAGE)
@@ -156,7 +171,9 @@ def test_a_reply_longer_than_what_is_carried_is_one_code(tmp_path, monkeypatch):
             line.exchange({"a": b""}, PATIENCE)
 
 
-def test_an_end_that_all_frames_share_crosses_the_socket_once_and_belongs_to_each(tmp_path, monkeypatch):
+def test_an_end_that_all_frames_share_crosses_the_socket_once_and_belongs_to_each(
+    tmp_path, monkeypatch
+):
     whole = {name: name.encode() * 9 + b"|" + bytes(range(256)) * 20 for name in ("a", "bb", "ccc")}
     seen = []
 
@@ -189,7 +206,13 @@ def test_many_silos_take_turns_with_a_few_threads_and_all_are_heard():
             busy -= 1
         if name == "s7":
             raise RuntimeError("of one silo alone")
-        return None if name == "s8" else Later(0.01) if name == "s9" and asked.count("s9") < 3 else name.encode()
+        return (
+            None
+            if name == "s8"
+            else Later(0.01)
+            if name == "s9" and asked.count("s9") < 3
+            else name.encode()
+        )
 
     names = [f"s{i}" for i in range(50)]
     found = dict(Turns(names, ask, PATIENCE, at_once=4))
@@ -201,7 +224,9 @@ def test_many_silos_take_turns_with_a_few_threads_and_all_are_heard():
     for _ in range(2):
         list(Turns(names, lambda name, left: orders.append(name), PATIENCE, at_once=1))
     assert sorted(orders[:50]) == sorted(orders[50:]) == sorted(names)
-    assert orders[:50] != orders[50:], "the order is drawn anew; that two of 50 are alike has probability 1 / 50!"
+    assert orders[:50] != orders[50:], (
+        "the order is drawn anew; that two of 50 are alike has probability 1 / 50!"
+    )
     assert list(Turns([], ask, PATIENCE, at_once=4)) == []
 
 
@@ -217,10 +242,12 @@ def test_a_reply_that_nobody_takes_keeps_its_thread_from_asking_and_that_time_is
     time.sleep(0.3)
     assert len(asked) <= 1 + 1 + 3, "one was taken, one lies ready, and each thread has one"
     assert len(list(turns)) == 29
-    assert min(left for _, left in asked[-20:]) >= PATIENCE - (time.monotonic() - began - 0.3), "what was waited for here is given back"
+    assert min(left for _, left in asked[-20:]) >= PATIENCE - (time.monotonic() - began - 0.3), (
+        "what was waited for here is given back"
+    )
 
 
-def test_who_has_no_turn_before_the_time_is_over_is_left_out_and_what_is_on_its_way_may_come_later():
+def test_who_has_no_turn_before_the_time_is_over_is_left_out_and_what_is_on_its_way_may_come_later():  # noqa: E501
     gate, began = threading.Event(), time.monotonic()
 
     def ask(name, left):

@@ -1,4 +1,6 @@
-"""Many gates in one thread: all are heard, memory is bounded, and whoever is slow, endless or gone keeps nobody."""
+"""Many gates in one thread: all are heard, memory is bounded, and whoever is slow, endless or gone
+keeps nobody.
+"""
 
 import contextlib
 import selectors
@@ -19,7 +21,9 @@ MIB = 2**20
 
 @contextlib.contextmanager
 def silos(folder, replies):
-    """Gates that send these bytes once all of them have been asked, all at the same time: (paths, the frames that came)."""
+    """Gates that send these bytes once all of them have been asked, all at the same time: (paths,
+    the frames that came).
+    """
     listeners = {name: socket.socket(socket.AF_UNIX) for name in replies}
     for name, listener in listeners.items():
         listener.bind(str(folder / name))
@@ -76,13 +80,23 @@ def framed(reply: bytes) -> bytes:
     return len(reply).to_bytes(4, "big") + reply
 
 
-def test_every_gate_gets_its_own_frame_and_every_reply_comes_whole_without_a_thread_for_each(tmp_path):
+def test_every_gate_gets_its_own_frame_and_every_reply_comes_whole_without_a_thread_for_each(
+    tmp_path,
+):
     replies = {f"s{i}": bytes([i]) * (1000 * i) for i in range(40)}
-    frames = Frames.sharing(((name, name.encode() + b"|" + bytes(300_000)) for name in [*replies, "gone"]), lambda frame: 4)
-    with silos(tmp_path, {name: framed(reply) for name, reply in replies.items()}) as (paths, asked):
+    frames = Frames.sharing(
+        ((name, name.encode() + b"|" + bytes(300_000)) for name in [*replies, "gone"]),
+        lambda frame: 4,
+    )
+    with silos(tmp_path, {name: framed(reply) for name, reply in replies.items()}) as (
+        paths,
+        asked,
+    ):
         threads = threading.active_count()
         found = {}
-        for name, reply in Direct(paths | {"gone": str(tmp_path / "no"), "long": "x" * 200}).stream(frames, PATIENCE):
+        for name, reply in Direct(paths | {"gone": str(tmp_path / "no"), "long": "x" * 200}).stream(
+            frames, PATIENCE
+        ):
             found[name] = reply
             assert threading.active_count() <= threads
         assert found == replies
@@ -93,7 +107,11 @@ def test_replies_beyond_the_room_wait_at_their_gates_and_all_come(tmp_path, monk
     monkeypatch.setattr(many, "ROOM", 3 * MIB)
     replies = {f"s{i}": bytes([i]) * (MIB + i) for i in range(12)}
     with silos(tmp_path, {name: framed(reply) for name, reply in replies.items()}) as (paths, _):
-        exchange, found, held = Exchange(paths, Frames.of(dict.fromkeys(paths, b"?")), PATIENCE), {}, []
+        exchange, found, held = (
+            Exchange(paths, Frames.of(dict.fromkeys(paths, b"?")), PATIENCE),
+            {},
+            [],
+        )
         for name, reply in exchange:
             found[name] = reply
             held.append(exchange._held)
@@ -102,13 +120,20 @@ def test_replies_beyond_the_room_wait_at_their_gates_and_all_come(tmp_path, monk
         assert exchange._held == 0
 
 
-def test_gates_that_stop_in_the_middle_of_their_replies_do_not_starve_the_rest(tmp_path, monkeypatch):
-    """Five of them fill the room and lack one byte each; they are let go of, and the others are read."""
+def test_gates_that_stop_in_the_middle_of_their_replies_do_not_starve_the_rest(
+    tmp_path, monkeypatch
+):
+    """Five of them fill the room and lack one byte each; they are let go of, and the others are
+    read.
+    """
     monkeypatch.setattr(many, "ROOM", 3 * MIB)
     monkeypatch.setattr(many, "TURN", 1.0)
     honest = {f"s{i}": bytes([i]) * MIB for i in range(6)}
     slow = {f"slow{i}": framed(bytes(MIB))[:-1] for i in range(5)}
-    with silos(tmp_path, slow | {name: framed(reply) for name, reply in honest.items()}) as (paths, _):
+    with silos(tmp_path, slow | {name: framed(reply) for name, reply in honest.items()}) as (
+        paths,
+        _,
+    ):
         found = {}
         for name, reply in Direct(paths).stream(dict.fromkeys(paths, b"?"), PATIENCE):
             found[name] = reply
@@ -117,10 +142,15 @@ def test_gates_that_stop_in_the_middle_of_their_replies_do_not_starve_the_rest(t
         assert found == honest
 
 
-def test_a_gate_that_goes_on_slowly_keeps_the_others_for_so_long_in_all_and_no_longer(tmp_path, monkeypatch):
+def test_a_gate_that_goes_on_slowly_keeps_the_others_for_so_long_in_all_and_no_longer(
+    tmp_path, monkeypatch
+):
     clock, (here, there) = Clock(), socket.socketpair()
     monkeypatch.setattr(many, "time", clock)
-    exchange, line = Exchange({}, Frames.of({}), PATIENCE), many._Line("slow", here, Frames.of({"slow": b"?"}))
+    exchange, line = (
+        Exchange({}, Frames.of({}), PATIENCE),
+        many._Line("slow", here, Frames.of({"slow": b"?"})),
+    )
     line._length, line.came = (32 * MIB).to_bytes(4, "big"), bytearray(1)
     exchange._open.add(line)
     with selectors.DefaultSelector() as selector, there:
@@ -133,9 +163,17 @@ def test_a_gate_that_goes_on_slowly_keeps_the_others_for_so_long_in_all_and_no_l
 
 
 def test_a_gate_that_announces_too_much_or_hangs_up_is_left_out_at_once(tmp_path):
-    replies = {"a": framed(b"ok"), "b": (many.LARGEST + 1).to_bytes(4, "big") + bytes(100), "c": framed(b""), "d": b"\xff\xff\xff\xff"}
+    replies = {
+        "a": framed(b"ok"),
+        "b": (many.LARGEST + 1).to_bytes(4, "big") + bytes(100),
+        "c": framed(b""),
+        "d": b"\xff\xff\xff\xff",
+    }
     with silos(tmp_path, replies) as (paths, _):
-        assert dict(Exchange(paths, Frames.of(dict.fromkeys(paths, b"?")), PATIENCE)) == {"a": b"ok", "c": b""}
+        assert dict(Exchange(paths, Frames.of(dict.fromkeys(paths, b"?")), PATIENCE)) == {
+            "a": b"ok",
+            "c": b"",
+        }
 
 
 def test_a_reply_that_is_longer_than_the_question_allows_is_not_read(tmp_path):
@@ -186,4 +224,6 @@ def test_too_many_lines_and_a_door_with_a_queue_are_tried_again(tmp_path, monkey
     with silos(tmp_path, replies) as (paths, _):
         kinds = {name: getattr(socket, name) for name in ("AF_UNIX", "SOCK_STREAM")}
         monkeypatch.setattr(many, "socket", SimpleNamespace(socket=Rare, **kinds))
-        assert dict(Direct(paths).stream(dict.fromkeys(paths, b"?"), PATIENCE)) == {name: name.encode() for name in "abc"}
+        assert dict(Direct(paths).stream(dict.fromkeys(paths, b"?"), PATIENCE)) == {
+            name: name.encode() for name in "abc"
+        }

@@ -1,4 +1,6 @@
-"""Silos that come and go, and certificates that are renewed, under one authority: nobody else's change."""
+"""Silos that come and go, and certificates that are renewed, under one authority: nobody else's
+change.
+"""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -16,7 +18,9 @@ pytestmark = pytest.mark.xdist_group("members")  # in their order: they share on
 
 
 def files(folder: Path):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def issued_by(kit: Path, root: Path) -> bool:
@@ -44,23 +48,34 @@ def test_a_silo_is_added_without_a_change_to_anybody_elses_kit(federation, silod
     assert {path: after[path] for path in before} == before
     assert {path.parts[0] for path in after.keys() - before.keys()} == {"west"}
     assert issued_by(federation / "kits/west", federation / "authority/root.pem")
-    assert (federation / "kits/west/startup/rootCA.pem").read_bytes() == (federation / "kits/north/startup/rootCA.pem").read_bytes()
+    assert (federation / "kits/west/startup/rootCA.pem").read_bytes() == (
+        federation / "kits/north/startup/rootCA.pem"
+    ).read_bytes()
     for name in ("west", "Server!", "server"):
         assert silodp("federation", "add", federation, name)[0] == 2
 
 
-def test_renewed_certificates_are_the_same_authoritys_over_the_same_keys_and_last_a_year_again(federation, silodp):
+def test_renewed_certificates_are_the_same_authoritys_over_the_same_keys_and_last_a_year_again(
+    federation, silodp
+):
     old = files(federation / "kits")
     assert silodp("federation", "renew", federation)[0] == 0
     new = files(federation / "kits")
     assert {path.name for path in new if new[path] != old.get(path)} == {"server.crt"}
-    assert {path.name for path in (federation / "renewed").iterdir()} == {"north.crt", "south.crt", "west.crt"}
+    assert {path.name for path in (federation / "renewed").iterdir()} == {
+        "north.crt",
+        "south.crt",
+        "west.crt",
+    }
     authority = x509.load_pem_x509_certificate((federation / "authority/root.pem").read_bytes())
     for file, before in (
         (federation / "renewed/north.crt", "north/startup/client.crt"),
         (federation / "kits/server/startup/server.crt", "server/startup/server.crt"),
     ):
-        made, was = x509.load_pem_x509_certificate(file.read_bytes()), x509.load_pem_x509_certificate(old[Path(before)])
+        made, was = (
+            x509.load_pem_x509_certificate(file.read_bytes()),
+            x509.load_pem_x509_certificate(old[Path(before)]),
+        )
         made.verify_directly_issued_by(authority)
         assert (made.subject, made.public_key()) == (was.subject, was.public_key())
         assert [e.value for e in made.extensions] == [e.value for e in was.extensions]
@@ -118,17 +133,27 @@ def test_flowers_server_is_certified_anew_by_the_authority_that_silos_know(tmp_p
     new.verify_directly_issued_by(x509.load_pem_x509_certificate(ca))
     assert (folder / "server/server.pem").read_bytes() != old
     assert (
-        new.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)[-1] == "fl.example.org"
+        new.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value.get_values_for_type(x509.DNSName)[-1]
+        == "fl.example.org"
     )
     assert silodp("federation", "certificates", folder)[0] == 0
 
 
-@pytest.mark.parametrize(("days", "said"), [(61, ""), (59, "expires in 58 days"), (-1, "has expired")])
+@pytest.mark.parametrize(
+    ("days", "said"), [(61, ""), (59, "expires in 58 days"), (-1, "has expired")]
+)
 def test_a_certificate_is_warned_of_from_sixty_days_before_its_end(tmp_path, days, said):
     from cryptography.hazmat.primitives import hashes, serialization
 
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "north")])
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1).not_valid_before(datetime.now(UTC) - timedelta(days=99))
+    key, name = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "north")]),
+    )
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1).not_valid_before(
+        datetime.now(UTC) - timedelta(days=99)
+    )
     made = made.not_valid_after(datetime.now(UTC) + timedelta(days=days)).sign(key, hashes.SHA256())
     (tmp_path / "a.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
     assert [said in sentence for sentence in expiring(tmp_path)] == ([True] if said else [])

@@ -1,4 +1,6 @@
-"""A real NVFlare server and three clients with mutual TLS on loopback; the gates are stand-ins that give a frame back reversed."""
+"""A real NVFlare server and three clients with mutual TLS on loopback; the gates are stand-ins that
+give a frame back reversed.
+"""
 
 import contextlib
 import datetime
@@ -46,7 +48,9 @@ def test_a_long_question_is_fetched_and_no_log_has_it(hub, folder):
     assert hub.exchange(frames, PATIENCE) == {name: frame[::-1] for name, frame in frames.items()}
     logs = [*folder.glob("*.log"), *(folder / "kits").rglob("*log*.txt")]
     assert len(logs) >= 2 * len(SILOS)
-    assert [str(log) for log in logs if b"aux reply" in (text := log.read_bytes()) or len(text) > 1e6] == []
+    assert [
+        str(log) for log in logs if b"aux reply" in (text := log.read_bytes()) or len(text) > 1e6
+    ] == []
 
 
 def test_a_ticket_is_good_once_and_nothing_of_the_servers_but_a_ticket_goes_back(gates, tmp_path):
@@ -95,7 +99,9 @@ def test_a_courier_that_knows_no_tickets_is_sent_the_frame_itself(tmp_path):
             return contextlib.nullcontext(FLContext())
 
         def send_aux_request(self, targets, topic, request, timeout, fl_ctx, optional):
-            return {"a": {"reply": request["frame"]} if "frame" in request else {"code": "malformed"}}
+            return {
+                "a": {"reply": request["frame"]} if "frame" in request else {"code": "malformed"}
+            }
 
     hub._engine = Server()
     assert hub._ask("a", Frames.of({"a": frame}), PATIENCE) == frame
@@ -152,7 +158,9 @@ def test_a_killed_server_comes_back_at_the_same_hub_and_clients_return(hub, fold
     before = json.loads((folder / "processes.json").read_text())
     os.killpg(before["server"][0], signal.SIGKILL)
     pids = site.restart_job(folder)
-    assert {name: pids[name] for name in SILOS} == {name: before[name][0] for name in SILOS}  # they were not started again
+    assert {name: pids[name] for name in SILOS} == {
+        name: before[name][0] for name in SILOS
+    }  # they were not started again
     until(lambda: sorted(hub.exchange(dict.fromkeys(SILOS, b"frame"), 10.0)) == SILOS)
 
 
@@ -164,7 +172,10 @@ def test_the_settled_kit_gives_no_right_and_names_nothing_of_the_silo_but_the_so
     assert resources["allow_log_streaming"] is False
     assert [part["path"] for part in resources["components"]] == ["silodp.wire.nvflare.app.Courier"]
     rights = json.loads((kit / "local" / "authorization.json").read_text())["permissions"]
-    assert all(set(role.values()) == {"none"} and "byoc" in role and "shell_commands" in role for role in rights.values())
+    assert all(
+        set(role.values()) == {"none"} and "byoc" in role and "shell_commands" in role
+        for role in rights.values()
+    )
     assert len(rights) == 4
     settings = "".join(file.read_text() for file in (kit / "local").iterdir())
     assert settings.count(str(gates["a"].parent)) == settings.count(str(gates["a"])) == 1
@@ -177,12 +188,24 @@ def test_settling_drops_whatever_else_the_server_put_into_a_kit(folder, tmp_path
     (kit / "local" / "custom" / "sitecustomize.py").write_text("wicked")
     (kit / "startup" / "extra__p_resources.json").write_text("{}")
     given = json.loads((kit / "startup" / "fed_client.json").read_text())
-    (kit / "startup" / "fed_client.json").write_text(json.dumps(given | {"components": [{"id": "x", "path": "wicked.Thing"}]}))
+    (kit / "startup" / "fed_client.json").write_text(
+        json.dumps(given | {"components": [{"id": "x", "path": "wicked.Thing"}]})
+    )
     site.settle_silo(kit, Path("/run/gate.sock"))
     kept = sorted(str(file.relative_to(kit)) for file in kit.rglob("*") if file.is_file())
     assert kept == [
-        *("local/authorization.json", "local/comm_config.json", "local/log_config.json", "local/resources.json"),
-        *("startup/client.crt", "startup/client.key", "startup/fed_client.json", "startup/rootCA.pem"),
+        *(
+            "local/authorization.json",
+            "local/comm_config.json",
+            "local/log_config.json",
+            "local/resources.json",
+        ),
+        *(
+            "startup/client.crt",
+            "startup/client.key",
+            "startup/fed_client.json",
+            "startup/rootCA.pem",
+        ),
     ]
     assert "wicked" not in (kit / "startup" / "fed_client.json").read_text()
 
@@ -190,9 +213,16 @@ def test_settling_drops_whatever_else_the_server_put_into_a_kit(folder, tmp_path
 def test_the_courier_says_a_fixed_word_and_never_the_text_of_an_exception(gates, monkeypatch):
     courier = Courier(str(gates["a"].parent / "nobody"))
     assert _carry(courier, frame=b"x", timeout=1.0) == {"code": "unreachable"}
-    for wrong in ({}, {"frame": "text", "timeout": 1.0}, {"frame": b"x", "timeout": 1e9}, {"frame": b"x", "timeout": float("nan")}):
+    for wrong in (
+        {},
+        {"frame": "text", "timeout": 1.0},
+        {"frame": b"x", "timeout": 1e9},
+        {"frame": b"x", "timeout": float("nan")},
+    ):
         assert _carry(courier, **wrong) == {"code": "malformed"}
-    assert _carry(Courier(str(gates["a"]), limit=10), frame=b"x" * 11, timeout=1.0) == {"code": "size"}
+    assert _carry(Courier(str(gates["a"]), limit=10), frame=b"x" * 11, timeout=1.0) == {
+        "code": "size"
+    }
     monkeypatch.setattr(courier, "_gate", None)  # an error that nobody foresaw
     assert _carry(courier, frame=b"x", timeout=1.0) == {"code": "courier"}
     assert {"unreachable", "size"} <= set(CODES)
@@ -202,7 +232,11 @@ def test_who_has_no_good_certificate_is_refused_and_the_sentence_says_why(folder
     good, other = folder / "kits" / "d", tmp_path / "other"
     site.provision(other, ["d"], port=1)
     assert site.explain(good).startswith("accepted")
-    cases = {"none": "the client showed no certificate", "stranger": "wrong CA", "expired": "the client's certificate has expired"}
+    cases = {
+        "none": "the client showed no certificate",
+        "stranger": "wrong CA",
+        "expired": "the client's certificate has expired",
+    }
     for case, sentence in cases.items():
         shutil.copytree(good, tmp_path / case)
         startup = tmp_path / case / "startup"
@@ -229,12 +263,19 @@ def test_who_has_no_good_certificate_is_refused_and_the_sentence_says_why(folder
     assert hub.names() == SILOS
 
 
-def test_the_engine_itself_does_not_let_in_a_client_with_an_expired_certificate(folder, tmp_path, hub):
+def test_the_engine_itself_does_not_let_in_a_client_with_an_expired_certificate(
+    folder, tmp_path, hub
+):
     kit = tmp_path / "expired"
     shutil.copytree(folder / "kits" / "d", kit)
     site.settle_silo(kit, tmp_path / "gate.sock")
     _expire(kit / "startup" / "client.crt", folder / "authority" / "silodp" / "state" / "cert.json")
-    with subprocess.Popen(site.command(kit), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as client:
+    with subprocess.Popen(
+        site.command(kit),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as client:
         time.sleep(6.0)  # a good client needs less than 5
         present = hub.names()
         os.killpg(client.pid, signal.SIGKILL)
@@ -254,11 +295,18 @@ def _carry(courier, **content):
 
 def test_a_call_ends_though_a_byte_comes_now_and_then(tmp_path, monkeypatch):
     monkeypatch.setattr("silodp.wire.nvflare.app.BEYOND", 0.1)
-    hub, courier = ServerHub(str(tmp_path / "hub"), str(tmp_path / "removed")), Courier(str(tmp_path / "gate"))
+    hub, courier = (
+        ServerHub(str(tmp_path / "hub"), str(tmp_path / "removed")),
+        Courier(str(tmp_path / "gate")),
+    )
 
-    contexts = FLContextManager(engine=None, identity_name="server", job_id="", public_stickers={}, private_stickers={})
+    contexts = FLContextManager(
+        engine=None, identity_name="server", job_id="", public_stickers={}, private_stickers={}
+    )
     with contexts.new_context() as first:
-        first.set_prop(ReservedKey.RUN_ABORT_SIGNAL, Signal(), private=True, sticky=True)  # as the server has it
+        first.set_prop(
+            ReservedKey.RUN_ABORT_SIGNAL, Signal(), private=True, sticky=True
+        )  # as the server has it
 
     class Engine:
         """As NVFlare's, which waits on while there is progress, until it is told to stop."""
@@ -277,11 +325,16 @@ def test_a_call_ends_though_a_byte_comes_now_and_then(tmp_path, monkeypatch):
         assert not later.get_run_abort_signal().triggered, "only that call is ended"
     context = FLContext()
     context.get_engine = Engine
-    assert courier._carry(TOPIC, Shareable({"ticket": "0" * 32, "timeout": 0.1}), context)["code"] == "malformed"
+    assert (
+        courier._carry(TOPIC, Shareable({"ticket": "0" * 32, "timeout": 0.1}), context)["code"]
+        == "malformed"
+    )
 
 
 def _left_out(hub, frames, present):
-    """Those who are present reply, and no other delays the exchange beyond its time; on a busy machine they may need more of it."""
+    """Those who are present reply, and no other delays the exchange beyond its time; on a busy
+    machine they may need more of it.
+    """
     timeout, answered = 1.5, []
     while answered != present:
         began = time.monotonic()
@@ -300,7 +353,11 @@ def _expire(certificate, authority):
     key = serialization.load_pem_private_key(state["root_pri_key"].encode(), None)
     old, day = x509.load_pem_x509_certificate(certificate.read_bytes()), datetime.timedelta(days=1)
     made = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), old.serial_number)
-    made = made.not_valid_before(datetime.datetime.now(datetime.UTC) - 2 * day).not_valid_after(datetime.datetime.now(datetime.UTC) - day)
+    made = made.not_valid_before(datetime.datetime.now(datetime.UTC) - 2 * day).not_valid_after(
+        datetime.datetime.now(datetime.UTC) - day
+    )
     for extension in old.extensions:
         made = made.add_extension(extension.value, extension.critical)
-    certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    certificate.write_bytes(
+        made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )

@@ -1,4 +1,6 @@
-"""Engines by their front doors: every private part that is touched is on the list, and on the page; without one nothing starts."""
+"""Engines by their front doors: every private part that is touched is on the list, and on the page;
+without one nothing starts.
+"""
 
 import ast
 from importlib import import_module
@@ -21,12 +23,20 @@ def forgotten():
 
 
 def imported(source):
-    """MODULE:NAME of every import of an engine's in a module, and MODULE of `import MODULE` and of modules imported by name."""
+    """MODULE:NAME of every import of an engine's in a module, and MODULE of `import MODULE` and of
+    modules imported by name.
+    """
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in private.PRIVATE:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] in private.PRIVATE
+        ):
             yield from (f"{node.module}:{alias.name}" for alias in node.names)
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] in private.PRIVATE)
+            yield from (
+                alias.name for alias in node.names if alias.name.split(".")[0] in private.PRIVATE
+            )
 
 
 def listed(name):
@@ -51,7 +61,9 @@ def test_the_installed_engine_is_the_pinned_one_and_has_every_part(engine, extra
     import tomllib
 
     pytest.importorskip(engine)
-    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        extra
+    ]
     assert f"{engine}=={private.TRIED[engine]}" in pins
     private.check(engine)
 
@@ -59,14 +71,23 @@ def test_the_installed_engine_is_the_pinned_one_and_has_every_part(engine, extra
 @pytest.mark.parametrize("engine", ["nvflare", "flwr"])
 def test_the_next_version_is_not_started(engine, monkeypatch):
     monkeypatch.setattr(private, "version", lambda name: "99.0.0")
-    with pytest.raises(BadInput, match=f"{engine} 99.0.0 is installed, and silodp closes the holes of"):
+    with pytest.raises(
+        BadInput, match=f"{engine} 99.0.0 is installed, and silodp closes the holes of"
+    ):
         private.check(engine)
 
 
-@pytest.mark.parametrize(("engine", "part"), [(engine, part) for engine, parts in private.PRIVATE.items() for part in parts])
+@pytest.mark.parametrize(
+    ("engine", "part"),
+    [(engine, part) for engine, parts in private.PRIVATE.items() for part in parts],
+)
 def test_an_engine_that_lacks_a_part_is_not_started(engine, part, monkeypatch):
     pytest.importorskip(engine)
-    private.check(engine)  # every module is there before the part is taken away: one that imports it would be the first to fail
+    private.check(
+        engine
+        # every module is there before the part is taken away: one that imports it would be the
+        # first to fail
+    )
     private.check.cache_clear()
     module, _, names = part.partition(":")
     *path, last = names.split(".")

@@ -1,4 +1,6 @@
-"""What lies about in circles is let go of by the bytes that were carried, however few objects they are."""
+"""What lies about in circles is let go of by the bytes that were carried, however few objects they
+are.
+"""
 
 import gc
 import weakref

@@ -1,4 +1,6 @@
-"""Out through an HTTP proxy: bytes arrive as they are, the proxy is told the server's name, and a proxy that says no carries nothing."""
+"""Out through an HTTP proxy: bytes arrive as they are, the proxy is told the server's name, and a
+proxy that says no carries nothing.
+"""
 
 import contextlib
 import os
@@ -80,11 +82,18 @@ def test_what_is_sent_arrives_by_the_proxy_under_the_servers_own_name():
     assert through(address, b"abc") == b"cba"
     large = os.urandom(3_000_000)
     assert len(through(address, large)) == len(large)
-    assert asked == [b"CONNECT fl.example.org:8002 HTTP/1.1\r\nHost: fl.example.org:8002\r\n\r\n"] * 2
+    assert (
+        asked == [b"CONNECT fl.example.org:8002 HTTP/1.1\r\nHost: fl.example.org:8002\r\n\r\n"] * 2
+    )
 
 
 @pytest.mark.parametrize(
-    "answer", [b"HTTP/1.1 403 Forbidden\r\n\r\n", b"SSH-2.0\r\n\r\n", b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n"]
+    "answer",
+    [
+        b"HTTP/1.1 403 Forbidden\r\n\r\n",
+        b"SSH-2.0\r\n\r\n",
+        b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n",
+    ],
 )
 def test_a_proxy_that_says_no_carries_nothing(answer, capfd):
     asked = []
@@ -92,7 +101,9 @@ def test_a_proxy_that_says_no_carries_nothing(answer, capfd):
     assert asked
 
 
-@pytest.mark.parametrize("address", ["fl.example.org", "fl.example.org:80\r\nX: y", ":80", "a b:80", "http://p:80"])
+@pytest.mark.parametrize(
+    "address", ["fl.example.org", "fl.example.org:80\r\nX: y", ":80", "a b:80", "http://p:80"]
+)
 def test_an_address_is_a_host_and_a_port(address):
     for target, by in ((address, "p:1"), ("s:1", address)):
         with pytest.raises(BadInput, match="must be HOST:PORT"):

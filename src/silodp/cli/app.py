@@ -1,6 +1,8 @@
-"""The command line. Bad input gets one sentence and exit code 2, an interrupt one and 130; every command has --json for machines.
+"""The command line. Bad input gets one sentence and exit code 2, an interrupt one and 130; every
+command has --json for machines.
 
-A command's module is imported when the command runs: a gate that serves has loaded nothing of the laboratory, and help is quick.
+A command's module is imported when the command runs: a gate that serves has loaded nothing of the
+laboratory, and help is quick.
 """
 
 from __future__ import annotations
@@ -21,42 +23,96 @@ class Silodp(LazyGroup):
     """All commands, in the order in which a user needs them."""
 
     listed = (
-        Listed(START, "project", "init", "Start a project: settings, schema, and the next commands."),
+        Listed(
+            START, "project", "init", "Start a project: settings, schema, and the next commands."
+        ),
         Listed(START, "train", "train", "Train privately in simulation, all silos in one process."),
         Listed(START, "score", "evaluate", "Score a run's model on held-out records, at a price."),
         Listed(START, "status", "status", "Where a study stands, and what the next command is."),
         Listed(START, "use", "predict", "Risks for new records by a trained model, at no price."),
-        Listed(START, "use", "estimate", "Coefficients with intervals of a one-shot run, at no price."),
+        Listed(
+            START, "use", "estimate", "Coefficients with intervals of a one-shot run, at no price."
+        ),
         Listed(START, "use", "export", "A trained model for ONNX, torch or scikit-learn."),
         Listed(START, "use", "card", "A model card: use, price of each silo, how good it is."),
         Listed(START, "pages", "report", "Write one page about a run, to read, print and sign."),
-        Listed(START, "evidence", "evidence", "One signed archive about a run, verifiable anywhere."),
-        Listed(START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."),
-        Listed(CHOOSE, "plan", "plan", "Say what a run would cost before it reads data, or advise."),
-        Listed(CHOOSE, "tune", "tune", "Find settings: free on public data, priced on the silos' own."),
-        Listed(CHOOSE, "studies", "compare", "Compare algorithms by epsilon on a data set of patients."),
-        Listed(CHOOSE, "score", "profile", "Release means, ranges and class counts of the silos, at a price."),
-        Listed(CHOOSE, "score", "survival", "Release a Kaplan-Meier curve over the silos, at a price."),
+        Listed(
+            START, "evidence", "evidence", "One signed archive about a run, verifiable anywhere."
+        ),
+        Listed(
+            START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."
+        ),
+        Listed(
+            CHOOSE, "plan", "plan", "Say what a run would cost before it reads data, or advise."
+        ),
+        Listed(
+            CHOOSE, "tune", "tune", "Find settings: free on public data, priced on the silos' own."
+        ),
+        Listed(
+            CHOOSE, "studies", "compare", "Compare algorithms by epsilon on a data set of patients."
+        ),
+        Listed(
+            CHOOSE,
+            "score",
+            "profile",
+            "Release means, ranges and class counts of the silos, at a price.",
+        ),
+        Listed(
+            CHOOSE, "score", "survival", "Release a Kaplan-Meier curve over the silos, at a price."
+        ),
         Listed(DEPLOY, "silo_officer", "silo", "One silo's gate: make it, run it, look at it."),
-        Listed(DEPLOY, "score", "federation", "Silos as processes: start them, train over them, stop them."),
-        Listed(DEPLOY, "shuffler", "shuffler", "The shuffler: adds the silos' counts and passes on totals."),
-        Listed(DEPLOY, "ledger_care", "ledger", "A data set's budget: what was asked, what is left."),
-        Listed(DEPLOY, "metrics", "metrics", "Serve the daemons' counts and health to Prometheus, on loopback."),
+        Listed(
+            DEPLOY,
+            "score",
+            "federation",
+            "Silos as processes: start them, train over them, stop them.",
+        ),
+        Listed(
+            DEPLOY,
+            "shuffler",
+            "shuffler",
+            "The shuffler: adds the silos' counts and passes on totals.",
+        ),
+        Listed(
+            DEPLOY, "ledger_care", "ledger", "A data set's budget: what was asked, what is left."
+        ),
+        Listed(
+            DEPLOY,
+            "metrics",
+            "metrics",
+            "Serve the daemons' counts and health to Prometheus, on loopback.",
+        ),
         Listed(DEPLOY, "doctor", "doctor", "Check whether this machine can run silodp."),
-        Listed(RESEARCH, "studies", "reproduce", "Draw the paper's figures, with exact accounting."),
+        Listed(
+            RESEARCH, "studies", "reproduce", "Draw the paper's figures, with exact accounting."
+        ),
         Listed(RESEARCH, "studies", "rates", "Measure the theorems' rates as slopes."),
-        Listed(RESEARCH, "studies", "coverage", "Measure how often intervals with privacy noise cover."),
-        Listed(RESEARCH, "audit", "audit", "Attack the code that users run, next to what is claimed."),
-        Listed(RESEARCH, "audit", "certify", "Attack somebody else's DP code, next to what it claims."),
+        Listed(
+            RESEARCH, "studies", "coverage", "Measure how often intervals with privacy noise cover."
+        ),
+        Listed(
+            RESEARCH, "audit", "audit", "Attack the code that users run, next to what is claimed."
+        ),
+        Listed(
+            RESEARCH, "audit", "certify", "Attack somebody else's DP code, next to what it claims."
+        ),
         Listed(RESEARCH, "studies", "gallery", "Make the pages of results from finished studies."),
-        Listed(RESEARCH, "studies", "data", "List the built-in data sets, and how to get the others."),
+        Listed(
+            RESEARCH, "studies", "data", "List the built-in data sets, and how to get the others."
+        ),
     )
 
 
 app = typer.Typer(
     cls=Silodp,
-    help="Federated learning for people who do not trust the server: every silo's messages are differentially private for each record.",
-    epilog="What the words mean (silo, gate, release, ledger, clip, phase, mu, masks): docs/glossary.md",
+    help=(
+        "Federated learning for people who do not trust the server: every silo's messages are "
+        "differentially private for each record."
+    ),
+    epilog=(
+        "What the words mean (silo, gate, release, ledger, clip, phase, mu, masks): "
+        "docs/glossary.md"
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -72,7 +128,12 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_version, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     pass
 

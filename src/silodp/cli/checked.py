@@ -1,4 +1,6 @@
-"""Whether the ledgers that lie on this machine hold what a federation's run was told by its silos."""
+"""Whether the ledgers that lie on this machine hold what a federation's run was told by its
+silos.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,16 @@ from silodp.pages.checked import DIFFERS, NOT_HERE, PARTLY, VERIFIED, Checked
 if TYPE_CHECKING:
     from silodp.pages.runs import Run, Silo
 
-HOW = "`silodp ledger export LEDGER` at a silo has each entry's hash, to compare with this page's last table."
+HOW = (
+    "`silodp ledger export LEDGER` at a silo has each entry's hash, to compare with this "
+    "page's last table."
+)
 
 
 def ledgers(run: Run) -> list[Checked]:
-    """Of a run over silos: whether each ledger is whole and has the very entry whose hash came with the silo's last answer."""
+    """Of a run over silos: whether each ledger is whole and has the very entry whose hash came with
+    the silo's last answer.
+    """
     told = [s for s in run.silos if s.ledger]
     if run.kind != "federation" or not told:
         return []
@@ -31,18 +38,43 @@ def ledgers(run: Run) -> list[Checked]:
         if why := _differs(path, s):
             wrong.append(f"{s.name}: {why}")
     if wrong:
-        return [Checked(DIFFERS, f"Ledger heads of {here - len(wrong)} of {len(told)} silos match. {'. '.join(wrong)}.")]
+        return [
+            Checked(
+                DIFFERS,
+                (
+                    f"Ledger heads of {here - len(wrong)} of {len(told)} silos match. "
+                    f"{'. '.join(wrong)}."
+                ),
+            )
+        ]
     if not here:
         return [Checked(NOT_HERE, f"The silos' ledgers are not on this machine: {HOW}")]
-    rest = "" if here == len(told) else f" The ledgers of the other {len(told) - here} are not on this machine: {HOW}"
-    whole = "Each ledger on this machine is whole, and has the entry whose hash came with the silo's last answer."
-    return [Checked(PARTLY if rest else VERIFIED, f"Ledger heads of {here} of {len(told)} silos match. {whole}{rest}")]
+    rest = (
+        ""
+        if here == len(told)
+        else f" The ledgers of the other {len(told) - here} are not on this machine: {HOW}"
+    )
+    whole = (
+        "Each ledger on this machine is whole, and has the entry whose hash came with the "
+        "silo's last answer."
+    )
+    return [
+        Checked(
+            PARTLY if rest else VERIFIED,
+            f"Ledger heads of {here} of {len(told)} silos match. {whole}{rest}",
+        )
+    ]
 
 
 def archived(run: Run) -> list[Checked]:
-    """The same for a page that others read elsewhere: what was checked where it was made, and nothing of what could not be."""
+    """The same for a page that others read elsewhere: what was checked where it was made, and
+    nothing of what could not be.
+    """
     found = [one for one in ledgers(run) if one.state != NOT_HERE]
-    return [replace(one, words=f"Where this was made: {one.words.replace('on this machine', 'there')}") for one in found]
+    return [
+        replace(one, words=f"Where this was made: {one.words.replace('on this machine', 'there')}")
+        for one in found
+    ]
 
 
 def _differs(path: Path, silo: Silo) -> str:
@@ -54,12 +86,17 @@ def _differs(path: Path, silo: Silo) -> str:
     ledger = DurableLedger(LedgerFile(path, None))
     try:
         ledger.verify()
-        found = next((entry.hash for entry in ledger.entries() if entry.sequence == said["count"]), "")
+        found = next(
+            (entry.hash for entry in ledger.entries() if entry.sequence == said["count"]), ""
+        )
     except BadInput:
         return "`silodp ledger verify` refuses its ledger, and says why"
     if found == said["head"]:
         return ""
-    return f"its ledger has {'another' if found else 'no'} entry {said['count']} {'than' if found else 'such as'} the run was told of"
+    return (
+        f"its ledger has {'another' if found else 'no'} entry {said['count']} "
+        f"{'than' if found else 'such as'} the run was told of"
+    )
 
 
 def _ledger(policy: Path | None) -> Path | None:
@@ -73,7 +110,9 @@ def _ledger(policy: Path | None) -> Path | None:
 
 
 def _policies(run: Path) -> dict[str, Path]:
-    """The silos' policies, of the federation in whose folder the run lies, or the silo's folder of a run among peers."""
+    """The silos' policies, of the federation in whose folder the run lies, or the silo's folder of
+    a run among peers.
+    """
     from silodp.cli.federation_files import state_in
 
     for folder in run.resolve().parents[1:3]:

@@ -1,6 +1,8 @@
-"""What every command prints with: one console, one table, one progress bar, one --json, and groups that load a command when it runs.
+"""What every command prints with: one console, one table, one progress bar, one --json, and groups
+that load a command when it runs.
 
-The console reads no markup, since names that come from outside are printed with it: colours are given as `style`.
+The console reads no markup, since names that come from outside are printed with it: colours are
+given as `style`.
 """
 
 from __future__ import annotations
@@ -28,15 +30,24 @@ from typer.core import TyperCommand, TyperGroup
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 LabelColumn = Annotated[str, typer.Option(help="Column that holds the label.")]
-Classes = Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression.")]
+Classes = Annotated[
+    str | None,
+    typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression."),
+]
 AuditFolder = Annotated[
-    Path | None, typer.Option(help="Folder, or JSON output, of `silodp audit`; audit.json in the run's folder by default.")
+    Path | None,
+    typer.Option(
+        help="Folder, or JSON output, of `silodp audit`; audit.json in the run's folder by default."
+    ),
 ]
 FeatureMapName = Annotated[
     str,
     typer.Option(
-        help="What the model sees of a record: photo:M (M numbers of a picture, 256 at most), digit (of a handwritten digit), or FILE.py:NAME, a "
-        "public function of one record; the record itself by default.",
+        help=(
+            "What the model sees of a record: photo:M (M numbers of a picture, 256 at most), "
+            "digit (of a handwritten digit), or FILE.py:NAME, a "
+            "public function of one record; the record itself by default."
+        ),
         show_default=False,
     ),
 ]
@@ -55,23 +66,29 @@ def tell(answer: Mapping[str, Any], as_json: bool, *sentences: str) -> None:
 
 
 def say(*sentences: str, style: str | None = None, wrap: bool = True) -> None:
-    """Each sentence on lines of its own: broken between words where somebody reads, and not at all for a pipe.
+    """Each sentence on lines of its own: broken between words where somebody reads, and not at all
+    for a pipe.
 
-    Commands in `...`, and one that ends the sentence after a colon, stay whole, to be copied; so do paths and hashes.
+    Commands in `...`, and one that ends the sentence after a colon, stay whole, to be copied; so do
+    paths and hashes.
     """
     for sentence in sentences:
         out.print(_wrapped(sentence) if wrap and _read() else sentence, style=style)
 
 
 def item(name: str, words: str) -> None:
-    """One line of a list: a name, and beside it what is said of it, in as many lines as that takes."""
+    """One line of a list: a name, and beside it what is said of it, in as many lines as that
+    takes.
+    """
     head = f"  {name:<14} " if len(name) < 15 else f"  {name} "
     text = f"{head}{words}"
     out.print(_wrapped(text, " " * 17) if _read() else text)
 
 
 def _read() -> bool:
-    """Whether a person's screen is known: a terminal, or a width that was asked for, which then holds."""
+    """Whether a person's screen is known: a terminal, or a width that was asked for, which then
+    holds.
+    """
     if asked := (columns := os.environ.get("COLUMNS", "")).isdecimal():
         out.width = max(int(columns), 20)
     return out.is_terminal or asked
@@ -102,24 +119,40 @@ def say_advice(advice: Any) -> None:
 
 
 def table(
-    columns: str, rows: Iterable[Iterable[Any]], *, title: str | None = None, box: bool = True, styles: Iterable[str | None] = ()
+    columns: str,
+    rows: Iterable[Iterable[Any]],
+    *,
+    title: str | None = None,
+    box: bool = True,
+    styles: Iterable[str | None] = (),
 ) -> Table:
-    """A table for `show`. `columns` are the headings between "|": one that ends in ">" is set flush right, and one that ends in "!" never wraps.
+    """A table for `show`. `columns` are the headings between "|": one that ends in ">" is set flush
+    right, and one that ends in "!" never wraps.
 
     `styles` are those of the rows, in order.
     """
     made = Table(title=title) if box else Table(title=title, box=None, pad_edge=False)
     for heading in columns.split("|"):
         right, whole = heading.rstrip("!").endswith(">"), heading.endswith("!")
-        made.add_column(heading.rstrip(">!"), justify="right" if right else "left", no_wrap=whole, overflow="fold")
+        made.add_column(
+            heading.rstrip(">!"),
+            justify="right" if right else "left",
+            no_wrap=whole,
+            overflow="fold",
+        )
     of_rows = iter(styles)
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else str(cell) for cell in row), style=next(of_rows, None))
+        made.add_row(
+            *(cell if isinstance(cell, Text) else str(cell) for cell in row),
+            style=next(of_rows, None),
+        )
     return made
 
 
 def show(*tables: Table) -> None:
-    """Each table, or the list of its rows where the screen is so narrow that words would be broken."""
+    """Each table, or the list of its rows where the screen is so narrow that words would be
+    broken.
+    """
     _read()
     for one in tables:
         if Measurement.get(out, out.options.update(width=10_000), one).minimum <= out.width:
@@ -127,7 +160,10 @@ def show(*tables: Table) -> None:
             continue
         if one.title:
             say(str(one.title))
-        headings, columns = [str(column.header) for column in one.columns], [list(column.cells) for column in one.columns]
+        headings, columns = (
+            [str(column.header) for column in one.columns],
+            [list(column.cells) for column in one.columns],
+        )
         for first, *rest in zip(*columns, strict=True):
             out.print(f"{headings[0]} {first}")
             for heading, cell in zip(headings[1:], rest, strict=True):
@@ -136,7 +172,9 @@ def show(*tables: Table) -> None:
 
 @contextmanager
 def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A bar on standard output, from the first call on; call what it gives with (done, total) and, if there is more to say, `said`."""
+    """A bar on standard output, from the first call on; call what it gives with (done, total) and,
+    if there is more to say, `said`.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -151,12 +189,14 @@ def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]
         def tick(done: int, total: int | None = None, said: str = "") -> None:
             if not bar.live.is_started and not quiet:  # what is refused before has no bar
                 shown.enter_context(bar)
-            bar.update(task, completed=done if total is None else min(done, total), total=total, said=said)
+            bar.update(
+                task, completed=done if total is None else min(done, total), total=total, said=said
+            )
 
         yield tick
 
 
-# --- commands that load when they run ----------------------------------------------------------------------------------------------------
+# --- commands that load when they run ------------------------------------------------------------
 
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -164,12 +204,20 @@ SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 def group(says: str) -> typer.Typer:
     """A group of commands, such as `silodp silo`."""
-    return typer.Typer(help=says, no_args_is_help=True, add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown")
+    return typer.Typer(
+        help=says,
+        no_args_is_help=True,
+        add_completion=False,
+        context_settings=SETTINGS,
+        rich_markup_mode="markdown",
+    )
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A command that is known by its line of help, and loaded from silodp.cli.MODULE when it runs."""
+    """A command that is known by its line of help, and loaded from silodp.cli.MODULE when it
+    runs.
+    """
 
     panel: str
     module: str
@@ -182,7 +230,9 @@ class Listed:
     def load(self) -> click.Command:
         found = getattr(import_module(f"silodp.cli.{self.module}"), self.name)
         if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown")
+            alone = typer.Typer(
+                add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown"
+            )
             alone.command(self.name)(found)
             found = alone
         command = typer.main.get_command(found)
@@ -191,7 +241,9 @@ class Listed:
 
 
 class Commands(UserDict[str, Any]):
-    """Commands by name, each loaded when it is asked for; `data` has them as they are, loaded or not."""
+    """Commands by name, each loaded when it is asked for; `data` has them as they are, loaded or
+    not.
+    """
 
     def __getitem__(self, name: str) -> click.Command:
         if isinstance(self.data[name], Listed):
@@ -200,18 +252,26 @@ class Commands(UserDict[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose help and completion list its commands without loading any; subclasses say which there are."""
+    """A group whose help and completion list its commands without loading any; subclasses say which
+    there are.
+    """
 
     listed: tuple[Listed, ...] = ()
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._known = Commands({command.name: command for command in self.listed} | dict(self.commands))
+        self._known = Commands(
+            {command.name: command for command in self.listed} | dict(self.commands)
+        )
         self.commands, self._listing = self._known, False
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         known = self._known.data.get(cmd_name)
-        return known.listing() if self._listing and isinstance(known, Listed) else self.commands.get(cmd_name)
+        return (
+            known.listing()
+            if self._listing and isinstance(known, Listed)
+            else self.commands.get(cmd_name)
+        )
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with self._names_only():

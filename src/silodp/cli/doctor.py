@@ -1,4 +1,6 @@
-"""`silodp doctor`: whether this machine can run what is here. Reads no record, asks nothing of any network, and leaves no file."""
+"""`silodp doctor`: whether this machine can run what is here. Reads no record, asks nothing of any
+network, and leaves no file.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,21 @@ from silodp.core.errors import BadInput
 from silodp.host.portable import sync_folder
 
 NEEDED = {
-    "cryptography": "43", "dp-accounting": "0.6", "matplotlib": "3.9", "numpy": "1.26", "pandas": "2.2", "pillow": "11", "pyarrow": "16",
-    "rich": "13", "safetensors": "0.4", "scikit-learn": "1.5", "scipy": "1.13", "threadpoolctl": "3", "torch": "2.6", "typer": "0.12",
-}  # fmt: skip
+    "cryptography": "43",
+    "dp-accounting": "0.6",
+    "matplotlib": "3.9",
+    "numpy": "1.26",
+    "pandas": "2.2",
+    "pillow": "11",
+    "pyarrow": "16",
+    "rich": "13",
+    "safetensors": "0.4",
+    "scikit-learn": "1.5",
+    "scipy": "1.13",
+    "threadpoolctl": "3",
+    "torch": "2.6",
+    "typer": "0.12",
+}
 ENGINES = {"nvflare": ("nvflare", "2.9.0"), "flower": ("flwr", "1.41.0")}
 PYTHON, SQLITE = (3, 11), (3, 37, 0)
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
@@ -55,9 +69,11 @@ def doctor(
     folder: Annotated[Path, typer.Option(help="Where ledgers and runs will be kept.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Can this machine run silodp? Every check is green, yellow (works, but read the sentence) or red. Exit code 0, or 1 if any is red.
+    """Can this machine run silodp? Every check is green, yellow (works, but read the sentence) or
+    red. Exit code 0, or 1 if any is red.
 
-    It looks at Python, torch, the libraries, the engines, the folder's disk and permissions, SQLite, the clock, entropy and sockets.
+    It looks at Python, torch, the libraries, the engines, the folder's disk and permissions,
+    SQLite, the clock, entropy and sockets.
 
     Examples: `silodp doctor` · `silodp doctor --folder /var/lib/silodp-gate --json`
     """
@@ -82,19 +98,34 @@ def _tried(check: Callable[[Path], Iterator[Finding]], folder: Path) -> Iterator
     except Exception as error:
         name = check.__name__.strip("_")
         yield Finding(
-            name, "red", f"the check failed ({type(error).__name__}: {error}).", "Report this with the output of `silodp doctor --json`."
+            name,
+            "red",
+            f"the check failed ({type(error).__name__}: {error}).",
+            "Report this with the output of `silodp doctor --json`.",
         )
 
 
 def _python(folder: Path) -> Iterator[Finding]:
-    said, fix = f"{sys.version.split()[0]} at {sys.executable}.", f"Install Python {PYTHON[0]}.{PYTHON[1]} or later."
+    said, fix = (
+        f"{sys.version.split()[0]} at {sys.executable}.",
+        f"Install Python {PYTHON[0]}.{PYTHON[1]} or later.",
+    )
     yield _found("python", "red" * (sys.version_info < PYTHON), said, fix)
 
 
 def _libraries(folder: Path) -> Iterator[Finding]:
-    wrong = [f"{name}>={least}" for name, least in NEEDED.items() if _numbers(_version(name) or "") < _numbers(least)]
+    wrong = [
+        f"{name}>={least}"
+        for name, least in NEEDED.items()
+        if _numbers(_version(name) or "") < _numbers(least)
+    ]
     said = f"missing or too old: {', '.join(wrong)}." if wrong else f"all {len(NEEDED)} are there."
-    yield _found("libraries", "red" * bool(wrong), said, "Run `pip install {}`.".format(" ".join(f"'{one}'" for one in wrong)))
+    yield _found(
+        "libraries",
+        "red" * bool(wrong),
+        said,
+        "Run `pip install {}`.".format(" ".join(f"'{one}'" for one in wrong)),
+    )
 
 
 def _torch(folder: Path) -> Iterator[Finding]:
@@ -103,18 +134,40 @@ def _torch(folder: Path) -> Iterator[Finding]:
     generator = torch.Generator().manual_seed(0)
     product = torch.randn(8, 8, generator=generator).double()
     if not torch.equal(product @ torch.eye(8).double(), product):
-        yield Finding("torch", "red", f"{torch.__version__} multiplies wrongly.", "Install torch anew.")
+        yield Finding(
+            "torch", "red", f"{torch.__version__} multiplies wrongly.", "Install torch anew."
+        )
         return
     yield Finding(
-        "torch", "green", f"{torch.__version__}; every silo and the server need this same version, since a model is approved with it."
+        "torch",
+        "green",
+        (
+            f"{torch.__version__}; every silo and the server need this same version, since a "
+            "model is approved with it."
+        ),
     )
     gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
-    yield Finding("gpu", "green", f"{gpu}; studies use it where the data fill it." if gpu else "none found; everything runs on the CPU.")
+    yield Finding(
+        "gpu",
+        "green",
+        f"{gpu}; studies use it where the data fill it."
+        if gpu
+        else "none found; everything runs on the CPU.",
+    )
     from silodp.engine import native
 
     slow = not native.library()
-    said = "simulations of small networks run in torch, two to three times as long as in C." if slow else "gcc built what simulations use."
-    yield _found("compiler", "yellow" * slow, said, "Install gcc (Debian: `apt install gcc`), and unset SILODP_NATIVE.")
+    said = (
+        "simulations of small networks run in torch, two to three times as long as in C."
+        if slow
+        else "gcc built what simulations use."
+    )
+    yield _found(
+        "compiler",
+        "yellow" * slow,
+        said,
+        "Install gcc (Debian: `apt install gcc`), and unset SILODP_NATIVE.",
+    )
 
 
 def _engines(folder: Path) -> Iterator[Finding]:
@@ -122,7 +175,12 @@ def _engines(folder: Path) -> Iterator[Finding]:
         version = _version(package)
         if version is None:
             fix = f"To use it, run `pip install 'silodp[{extra}]'`."
-            yield Finding(extra, "yellow", "not installed; `--engine direct` and simulation need no engine.", fix)
+            yield Finding(
+                extra,
+                "yellow",
+                "not installed; `--engine direct` and simulation need no engine.",
+                fix,
+            )
         elif version != pinned:
             said = f"{package} is {version}, but its holes are closed for {pinned} only."
             yield Finding(extra, "red", said, f"Run `pip install {package}=={pinned}`.")
@@ -143,29 +201,47 @@ def _disk(folder: Path) -> Iterator[Finding]:
             os.chmod(file.name, 0o600)
             mode = stat.S_IMODE(os.stat(file.name).st_mode)
     except OSError as error:
-        yield Finding("disk", "red", f"{where} cannot be written and synced ({error.strerror}).", "Choose another --folder, or its owner.")
+        yield Finding(
+            "disk",
+            "red",
+            f"{where} cannot be written and synced ({error.strerror}).",
+            "Choose another --folder, or its owner.",
+        )
         return
     kind = _filesystem(where)
     if kind in REMOTE:
         fix = "Keep ledgers on a local disk: locks and syncs over a network may lie."
-        yield Finding("disk", "yellow", f"{where} is on {kind}, written and synced in {took:.0f} ms.", fix)
+        yield Finding(
+            "disk", "yellow", f"{where} is on {kind}, written and synced in {took:.0f} ms.", fix
+        )
     elif kind == "tmpfs":
-        yield Finding("disk", "yellow", f"{where} is in memory and is gone after a restart.", "Keep ledgers on a disk.")
+        yield Finding(
+            "disk",
+            "yellow",
+            f"{where} is in memory and is gone after a restart.",
+            "Keep ledgers on a disk.",
+        )
     else:
         yield Finding("disk", "green", f"{where} is written and synced in {took:.0f} ms.")
     if mode != 0o600:
         fix = "Use a file system that keeps permissions, not one made for another system."
-        yield Finding("permissions", "red", f"a file made for one user alone came out as mode {mode:o}.", fix)
+        yield Finding(
+            "permissions", "red", f"a file made for one user alone came out as mode {mode:o}.", fix
+        )
         return
     open_to = stat.S_IMODE(where.stat().st_mode) & 0o022
     said = "others may write to it" if open_to else "only its owner may write to it"
     fix = f"For a gate's folder run `chmod 700 {where}`."
-    yield _found("permissions", "yellow" * bool(open_to), f"{where} keeps permissions, and {said}.", fix)
+    yield _found(
+        "permissions", "yellow" * bool(open_to), f"{where} keeps permissions, and {said}.", fix
+    )
 
 
 def _sqlite(folder: Path) -> Iterator[Finding]:
     fix = f"Use a Python built with SQLite {'.'.join(map(str, SQLITE))} or later."
-    yield _found("sqlite", "red" * (sqlite3.sqlite_version_info < SQLITE), f"{sqlite3.sqlite_version}.", fix)
+    yield _found(
+        "sqlite", "red" * (sqlite3.sqlite_version_info < SQLITE), f"{sqlite3.sqlite_version}.", fix
+    )
 
 
 def _clock(folder: Path) -> Iterator[Finding]:
@@ -173,11 +249,17 @@ def _clock(folder: Path) -> Iterator[Finding]:
     said = f"{now:%Y-%m-%d %H:%M} UTC"
     if now < EARLIEST:
         yield Finding(
-            "clock", "red", f"{said}, which is before this software was written.", "Set the clock; policies and certificates expire by it."
+            "clock",
+            "red",
+            f"{said}, which is before this software was written.",
+            "Set the clock; policies and certificates expire by it.",
         )
     elif _synchronised() is False:
         yield Finding(
-            "clock", "yellow", f"{said}, and the system does not keep it by a time server.", "Start chrony, ntpd or systemd-timesyncd."
+            "clock",
+            "yellow",
+            f"{said}, and the system does not keep it by a time server.",
+            "Start chrony, ntpd or systemd-timesyncd.",
         )
     else:
         yield Finding("clock", "green", f"{said}.")
@@ -185,35 +267,69 @@ def _clock(folder: Path) -> Iterator[Finding]:
 
 def _entropy(folder: Path) -> Iterator[Finding]:
     try:
-        draws = {os.getrandom(32, os.GRND_NONBLOCK) if hasattr(os, "getrandom") else os.urandom(32) for _ in range(4)}
+        draws = {
+            os.getrandom(32, os.GRND_NONBLOCK) if hasattr(os, "getrandom") else os.urandom(32)
+            for _ in range(4)
+        }
     except BlockingIOError:
-        yield Finding("entropy", "red", "the system has not gathered enough yet.", "Wait, or give the machine a hardware source.")
+        yield Finding(
+            "entropy",
+            "red",
+            "the system has not gathered enough yet.",
+            "Wait, or give the machine a hardware source.",
+        )
         return
     repeats = len(draws) < 4
     said = "the system's source repeats itself." if repeats else "the system's source is ready."
-    yield _found("entropy", "red" * repeats, said, "Do not run a gate here: noise that repeats protects nobody.")
+    yield _found(
+        "entropy",
+        "red" * repeats,
+        said,
+        "Do not run a gate here: noise that repeats protects nobody.",
+    )
 
 
 def _sockets(folder: Path) -> Iterator[Finding]:
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), 5),
+        ):
             pass
         yield Finding("loopback", "green", "a connection to this machine itself works.")
     except OSError as error:
-        yield Finding("loopback", "red", f"a connection to 127.0.0.1 fails ({error.strerror}).", "Bring the loopback interface up.")
+        yield Finding(
+            "loopback",
+            "red",
+            f"a connection to 127.0.0.1 fails ({error.strerror}).",
+            "Bring the loopback interface up.",
+        )
     where = folder.resolve()
     if len(os.fsencode(where / "silos/NAME/gate.sock")) > LONGEST_SOCKET:
-        yield Finding("sockets", "yellow", f"the path {where} is long for a socket in it.", "Choose a folder nearer to the root.")
+        yield Finding(
+            "sockets",
+            "yellow",
+            f"the path {where} is long for a socket in it.",
+            "Choose a folder nearer to the root.",
+        )
         return
     try:
-        with tempfile.TemporaryDirectory(dir=where, prefix=".silodp-doctor-") as home, socket.socket(socket.AF_UNIX) as server:
+        with (
+            tempfile.TemporaryDirectory(dir=where, prefix=".silodp-doctor-") as home,
+            socket.socket(socket.AF_UNIX) as server,
+        ):
             server.bind(f"{home}/s")
             server.listen()
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.connect(f"{home}/s")
         yield Finding("sockets", "green", "gates can listen in this folder.")
     except OSError as error:
-        yield Finding("sockets", "red", f"a Unix socket cannot be made here ({error.strerror}).", "Choose a folder on a local disk.")
+        yield Finding(
+            "sockets",
+            "red",
+            f"a Unix socket cannot be made here ({error.strerror}).",
+            "Choose a folder on a local disk.",
+        )
 
 
 CHECKS = (_python, _libraries, _torch, _engines, _disk, _sqlite, _clock, _entropy, _sockets)

@@ -28,33 +28,68 @@ VERIFY = "verify"
 
 def evidence(
     what: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A finished run's folder; or the word verify, before an archive.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="A finished run's folder; or the word verify, before an archive.",
+            show_default=False,
+        ),
     ],
-    archive: Annotated[Path | None, typer.Argument(metavar="[ARCHIVE]", help="With verify: the archive.", show_default=False)] = None,
-    out_file: Annotated[Path | None, typer.Option("--out", help="The archive; NAME-evidence.zip by default, never written over.")] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Argument(metavar="[ARCHIVE]", help="With verify: the archive.", show_default=False),
+    ] = None,
+    out_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="The archive; NAME-evidence.zip by default, never written over."
+        ),
+    ] = None,
     key: Annotated[
-        str, typer.Option(help="The file of the key that signs, made if it is not there; with verify: the public key that you expect.")
+        str,
+        typer.Option(
+            help=(
+                "The file of the key that signs, made if it is not there; with verify: the "
+                "public key that you expect."
+            )
+        ),
     ] = "",
     audit: AuditFolder = None,
     ledger: Annotated[
-        list[Path] | None, typer.Option(help="What an officer's `silodp ledger show --json` printed; may be repeated.")
+        list[Path] | None,
+        typer.Option(
+            help="What an officer's `silodp ledger show --json` printed; may be repeated."
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="What the study is called.")] = "",
-    curator: Annotated[list[str] | None, typer.Option(help="Who publishes the model; may be repeated.")] = None,
-    use: Annotated[str, typer.Option(help="What the model is for, and for whom, in your words.")] = "",
-    region: Annotated[str, typer.Option(help="Which region the records are from, or whose law applies.")] = "",
-    sector: Annotated[str, typer.Option(help="Healthcare, Education, Finance, Government, Technology or Energy.")] = "",
-    author: Annotated[list[str] | None, typer.Option(help="Who fills this in; may be repeated.")] = None,
+    curator: Annotated[
+        list[str] | None, typer.Option(help="Who publishes the model; may be repeated.")
+    ] = None,
+    use: Annotated[
+        str, typer.Option(help="What the model is for, and for whom, in your words.")
+    ] = "",
+    region: Annotated[
+        str, typer.Option(help="Which region the records are from, or whose law applies.")
+    ] = "",
+    sector: Annotated[
+        str, typer.Option(help="Healthcare, Education, Finance, Government, Technology or Energy.")
+    ] = "",
+    author: Annotated[
+        list[str] | None, typer.Option(help="Who fills this in; may be repeated.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """One signed archive for whoever must believe a run without seeing it: price, guarantee, attacks, model card, and other people's forms.
+    """One signed archive for whoever must believe a run without seeing it: price, guarantee,
+    attacks, model card, and other people's forms.
 
-    It holds a draft for the registry of DP deployments, a page each for NIST SP 800-226, EDPB 28/2024 with a DPIA's annex, and egress,
-    the schema as Croissant, the model card, the report, versions, hashes, and the silos' ledgers as far as the run knows them. Each
-    statement names its source, or says "not covered". No record, and no path of this machine, is in it.
+    It holds a draft for the registry of DP deployments, a page each for NIST SP 800-226, EDPB
+    28/2024 with a DPIA's annex, and egress, the schema as Croissant, the model card, the report,
+    versions, hashes, and the silos' ledgers as far as the run knows them. Each statement names its
+    source, or says "not covered". No record, and no path of this machine, is in it.
 
-    Examples: `silodp evidence runs/train --use "Triage of adults"` · `silodp evidence verify train-evidence.zip`
-    """  # fmt: skip
+    Examples: `silodp evidence runs/train --use "Triage of adults"` · `silodp evidence verify
+    train-evidence.zip`
+    """
     if str(what) == VERIFY:
         return _verify(archive, key, as_json)
     if archive is not None:
@@ -65,7 +100,9 @@ def evidence(
 
     run = runs.read(what)
     runs.check_trained(run, "evidence")
-    if sector and sector not in (sectors := ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")):
+    if sector and sector not in (
+        sectors := ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
+    ):
         raise BadInput(f"--sector is {sector!r}; the registry knows {', '.join(sectors)}")
     told = Told(name, tuple(curator or ()), use, region, sector, tuple(author or ()))
     rows = runs.audits_beside(what, audit)
@@ -74,11 +111,27 @@ def evidence(
     place = Path(key or "evidence.key")
     signing = read_key(place) if place.exists() else make_key(place)
     out = out_file or Path(f"{what.resolve().name}-evidence.zip")
-    about = {"run": what.resolve().name, "kind": run.kind, "made": _now().isoformat(timespec="seconds"), "silodp": __version__, "fingerprint": runs.fingerprint(what)}  # fmt: skip
+    about = {
+        "run": what.resolve().name,
+        "kind": run.kind,
+        "made": _now().isoformat(timespec="seconds"),
+        "silodp": __version__,
+        "fingerprint": runs.fingerprint(what),
+    }
     write_out(out, pack(files, about, signing))
     if as_json:
-        return dump({"archive": str(out), "key": public(signing), "files": sorted(files), "not_stated": told.missing()})
-    say(f"Wrote {out}: {len(files)} files, signed by {public(signing)} ({place}).", "Whoever gets it: silodp evidence verify " + str(out))
+        return dump(
+            {
+                "archive": str(out),
+                "key": public(signing),
+                "files": sorted(files),
+                "not_stated": told.missing(),
+            }
+        )
+    say(
+        f"Wrote {out}: {len(files)} files, signed by {public(signing)} ({place}).",
+        "Whoever gets it: silodp evidence verify " + str(out),
+    )
     say(*(f"{one.state.capitalize()}, and so says its report. {one.words}" for one in checks))
     if missing := told.missing():
         say(f"Not stated, and the archive says so: {', '.join(missing)}.")
@@ -96,13 +149,21 @@ def _verify(archive: Path | None, key: str, as_json: bool) -> None:
     found = verify(raw, key or None)
     if as_json:
         return dump({"key": found.key, **found.about, "files": sorted(found.files)})
-    say(f"Every byte is as it was signed, by {found.key}.", f"About {found.about['run']} ({found.about['kind']}), made {found.about['made']} by silodp {found.about['silodp']}; {len(found.files)} files:")  # fmt: skip
+    say(
+        f"Every byte is as it was signed, by {found.key}.",
+        (
+            f"About {found.about['run']} ({found.about['kind']}), made {found.about['made']} by "
+            f"silodp {found.about['silodp']}; {len(found.files)} files:"
+        ),
+    )
     say(*(f"  {name}" for name in sorted(found.files)))
     if not key:
         say("Ask whoever sent it, by another way, whether that key is theirs; --key KEY checks it.")
 
 
-def _files(run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path], checks: list[Checked]) -> dict[str, bytes]:
+def _files(
+    run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path], checks: list[Checked]
+) -> dict[str, bytes]:
     from silodp.host.model import about_of
     from silodp.pages import statements
     from silodp.pages.card import card, facts
@@ -115,8 +176,15 @@ def _files(run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path]
         "model-card.md": card(run, told.use),
         "report.html": report(run, rows, checks=checks),
         "spends.json": _text({"privacy": facts(run), "silos": [asdict(s) for s in run.silos]}),
-        "run.json": _text({k: v for k, v in run.about.items() if k not in ("data", "folder", "paths")}),
-        "ledgers.json": _text({"heads": {s.name: s.ledger for s in run.silos}, "excerpts": [_excerpt(path) for path in ledgers]}),
+        "run.json": _text(
+            {k: v for k, v in run.about.items() if k not in ("data", "folder", "paths")}
+        ),
+        "ledgers.json": _text(
+            {
+                "heads": {s.name: s.ledger for s in run.silos},
+                "excerpts": [_excerpt(path) for path in ledgers],
+            }
+        ),
     }
     texts["questions.json"] = _text(list(run.rounds))
     texts["environment.json"] = _text(run.environment)
@@ -126,7 +194,9 @@ def _files(run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path]
         texts["audit.json"] = _text({"rows": rows})
     about = about_of(run.folder)
     if "schema" in about:
-        texts["croissant.json"] = statements.croissant(Schema.parse(about["schema"], "the model"), told.name or run.folder.resolve().name)
+        texts["croissant.json"] = statements.croissant(
+            Schema.parse(about["schema"], "the model"), told.name or run.folder.resolve().name
+        )
         texts["schema.toml"] = about["schema"]
     texts["model.sha256"] = f"{about['sha256']}  model.safetensors\n"
     texts["egress.md"] = statements.egress(run, sorted([*texts, "egress.md"]))
@@ -139,7 +209,9 @@ def _excerpt(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict):
-        raise BadInput(f"{path} is not what `silodp ledger show --json` prints; ask the officer for that")
+        raise BadInput(
+            f"{path} is not what `silodp ledger show --json` prints; ask the officer for that"
+        )
     return {k: v for k, v in found.items() if k not in ("path", "anchor")}
 
 

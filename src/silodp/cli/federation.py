@@ -1,7 +1,10 @@
-"""`silodp federation`: a whole federation as real processes on this machine, and the server's run over it or over silos elsewhere.
+"""`silodp federation`: a whole federation as real processes on this machine, and the server's run
+over it or over silos elsewhere.
 
-A federation's folder has federation.json (what was started; stopped.json once it was stopped), asker.key (signs the server's queries), silos/NAME (policy, key, ledger, card
-and socket of a gate), shuffler/ (of a shuffler, where there is one), data/NAME.csv (of a built-in set), logs/, engine/ (the engine's own files, and hub.sock), and runs/.
+A federation's folder has federation.json (what was started; stopped.json once it was stopped),
+asker.key (signs the server's queries), silos/NAME (policy, key, ledger, card and socket of a gate),
+shuffler/ (of a shuffler, where there is one), data/NAME.csv (of a built-in set), logs/, engine/
+(the engine's own files, and hub.sock), and runs/.
 """
 
 from __future__ import annotations
@@ -41,59 +44,106 @@ LONGEST_SOCKET = 100
 """Bytes of a Unix socket's path, with room for what the system adds."""
 ASKER = "this server"
 """What silos call the server of a federation on one machine."""
-ONE_USER = "All of this runs as one user: between these processes there are walls only where docs/deploy.md gives each a user of its own."
+ONE_USER = (
+    "All of this runs as one user: between these processes there are walls only where "
+    "docs/deploy.md gives each a user of its own."
+)
 
 Folder = Annotated[Path, typer.Option(help="The federation's folder.")]
 
 
-# --- up and down --------------------------------------------------------------------------------------------------------------------
+# --- up and down ---------------------------------------------------------------------------------
 
 
 @federation.command()
 def up(
     project: Project = None,
     folder: Folder = Path("federation"),
-    silos: Annotated[int, typer.Option(help="Into how many silos a built-in data set is cut, at random.")] = 3,
-    data: Annotated[str | None, typer.Option(help="A built-in data set: wbcd, digits; others with --data-dir.")] = None,
+    silos: Annotated[
+        int, typer.Option(help="Into how many silos a built-in data set is cut, at random.")
+    ] = 3,
+    data: Annotated[
+        str | None, typer.Option(help="A built-in data set: wbcd, digits; others with --data-dir.")
+    ] = None,
     silo: Annotated[
-        list[Path] | None, typer.Option(help="A silo's own CSV, Parquet or NPZ file, or folder of images, instead; once for each.")
+        list[Path] | None,
+        typer.Option(
+            help=(
+                "A silo's own CSV, Parquet or NPZ file, or folder of images, instead; once for "
+                "each."
+            )
+        ),
     ] = None,
     schema: Annotated[
-        Path | None, typer.Option(help="The public schema of the silos' own files, instead of --label and --classes.")
+        Path | None,
+        typer.Option(
+            help="The public schema of the silos' own files, instead of --label and --classes."
+        ),
     ] = None,
-    engine: Annotated[str, typer.Option(help="nvflare, flower, or direct: no engine, the server asks the gates' sockets.")] = "nvflare",
-    epsilon: Annotated[float, typer.Option(help="Each silo's budget for everything that will ever be asked.")] = 10.0,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="nvflare, flower, or direct: no engine, the server asks the gates' sockets."
+        ),
+    ] = "nvflare",
+    epsilon: Annotated[
+        float, typer.Option(help="Each silo's budget for everything that will ever be asked.")
+    ] = 10.0,
     model: Annotated[
         str | None,
-        typer.Option(help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION; chosen from public facts by default."),
+        typer.Option(
+            help=(
+                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION; "
+                "chosen from public facts by default."
+            )
+        ),
     ] = None,
-    prox: Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")] = "zero",
+    prox: Annotated[
+        str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")
+    ] = "zero",
     feature_map: FeatureMapName = "",
-    label: Annotated[str, typer.Option(help="Column that holds the label, in the silos' own files.")] = "label",
+    label: Annotated[
+        str, typer.Option(help="Column that holds the label, in the silos' own files.")
+    ] = "label",
     classes: Classes = None,
     seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where a data set lies that is not built in.")
+    ] = None,
     held_out: Annotated[
         float,
         typer.Option(
-            help="Share of each silo's records kept out of training, by position: do not sort rows by a value. A file that grows moves a few."
+            help=(
+                "Share of each silo's records kept out of training, by position: do not sort "
+                "rows by a value. A file that grows moves a few."
+            )
         ),
     ] = 0.0,
     allow_profile: Annotated[
-        bool, typer.Option("--allow-profile", help="Let the gates answer `federation profile`, at its price.")
+        bool,
+        typer.Option(
+            "--allow-profile", help="Let the gates answer `federation profile`, at its price."
+        ),
     ] = False,
     trust: Annotated[
         str,
         typer.Option(
-            help="Who is trusted: isrl (nobody), masks (the other silos, to add their noise) or shuffle (a shuffler, one more process)."
+            help=(
+                "Who is trusted: isrl (nobody), masks (the other silos, to add their noise) or "
+                "shuffle (a shuffler, one more process)."
+            )
         ),
     ] = "isrl",
-    colluding: Annotated[int, typer.Option(help="Silos that may tell the server their noise, with --trust masks.")] = 0,
+    colluding: Annotated[
+        int, typer.Option(help="Silos that may tell the server their noise, with --trust masks.")
+    ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Make and start gates, couriers and server as real processes on this machine, with mutual TLS between server and couriers.
+    """Make and start gates, couriers and server as real processes on this machine, with mutual TLS
+    between server and couriers.
 
-    A federation that was stopped goes on, with its ledgers, by the same command, or by `up` without data. A start that fails leaves nothing.
+    A federation that was stopped goes on, with its ledgers, by the same command, or by `up` without
+    data. A start that fails leaves nothing.
 
     Example: `silodp federation up --silos 3 --data wbcd`
     """
@@ -102,36 +152,72 @@ def up(
     folder = folder.resolve()
     if (folder / RUNS).exists():
         raise BadInput(
-            f"{folder} has a federation already; `silodp federation down --folder {folder}` stops it; to start anew choose another --folder"
+            f"{folder} has a federation already; `silodp federation down --folder "
+            f"{folder}` stops it; to start anew choose another --folder"
         )
     if not data and not silo and (state := state_in(folder, STOPPED)):
         return _begin(folder, state, as_json)
     if bool(data) == bool(silo):
-        raise BadInput("give either --data NAME or one --silo FILE for each silo; only a federation that was stopped goes on without")
+        raise BadInput(
+            "give either --data NAME or one --silo FILE for each silo; only a federation "
+            "that was stopped goes on without"
+        )
     if trust not in ("isrl", "masks", "shuffle"):
         raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl, masks or shuffle")
     if colluding < 0 or (colluding and trust != "masks"):
-        raise BadInput(f"colluding is {colluding}; it must be 0 or more, and belongs to --trust masks")
+        raise BadInput(
+            f"colluding is {colluding}; it must be 0 or more, and belongs to --trust masks"
+        )
     if schema and (data or classes is not None or label != "label"):
-        raise BadInput("--schema is for the silos' own files, and has the label and its classes; leave out --data, --label and --classes")
+        raise BadInput(
+            "--schema is for the silos' own files, and has the label and its classes; "
+            "leave out --data, --label and --classes"
+        )
     files = [str(path.resolve()) for path in silo or ()]
     asked = {
-        "data": data, "silos": silos if data else files, "schema": str(schema.resolve()) if schema else None, "engine": engine, "epsilon": epsilon,
-        "model": model, "prox": prox, "feature_map": feature_map, "label": label, "classes": classes, "seed": seed, "held_out": held_out, "allow_profile": allow_profile,
-        "trust": trust, "colluding": colluding,
-    }  # fmt: skip
+        "data": data,
+        "silos": silos if data else files,
+        "schema": str(schema.resolve()) if schema else None,
+        "engine": engine,
+        "epsilon": epsilon,
+        "model": model,
+        "prox": prox,
+        "feature_map": feature_map,
+        "label": label,
+        "classes": classes,
+        "seed": seed,
+        "held_out": held_out,
+        "allow_profile": allow_profile,
+        "trust": trust,
+        "colluding": colluding,
+    }
     if state := place_of.stopped(folder, asked):
         return _begin(folder, state, as_json)
     if model is None:
         model = _chosen(asked, silo or [], schema, data_dir, quiet=as_json)
-    with interruptible("nothing was kept, and the same command begins anew"), place_of.making(folder):
-        state = _make(folder, asked | {"model": model}, silo or [], schema, data_dir) | {"processes": {}, "asked": asked, "ran": False}
+    with (
+        interruptible("nothing was kept, and the same command begins anew"),
+        place_of.making(folder),
+    ):
+        state = _make(folder, asked | {"model": model}, silo or [], schema, data_dir) | {
+            "processes": {},
+            "asked": asked,
+            "ran": False,
+        }
         save_state(folder, state, name=STOPPED)
     _begin(folder, state, as_json)
 
 
-def _chosen(asked: Mapping[str, Any], silo: Sequence[Path], schema: Path | None, data_dir: Path | None, *, quiet: bool) -> str:
-    """The model that the advisor would train in one run over these silos, from their sizes and columns alone: they approve it before anybody trains.
+def _chosen(
+    asked: Mapping[str, Any],
+    silo: Sequence[Path],
+    schema: Path | None,
+    data_dir: Path | None,
+    *,
+    quiet: bool,
+) -> str:
+    """The model that the advisor would train in one run over these silos, from their sizes and
+    columns alone: they approve it before anybody trains.
 
     A run spends what the project says, else the whole budget.
     """
@@ -140,50 +226,102 @@ def _chosen(asked: Mapping[str, Any], silo: Sequence[Path], schema: Path | None,
 
     spend = click.get_current_context().meta.get(SPEND) or asked["epsilon"]
     order = Order(epsilon=(str(spend),), trust=asked["trust"], prox=asked["prox"])
-    source = Source(asked["data"], tuple(silo), asked["label"], asked["classes"], schema, None, data_dir, "none")
+    source = Source(
+        asked["data"], tuple(silo), asked["label"], asked["classes"], schema, None, data_dir, "none"
+    )
     loaded = source.load(0)
     names, counts = loaded.records.names, loaded.records.counts
     if asked["data"]:
         total, silos = sum(counts), asked["silos"]
-        names, counts = [f"silo-{i + 1}" for i in range(silos)], [total // silos + (i < total % silos) for i in range(silos)]
+        names, counts = (
+            [f"silo-{i + 1}" for i in range(silos)],
+            [total // silos + (i < total % silos) for i in range(silos)],
+        )
     trained = [max(1, round(n * (1 - asked["held_out"]))) for n in counts]
-    model = advised(order, source, loaded, names, trained, budgets_of(order, names, counts, {}), load).order.model
+    model = advised(
+        order, source, loaded, names, trained, budgets_of(order, names, counts, {}), load
+    ).order.model
     assert model is not None
     if not quiet:
-        say(f"The model, chosen from sizes and columns alone: {model}. The silos approve it; --model names another.")
+        say(
+            f"The model, chosen from sizes and columns alone: {model}. The silos approve "
+            "it; --model names another."
+        )
     return model
 
 
-def _make(folder: Path, asked: Mapping[str, Any], silo: Sequence[Path], schema: Path | None, data_dir: Path | None) -> dict[str, Any]:
+def _make(
+    folder: Path,
+    asked: Mapping[str, Any],
+    silo: Sequence[Path],
+    schema: Path | None,
+    data_dir: Path | None,
+) -> dict[str, Any]:
     """Everything but the processes; what federation.json says of it."""
-    site, data, trust, classes = site_of(asked["engine"]), asked["data"], asked["trust"], asked["classes"]
+    site, data, trust, classes = (
+        site_of(asked["engine"]),
+        asked["data"],
+        asked["trust"],
+        asked["classes"],
+    )
     from silodp.silo.data.datasets import DATASETS
     from silodp.silo.service.provision import provision
 
     files = _cut(folder, asked, data_dir) if data else {_plain(path.stem): path for path in silo}
     if len(files) < len(silo):
-        raise BadInput(f"the silos' files are {', '.join(map(str, silo))}; each needs a file name of its own")
+        raise BadInput(
+            f"the silos' files are {', '.join(map(str, silo))}; each needs a file name of its own"
+        )
     for name in files:
         if len(str(folder / "silos" / name / "gate.sock").encode()) > LONGEST_SOCKET:
-            raise BadInput(f"the path of {folder} is too long for a socket in it; choose a --folder nearer to the root")
+            raise BadInput(
+                f"the path of {folder} is too long for a socket in it; choose a --folder "
+                "nearer to the root"
+            )
     declared = (
-        tuple(map(str, range(DATASETS[data].load(0, data_dir).classes))) if data
-        else None if classes is None else () if classes == "number" else tuple(classes.split(","))
-    )  # fmt: skip
+        tuple(map(str, range(DATASETS[data].load(0, data_dir).classes)))
+        if data
+        else None
+        if classes is None
+        else ()
+        if classes == "number"
+        else tuple(classes.split(","))
+    )
     asker = public(make_key(folder / "asker.key"))
     reading = {"label": "label" if data else asked["label"], "classes": declared, "schema": schema}
     reading |= {what: asked[what] for what in ("model", "prox", "feature_map")}
-    totals = shuffle.totals(trust, folder, files, asker, asked["colluding"], **reading) if trust != "isrl" else {}
+    totals = (
+        shuffle.totals(trust, folder, files, asker, asked["colluding"], **reading)
+        if trust != "isrl"
+        else {}
+    )
     made = [
         provision(
-            folder / "silos" / name, data=path, name=name, epsilon=asked["epsilon"], askers=[asker], queries_per_run=10_000, queries_per_hour=100_000,
-            statistics=_statistics(asked["held_out"], asked["allow_profile"], trust), held_out=asked["held_out"], sees_left=(asker,),
-            registry=folder / "state/ledgers" if data else None, study="first", asker_names=(ASKER,), **reading, **totals,
+            folder / "silos" / name,
+            data=path,
+            name=name,
+            epsilon=asked["epsilon"],
+            askers=[asker],
+            queries_per_run=10_000,
+            queries_per_hour=100_000,
+            statistics=_statistics(asked["held_out"], asked["allow_profile"], trust),
+            held_out=asked["held_out"],
+            sees_left=(asker,),
+            registry=folder / "state/ledgers" if data else None,
+            study="first",
+            asker_names=(ASKER,),
+            **reading,
+            **totals,
         )
         for name, path in files.items()
-    ]  # fmt: skip
+    ]
     policies = {one.name: one.policy for one in made}
-    state: dict[str, Any] = {"version": 1, "engine": asked["engine"], "silos": policies, "registry": str(folder / "state") if data else ""}
+    state: dict[str, Any] = {
+        "version": 1,
+        "engine": asked["engine"],
+        "silos": policies,
+        "registry": str(folder / "state") if data else "",
+    }
     if trust == "masks":
         shuffle.acquaint({one.name: (one.policy, one.key) for one in made})
     if trust == "shuffle":
@@ -197,7 +335,9 @@ def _make(folder: Path, asked: Mapping[str, Any], silo: Sequence[Path], schema: 
 
 
 def _plain(name: str) -> str:
-    """A file's name in the letters that a silo's may have: without accents, and with hyphens for what is left."""
+    """A file's name in the letters that a silo's may have: without accents, and with hyphens for
+    what is left.
+    """
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]", "-", letters)[:64] or "silo"
 
@@ -206,8 +346,14 @@ def _statistics(held_out: float, profile: bool, trust: str) -> tuple[str, ...]:
     from silodp.silo.service.provision import scores_of, served
 
     rule = "gdp" if trust == "isrl" else "totals"
-    training = served(("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), rule)
-    return training + scores_of(rule) * bool(held_out) + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
+    training = served(
+        ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), rule
+    )
+    return (
+        training
+        + scores_of(rule) * bool(held_out)
+        + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
+    )
 
 
 def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
@@ -228,7 +374,8 @@ def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
 
 @federation.command()
 def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
-    """What runs, on which ports, under which certificates, which silos are connected, and what is left of their budgets.
+    """What runs, on which ports, under which certificates, which silos are connected, and what is
+    left of their budgets.
 
     Example: `silodp federation status`
     """
@@ -243,13 +390,23 @@ def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     """
     load_state(folder)
     left = stop_all(folder.resolve())
-    said = "Stopped; ledgers, keys and runs are kept." if not left else f"These still run: {', '.join(map(str, left))}."
+    said = (
+        "Stopped; ledgers, keys and runs are kept."
+        if not left
+        else f"These still run: {', '.join(map(str, left))}."
+    )
     tell({"stopped": not left, "still_running": left}, as_json, said)
 
 
 @federation.command()
-def key(path: Annotated[Path, typer.Argument(help="A new file for the key, which stays with the server.")], as_json: Json = False) -> None:
-    """Make the key with which a server signs its queries, and print its public half for the silos' policies.
+def key(
+    path: Annotated[
+        Path, typer.Argument(help="A new file for the key, which stays with the server.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Make the key with which a server signs its queries, and print its public half for the silos'
+    policies.
 
     Example: `silodp federation key asker.key`
     """
@@ -258,7 +415,9 @@ def key(path: Annotated[Path, typer.Argument(help="A new file for the key, which
 
 
 def _cut(folder: Path, asked: Mapping[str, Any], data_dir: Path | None) -> dict[str, Path]:
-    """A CSV file for each silo, which only this user may read, of the training records of a built-in set."""
+    """A CSV file for each silo, which only this user may read, of the training records of a
+    built-in set.
+    """
     import numpy as np
 
     from silodp.silo.data.datasets import DATASETS
@@ -271,38 +430,66 @@ def _cut(folder: Path, asked: Mapping[str, Any], data_dir: Path | None) -> dict[
     train = DATASETS[data].of(seed, data_dir, raw=bool(asked["feature_map"])).train
     x, y = train.x[train.mask].flatten(1).numpy(), train.y[train.mask].numpy()
     header, files = ",".join([*(f"f{j}" for j in range(x.shape[1])), "label"]), {}
-    for i, part in enumerate(np.array_split(np.random.default_rng(seed).permutation(len(y)), silos)):
-        rows = (",".join([*map(repr, record.tolist()), str(k)]) for record, k in zip(x[part], y[part], strict=True))
+    for i, part in enumerate(
+        np.array_split(np.random.default_rng(seed).permutation(len(y)), silos)
+    ):
+        rows = (
+            ",".join([*map(repr, record.tolist()), str(k)])
+            for record, k in zip(x[part], y[part], strict=True)
+        )
         files[f"silo-{i + 1}"] = path = folder / "data" / f"silo-{i + 1}.csv"
         with new_files(path.parent, {path.name: "\n".join([header, *rows]) + "\n"}, mode=0o700):
             pass
     return files
 
 
-# --- what there is ------------------------------------------------------------------------------------------------------------------
+# --- what there is -------------------------------------------------------------------------------
 
 
 def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     processes = [
-        {"name": name, "pid": pid, "runs": bool(command_of(pid)), "ports": ports_of(pid)} for name, pid in state["processes"].items()
+        {"name": name, "pid": pid, "runs": bool(command_of(pid)), "ports": ports_of(pid)}
+        for name, pid in state["processes"].items()
     ]
     silos = [_budget(name, Path(policy)) for name, policy in state["silos"].items()]
     found = {
-        "folder": str(folder), "engine": state["engine"], "connected": _connected(folder, state), "processes": processes, "silos": silos,
+        "folder": str(folder),
+        "engine": state["engine"],
+        "connected": _connected(folder, state),
+        "processes": processes,
+        "silos": silos,
         "certificates": certificates(folder / "engine"),
-    }  # fmt: skip
+    }
     if as_json:
         dump(found)
         return
-    rows = ((row["name"], row["pid"], "yes" if row["runs"] else "no", ", ".join(map(str, row["ports"])) or "-") for row in processes)
+    rows = (
+        (
+            row["name"],
+            row["pid"],
+            "yes" if row["runs"] else "no",
+            ", ".join(map(str, row["ports"])) or "-",
+        )
+        for row in processes
+    )
     show(table("process|pid|runs|TCP ports", rows, box=False))
     for certificate in found["certificates"]:
-        say(f"Certificate of {certificate['subject']}, valid to {certificate['until']}: SHA-256 {certificate['sha256']}")
+        say(
+            f"Certificate of {certificate['subject']}, valid to {certificate['until']}: "
+            f"SHA-256 {certificate['sha256']}"
+        )
     say(*(f"{wrong[0].upper()}{wrong[1:]}" for wrong in expiring(folder / "engine")))
     for silo in silos:
-        say(f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of epsilon {silo['epsilon']:g} is left.")
+        say(
+            f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of "
+            f"epsilon {silo['epsilon']:g} is left."
+        )
     say(attested({silo["name"]: silo["checked"] for silo in silos}))
-    said = ", ".join(found["connected"]) if found["connected"] is not None else "the engine does not answer"
+    said = (
+        ", ".join(found["connected"])
+        if found["connected"] is not None
+        else "the engine does not answer"
+    )
     say(f"Connected through {state['engine']}: {said or 'nobody'}.")
     say(ONE_USER)
 
@@ -311,8 +498,15 @@ def attested(checked: Mapping[str, str]) -> str:
     """Whose officers say that their files were checked; never what was found."""
     said = "; ".join(f"{name} {words}" for name, words in checked.items() if words)
     lacks = ", ".join(name for name, words in checked.items() if not words)
-    parts = [f"as each officer says: {said}" if said else "", f"nobody has said so of {lacks} (`silodp silo attest`)" if lacks else ""]
-    return f"`silodp silo check` was run, {'; '.join(part for part in parts if part)}." if said else f"Of `silodp silo check`, {parts[1]}."
+    parts = [
+        f"as each officer says: {said}" if said else "",
+        f"nobody has said so of {lacks} (`silodp silo attest`)" if lacks else "",
+    ]
+    return (
+        f"`silodp silo check` was run, {'; '.join(part for part in parts if part)}."
+        if said
+        else f"Of `silodp silo check`, {parts[1]}."
+    )
 
 
 def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:
@@ -325,6 +519,14 @@ def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:
 def _budget(name: str, policy: Path) -> dict[str, Any]:
     from silodp.silo.ledger.durable import DurableLedger
 
-    card, ledger = json.loads((policy.parent / "silo.json").read_text()), DurableLedger.open(policy.parent / "ledger.db")
-    found = {"name": name, "records": card["records"], "epsilon": card["epsilon"], "left": 1 - ledger.used()}
+    card, ledger = (
+        json.loads((policy.parent / "silo.json").read_text()),
+        DurableLedger.open(policy.parent / "ledger.db"),
+    )
+    found = {
+        "name": name,
+        "records": card["records"],
+        "epsilon": card["epsilon"],
+        "left": 1 - ledger.used(),
+    }
     return found | {"policy": str(policy), "checked": card.get("checked", "")}

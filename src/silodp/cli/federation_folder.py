@@ -1,7 +1,9 @@
-"""A federation's folder through mishaps: a start that fails leaves nothing in the way of the next one, and no run is begun beside an unfinished one.
+"""A federation's folder through mishaps: a start that fails leaves nothing in the way of the next
+one, and no run is begun beside an unfinished one.
 
-While `up` makes a federation the folder has making.json; once it is made it has stopped.json, and federation.json while it runs. No gate is
-started before, so what a broken start leaves has never said anything, and is taken away: after a look into its ledgers.
+While `up` makes a federation the folder has making.json; once it is made it has stopped.json, and
+federation.json while it runs. No gate is started before, so what a broken start leaves has never
+said anything, and is taken away: after a look into its ledgers.
 """
 
 from __future__ import annotations
@@ -25,45 +27,59 @@ OWN = ("asker.key", "data", "silos", "shuffler", "state", "engine", "logs")
 """What `up` makes, besides the files that say how far it came."""
 
 
-# --- up ---------------------------------------------------------------------------------------------------------------------------------
+# --- up ------------------------------------------------------------------------------------------
 
 
 def stopped(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The federation in the folder if it was made by `asked` and has run before; None if a new one may be made there; else BadInput.
+    """The federation in the folder if it was made by `asked` and has run before; None if a new one
+    may be made there; else BadInput.
 
-    One that has never run, since its start failed, is made anew: what failed may have been mended in a file that its policies know by hash.
+    One that has never run, since its start failed, is made anew: what failed may have been mended
+    in a file that its policies know by hash.
     """
     state = state_in(folder, STOPPED)
     if state and state.get("ran", True):
         if (made := state.get("asked", {})) == asked:
             return state
-        differs = ", ".join(other := sorted(name for name in asked if made.get(name) != asked[name]))
+        differs = ", ".join(
+            other := sorted(name for name in asked if made.get(name) != asked[name])
+        )
         if set(other) <= {"model", "prox", "feature_map", "schema"}:
             raise BadInput(
-                f"{folder} has a federation that was stopped and was made with another {differs}; `silodp federation up --folder {folder}` alone goes on "
-                f"with it. Another study for the same records is proposed by `silodp federation propose` and approved by `silodp silo approve`, and "
+                f"{folder} has a federation that was stopped and was made with another "
+                f"{differs}; `silodp federation up --folder {folder}` alone goes on "
+                "with it. Another study for the same records is proposed by `silodp "
+                "federation propose` and approved by `silodp silo approve`, and "
                 "the ledgers go on"
             )
         raise BadInput(
-            f"{folder} has a federation that was stopped and was made with another {differs}; `silodp federation up --folder {folder}` alone "
+            f"{folder} has a federation that was stopped and was made with another "
+            f"{differs}; `silodp federation up --folder {folder}` alone "
             "goes on with it, and another --folder starts a new one"
         )
     if state or (folder / MAKING).exists():
         unmake(folder)
     elif taken := [name for name in OWN if os.path.lexists(folder / name)]:
-        raise BadInput(f"{folder} has {', '.join(taken)} already, and nothing is ever written over; choose another --folder")
+        raise BadInput(
+            f"{folder} has {', '.join(taken)} already, and nothing is ever written over; "
+            "choose another --folder"
+        )
     return None
 
 
 @contextlib.contextmanager
 def making(folder: Path) -> Iterator[None]:
-    """Around all that `up` makes before its first process: whatever stops it, kill -9 too, the next `up` finds the way clear."""
+    """Around all that `up` makes before its first process: whatever stops it, kill -9 too, the next
+    `up` finds the way clear.
+    """
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         atomic.write(folder / MAKING, "{}\n")
     except OSError as error:
-        raise BadInput(f"{folder} cannot be made: {error.strerror}; choose another --folder") from None
+        raise BadInput(
+            f"{folder} cannot be made: {error.strerror}; choose another --folder"
+        ) from None
     try:
         yield
     except BaseException:
@@ -76,7 +92,9 @@ def making(folder: Path) -> Iterator[None]:
 
 
 def unmake(folder: Path) -> None:
-    """Takes away what a start has made that never came to run; BadInput, and nothing is taken, if a ledger was ever charged."""
+    """Takes away what a start has made that never came to run; BadInput, and nothing is taken, if a
+    ledger was ever charged.
+    """
     from silodp.silo.ledger.identity import Registry
 
     for path in sorted((folder / "silos").glob("*")):
@@ -90,11 +108,19 @@ def unmake(folder: Path) -> None:
     try:
         for name in OWN:
             path = folder / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-        for name in (STOPPED, MAKING):  # the last: killed on the way, the next start goes on from here
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
+                missing_ok=True
+            )
+        for name in (
+            STOPPED,
+            MAKING,
+        ):  # the last: killed on the way, the next start goes on from here
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
-        raise BadInput(f"{error.filename or folder} of a start that failed cannot be removed ({error.strerror}); remove {folder}") from None
+        raise BadInput(
+            f"{error.filename or folder} of a start that failed cannot be removed "
+            f"({error.strerror}); remove {folder}"
+        ) from None
 
 
 def _refuse_charged(folder: Path, path: Path) -> None:
@@ -104,30 +130,45 @@ def _refuse_charged(folder: Path, path: Path) -> None:
         spent = any(entry.act == "charge" for entry in DurableLedger.open(path).entries())
     except BadInput as error:
         anchor = Path(f"{path}.anchor")
-        try:  # a kill -9 while the ledger was made: its anchor, which is written first, says that there was never an entry
+        # a kill -9 while the ledger was made: its anchor, which is written first, says that there
+        # was never an entry
+        try:
             spent = anchor.exists() and json.loads(anchor.read_text())["count"] != 0
         except (OSError, ValueError, KeyError, TypeError):
             spent = True
         if spent:
             raise BadInput(
-                f"{folder} has a ledger that cannot be read, and may have been charged: {error}; or choose another --folder"
+                f"{folder} has a ledger that cannot be read, and may have been charged: "
+                f"{error}; or choose another --folder"
             ) from None
     if spent:
         raise BadInput(
-            f"the ledger {path} has charges; `silodp federation up --folder {folder}` alone goes on with it, or choose another --folder"
+            f"the ledger {path} has charges; `silodp federation up --folder {folder}` "
+            "alone goes on with it, or choose another --folder"
         )
 
 
-# --- run --------------------------------------------------------------------------------------------------------------------------------
+# --- run -----------------------------------------------------------------------------------------
 
 
 def state_of(place: Path) -> str:
-    """What a folder holds of `federation run`: "" (nothing), running, finished, or interrupted (killed, or ended early)."""
+    """What a folder holds of `federation run`: "" (nothing), running, finished, or interrupted
+    (killed, or ended early).
+    """
     from silodp.server.progress import held
 
     if (place / "peers.json").exists():  # a run of peers, each in a folder of its own
-        states = {state_of(place / name) for name in json.loads((place / "peers.json").read_text())["silos"]}
-        return "running" if "running" in states else "finished" if states == {"finished"} else "interrupted"
+        states = {
+            state_of(place / name)
+            for name in json.loads((place / "peers.json").read_text())["silos"]
+        }
+        return (
+            "running"
+            if "running" in states
+            else "finished"
+            if states == {"finished"}
+            else "interrupted"
+        )
     if not (place / "run.json").exists():
         return ""
     if held(place):
@@ -140,9 +181,11 @@ def state_of(place: Path) -> str:
 
 
 def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> Path:
-    """The folder given; to resume, that of the latest run that has not come to its end; or the next numbered one in `runs`.
+    """The folder given; to resume, that of the latest run that has not come to its end; or the next
+    numbered one in `runs`.
 
-    BadInput if the last run there was paid for and has not come to its end, unless a `new` one is wanted.
+    BadInput if the last run there was paid for and has not come to its end, unless a `new` one is
+    wanted.
     """
     if resume and new:
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
@@ -150,35 +193,56 @@ def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> 
     if given:
         return given
     if resume:
-        if place := next((place for place in reversed(there) if state_of(place) == "interrupted"), None):
+        if place := next(
+            (place for place in reversed(there) if state_of(place) == "interrupted"), None
+        ):
             return place
-        raise BadInput(f"there is no interrupted run in {runs} to go on with; give its folder with --out, or leave out --resume")
+        raise BadInput(
+            f"there is no interrupted run in {runs} to go on with; give its folder with "
+            "--out, or leave out --resume"
+        )
     if there and not new and (state := state_of(there[-1])) in ("running", "interrupted"):
         how = "has not come to its end; go on with it by --resume --out " + str(there[-1])
         how = "goes on now; wait for its end" if state == "running" else how
-        raise BadInput(f"the run in {there[-1]} {how}, or start another, at its full price, with --new")
+        raise BadInput(
+            f"the run in {there[-1]} {how}, or start another, at its full price, with --new"
+        )
     return runs / str(int(there[-1].name) + 1 if there else 1)
 
 
 def kept_in(place: Path, *, resume: bool, given: bool) -> str:
     """What is left of a run that is interrupted, and the command that goes on with it."""
-    again = same_command(*(["--resume"] * (not resume)), *(["--out", place] * (not given)), without=("--new",))
-    return f"what the silos have answered is kept in {place}, and `{again}` goes on with it, without a second price"
+    again = same_command(
+        *(["--resume"] * (not resume)), *(["--out", place] * (not given)), without=("--new",)
+    )
+    return (
+        f"what the silos have answered is kept in {place}, and `{again}` goes on with it, "
+        "without a second price"
+    )
 
 
 def refuse_taken(place: Path) -> None:
     """BadInput unless a new run could be kept there."""
-    if any((place / name).exists() for name in ("peers.json", "run.json", "config.json", "spent.json")):
-        raise BadInput(f"{place} holds a run already; go on with it by --resume, or choose another --out")
+    if any(
+        (place / name).exists() for name in ("peers.json", "run.json", "config.json", "spent.json")
+    ):
+        raise BadInput(
+            f"{place} holds a run already; go on with it by --resume, or choose another --out"
+        )
     check_writable(place)
 
 
 def last_run(runs: Path) -> Path:
     there = _numbered(runs)
     if not there:
-        raise BadInput(f"there is no run in {runs}; `silodp federation run` makes one, or give its folder")
+        raise BadInput(
+            f"there is no run in {runs}; `silodp federation run` makes one, or give its folder"
+        )
     return there[-1]
 
 
 def _numbered(runs: Path) -> list[Path]:
-    return sorted((path for path in runs.glob("[0-9]*") if path.name.isdecimal()), key=lambda path: int(path.name))
+    return sorted(
+        (path for path in runs.glob("[0-9]*") if path.name.isdecimal()),
+        key=lambda path: int(path.name),
+    )

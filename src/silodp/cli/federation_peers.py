@@ -1,8 +1,10 @@
-"""`silodp federation run --peers`: no server. Each silo's own process trains, and a relay carries replies from one to the other.
+"""`silodp federation run --peers`: no server. Each silo's own process trains, and a relay carries
+replies from one to the other.
 
-With `--as NAME` the command is the process of that one silo, wherever it is. Without, it starts one for each silo of this machine's
-federation, each with its own gate's socket and the relay's folder, and compares what they made. The run's folder then has peers.json
-(the run's id, the silos, the words of the command), relay/, and a folder for each silo: its run's own.
+With `--as NAME` the command is the process of that one silo, wherever it is. Without, it starts one
+for each silo of this machine's federation, each with its own gate's socket and the relay's folder,
+and compares what they made. The run's folder then has peers.json (the run's id, the silos, the
+words of the command), relay/, and a folder for each silo: its run's own.
 """
 
 from __future__ import annotations
@@ -34,39 +36,61 @@ if TYPE_CHECKING:
     from silodp.server.peers import Peer
 
 LEAVE = 10.0
-"""Seconds in which the other peers may end by themselves once one has: without it none can go on."""
-PEER_NEEDS = "--as NAME needs --gate, the silo's own socket, --relay, the folder that all peers share, and --run-id"
-NO_TOTALS = "a shuffler's totals have one reader, and peers are many; leave out --peers, or the shuffler"
+"""Seconds in which the other peers may end by themselves once one has: without it none can go on.
+"""
+PEER_NEEDS = (
+    "--as NAME needs --gate, the silo's own socket, --relay, the folder that all peers share, "
+    "and --run-id"
+)
+NO_TOTALS = (
+    "a shuffler's totals have one reader, and peers are many; leave out --peers, or the shuffler"
+)
 OWN_FLAGS = ("--new", "--resume", "--json")
 
 
-# --- one silo's process ---------------------------------------------------------------------------------------------------------------
+# --- one silo's process --------------------------------------------------------------------------
 
 
-def one_peer(name: str, gate: Path | None, relay: Path | None, run: str | None, cards: Sequence[Card], quorum: int | None) -> Peer:
+def one_peer(
+    name: str,
+    gate: Path | None,
+    relay: Path | None,
+    run: str | None,
+    cards: Sequence[Card],
+    quorum: int | None,
+) -> Peer:
     """The carrier of this silo's process; BadInput unless it has what it needs."""
     from silodp.server.peers import Folder, Peer
 
     if gate is None or relay is None or run is None:
         raise BadInput(PEER_NEEDS)
     if name not in {card.name for card in cards}:
-        raise BadInput(f"--as is {name!r}, but the cards are of {', '.join(card.name for card in cards)}")
+        raise BadInput(
+            f"--as is {name!r}, but the cards are of {', '.join(card.name for card in cards)}"
+        )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", run):
         raise BadInput(
-            f"--run-id is {run!r:.80}; it must be at most 64 letters, digits, - and _, the same at all peers and new for each run"
+            f"--run-id is {run!r:.80}; it must be at most 64 letters, digits, - and _, the "
+            "same at all peers and new for each run"
         )
     if quorum not in (None, len(cards)):
-        raise BadInput(f"--quorum is {quorum}; among peers every silo that is asked must answer: leave it out")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is held at the gate is released
+        raise BadInput(
+            f"--quorum is {quorum}; among peers every silo that is asked must answer: leave it out"
+        )
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C: what is held at the gate is released
     return Peer(name, Direct({name: gate}), Folder(relay))
 
 
-# --- all of them on this machine --------------------------------------------------------------------------------------------------------
+# --- all of them on this machine -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one peer's process ended: its exit code (below 0: the signal), its last word, and its summary if it has a model."""
+    """How one peer's process ended: its exit code (below 0: the signal), its last word, and its
+    summary if it has a model.
+    """
 
     name: str
     code: int
@@ -74,8 +98,12 @@ class Ended:
     summary: Mapping[str, Any] | None
 
 
-def run_peers(folder: Path, *, resume: bool, new: bool, out_dir: Path | None, relay: Path | None) -> dict[str, Any]:
-    """Starts a peer for each silo and waits for all; what they made, with "ended" as a run's summary has it. BadInput without a model."""
+def run_peers(
+    folder: Path, *, resume: bool, new: bool, out_dir: Path | None, relay: Path | None
+) -> dict[str, Any]:
+    """Starts a peer for each silo and waits for all; what they made, with "ended" as a run's
+    summary has it. BadInput without a model.
+    """
     state = load_state(folder)
     if state.get("shuffler"):
         raise BadInput(NO_TOTALS)
@@ -88,7 +116,9 @@ def run_peers(folder: Path, *, resume: bool, new: bool, out_dir: Path | None, re
         try:
             for name in about["silos"]:
                 words = _words(folder, place, about, name, sockets[name], relay or place / "relay")
-                started[name] = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                started[name] = subprocess.Popen(
+                    words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
             _wait(started)
         finally:
             _interrupt(started)
@@ -106,7 +136,9 @@ def _open(place: Path, silos: list[str], *, resume: bool) -> dict[str, Any]:
                 return about | {"now": words}
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        raise BadInput(f"{place} holds no run of these peers to go on with; give its folder with --out")
+        raise BadInput(
+            f"{place} holds no run of these peers to go on with; give its folder with --out"
+        )
     place_of.refuse_taken(place)
     place.mkdir(parents=True, exist_ok=True)
     about = {"run": secrets.token_hex(16), "silos": silos, "words": words}
@@ -114,10 +146,33 @@ def _open(place: Path, silos: list[str], *, resume: bool) -> dict[str, Any]:
     return about | {"now": []}
 
 
-def _words(folder: Path, place: Path, about: Mapping[str, Any], name: str, gate: Path, relay: Path) -> list[str]:
+def _words(
+    folder: Path, place: Path, about: Mapping[str, Any], name: str, gate: Path, relay: Path
+) -> list[str]:
     begun = (place / name / "run.json").exists()
-    words = [sys.executable, "-P", "-m", "silodp.cli", "federation", "run", *([] if begun else about["words"]), *about["now"]]
-    words += ["--json", "--as", name, "--gate", str(gate), "--relay", str(relay), "--run-id", about["run"], "--out", str(place / name)]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "silodp.cli",
+        "federation",
+        "run",
+        *([] if begun else about["words"]),
+        *about["now"],
+    ]
+    words += [
+        "--json",
+        "--as",
+        name,
+        "--gate",
+        str(gate),
+        "--relay",
+        str(relay),
+        "--run-id",
+        about["run"],
+        "--out",
+        str(place / name),
+    ]
     words += ["--key", str(folder / "asker.key"), *(["--resume"] if begun else [])]
     for silo in about["silos"]:
         words += ["--card", str(folder / "silos" / silo / "silo.json")]
@@ -150,17 +205,23 @@ def _ended(name: str, process: subprocess.Popen) -> Ended:
     said = errors.strip().splitlines()[-1].removeprefix("silodp: ") if errors.strip() else ""
     if process.returncode < 0:
         said = f"its process was killed by signal {-process.returncode}"
-    return Ended(name, process.returncode, said, json.loads(out) if process.returncode in (0, 3) else None)
+    return Ended(
+        name, process.returncode, said, json.loads(out) if process.returncode in (0, 3) else None
+    )
 
 
 def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
     from silodp.server.peers import model_hash
 
     made = [peer for peer in ended if peer.summary]
-    own = [peer for peer in ended if peer.code not in (0, 3, 130)]  # whoever was interrupted has only followed another
+    own = [
+        peer for peer in ended if peer.code not in (0, 3, 130)
+    ]  # whoever was interrupted has only followed another
     if not made:
         first = (own or list(ended))[0]
-        if not any((place / peer.name / "run.json").exists() for peer in ended):  # refused: nothing was asked, and nothing is left
+        if not any(
+            (place / peer.name / "run.json").exists() for peer in ended
+        ):  # refused: nothing was asked, and nothing is left
             shutil.rmtree(place, ignore_errors=True)
             raise BadInput(first.said)
         raise BadInput(f"{first.name}: {first.said}; {kept}")
@@ -168,9 +229,18 @@ def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
     whole = all(peer.code == 0 for peer in ended)
     if whole and len(set(hashes.values())) > 1:
         said = ", ".join(f"{name} {digest[:12]}.." for name, digest in hashes.items())
-        raise BadInput(f"the peers' models differ ({said}): a silo has signed two answers to the last question; use none of these models")
-    longest = max((peer.summary for peer in made if peer.summary), key=lambda summary: summary["questions"])
-    reasons = [f"{peer.name}: {peer.summary['ended'] if peer.summary else peer.said}" for peer in ended if peer.code]
+        raise BadInput(
+            f"the peers' models differ ({said}): a silo has signed two answers to the last "
+            "question; use none of these models"
+        )
+    longest = max(
+        (peer.summary for peer in made if peer.summary), key=lambda summary: summary["questions"]
+    )
+    reasons = [
+        f"{peer.name}: {peer.summary['ended'] if peer.summary else peer.said}"
+        for peer in ended
+        if peer.code
+    ]
     summary = dict(longest) | {"ended": "; ".join(reasons) or "finished", "models": hashes}
     if whole:
         shutil.copyfile(place / ended[0].name / "model.safetensors", place / "model.safetensors")
@@ -183,5 +253,10 @@ def same_models(summary: Mapping[str, Any]) -> str:
     """What the peers' models have in common, in a sentence."""
     hashes = summary["models"]
     if len(set(hashes.values())) == 1 and len(hashes) == len(summary["silos"]):
-        return f"All {len(hashes)} peers' models are the same: SHA-256 {next(iter(hashes.values()))}."
-    return f"{len(hashes)} of {len(summary['silos'])} peers have a model, not all of the same iterate; none is to be used before --resume."
+        return (
+            f"All {len(hashes)} peers' models are the same: SHA-256 {next(iter(hashes.values()))}."
+        )
+    return (
+        f"{len(hashes)} of {len(summary['silos'])} peers have a model, not all of the same "
+        "iterate; none is to be used before --resume."
+    )

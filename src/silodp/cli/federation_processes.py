@@ -1,4 +1,6 @@
-"""The processes of a federation on this machine: gates, a shuffler, an engine's own; started, found again, and stopped."""
+"""The processes of a federation on this machine: gates, a shuffler, an engine's own; started, found
+again, and stopped.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,24 @@ from silodp.wire.hub import Direct
 
 
 def site_of(engine: str) -> Any:
-    """The engine's own module: provision(folder, silos), start(folder, sockets) -> {name: pid}, stop(folder); None for direct."""
+    """The engine's own module: provision(folder, silos), start(folder, sockets) -> {name: pid},
+    stop(folder); None for direct.
+    """
     if engine == "direct":
         return None
     try:
         return importlib.import_module(f"silodp.wire.{engine}.site")
     except ModuleNotFoundError as error:
-        raise BadInput(f"engine {engine} is not installed ({error.name}); install silodp[{engine}], or use --engine direct") from None
+        raise BadInput(
+            f"engine {engine} is not installed ({error.name}); install silodp[{engine}], "
+            "or use --engine direct"
+        ) from None
 
 
 def start_gates(folder: Path, state: dict[str, Any]) -> None:
-    """Afterwards every gate listens, the shuffler too where there is one, and the folder has their pids from the moment they were started."""
+    """Afterwards every gate listens, the shuffler too where there is one, and the folder has their
+    pids from the moment they were started.
+    """
     (folder / "logs").mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | ({"SILODP_STATE": state["registry"]} if state["registry"] else {})
     started: dict[str, subprocess.Popen] = {}
@@ -38,7 +47,12 @@ def start_gates(folder: Path, state: dict[str, Any]) -> None:
         with open(folder / "logs" / f"{name.replace(' ', '-')}.txt", "ab") as log:
             command = [sys.executable, "-P", "-m", "silodp.cli", word, "serve", settings]
             started[name] = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         state["processes"][name] = started[name].pid
         save_state(folder, state)
@@ -46,15 +60,27 @@ def start_gates(folder: Path, state: dict[str, Any]) -> None:
     while len(gates.names()) < len(started):
         for name, process in started.items():
             if process.poll() is not None:
-                lines = (folder / "logs" / f"{name.replace(' ', '-')}.txt").read_text().strip().splitlines()
-                raise BadInput(f"the {name} did not start: {lines[-1].removeprefix('silodp: ') if lines else 'it said nothing'}")
+                lines = (
+                    (folder / "logs" / f"{name.replace(' ', '-')}.txt")
+                    .read_text()
+                    .strip()
+                    .splitlines()
+                )
+                raise BadInput(
+                    f"the {name} did not start: "
+                    f"{lines[-1].removeprefix('silodp: ') if lines else 'it said nothing'}"
+                )
         if time.monotonic() > deadline:
-            raise BadInput(f"the gates did not start within ten minutes; look into {folder / 'logs'}")
+            raise BadInput(
+                f"the gates did not start within ten minutes; look into {folder / 'logs'}"
+            )
         time.sleep(0.1)
 
 
 def stop_all(folder: Path) -> list[int]:
-    """Ends the engine's processes and the gates that are still this federation's; answers with the gates that did not end."""
+    """Ends the engine's processes and the gates that are still this federation's; answers with the
+    gates that did not end.
+    """
     state = load_state(folder)
     if site := site_of(state["engine"]):
         with contextlib.suppress(FileNotFoundError):
@@ -66,7 +92,9 @@ def stop_all(folder: Path) -> list[int]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + 300
-    while (left := [pid for pid in pids if gates[pid] in command_of(pid)]) and time.monotonic() < deadline:
+    while (
+        left := [pid for pid in pids if gates[pid] in command_of(pid)]
+    ) and time.monotonic() < deadline:
         time.sleep(0.05)
     if not left:
         save_state(folder, state | {"processes": {}}, name=STOPPED)
@@ -77,7 +105,14 @@ def stop_all(folder: Path) -> list[int]:
 def command_of(pid: int) -> list[str]:
     """The words that started the process; none if it has ended."""
     try:
-        return [word for word in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0") if word]
+        return [
+            word
+            for word in Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .decode(errors="replace")
+            .split("\0")
+            if word
+        ]
     except OSError:
         return []
 

@@ -1,4 +1,6 @@
-"""`silodp federation propose`: another study for the silos that there are, as a file that each of them approves or does not."""
+"""`silodp federation propose`: another study for the silos that there are, as a file that each of
+them approves or does not.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +25,49 @@ from silodp.host.study import Study
 
 @federation.command()
 def propose(
-    study: Annotated[str, typer.Argument(help="A name for the study, which people will read.", show_default=False)],
+    study: Annotated[
+        str,
+        typer.Argument(help="A name for the study, which people will read.", show_default=False),
+    ],
     project: Project = None,
     folder: Folder = Path("federation"),
     model: Annotated[
-        str | None, typer.Option(help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION; as it is by default.")
+        str | None,
+        typer.Option(
+            help=(
+                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION; as it "
+                "is by default."
+            )
+        ),
     ] = None,
-    prox: Annotated[str | None, typer.Option(help="Penalty or constraint; as it is by default.")] = None,
+    prox: Annotated[
+        str | None, typer.Option(help="Penalty or constraint; as it is by default.")
+    ] = None,
     loss: Annotated[str, typer.Option(help="FILE.py:NAME; by default the loss of the task.")] = "",
     feature_map: FeatureMapName = "",
-    schema: Annotated[Path | None, typer.Option(help="Another public schema: other columns, or another label.")] = None,
-    statistic: Annotated[
-        list[str] | None, typer.Option(help="What would be asked that silos do not allow yet, such as Gram; may be repeated.")
+    schema: Annotated[
+        Path | None, typer.Option(help="Another public schema: other columns, or another label.")
     ] = None,
-    card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, where there is no --folder; once is enough.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the study's file; FOLDER/studies by default.")] = None,
+    statistic: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What would be asked that silos do not allow yet, such as Gram; may be repeated."
+        ),
+    ] = None,
+    card: Annotated[
+        list[Path] | None,
+        typer.Option(help="A silo's silo.json, where there is no --folder; once is enough."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the study's file; FOLDER/studies by default.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write down another study for the same records: model, penalty, loss, columns, label. Nothing is asked of anybody, and nothing changes.
+    """Write down another study for the same records: model, penalty, loss, columns, label. Nothing
+    is asked of anybody, and nothing changes.
 
-    Each silo's officer reads the file's changes in words with `silodp silo approve`, and agrees or not. The ledgers go on.
+    Each silo's officer reads the file's changes in words with `silodp silo approve`, and agrees or
+    not. The ledgers go on.
 
     Example: `silodp federation propose second --model logistic`
     """
@@ -67,14 +92,45 @@ def propose(
             named[what] = path.name + text[len(str(parse(text)[0])) :]
             named[f"{what}_sha256"] = hashlib.sha256(sources[path.name]).hexdigest()
     definition = hashlib.sha256(problem.definition().encode()).hexdigest()
-    made = Study(study=study, definition=definition, schema=read_by.text if read_by else "", statistics=tuple(statistic or ()), **named)
+    made = Study(
+        study=study,
+        definition=definition,
+        schema=read_by.text if read_by else "",
+        statistics=tuple(statistic or ()),
+        **named,
+    )
     place = out or (folder / "studies" if not card else Path())
     file = made.write(place, sources)
     if as_json:
-        return dump({"study": study, "file": str(file), "definition": definition, "parameters": problem.dim, "code": sorted(sources)})
+        return dump(
+            {
+                "study": study,
+                "file": str(file),
+                "definition": definition,
+                "parameters": problem.dim,
+                "code": sorted(sources),
+            }
+        )
     beside = f", with {', '.join(sorted(sources))} beside it" if sources else ""
-    say(f"Wrote {file}{beside}: model {words['model']}, {problem.dim} parameters. Nothing has changed yet.")
-    where = " ".join(map(str, policies)) if 0 < len(policies) <= 1 else f"{folder}/silos/*/policy.toml" if policies else "policy.toml"
+    say(
+        f"Wrote {file}{beside}: model {words['model']}, {problem.dim} parameters. Nothing "
+        "has changed yet."
+    )
+    where = (
+        " ".join(map(str, policies))
+        if 0 < len(policies) <= 1
+        else f"{folder}/silos/*/policy.toml"
+        if policies
+        else "policy.toml"
+    )
     say(f"Next, at each silo: silodp silo approve {file} {where}")
-    own = "".join(f" --{what.replace('_', '-')} {shlex.quote(text)}" for what, text in words.items() if is_file(text))
-    say("Then here: silodp federation run" + (f" --project {project}" if project else "" if card else f" --folder {folder}") + own)
+    own = "".join(
+        f" --{what.replace('_', '-')} {shlex.quote(text)}"
+        for what, text in words.items()
+        if is_file(text)
+    )
+    say(
+        "Then here: silodp federation run"
+        + (f" --project {project}" if project else "" if card else f" --folder {folder}")
+        + own
+    )

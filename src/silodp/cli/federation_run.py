@@ -37,19 +37,34 @@ def run(
     settings_file: SettingsFile = None,
     folder: Folder = Path("federation"),
     quorum: Annotated[
-        int | None, typer.Option(help="Answers without which a round does not count; with fewer the run ends. 1; of totals, all.")
+        int | None,
+        typer.Option(
+            help=(
+                "Answers without which a round does not count; with fewer the run ends. 1; of "
+                "totals, all."
+            )
+        ),
     ] = None,
     deadline: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which a round goes on without whoever is silent. 60, and more for models and silos that take longer."
+            help=(
+                "Seconds after which a round goes on without whoever is silent. 60, and more "
+                "for models and silos that take longer."
+            )
         ),
     ] = None,
-    patience: Annotated[float | None, typer.Option(help="Seconds that a round waits for the quorum. 300, and more likewise.")] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(help="Seconds that a round waits for the quorum. 300, and more likewise."),
+    ] = None,
     retry: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which the same question is sent again; each further time after twice as long. 10, and more likewise."
+            help=(
+                "Seconds after which the same question is sent again; each further time after "
+                "twice as long. 10, and more likewise."
+            )
         ),
     ] = None,
     drops: Drops = 0.0,
@@ -57,20 +72,48 @@ def run(
     new: New = False,
     out_dir: RunFolder = None,
     peers: Annotated[
-        bool, typer.Option("--peers", help="No server: a process for each silo, which pass their replies on; see docs.")
+        bool,
+        typer.Option(
+            "--peers",
+            help="No server: a process for each silo, which pass their replies on; see docs.",
+        ),
     ] = False,
-    own_name: Annotated[str | None, typer.Option("--as", help="The silo whose process this is, with --peers, --card and --key.")] = None,
+    own_name: Annotated[
+        str | None,
+        typer.Option(
+            "--as", help="The silo whose process this is, with --peers, --card and --key."
+        ),
+    ] = None,
     gate: Annotated[Path | None, typer.Option(help="The socket of that silo's gate.")] = None,
-    relay: Annotated[Path | None, typer.Option(help="The folder through which peers pass replies on.")] = None,
-    run_id: Annotated[str | None, typer.Option(help="A word for the run, with --as: the same at all peers, and new for each run.")] = None,
-    hub: Annotated[Path | None, typer.Option(help="The engine's socket, where the silos are on machines of their own.")] = None,
-    card: Annotated[list[Path] | None, typer.Option(help="A silo's silo.json, with --hub or --as; once for each silo.")] = None,
-    key_file: Annotated[Path | None, typer.Option("--key", help="The server's key, with --hub; with --as the peers'.")] = None,
-    shuffler: Annotated[Path | None, typer.Option(help="The shuffler's shuffler.json, with --hub, if there is one.")] = None,
+    relay: Annotated[
+        Path | None, typer.Option(help="The folder through which peers pass replies on.")
+    ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            help="A word for the run, with --as: the same at all peers, and new for each run."
+        ),
+    ] = None,
+    hub: Annotated[
+        Path | None,
+        typer.Option(help="The engine's socket, where the silos are on machines of their own."),
+    ] = None,
+    card: Annotated[
+        list[Path] | None,
+        typer.Option(help="A silo's silo.json, with --hub or --as; once for each silo."),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option("--key", help="The server's key, with --hub; with --as the peers'."),
+    ] = None,
+    shuffler: Annotated[
+        Path | None, typer.Option(help="The shuffler's shuffler.json, with --hub, if there is one.")
+    ] = None,
     schema: SchemaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Train over the silos. Killed at any time, it goes on with --resume, and no silo pays a second time.
+    """Train over the silos. Killed at any time, it goes on with --resume, and no silo pays a second
+    time.
 
     Example: `silodp federation run --algorithm spider --epsilon 3 --rounds 25`
     """
@@ -80,19 +123,32 @@ def run(
     from silodp.server.run import Conduct
 
     if (own_name or gate or relay or run_id) and not peers:
-        raise BadInput("--as, --gate, --relay and --run-id belong to --peers; leave them out, or give it")
+        raise BadInput(
+            "--as, --gate, --relay and --run-id belong to --peers; leave them out, or give it"
+        )
     if peers and shuffler:
         raise BadInput(NO_TOTALS)
     if own_name and not (gate and relay and run_id):
         raise BadInput(PEER_NEEDS)
     away = own_name or hub
     if bool(away) != bool(card) or bool(away) != bool(key_file) or (hub and peers):
-        raise BadInput("--hub or --as, --card and --key belong together: give all three, or a --folder that `silodp federation up` made")
+        raise BadInput(
+            "--hub or --as, --card and --key belong together: give all three, or a "
+            "--folder that `silodp federation up` made"
+        )
     if peers and not own_name:
         if quorum is not None:
-            raise BadInput(f"--quorum is {quorum}; among peers every silo that is asked must answer: leave it out")
+            raise BadInput(
+                f"--quorum is {quorum}; among peers every silo that is asked must answer: "
+                "leave it out"
+            )
         summary = run_peers(folder.resolve(), resume=resume, new=new, out_dir=out_dir, relay=relay)
-        return _show(summary, as_json, same_models(summary), f"The peers' folders are beside {summary['model']}.")
+        return _show(
+            summary,
+            as_json,
+            same_models(summary),
+            f"The peers' folders are beside {summary['model']}.",
+        )
     peer = None
     if own_name and card and key_file:
         cards, signing = [read_card(path) for path in card], read_key(key_file)
@@ -105,16 +161,26 @@ def run(
         state = load_state(folder)
         carrier, signing = carrier_of(folder, state), read_key(folder / "asker.key")
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
-        shuffler = Path(state["shuffler"]).parent / "shuffler.json" if state.get("shuffler") else None
+        shuffler = (
+            Path(state["shuffler"]).parent / "shuffler.json" if state.get("shuffler") else None
+        )
     mixer = shuffle.shuffler_card(shuffler) if shuffler else None
-    place = place_of.place_of_run(out_dir, (folder if not away else Path()) / "runs", resume=resume, new=new)
+    place = place_of.place_of_run(
+        out_dir, (folder if not away else Path()) / "runs", resume=resume, new=new
+    )
     if resume:
         order = Order.read(read_run(place), place)
     else:
         masked = not mixer and all(card.rule == "totals" for card in cards)
         trust = "masks" if masked else "shuffle" if mixer else "isrl"
         colluding = max(card.colluding for card in cards) if masked else 0
-        order = replace(order, trust=trust, least=quorum if mixer or masked else None, colluding=colluding, drops=drops)
+        order = replace(
+            order,
+            trust=trust,
+            least=quorum if mixer or masked else None,
+            colluding=colluding,
+            drops=drops,
+        )
         place_of.refuse_taken(place)
     advice = None
     if order.algorithm == AUTO:
@@ -130,24 +196,43 @@ def run(
     if (deadline, patience, retry) != (None, None, None):  # then nothing is estimated
         until = Timeouts.deadline if deadline is None else deadline
         often = Timeouts.retry if retry is None else retry
-        waits = Timeouts(deadline=until, limit=max(Timeouts.limit if patience is None else patience, until), retry=min(often, until))
+        waits = Timeouts(
+            deadline=until,
+            limit=max(Timeouts.limit if patience is None else patience, until),
+            retry=min(often, until),
+        )
     conduct = Conduct(
-        cards, problem_of(cards[0], order, schema), order, carrier, place, key=signing, quorum=quorum or 1, timeouts=waits, shuffler=mixer,
-        run=run_id, holds=peer.holds if peer else Holds, held=_show_held if not as_json else lambda held: None,
+        cards,
+        problem_of(cards[0], order, schema),
+        order,
+        carrier,
+        place,
+        key=signing,
+        quorum=quorum or 1,
+        timeouts=waits,
+        shuffler=mixer,
+        run=run_id,
+        holds=peer.holds if peer else Holds,
+        held=_show_held if not as_json else lambda held: None,
         advice=advice.words() if advice else None,
-    )  # fmt: skip
+    )
     with interruptible(place_of.kept_in(place, resume=resume, given=bool(out_dir))):
         _follow(conduct, len(cards), quiet=as_json)
     same = ""
     if peer and not as_json:
         from silodp.server.peers import model_hash
 
-        same = f"The model's SHA-256 is {model_hash(place / 'model.safetensors')}; compare it with the other peers'."
+        same = (
+            f"The model's SHA-256 is {model_hash(place / 'model.safetensors')}; compare it "
+            "with the other peers'."
+        )
     _show(conduct.summary, as_json, same, f"Model, summary and journal are in {place}.")
 
 
 def _show(summary: Mapping[str, Any], as_json: bool, *more: str) -> None:
-    """What each silo answered and spent, and how the run ended: exit code 3 if it has a model but did not come to its end."""
+    """What each silo answered and spent, and how the run ended: exit code 3 if it has a model but
+    did not come to its end.
+    """
     if as_json:
         dump(summary)
     else:
@@ -161,30 +246,45 @@ def _show_spent(summary: Mapping[str, Any]) -> None:
     for silo in summary["silos"]:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
         say(
-            f"{silo['name']}: answered {silo['answered']} of {summary['questions']} questions, spent at most epsilon "
-            f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta {rounded_up(silo['delta'])}{_alone(silo, summary['trust'])}"
-            f"{f', {UNCHANGED}' if summary.get('partitioned') else ''}{f'; {missed}' if missed else ''}."
+            f"{silo['name']}: answered {silo['answered']} of {summary['questions']} "
+            "questions, spent at most epsilon "
+            f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta "
+            f"{rounded_up(silo['delta'])}{_alone(silo, summary['trust'])}"
+            f"{f', {UNCHANGED}' if summary.get('partitioned') else ''}{f'; {missed}' if missed else ''}."  # noqa: E501
         )
     say(summary["unit"])
     if summary["trust"] != "isrl":
         say(f"Here {summary['said']}.")
     ended = summary["ended"]
-    say(f"{summary['iterates']} iterates; {'finished' if ended == 'finished' else f'ended early: {ended}'}.")
+    say(
+        f"{summary['iterates']} iterates; "
+        f"{'finished' if ended == 'finished' else f'ended early: {ended}'}."
+    )
     if ended != "finished":
         say(EARLY)
 
 
 def _show_held(held: Mapping[str, HoldReply]) -> None:
-    shares = ", ".join(f"{name} {rounded_up(100 * (reply.needed or 0.0), 1, 'f')} %" for name, reply in held.items())
-    say(f"Held for the run, of each silo's budget: {shares}. It is spent question by question; what is not is released at the end.")
+    shares = ", ".join(
+        f"{name} {rounded_up(100 * (reply.needed or 0.0), 1, 'f')} %"
+        for name, reply in held.items()
+    )
+    say(
+        f"Held for the run, of each silo's budget: {shares}. It is spent question by "
+        "question; what is not is released at the end."
+    )
 
 
 def _alone(silo: Mapping[str, Any], trust: str) -> str:
-    """What whoever sees the silo's own counts could learn, under a trust that counts on others' noise."""
+    """What whoever sees the silo's own counts could learn, under a trust that counts on others'
+    noise.
+    """
     if "local_epsilon_at_most" not in silo:
         return ""
     local = silo["local_epsilon_at_most"]
-    return f" against the server, {shown(local) if local is not None else 'no bound'} {ALONE[trust]}"
+    return (
+        f" against the server, {shown(local) if local is not None else 'no bound'} {ALONE[trust]}"
+    )
 
 
 def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:
@@ -194,23 +294,33 @@ def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:
             if not quiet:
                 say(*_changes(away, told))
             left = min(told.left.values())
-            words = f"{len(told.answered)}/{silos} silos answered, {max(left, 0.0):.0%} of the run's budget left"
-            words += "".join(f", {name} {code}" for name, code in told.dropped.items()) + (" (replayed)" if told.replayed else "")
+            words = (
+                f"{len(told.answered)}/{silos} silos answered, {max(left, 0.0):.0%} of the "
+                "run's budget left"
+            )
+            words += "".join(f", {name} {code}" for name, code in told.dropped.items()) + (
+                " (replayed)" if told.replayed else ""
+            )
             tick(told.iterate, conduct.total, words)
 
 
 def _changes(away: dict[str, str], told: Any) -> list[str]:
-    """A sentence for each silo that has ceased to answer, and for each that answers again, since `away`, which is brought up to date."""
+    """A sentence for each silo that has ceased to answer, and for each that answers again, since
+    `away`, which is brought up to date.
+    """
     from silodp.server.remote import RETIRED
 
     said = []
     for name, code in told.dropped.items():
         if name not in away and code in RETIRED:
             said.append(
-                f"{name} has left the run ({code}): it is asked nothing more, and the run goes on with the others while enough of them answer."
+                f"{name} has left the run ({code}): it is asked nothing more, and the run "
+                "goes on with the others while enough of them answer."
             )
         elif name not in away and code != "retired":
-            said.append(f"{name} did not answer ({code}): the run goes on without it, and asks it again.")
+            said.append(
+                f"{name} did not answer ({code}): the run goes on without it, and asks it again."
+            )
         away.setdefault(name, code)
     back = [name for name in told.answered if away.pop(name, None)]
     return said + [f"{name} answers again." for name in back]

@@ -1,7 +1,8 @@
-"""A shuffler among the processes of `silodp federation`: its keys and roster, and the daemons and sites that there are with it.
+"""A shuffler among the processes of `silodp federation`: its keys and roster, and the daemons and
+sites that there are with it.
 
-Here one user makes all folders, so keys and pseudonyms pass between them directly. Elsewhere silos and shuffler give them to each other, and
-never through the server (docs/deploy.md).
+Here one user makes all folders, so keys and pseudonyms pass between them directly. Elsewhere silos
+and shuffler give them to each other, and never through the server (docs/deploy.md).
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ if TYPE_CHECKING:
 SITE, SETTINGS = "shuffler", "shuffler/shuffler.toml"
 
 
-def totals(trust: str, folder: Path, files: Mapping[str, Path], asker: str, colluding: int, **reading: Any) -> dict[str, Any]:
-    """What each silo's own `provision` must be told for totals: of masks, who the others are, each is told once all are made (`acquaint`); for a
-    shuffle, of the shuffler that is made here. `reading` says how the files are read."""
+def totals(
+    trust: str, folder: Path, files: Mapping[str, Path], asker: str, colluding: int, **reading: Any
+) -> dict[str, Any]:
+    """What each silo's own `provision` must be told for totals: of masks, who the others are, each
+    is told once all are made (`acquaint`); for a shuffle, of the shuffler that is made here.
+    `reading` says how the files are read."""
     if trust == "shuffle" and SITE in files:
-        raise BadInput(f"a silo is called {SITE!r}, which is the shuffler's own name; give its file another")
+        raise BadInput(
+            f"a silo is called {SITE!r}, which is the shuffler's own name; give its file another"
+        )
     if trust == "masks" and len(files) < colluding + 2:
-        raise BadInput(f"{len(files)} silos with {colluding} colluding leave nobody to hide among; use {colluding + 2} silos or more")
+        raise BadInput(
+            f"{len(files)} silos with {colluding} colluding leave nobody to hide among; "
+            f"use {colluding + 2} silos or more"
+        )
     counts = [_records(path, **reading) for path in files.values()]
     about = {"rule": "totals", "delta": 1 / max(2, *counts) ** 2}
     if trust == "masks":
@@ -34,24 +43,41 @@ def totals(trust: str, folder: Path, files: Mapping[str, Path], asker: str, coll
         return about | {"masking": Masking((), colluding, colluding + 2)}
     from silodp.shuffler.provision import provision
 
-    card = provision(folder / SITE, askers=[asker], members=(), largest=max(counts), rounds_per_hour=100_000)
+    card = provision(
+        folder / SITE, askers=[asker], members=(), largest=max(counts), rounds_per_hour=100_000
+    )
     return about | {"shuffler": card["seal"], "contributions": sum(counts)}
 
 
 def acquaint(members: Mapping[str, tuple[str, str]]) -> None:
-    """Pins each silo's (policy, key) at all others: here one user makes them all; elsewhere officers do, over the telephone."""
+    """Pins each silo's (policy, key) at all others: here one user makes them all; elsewhere
+    officers do, over the telephone.
+    """
     from silodp.silo.service.masking import pin
 
     for name, (policy, _) in members.items():
-        pin(Path(policy), [f"{other} {key}" for other, (_, key) in members.items() if other != name])
+        pin(
+            Path(policy), [f"{other} {key}" for other, (_, key) in members.items() if other != name]
+        )
 
 
-def _records(path: Path, *, label: str, classes: Sequence[str] | None, model: str, prox: str, feature_map: str, schema: Path | None) -> int:
+def _records(
+    path: Path,
+    *,
+    label: str,
+    classes: Sequence[str] | None,
+    model: str,
+    prox: str,
+    feature_map: str,
+    schema: Path | None,
+) -> int:
     from silodp.silo.service.daemon import find_schema, read_records
     from silodp.silo.service.policy import Place
     from silodp.silo.service.provision import _by, _place
 
-    place = Place(**_place(path, label, classes, model, prox, feature_map=feature_map) | _by(schema))
+    place = Place(
+        **_place(path, label, classes, model, prox, feature_map=feature_map) | _by(schema)
+    )
     return len(read_records(place, find_schema(place)).y)
 
 
@@ -64,7 +90,9 @@ def sites(folder: Path, state: Mapping[str, Any]) -> dict[str, Path]:
 def daemons(state: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """(the command's first word, its settings) of each daemon by the name of its process."""
     found = {f"gate {name}": ("silo", policy) for name, policy in state["silos"].items()}
-    return found | ({"shuffler daemon": ("shuffler", state["shuffler"])} if state.get("shuffler") else {})
+    return found | (
+        {"shuffler daemon": ("shuffler", state["shuffler"])} if state.get("shuffler") else {}
+    )
 
 
 def shuffler_card(path: Path) -> Shuffler:
@@ -73,4 +101,7 @@ def shuffler_card(path: Path) -> Shuffler:
     try:
         return Shuffler.of(json.loads(path.read_text("utf-8")), str(path))
     except (OSError, ValueError, AttributeError) as error:
-        raise BadInput(f"the card {path} cannot be read ({type(error).__name__}); give the shuffler.json of a shuffler") from None
+        raise BadInput(
+            f"the card {path} cannot be read ({type(error).__name__}); give the "
+            "shuffler.json of a shuffler"
+        ) from None

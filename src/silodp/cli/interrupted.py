@@ -17,7 +17,9 @@ CODE = 130
 
 @contextmanager
 def interruptible(kept: str | Callable[[], str]) -> Iterator[None]:
-    """For work that takes long. `kept` is the sentence's second half; it is asked for only then, so that it can look at what there is."""
+    """For work that takes long. `kept` is the sentence's second half; it is asked for only then, so
+    that it can look at what there is.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -26,6 +28,8 @@ def interruptible(kept: str | Callable[[], str]) -> Iterator[None]:
 
 
 def same_command(*more: str | Path, without: tuple[str, ...] = ()) -> str:
-    """The command that is running, in words that can be typed again, with `more` behind it and the flags `without` taken out."""
+    """The command that is running, in words that can be typed again, with `more` behind it and the
+    flags `without` taken out.
+    """
     words = [word for word in sys.argv[1:] if word not in without]
     return shlex.join(["silodp", *words, *map(str, more)])

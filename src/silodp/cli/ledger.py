@@ -1,5 +1,5 @@
-"""`silodp ledger`: for the data officer and the auditor. Who asked what, when, what it cost and what is left; nothing here reads a record
-but `create`, which needs to know whose budget it is."""
+"""`silodp ledger`: for the data officer and the auditor. Who asked what, when, what it cost and
+what is left; nothing here reads a record but `create`, which needs to know whose budget it is."""
 
 from __future__ import annotations
 
@@ -27,22 +27,46 @@ ledger = group("The budget of a data set: what was asked, what it cost, what is 
 
 LedgerFile = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]
 Anchor = Annotated[
-    Path | None, typer.Option(help="Where the ledger's count and head hash are kept, if not where it was made; best on another disk.")
+    Path | None,
+    typer.Option(
+        help=(
+            "Where the ledger's count and head hash are kept, if not where it was made; best "
+            "on another disk."
+        )
+    ),
 ]
-OutFile = Annotated[Path | None, typer.Option("--out", help="File to write; the screen by default.")]
+OutFile = Annotated[
+    Path | None, typer.Option("--out", help="File to write; the screen by default.")
+]
 
 
 @ledger.command()
 def create(
     path: LedgerFile,
-    data: Annotated[Path, typer.Option(help="The silo's CSV, Parquet or NPZ file: the ledger belongs to these records.")],
-    epsilon: Annotated[float, typer.Option(help="Epsilon for each record, over everything that will ever be asked.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="The silo's CSV, Parquet or NPZ file: the ledger belongs to these records."
+        ),
+    ],
+    epsilon: Annotated[
+        float,
+        typer.Option(help="Epsilon for each record, over everything that will ever be asked."),
+    ],
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
-    rule: Annotated[str, typer.Option(help="gdp, totals (for a shuffle), renyi, renyi:ORDER or committed; fixed for good.")] = "gdp",
+    rule: Annotated[
+        str,
+        typer.Option(
+            help="gdp, totals (for a shuffle), renyi, renyi:ORDER or committed; fixed for good."
+        ),
+    ] = "gdp",
     schedule: Annotated[
         list[str] | None,
         typer.Option(
-            help="For committed, once for each kind of release: full:NOISE_MULTIPLIER:COUNT or poisson:RATE:NOISE_MULTIPLIER:COUNT."
+            help=(
+                "For committed, once for each kind of release: full:NOISE_MULTIPLIER:COUNT or "
+                "poisson:RATE:NOISE_MULTIPLIER:COUNT."
+            )
         ),
     ] = None,
     label: LabelColumn = "label",
@@ -50,9 +74,11 @@ def create(
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Make the ledger of a data set, once. Refuses to overwrite one, and records that have a ledger already.
+    """Make the ledger of a data set, once. Refuses to overwrite one, and records that have a ledger
+    already.
 
-    Example: `silodp ledger create clinic.ledger --data clinic.csv --label outcome --epsilon 3 --anchor /mnt/other/clinic.anchor`
+    Example: `silodp ledger create clinic.ledger --data clinic.csv --label outcome --epsilon 3
+    --anchor /mnt/other/clinic.anchor`
     """
     from silodp.core.privacy.accounting import Budget
     from silodp.silo.data.files import load_silos
@@ -63,13 +89,22 @@ def create(
     loaded = load_silos([data], label, classes=declared)
     y = loaded.records_raw[0][1]
     budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
-    priced, identity = rule_by_name(rule, schedule or [], budget), Identity.of(*raw(loaded.cells[0]))
-    made = DurableLedger.create(path, rule=priced, budget=budget, records=len(y), identity=identity, anchor=anchor)
+    priced, identity = (
+        rule_by_name(rule, schedule or [], budget),
+        Identity.of(*raw(loaded.cells[0])),
+    )
+    made = DurableLedger.create(
+        path, rule=priced, budget=budget, records=len(y), identity=identity, anchor=anchor
+    )
     if as_json:
         return dump(summary_of(made))
     say(
-        f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta {rounded_up(budget.delta)}, {rule} rule; nothing is spent.",
-        f"Its count and head hash are kept in {made.anchor}" + ("." if anchor else "; --anchor puts them on another disk."),
+        (
+            f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta "
+            f"{rounded_up(budget.delta)}, {rule} rule; nothing is spent."
+        ),
+        f"Its count and head hash are kept in {made.anchor}"
+        + ("." if anchor else "; --anchor puts them on another disk."),
     )
 
 
@@ -88,49 +123,88 @@ def show_ledger(
     summary, queries = summary_of(opened), queries_of(opened)
     if as_json:
         return dump(summary | {"runs": runs_of(opened, queries), "queries": queries})
-    say(f"{path}: {said_of(summary)}", f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.")
+    say(
+        f"{path}: {said_of(summary)}",
+        f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.",
+    )
     if summary["closed"]:
         say(f"The ledger is closed: {summary['closed']}.")
     for hold in summary["holds"]:
         share = rounded_up(100 * hold["share"], 1, "f")
         asker = called(opened.path, hold["asker"])
-        say(f"{share} % is held for run {hold['run'][:8]} of {asker}, for {hold['seconds']:.0f} seconds more; it is not spent.")
+        say(
+            f"{share} % is held for run {hold['run'][:8]} of {asker}, for "
+            f"{hold['seconds']:.0f} seconds more; it is not spent."
+        )
     if not queries:
         return say("Nothing has been asked yet.")
     latest = queries[len(queries) - last :] if last < len(queries) else queries
     asked = {(q["asker"], q["run"]) for q in latest}
     for run in (run for run in runs_of(opened, queries) if (run["asker"], run["run"]) in asked):
-        study, share = f", study {run['study']}" if run["study"] else "", rounded_up(100 * run["cost"], 2, "f")
-        item(run["run"][:8], f"{run['asked_by']}{study}: {run['questions']} questions, {share} % of the budget")
+        study, share = (
+            f", study {run['study']}" if run["study"] else "",
+            rounded_up(100 * run["cost"], 2, "f"),
+        )
+        item(
+            run["run"][:8],
+            f"{run['asked_by']}{study}: {run['questions']} questions, {share} % of the budget",
+        )
     rows = (
-        (q["entry"], q["time"][:16].replace("T", " "), q["run"][:8], q["kind"], f"{rounded_up(100 * q['cost'], 3, 'f')}%",
-         left_of(1 - q["left"], 2), q["answer"])
+        (
+            q["entry"],
+            q["time"][:16].replace("T", " "),
+            q["run"][:8],
+            q["kind"],
+            f"{rounded_up(100 * q['cost'], 3, 'f')}%",
+            left_of(1 - q["left"], 2),
+            q["answer"],
+        )
         for q in latest
-    )  # fmt: skip
-    title = f"{len(queries)} questions" + (f", the latest {len(latest)}" if len(latest) < len(queries) else "")
-    show(table("entry>!|when (UTC)!|run!|what|cost>!|left after>!|answer", rows, title=title, box=False))
+    )
+    title = f"{len(queries)} questions" + (
+        f", the latest {len(latest)}" if len(latest) < len(queries) else ""
+    )
+    show(
+        table(
+            "entry>!|when (UTC)!|run!|what|cost>!|left after>!|answer", rows, title=title, box=False
+        )
+    )
     say(HOLDS)
     if changes := [e for e in opened.entries() if e.act == "records"]:
-        say(f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; the budget went on.")
+        say(
+            f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; "
+            "the budget went on."
+        )
 
 
 @ledger.command()
 def release(
     path: LedgerFile,
     run: Annotated[
-        str | None, typer.Option(help="Only what is held for this run, by its name or the digits that `silodp ledger show` begins with.")
+        str | None,
+        typer.Option(
+            help=(
+                "Only what is held for this run, by its name or the digits that `silodp ledger "
+                "show` begins with."
+            )
+        ),
     ] = None,
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Release what is held for runs, so that others may have it. Nothing that was spent comes back, and a run that goes on may hold it anew.
+    """Release what is held for runs, so that others may have it. Nothing that was spent comes back,
+    and a run that goes on may hold it anew.
 
     Example: `silodp ledger release clinic.ledger`
     """
     from silodp.silo.ledger import reserve
 
     opened = ledger_at(path, anchor)
-    found = [o.hold for o in reserve.listed(opened) if run is None or run == o.hold.run or (len(run) >= 8 and o.hold.run.startswith(run))]
+    found = [
+        o.hold
+        for o in reserve.listed(opened)
+        if run is None or run == o.hold.run or (len(run) >= 8 and o.hold.run.startswith(run))
+    ]
     ended = reserve.release(opened, [hold.id for hold in found])
     said = f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held."
     tell({"released": ended, "runs": [hold.run for hold in found]}, as_json, said)
@@ -138,7 +212,8 @@ def release(
 
 @ledger.command()
 def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> None:
-    """Check the whole ledger: hashes, prices, totals, stored answers, anchor. Exit code 0, or 2 and what is wrong.
+    """Check the whole ledger: hashes, prices, totals, stored answers, anchor. Exit code 0, or 2 and
+    what is wrong.
 
     Example: `silodp ledger verify clinic.ledger`
     """
@@ -150,10 +225,26 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
             raise
         dump({"ok": False, "why": str(error)})
         raise typer.Exit(2) from None
-    said = f"{path} is whole: {count} entries, each with the hash, price and total it should have, as its anchor says; head {head}."
+    said = (
+        f"{path} is whole: {count} entries, each with the hash, price and total it should "
+        f"have, as its anchor says; head {head}."
+    )
     if seen < count:
-        said += f" Of these the anchor has seen {seen}: the rest came after it, as where a process was killed, or by another hand."
-    tell({"ok": True, "entries": count, "anchored": seen, "head": head, "anchor": str(opened.anchor)}, as_json, said)
+        said += (
+            f" Of these the anchor has seen {seen}: the rest came after it, as where a process "
+            "was killed, or by another hand."
+        )
+    tell(
+        {
+            "ok": True,
+            "entries": count,
+            "anchored": seen,
+            "head": head,
+            "anchor": str(opened.anchor),
+        },
+        as_json,
+        said,
+    )
 
 
 @ledger.command()
@@ -164,7 +255,8 @@ def export(
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """All entries with their hashes, for an auditor; without the sketch of the records and the stored answers.
+    """All entries with their hashes, for an auditor; without the sketch of the records and the
+    stored answers.
 
     Example: `silodp ledger export clinic.ledger --format csv --out clinic-ledger.csv`
     """
@@ -182,11 +274,17 @@ def export(
     except OSError as error:
         raise BadInput(f"{out_file} cannot be written: {error.strerror}") from None
     if out_file:
-        tell({"entries": len(rows), "file": str(out_file)}, as_json, f"{len(rows)} entries are in {out_file}.")
+        tell(
+            {"entries": len(rows), "file": str(out_file)},
+            as_json,
+            f"{len(rows)} entries are in {out_file}.",
+        )
 
 
 def ledger_at(path: Path, anchor: Path | None, *, pin: bool = True) -> DurableLedger:
-    """The ledger at `path`, its chain and its anchor checked; what that takes is loaded here, so that help is quick."""
+    """The ledger at `path`, its chain and its anchor checked; what that takes is loaded here, so
+    that help is quick.
+    """
     from silodp.silo.ledger.durable import DurableLedger
 
     return DurableLedger.open(path, anchor=anchor, pin=pin)
@@ -195,7 +293,12 @@ def ledger_at(path: Path, anchor: Path | None, *, pin: bool = True) -> DurableLe
 def _row(entry: Entry) -> dict[str, Any]:
     """As it is hashed, amounts in hexadecimal, with their decimal values beside them."""
     row = asdict(entry)
-    return row | {"amount": entry.amount.hex(), "total": entry.total.hex(), "amount_decimal": entry.amount, "total_decimal": entry.total}
+    return row | {
+        "amount": entry.amount.hex(),
+        "total": entry.total.hex(),
+        "amount_decimal": entry.amount,
+        "total_decimal": entry.total,
+    }
 
 
 def _write(rows: list[dict[str, Any]], form: str, file: Any) -> None:
@@ -204,18 +307,24 @@ def _write(rows: list[dict[str, Any]], form: str, file: Any) -> None:
     if form == "jsonl":
         file.writelines(json.dumps(row) + "\n" for row in rows)
         return
-    writer = csv.DictWriter(file, [*COLUMNS, "amount_decimal", "total_decimal"], lineterminator="\n")
+    writer = csv.DictWriter(
+        file, [*COLUMNS, "amount_decimal", "total_decimal"], lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
 
 
 def _harmless(value: Any) -> Any:
-    """A spreadsheet runs a cell that begins like a formula, and some of these words were chosen by whoever asked."""
+    """A spreadsheet runs a cell that begins like a formula, and some of these words were chosen by
+    whoever asked.
+    """
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
 
 
 def _bar(share: float) -> str:
-    """Spent is full, left is empty; a little spent is never drawn as nothing, nor a little left as all spent."""
+    """Spent is full, left is empty; a little spent is never drawn as nothing, nor a little left as
+    all spent.
+    """
     width = 40
     full = min(width, max(0, round(share * width)))
     full = max(full, 1) if share > 0 else full

@@ -1,6 +1,7 @@
 """Options that several commands share: one name, one type, one default, one help text.
 
-Those of an order to train are written here once. `takes_order` gives them to a command, which is handed the Order that they make.
+Those of an order to train are written here once. `takes_order` gives them to a command, which is
+handed the Order that they make.
 """
 
 from __future__ import annotations
@@ -24,29 +25,69 @@ from silodp.core.errors import BadInput
 from silodp.server.order import Order
 
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default under runs/.")]
-RunFolder = Annotated[Path | None, typer.Option("--out", help="The run's folder, without a run in it; by default a new one in runs/.")]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the interrupted run in --out, or with the latest one; its settings are its own.")
+RunFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", help="The run's folder, without a run in it; by default a new one in runs/."
+    ),
 ]
-New = Annotated[bool, typer.Option("--new", help="Start another run although the last one has not come to its end.")]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where MNIST or CIFAR-10 lie; `silodp data` says how to get them.")]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help=(
+            "Go on with the interrupted run in --out, or with the latest one; its settings are "
+            "its own."
+        ),
+    ),
+]
+New = Annotated[
+    bool,
+    typer.Option("--new", help="Start another run although the last one has not come to its end."),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", help="Where MNIST or CIFAR-10 lie; `silodp data` says how to get them."
+    ),
+]
 SchemaFile = Annotated[
     Path | None,
-    typer.Option(help="The public schema of the silos' files, in TOML; `silodp init` drafts one. A federation's must be the same."),
+    typer.Option(
+        help=(
+            "The public schema of the silos' files, in TOML; `silodp init` drafts one. A "
+            "federation's must be the same."
+        )
+    ),
 ]
 AlgorithmName = Annotated[
     str,
     typer.Option(
         "--algorithm",
-        help="auto (chosen from public facts, with model, rounds, step, clip and weights, as far as they are not given), prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, spider-alternate, diff2, diff2-local, scaffold, momentum, adam, disk, accelerated, localized, or FILE.py:NAME.",
+        help=(
+            "auto (chosen from public facts, with model, rounds, step, clip and weights, as "
+            "far as they are not given), prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, "
+            "spider, spider-alternate, diff2, diff2-local, scaffold, momentum, adam, disk, "
+            "accelerated, localized, or FILE.py:NAME."
+        ),
     ),
 ]
 Rounds = Annotated[int, typer.Option(help="Communication rounds R; 25 with an --algorithm.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="NAME=VALUE: a setting that an algorithm of your own declares; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="NAME=VALUE: a setting that an algorithm of your own declares; may be repeated.",
+    ),
 ]
 Drops = Annotated[
-    float, typer.Option(help="Share of rounds to budget for that are asked once more as a silo has dropped out, with --trust masks.")
+    float,
+    typer.Option(
+        help=(
+            "Share of rounds to budget for that are asked once more as a silo has dropped out, "
+            "with --trust masks."
+        )
+    ),
 ]
 
 ORDER: dict[str, Any] = {
@@ -54,91 +95,241 @@ ORDER: dict[str, Any] = {
     "model": Annotated[
         str | None,
         typer.Option(
-            help="linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for your own torch module; chosen by default (mlp:8 with an --algorithm), and what a "
-            "federation's silos approve, of which a FILE.py is needed here too."
+            help=(
+                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for "
+                "your own torch module; chosen by default (mlp:8 with an --algorithm), and "
+                "what a "
+                "federation's silos approve, of which a FILE.py is needed here too."
+            )
         ),
     ],
-    "prox": Annotated[str, typer.Option(help="Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:0:1, ..., or FILE.py:NAME:0.1.")],
-    "loss": Annotated[str, typer.Option(help="A loss of your own, FILE.py:NAME; the one of the label's task by default.", show_default=False)],
+    "prox": Annotated[
+        str,
+        typer.Option(
+            help=(
+                "Penalty or constraint: zero, l1:0.01, squared-l2:0.1, l2-ball:5, box:0:1, ..., or "
+                "FILE.py:NAME:0.1."
+            )
+        ),
+    ],
+    "loss": Annotated[
+        str,
+        typer.Option(
+            help="A loss of your own, FILE.py:NAME; the one of the label's task by default.",
+            show_default=False,
+        ),
+    ],
     "feature_map": FeatureMapName,
     "epsilon": Annotated[
         list[str] | None,
         typer.Option(
-            help="Budget of a record: a number, or NAME=NUMBER for one silo; may be repeated. 3 by default; of a federation, each silo's all."
+            help=(
+                "Budget of a record: a number, or NAME=NUMBER for one silo; may be repeated. 3 "
+                "by default; of a federation, each silo's all."
+            )
         ),
     ],
-    "delta": Annotated[list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")],
-    "user_level": Annotated[bool, typer.Option("--user-level", help="epsilon and delta are for a whole silo, not for a record.")],
-    "trust": Annotated[str, typer.Option(help="Who is trusted: isrl (nobody), masks (the other silos, to add their noise), shuffle (a shuffler) or central (the server).")],
-    "least": Annotated[
-        int | None, typer.Option(help="Fewest silos of a round that is released, with --trust masks or shuffle; all that are asked by default.")
+    "delta": Annotated[
+        list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")
     ],
-    "colluding": Annotated[int, typer.Option(help="Silos that may tell the server their noise, with --trust masks: epsilon holds against them all.")],
+    "user_level": Annotated[
+        bool,
+        typer.Option(
+            "--user-level", help="epsilon and delta are for a whole silo, not for a record."
+        ),
+    ],
+    "trust": Annotated[
+        str,
+        typer.Option(
+            help=(
+                "Who is trusted: isrl (nobody), masks (the other silos, to add their "
+                "noise), shuffle "
+                "(a shuffler) or central (the server)."
+            )
+        ),
+    ],
+    "least": Annotated[
+        int | None,
+        typer.Option(
+            help=(
+                "Fewest silos of a round that is released, with --trust masks or shuffle; all that "
+                "are asked by default."
+            )
+        ),
+    ],
+    "colluding": Annotated[
+        int,
+        typer.Option(
+            help=(
+                "Silos that may tell the server their noise, with --trust masks: epsilon "
+                "holds against "
+                "them all."
+            )
+        ),
+    ],
     "drops": Drops,
     "rounds": Rounds,
-    "phase": Annotated[int, typer.Option(help="Phase q of spider, diff2 and diff2-local: a fresh anchor every q rounds.")],
+    "phase": Annotated[
+        int,
+        typer.Option(
+            help="Phase q of spider, diff2 and diff2-local: a fresh anchor every q rounds."
+        ),
+    ],
     "settings": Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, for a setting that only this algorithm has; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="NAME=VALUE, for a setting that only this algorithm has; may be repeated."
+        ),
     ],
     "step": Annotated[float, typer.Option(help="Step size; 0.5 with an --algorithm.")],
-    "clip": Annotated[float, typer.Option(help="Clip threshold L: each record's whole gradient is clipped to this norm; 1 with an --algorithm.")],
-    "slope": Annotated[float, typer.Option(help="Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone.")],
-    "local_steps": Annotated[int, typer.Option(help="Noisy local steps a round, for local-sgd, scaffold and diff2-local.")],
+    "clip": Annotated[
+        float,
+        typer.Option(
+            help=(
+                "Clip threshold L: each record's whole gradient is clipped to this norm; 1 with an "
+                "--algorithm."
+            )
+        ),
+    ],
+    "slope": Annotated[
+        float,
+        typer.Option(
+            help=(
+                "Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone."
+            )
+        ),
+    ],
+    "local_steps": Annotated[
+        int,
+        typer.Option(help="Noisy local steps a round, for local-sgd, scaffold and diff2-local."),
+    ],
     "inner": Annotated[int, typer.Option(help="Inner steps of an SVRG epoch.")],
-    "restarts": Annotated[int, typer.Option(help="Restarts of prox-pl-svrg, stages of accelerated.")],
-    "momentum": Annotated[float, typer.Option(help="Of momentum, and beta_1 of adam; 0.9 with an --algorithm.")],
-    "kappa": Annotated[float, typer.Option(help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd.")],
+    "restarts": Annotated[
+        int, typer.Option(help="Restarts of prox-pl-svrg, stages of accelerated.")
+    ],
+    "momentum": Annotated[
+        float, typer.Option(help="Of momentum, and beta_1 of adam; 0.9 with an --algorithm.")
+    ],
+    "kappa": Annotated[
+        float,
+        typer.Option(help="Gain of disk's filter: the weight of a new gradient; 1 is mb-sgd."),
+    ],
     "sampling": Annotated[
         str | None,
         typer.Option(
             "--sampling",
-            help="full, disjoint, poisson:RATE or without-replacement:RATE; or one for each kind: anchor=full,refine=poisson:0.1.",
+            help=(
+                "full, disjoint, poisson:RATE or without-replacement:RATE; or one for each "
+                "kind: anchor=full,refine=poisson:0.1."
+            ),
         ),
     ],
     "participation": Annotated[
-        str, typer.Option(help="Who answers a round: all, uniform:M, random:M (1 to M), random:L:M (L to M) or balanced:M.")
+        str,
+        typer.Option(
+            help=(
+                "Who answers a round: all, uniform:M, random:M (1 to M), random:L:M (L to M) or "
+                "balanced:M."
+            )
+        ),
     ],
     "weights": Annotated[
-        str, typer.Option(help="How silos weigh in a mean: equal, records (by their number) or precision (by their noise too); equal with an --algorithm.")
+        str,
+        typer.Option(
+            help=(
+                "How silos weigh in a mean: equal, records (by their number) or precision (by "
+                "their noise too); equal with an --algorithm."
+            )
+        ),
     ],
     "rule": Annotated[
-        str | None, typer.Option("--rule", help="Ledger rule: gdp, renyi or committed; the tightest that applies by default.")
+        str | None,
+        typer.Option(
+            "--rule",
+            help="Ledger rule: gdp, renyi or committed; the tightest that applies by default.",
+        ),
     ],
-    "anchor_share": Annotated[float | None, typer.Option(help="Share of the budget that anchors take; differences get the rest.")],
-    "noise": Annotated[str, typer.Option(help="exact, or paper: the paper's constants and what they really spend.")],
+    "anchor_share": Annotated[
+        float | None,
+        typer.Option(help="Share of the budget that anchors take; differences get the rest."),
+    ],
+    "noise": Annotated[
+        str, typer.Option(help="exact, or paper: the paper's constants and what they really spend.")
+    ],
     "from_theory": Annotated[
         bool,
         typer.Option(
-            "--from-theory", help="Rounds, batches, phase, step, clip and noise of the algorithm's theorem, by its constants below."
+            "--from-theory",
+            help=(
+                "Rounds, batches, phase, step, clip and noise of the algorithm's theorem, by "
+                "its constants below."
+            ),
         ),
     ],
     "lipschitz": Annotated[float | None, typer.Option(help="L, for the theory.")],
     "smoothness": Annotated[float | None, typer.Option(help="beta, for the theory.")],
-    "pl": Annotated[float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")],
+    "pl": Annotated[
+        float | None, typer.Option(help="mu, the proximal-PL constant, for the theory.")
+    ],
     "gap": Annotated[float | None, typer.Option(help="Delta >= F(w_0) - F*, for the theory.")],
-    "output": Annotated[str, typer.Option("--output", help="last, random (the paper's rule) or tail; last with an --algorithm.")],
+    "output": Annotated[
+        str,
+        typer.Option(
+            "--output", help="last, random (the paper's rule) or tail; last with an --algorithm."
+        ),
+    ],
     "seed": Annotated[
         int | None,
-        typer.Option(help="Public coins: the start, and who is asked. In simulation all noise too: for research, as known noise protects nobody."),
+        typer.Option(
+            help=(
+                "Public coins: the start, and who is asked. In simulation all noise too: for "
+                "research, as known noise protects nobody."
+            )
+        ),
     ],
-}  # fmt: skip
+}
 """The options of an Order, under its fields' names."""
 MANY = ("epsilon", "delta", "settings")
 """Those that may be repeated."""
-PRESCRIBED = ("rounds", "phase", "inner", "restarts", "step", "clip", "slope", "sampling", "output", "rule", "anchor_share")
+PRESCRIBED = (
+    "rounds",
+    "phase",
+    "inner",
+    "restarts",
+    "step",
+    "clip",
+    "slope",
+    "sampling",
+    "output",
+    "rule",
+    "anchor_share",
+)
 """What a theorem decides."""
 
 
 def takes_order(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """For a command with a first parameter `order`: in its place it gets the options of ORDER but these."""
+    """For a command with a first parameter `order`: in its place it gets the options of ORDER but
+    these.
+    """
     names = [name for name in ORDER if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         known = inspect.signature(command, eval_str=True)
-        defaults: dict[str, Any] = {name: False if name == "from_theory" else getattr(Order, name) for name in names}
+        defaults: dict[str, Any] = {
+            name: False if name == "from_theory" else getattr(Order, name) for name in names
+        }
         defaults |= dict.fromkeys(MANY)
-        options = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n], annotation=ORDER[n]) for n in names]
-        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in known.parameters.values() if p.name != "order"]
+        options = [
+            inspect.Parameter(
+                n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n], annotation=ORDER[n]
+            )
+            for n in names
+        ]
+        own = [
+            p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in known.parameters.values()
+            if p.name != "order"
+        ]
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
@@ -159,27 +350,44 @@ def order_of(given: dict[str, Any]) -> Order:
     if words.pop("from_theory", False):
         if clash := sorted(typed() & set(PRESCRIBED)):
             named = ", ".join("--" + name.replace("_", "-") for name in clash)
-            raise BadInput(f"--from-theory decides on {named} by a theorem; leave {'that' if len(clash) == 1 else 'them'} out")
+            raise BadInput(
+                f"--from-theory decides on {named} by a theorem; leave "
+                f"{'that' if len(clash) == 1 else 'them'} out"
+            )
         words["noise"] = "theory"
     elif words.get("noise") == "theory":
         raise BadInput("noise 'theory' comes with the theorem's schedule; give --from-theory")
-    found: dict[str, Any] = {**words, **{name: tuple(words.get(name) or ()) for name in MANY if name in words}}
+    found: dict[str, Any] = {
+        **words,
+        **{name: tuple(words.get(name) or ()) for name in MANY if name in words},
+    }
     return Order(**found)
 
 
 def typed() -> set[str]:
     """Names of the options that were given on the command line itself."""
     context = click.get_current_context()
-    return {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    return {
+        name
+        for name in context.params
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
 
 
 def check_writable(folder: Path) -> None:
-    """BadInput, before anything else takes time, if the run's folder could not be made or written; it is not made yet."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    """BadInput, before anything else takes time, if the run's folder could not be made or written;
+    it is not made yet.
+    """
+    there = next(
+        place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place)
+    )
     try:
         tempfile.TemporaryDirectory(dir=there, prefix=".silodp-").cleanup()
     except OSError as error:
-        raise BadInput(f"the output folder {folder} cannot be written ({error.strerror}); choose another with --out") from None
+        raise BadInput(
+            f"the output folder {folder} cannot be written ({error.strerror}); choose "
+            "another with --out"
+        ) from None
 
 
 def positive(name: str, value: float) -> float:

@@ -1,4 +1,6 @@
-"""`silodp plan`: what a run would cost, before any data is touched, or with --advise what to run."""
+"""`silodp plan`: what a run would cost, before any data is touched, or with --advise what to
+run.
+"""
 
 from __future__ import annotations
 
@@ -22,41 +24,71 @@ FEATURES = 10
 """Of a record, for advice, where nobody says how many."""
 WORDS = {
     "isrl": "nobody is trusted: what a silo sends is private already",
-    "masks": "the other silos are trusted to add their noise, all but --colluding of them, and nobody is trusted with what a silo sends",
-    "shuffle": "a shuffler is trusted: alone, or with the server, it sees more than this epsilon says, and no gate can verify it",
-    "central": "the server is trusted with the records themselves: epsilon holds against readers of the model only",
+    "masks": (
+        "the other silos are trusted to add their noise, all but --colluding of them, and "
+        "nobody is trusted with what a silo sends"
+    ),
+    "shuffle": (
+        "a shuffler is trusted: alone, or with the server, it sees more than this epsilon "
+        "says, and no gate can verify it"
+    ),
+    "central": (
+        "the server is trusted with the records themselves: epsilon holds against readers of "
+        "the model only"
+    ),
 }
 
 
 @takes_order("prox", "loss", "feature_map", "output")
 def plan(
     order: Order,
-    records: Annotated[list[int] | None, typer.Option(help="Records in a silo; once for each silo.")] = None,
-    silos: Annotated[int | None, typer.Option(help="Number of silos, if all have the --records given once.")] = None,
-    dimension: Annotated[int | None, typer.Option(help="d, number of parameters, for --trust masks or shuffle and the theory.")] = None,
-    features: Annotated[int | None, typer.Option(help="Columns of a record, for advice, or to find d by --model.")] = None,
-    classes: Annotated[int, typer.Option(help="Classes of the label, for --model and --advise; 0 for a number.")] = 2,
+    records: Annotated[
+        list[int] | None, typer.Option(help="Records in a silo; once for each silo.")
+    ] = None,
+    silos: Annotated[
+        int | None, typer.Option(help="Number of silos, if all have the --records given once.")
+    ] = None,
+    dimension: Annotated[
+        int | None,
+        typer.Option(help="d, number of parameters, for --trust masks or shuffle and the theory."),
+    ] = None,
+    features: Annotated[
+        int | None, typer.Option(help="Columns of a record, for advice, or to find d by --model.")
+    ] = None,
+    classes: Annotated[
+        int, typer.Option(help="Classes of the label, for --model and --advise; 0 for a number.")
+    ] = 2,
     advise: Annotated[
         bool,
         typer.Option(
-            "--advise", help="Say which model, algorithm, settings and trust to use, and what to expect, by simulation on made-up records."
+            "--advise",
+            help=(
+                "Say which model, algorithm, settings and trust to use, and what to expect, by "
+                "simulation on made-up records."
+            ),
         ),
     ] = False,
     schema: SchemaFile = None,
-    write: Annotated[Path | None, typer.Option("--write", help="With --advise: a TOML file for `train --settings`.")] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", help="With --advise: a TOML file for `train --settings`."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Before any data is touched: every kind of release, its noise, and what is spent in total.
 
-    Examples: `silodp plan --algorithm mb-sgd --records 1234 --rounds 50 --epsilon 3` ·
-    `silodp plan --records 500 --records 2000 --phase 5` · `silodp plan --noise paper --epsilon 18 --json` ·
-    `silodp plan --trust masks --colluding 2 --silos 25 --records 1238 --dimension 3394 --algorithm mb-sgd --rounds 50` ·
-    `silodp plan --advise --silos 10 --records 1000 --features 20 --epsilon 1`
+    Examples: `silodp plan --algorithm mb-sgd --records 1234 --rounds 50 --epsilon 3` · `silodp plan
+    --records 500 --records 2000 --phase 5` · `silodp plan --noise paper --epsilon 18 --json` ·
+    `silodp plan --trust masks --colluding 2 --silos 25 --records 1238 --dimension 3394 --algorithm
+    mb-sgd --rounds 50` · `silodp plan --advise --silos 10 --records 1000 --features 20 --epsilon 1`
     """
     every = _all_records(records or [1000], silos)
     if advise:
         if order.algorithm != AUTO:
-            raise BadInput("--advise chooses the algorithm; leave out --algorithm, and options that belong to one")
+            raise BadInput(
+                "--advise chooses the algorithm; leave out --algorithm, and options that "
+                "belong to one"
+            )
         return _advise(order, _facts(every, features, classes, schema), write, as_json=as_json)
     from silodp.lab.planning import planned
 
@@ -76,20 +108,31 @@ def plan(
         return dump(answer | ({"advice": advice.words()} if advice else {}))
     if advice:
         say_advice(advice)
-    say("Epsilon is for each record: a row, or a person where the schema names one; rows by themselves do not protect people.")
+    say(
+        "Epsilon is for each record: a row, or a person where the schema names one; rows "
+        "by themselves do not protect people."
+    )
     if order.totals:
         _show_totals(answer, order)
     else:
         _show_silos(answer, order.algorithm)
     if "differences" in answer or "refine" in {r["kind"] for r in answer.get("releases", ())}:
-        say("Differences are listed at their largest clip, 2 L; their noise shrinks with the move of w at the same price.")
+        say(
+            "Differences are listed at their largest clip, 2 L; their noise shrinks with "
+            "the move of w at the same price."
+        )
     if "order" in answer and not order.totals:
-        settings = ", ".join(f"{name} {value}" for name, value in answer["order"].items() if value is not None)
+        settings = ", ".join(
+            f"{name} {value}" for name, value in answer["order"].items() if value is not None
+        )
         say(f"By the theorem: {settings}.")
     if "theory" in answer:
         out.print_json(data=answer["theory"])
     if order.totals and len(set(every)) > 1:
-        say("Silos differ in size: the mean in a total is over records, that under ISRL-DP over silos.")
+        say(
+            "Silos differ in size: the mean in a total is over records, that under ISRL-DP "
+            "over silos."
+        )
 
 
 def _show_silos(answer: dict, algorithm: str) -> None:
@@ -97,12 +140,20 @@ def _show_silos(answer: dict, algorithm: str) -> None:
     for silo in answer["silos"]:
         budget = f"epsilon {rounded_up(silo['epsilon'], 6)}, delta {rounded_up(silo['delta'])}"
         rows = [
-            (r["kind"], r["count"], *(f"{r[f]:.5g}" for f in ("sensitivity", "noise_std", "noise_multiplier"))) for r in silo["releases"]
+            (
+                r["kind"],
+                r["count"],
+                *(f"{r[f]:.5g}" for f in ("sensitivity", "noise_std", "noise_multiplier")),
+            )
+            for r in silo["releases"]
         ]
         title = f"A silo of {silo['records']} records: {algorithm}, {budget}"
         show(table("release|count>|sensitivity>|noise std>|noise multiplier>", rows, title=title))
         known = f"mu = {shown(silo['mu'])}" if silo["mu"] is not None else NO_MU
-        say(f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} rule); {known}.")
+        say(
+            f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} "
+            f"rule); {known}."
+        )
     if len(answer["silos"]) > 1 and "mean_noise_std" in answer:
         stds = ", ".join(f"{kind} {std:.5g}" for kind, std in answer["mean_noise_std"].items())
         say(f"Noise std of the mean over a round's silos, weights {answer['weights']}: {stds}.")
@@ -113,42 +164,72 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
         return tuple(records)
     if silos < 1 or len(records) > 1:
         raise BadInput(
-            f"silos is {silos} with {len(records)} --records; give --silos, 1 or more, with --records once, or --records for each"
+            f"silos is {silos} with {len(records)} --records; give --silos, 1 or more, "
+            "with --records once, or --records for each"
         )
     return tuple(records) * silos
 
 
 def _show_totals(answer: dict, order: Order) -> None:
     """Numerically accounted and proven parameters side by side, for each kind of release."""
-    kinds = [("", answer)] if "differences" not in answer else [(", anchors", answer), (", differences", answer["differences"])]
+    kinds = (
+        [("", answer)]
+        if "differences" not in answer
+        else [(", anchors", answer), (", differences", answer["differences"])]
+    )
     for name, kind in kinds:
-        accounted, proven, bits, noise = kind["parameters"], kind["proven"], kind["bits_per_silo_round"], kind["noise_std"]
+        accounted, proven, bits, noise = (
+            kind["parameters"],
+            kind["proven"],
+            kind["bits_per_silo_round"],
+            kind["noise_std"],
+        )
         rows = (
             ("levels g", accounted["levels"], proven["levels"]),
             ("noise bits b a record and coordinate", accounted["noise_bits"], proven["noise_bits"]),
             ("p", f"{accounted['p']:g}", f"{proven['p']:g}"),
-            *((f"bits a silo and round, {coded}", bits[coded], proven["bits_per_silo_round"].get(coded, "")) for coded in bits),
+            *(
+                (
+                    f"bits a silo and round, {coded}",
+                    bits[coded],
+                    proven["bits_per_silo_round"].get(coded, ""),
+                )
+                for coded in bits
+            ),
             ("noise std of the mean", f"{noise[order.trust]:.5g}", f"{proven['noise_std']:.5g}"),
             ("  under ISRL-DP", f"{noise['isrl']:.5g}", ""),
             ("  under central DP", f"{noise['central']:.5g}", ""),
         )
-        show(table("|accounted>|proven>", rows, title=f"{order.trust.capitalize()}: {order.algorithm}{name}"))
+        show(
+            table(
+                "|accounted>|proven>",
+                rows,
+                title=f"{order.trust.capitalize()}: {order.algorithm}{name}",
+            )
+        )
         say(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
     server, alone = answer["epsilon"].values()
     local = "no bounded epsilon" if alone is None else shown(alone)
-    whom = "the server" + (f" with at most {order.colluding} colluding silos" if order.trust == "masks" else "")
+    whom = "the server" + (
+        f" with at most {order.colluding} colluding silos" if order.trust == "masks" else ""
+    )
     verified = "" if order.trust == "masks" else ", which no gate can verify"
     say(
-        f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against {whom}, and {local} {ALONE[order.trust]} "
+        f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against "
+        f"{whom}, and {local} {ALONE[order.trust]} "
         f"(at the smallest silo){verified}."
     )
 
 
-# --- plan --advise ---------------------------------------------------------------------------------------------------------------
+# --- plan --advise -------------------------------------------------------------------------------
 
 
-def _facts(records: tuple[int, ...], features: int | None, classes: int, schema: Path | None) -> Any:
-    """What `plan` knows of the silos, without their files: columns by the schema, else a mixture of kinds."""
+def _facts(
+    records: tuple[int, ...], features: int | None, classes: int, schema: Path | None
+) -> Any:
+    """What `plan` knows of the silos, without their files: columns by the schema, else a mixture of
+    kinds.
+    """
     from silodp.lab.planning import named
     from silodp.server.advice import Facts, kinds_of
 
@@ -156,10 +237,14 @@ def _facts(records: tuple[int, ...], features: int | None, classes: int, schema:
         task = load_schema(schema)
         return Facts(named(records), records, kinds_of(task, len(task.features)), task)
     if features is None:
-        raise BadInput("features is missing; advice needs --features, the number of features of a record, or --schema")
+        raise BadInput(
+            "features is missing; advice needs --features, the number of features of a "
+            "record, or --schema"
+        )
     if features < 1 or classes < 0 or classes == 1:
         raise BadInput(
-            f"there are {features} features and {classes} classes; give 1 feature or more, and 0 classes for a number, or 2 or more"
+            f"there are {features} features and {classes} classes; give 1 feature or more, "
+            "and 0 classes for a number, or 2 or more"
         )
     mixed = tuple(("number", "category", "boolean")[i % 3] for i in range(features))
     return Facts(named(records), records, mixed, Task.plain(classes))
@@ -183,38 +268,67 @@ def _show_advice(answer: dict[str, Any]) -> None:
     entries = [e for e in answer["trusts"].values() if "refused" not in e]
     settings = ("model", "algorithm", "rounds", "clip", "step")
     columns = "|".join(
-        ["trust!", *(k if k in ("model", "algorithm") else f"{k}>" for k in settings), "error>!", "no privacy>", "guessing>"]
+        [
+            "trust!",
+            *(k if k in ("model", "algorithm") else f"{k}>" for k in settings),
+            "error>!",
+            "no privacy>",
+            "guessing>",
+        ]
     )
     rows = (
-        (e["trust"], *(v if isinstance(v := e["order"][k], str) else f"{v:.3g}" for k in settings),
-         f"{100 * e['expected']['error']:.1f} ± {100 * e['expected']['run_to_run']:.1f} %",
-         *(f"{100 * e['expected'][k]:.1f} %" for k in ("not_private", "guessing")))
+        (
+            e["trust"],
+            *(v if isinstance(v := e["order"][k], str) else f"{v:.3g}" for k in settings),
+            f"{100 * e['expected']['error']:.1f} ± {100 * e['expected']['run_to_run']:.1f} %",
+            *(f"{100 * e['expected'][k]:.1f} %" for k in ("not_private", "guessing")),
+        )
         for e in entries
-    )  # fmt: skip
+    )
     show(table(columns, rows, title="What to expect, on made-up records"))
     for trust, entry in answer["trusts"].items():
         if "refused" in entry:
             say(f"Trust {trust} has no plan for this: {entry['refused']}.")
         elif not entry["expected"]["enough"]:
-            say(f"Not enough records for this epsilon with trust {trust}: the model would be no better than guessing.", style="red")
+            say(
+                (
+                    f"Not enough records for this epsilon with trust {trust}: the model would "
+                    "be no better than guessing."
+                ),
+                style="red",
+            )
         if needed := entry.get("needed"):
-            few = f"{min(needed['records'])} to {max(needed['records'])}" if needed["records"] else ""
+            few = (
+                f"{min(needed['records'])} to {max(needed['records'])}" if needed["records"] else ""
+            )
             ways = [f"about {few} records a silo at this epsilon"] * bool(few)
-            ways += [f"about epsilon {needed['epsilon']:.2g} with the records that there are"] * bool(needed["epsilon"])
+            ways += [
+                f"about epsilon {needed['epsilon']:.2g} with the records that there are"
+            ] * bool(needed["epsilon"])
             none = "Not even 1,000 times as many records, or epsilon 50, would be enough."
             say(f"  Enough would be {', or '.join(ways)}." if ways else f"  {none}")
     if trust := answer["advised"]:
         say(f"Advice: trust {trust} ({WORDS[trust]}).", *answer["trusts"][trust]["lines"])
     else:
-        say("Advice: do not train on these records at this epsilon, whoever is trusted; privacy would be spent for nothing.")
+        say(
+            "Advice: do not train on these records at this epsilon, whoever is trusted; "
+            "privacy would be spent for nothing."
+        )
     for silo in answer["gives_up"]:
         mu = f" (mu = {shown(silo['mu'])})" if "mu" in silo else ""
         say(
-            f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, delta {rounded_up(silo['delta'])}{mu}: "
-            f"who knows all but one record and asks whether it is this one or another, finds at most {100 * silo['true_positives']:.1f} % "
-            f"of those that are there at {100 * silo['false_positives']:g} % false alarms, and from a prior of 50 % is right at most "
-            f"{100 * silo['guesses_right']:.1f} % of the time; his belief passes {100 * silo['belief']:.1f} % "
+            f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, "
+            f"delta {rounded_up(silo['delta'])}{mu}: "
+            "who knows all but one record and asks whether it is this one or another, "
+            f"finds at most {100 * silo['true_positives']:.1f} % "
+            f"of those that are there at {100 * silo['false_positives']:g} % false alarms, "
+            "and from a prior of 50 % is right at most "
+            f"{100 * silo['guesses_right']:.1f} % of the time; his belief passes "
+            f"{100 * silo['belief']:.1f} % "
             f"with probability {silo['belief_passed']:.1g} at most."
         )
     if "settings" in answer:
-        say(f"Settings: {answer['settings']}; `silodp train --settings` and `silodp federation run --settings` take them.")
+        say(
+            f"Settings: {answer['settings']}; `silodp train --settings` and `silodp "
+            "federation run --settings` take them."
+        )

@@ -1,4 +1,6 @@
-"""What `silodp init` asks: one question at a time, each answer checked, until the schema is whole. Nothing but the header's names is read off a file."""
+"""What `silodp init` asks: one question at a time, each answer checked, until the schema is whole.
+Nothing but the header's names is read off a file.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,17 @@ FIRST = (
 
 
 def asked(question: str, accept: Callable[[str], T], default: str | None = None) -> T:
-    """The answer, asked for again until it is accepted; `accept` says in a ValueError what would do."""
+    """The answer, asked for again until it is accepted; `accept` says in a ValueError what would
+    do.
+    """
     while True:
         try:
             text = input(f"{question}{'' if default is None else f' [{default}]'}: ").strip()
         except EOFError:
-            raise BadInput("the answers ended before the questions did; answer them all, or use --yes for a draft to fill in") from None
+            raise BadInput(
+                "the answers ended before the questions did; answer them all, or use --yes "
+                "for a draft to fill in"
+            ) from None
         try:
             return accept(text or default or "")
         except ValueError as error:
@@ -34,7 +41,9 @@ def asked(question: str, accept: Callable[[str], T], default: str | None = None)
 
 
 def ask_schema(names: Sequence[str], types: Mapping[str, str], label: str | None) -> dict[str, Any]:
-    """A schema's table, about these columns of a file or, where there are none, about those that are named now; it is one that Schema takes."""
+    """A schema's table, about these columns of a file or, where there are none, about those that
+    are named now; it is one that Schema takes.
+    """
     say(*FIRST)
     columns = list(names) or asked("Columns that every silo's file has, by commas", _list(1))
     label = label or asked("The column to predict", _one_of(columns))
@@ -43,7 +52,9 @@ def ask_schema(names: Sequence[str], types: Mapping[str, str], label: str | None
     predicted = {"task": task, **_label(task, label, columns)}
     for name in (name for name in columns if name not in predicted.values() and name != label):
         kinds = (*TYPES, *(["person"] if not person else []), "ignore")
-        kind = types.get(name) or asked(f"{name}: {', '.join(kinds[:-1])} or ignore", _one_of(kinds))
+        kind = types.get(name) or asked(
+            f"{name}: {', '.join(kinds[:-1])} or ignore", _one_of(kinds)
+        )
         if kind == "ignore":
             ignored.append(name)
         elif kind == "person":
@@ -52,7 +63,12 @@ def ask_schema(names: Sequence[str], types: Mapping[str, str], label: str | None
         else:
             table[name] = {"type": kind, **_column(name, kind)}
     codes = asked("Codes for a missing value in any file, by commas, such as ?,-9", _list(0), "")
-    made = {"ignore": ignored} | person | ({"missing_codes": codes} if codes else {}) | {"columns": table, "label": predicted}
+    made = (
+        {"ignore": ignored}
+        | person
+        | ({"missing_codes": codes} if codes else {})
+        | {"columns": table, "label": predicted}
+    )
     Schema.of(made, "what was answered")
     return made
 
@@ -66,19 +82,29 @@ def ask_silos() -> list[str]:
             raise ValueError(f"{lacking[0]} does not exist; give files, or nothing for later.")
         return [str(path.resolve()) for path in paths]
 
-    return asked("Silos' files on this machine, by commas (none: each stays at its silo)", accept, "")
+    return asked(
+        "Silos' files on this machine, by commas (none: each stays at its silo)", accept, ""
+    )
 
 
-# --- questions --------------------------------------------------------------------------------------------------------------------
+# --- questions -----------------------------------------------------------------------------------
 
 
 def _column(name: str, kind: str) -> dict[str, Any]:
     if kind == "category":
         given = asked(f"{name}: its categories, by commas ('other' takes the rest)", _list(1))
-        missing = asked(f"{name}: a missing value is its own category, or refused (own, refuse)", _one_of(("own", "refuse")), "own")
+        missing = asked(
+            f"{name}: a missing value is its own category, or refused (own, refuse)",
+            _one_of(("own", "refuse")),
+            "own",
+        )
         return {"categories": given, "missing": missing}
     if kind == "boolean":
-        missing = asked(f"{name}: a missing value becomes true, false or is refused", _one_of(("true", "false", "refuse")), "refuse")
+        missing = asked(
+            f"{name}: a missing value becomes true, false or is refused",
+            _one_of(("true", "false", "refuse")),
+            "refuse",
+        )
         return {"missing": missing if missing == "refuse" else missing == "true"}
     low, high = _range(name)
 
@@ -89,21 +115,41 @@ def _column(name: str, kind: str) -> dict[str, Any]:
             raise ValueError(f"It must be from {low:g} to {high:g}, or refuse.")
         return value
 
-    missing = asked(f"{name}: a missing value becomes a public number, or is refused", fill, f"{(low + high) / 2:g}")
+    missing = asked(
+        f"{name}: a missing value becomes a public number, or is refused",
+        fill,
+        f"{(low + high) / 2:g}",
+    )
     return {"range": [low, high], "missing": missing}
 
 
 def _label(task: str, label: str, columns: Sequence[str]) -> dict[str, Any]:
     if task == "survival":
-        event = asked(f"{label} is the time; the column that says whether the event came", _one_of([c for c in columns if c != label]))
-        return {"time": label, "event": event, "edges": asked("Ends of the time bins, by commas, such as 6,12,24", _edges)}
+        event = asked(
+            f"{label} is the time; the column that says whether the event came",
+            _one_of([c for c in columns if c != label]),
+        )
+        return {
+            "time": label,
+            "event": event,
+            "edges": asked("Ends of the time bins, by commas, such as 6,12,24", _edges),
+        }
     if task == "regression":
         return {"column": label, "range": _range(label)}
     if task == "count":
-        return {"column": label, "most": int(asked(f"{label}: the largest count that there can be", _number))}
-    words = {"binary": "its two classes, by commas, the one to find last", "ordinal": "its classes, by commas, in order"}
+        return {
+            "column": label,
+            "most": int(asked(f"{label}: the largest count that there can be", _number)),
+        }
+    words = {
+        "binary": "its two classes, by commas, the one to find last",
+        "ordinal": "its classes, by commas, in order",
+    }
     accepted = _list(3 if task == "ordinal" else 2, 2 if task == "binary" else None)
-    return {"column": label, "classes": asked(f"{label}: {words.get(task, 'its classes, by commas')}", accepted)}
+    return {
+        "column": label,
+        "classes": asked(f"{label}: {words.get(task, 'its classes, by commas')}", accepted),
+    }
 
 
 def _range(name: str) -> list[float]:
@@ -163,7 +209,18 @@ def _list(least: int, most: int | None = None) -> Callable[[str], list[str]]:
         found = [word.strip() for word in text.split(",") if word.strip()]
         if len(found) < least or len(set(found)) != len(found) or (most and len(found) > most):
             raise ValueError(
-                f"Give {f'{least} ' if least == most else f'{least} or more ' if least else ''}different words, parted by commas."
+                "Give "
+                f"{f'{least} ' if least == most else f'{least} or more ' if least else ''}different "  # noqa: E501
+                ""
+                ""
+                ""
+                ""
+                ""
+                ""
+                ""
+                ""
+                ""
+                "words, parted by commas."
             )
         return found
 

@@ -1,5 +1,5 @@
-"""`silodp evaluate`, `profile` and `survival`, and the same over a federation: figures of held-out records, of features and of survival times,
-each with its price.
+"""`silodp evaluate`, `profile` and `survival`, and the same over a federation: figures of held-out
+records, of features and of survival times, each with its price.
 """
 
 from __future__ import annotations
@@ -42,20 +42,53 @@ if TYPE_CHECKING:
     from silodp.server.remote import Remote
 
 
-Bins = Annotated[int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")]
-Cap = Annotated[float, typer.Option(help="Where a record's loss is clipped; of a number, its error, in the label's own unit.")]
+Bins = Annotated[
+    int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")
+]
+Cap = Annotated[
+    float,
+    typer.Option(
+        help="Where a record's loss is clipped; of a number, its error, in the label's own unit."
+    ),
+]
 By = Annotated[
     str | None,
-    typer.Option("--by", help="Also the accuracy of each group of a category or boolean column of the schema, within the same price."),
+    typer.Option(
+        "--by",
+        help=(
+            "Also the accuracy of each group of a category or boolean column of the schema, "
+            "within the same price."
+        ),
+    ),
 ]
-Price = Annotated[str, typer.Option("--epsilon", help="What each silo pays for it, on top of everything before.")]
-Pays = Annotated[list[str] | None, typer.Option("--epsilon", help="What each silo pays: a number, or NAME=NUMBER for one silo.")]
-Delta = Annotated[list[str] | None, typer.Option("--delta", help="As epsilon; 1/n^2 of each silo by default.")]
+Price = Annotated[
+    str, typer.Option("--epsilon", help="What each silo pays for it, on top of everything before.")
+]
+Pays = Annotated[
+    list[str] | None,
+    typer.Option("--epsilon", help="What each silo pays: a number, or NAME=NUMBER for one silo."),
+]
+Delta = Annotated[
+    list[str] | None, typer.Option("--delta", help="As epsilon; 1/n^2 of each silo by default.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the noise: for research only.")]
-Charge = Annotated[float, typer.Option("--epsilon", help="What each silo pays for it; its ledger adds it to everything before.")]
-Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")]
-REPEATED = "the same command asks the same questions, and a gate that has answered one gives its stored answer, at no further price"
-TOTALS = "The server sees one total over all silos, so there are no figures by silo; the price is before the server."
+Charge = Annotated[
+    float,
+    typer.Option(
+        "--epsilon", help="What each silo pays for it; its ledger adds it to everything before."
+    ),
+]
+Deadline = Annotated[
+    float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")
+]
+REPEATED = (
+    "the same command asks the same questions, and a gate that has answered one gives its "
+    "stored answer, at no further price"
+)
+TOTALS = (
+    "The server sees one total over all silos, so there are no figures by silo; the price is "
+    "before the server."
+)
 
 
 def evaluate(
@@ -67,25 +100,37 @@ def evaluate(
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """How good a run's model is on held-out records, by one priced release of each silo: loss, accuracy, AUC, or errors of a number,
-    and of survival times the loss.
+    """How good a run's model is on held-out records, by one priced release of each silo: loss,
+    accuracy, AUC, or errors of a number, and of survival times the loss.
 
     Every evaluation costs; what training and evaluations cost together is in the run's spent.json.
 
-    Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a --epsilon 1`
+    Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a
+    --epsilon 1`
     """
     from silodp.lab.scoring import evaluate_run
 
-    with interruptible(f"what has been paid is in {run / 'spent.json'}, and each answer that was in evaluations.jsonl beside it"):
+    with interruptible(
+        f"what has been paid is in {run / 'spent.json'}, and each answer that was in "
+        "evaluations.jsonl beside it"
+    ):
         answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed, by=by)
     if as_json:
         return dump(answer)
     _show_evaluation(answer)
-    for silo, trained, own, both in zip(*(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True):
-        evaluations = f"epsilon {shown(own['epsilon'])} for {own['count']} in all; " if own and own["count"] > 1 else ""
+    for silo, trained, own, both in zip(
+        *(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True
+    ):
+        evaluations = (
+            f"epsilon {shown(own['epsilon'])} for {own['count']} in all; "
+            if own and own["count"] > 1
+            else ""
+        )
         say(
-            f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} for this evaluation; {evaluations}training spent "
-            f"{shown(trained['epsilon'])}; together {shown(both['epsilon'])} at delta {rounded_up(both['delta'])}."
+            f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} for this evaluation; "
+            f"{evaluations}training spent "
+            f"{shown(trained['epsilon'])}; together {shown(both['epsilon'])} at delta "
+            f"{rounded_up(both['delta'])}."
         )
 
 
@@ -97,19 +142,31 @@ def _show_evaluation(answer: dict[str, Any]) -> None:
 
 def profile(
     data: Annotated[str | None, typer.Option(help="A built-in data set, instead of files.")] = None,
-    silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo; cells may be missing.")] = None,
+    silo: Annotated[
+        list[Path] | None,
+        typer.Option(help="One CSV, Parquet or NPZ file for each silo; cells may be missing."),
+    ] = None,
     schema: Annotated[
-        Path | None, typer.Option(help="The public schema of the files, in TOML: features are then what it makes of them, people its unit.")
+        Path | None,
+        typer.Option(
+            help=(
+                "The public schema of the files, in TOML: features are then what it makes of "
+                "them, people its unit."
+            )
+        ),
     ] = None,
     label: LabelColumn = "label",
     classes: Classes = None,
     epsilon: Pays = None,
     delta: Delta = None,
     seed: Seed = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where a data set lies that is not built in.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where a data set lies that is not built in.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Private means, deviations, ranges, missing rates and class counts over all silos, with error bars and the price.
+    """Private means, deviations, ranges, missing rates and class counts over all silos, with error
+    bars and the price.
 
     Example: `silodp profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
     """
@@ -117,31 +174,48 @@ def profile(
     from silodp.lab.source import Source
 
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
-    source = Source(data, tuple(silo or ()), label, classes, schema, data_dir=data_dir, scale="none")
+    source = Source(
+        data, tuple(silo or ()), label, classes, schema, data_dir=data_dir, scale="none"
+    )
     with interruptible("nothing was shown, so nothing was spent"):
         answer = profile_data(order, source)
     if schema and not as_json:
-        say("Features are what the schema makes of the columns: numbers go from -1 to 1 over their public range.")
+        say(
+            "Features are what the schema makes of the columns: numbers go from -1 to 1 "
+            "over their public range."
+        )
     _tell(answer, as_json, show_profile)
 
 
-Page = Annotated[Path | None, typer.Option("--page", help="Also draw the curve on a page of its own, such as curve.html.")]
+Page = Annotated[
+    Path | None,
+    typer.Option("--page", help="Also draw the curve on a page of its own, such as curve.html."),
+]
 
 
 def survival(
-    schema: Annotated[Path | None, typer.Option(help="The public schema of the files, in TOML, whose label is a survival time.")] = None,
-    silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo.")] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="The public schema of the files, in TOML, whose label is a survival time."
+        ),
+    ] = None,
+    silo: Annotated[
+        list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file for each silo.")
+    ] = None,
     epsilon: Pays = None,
     delta: Delta = None,
     page: Page = None,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """A private Kaplan-Meier curve over all silos, by one question: how many had the event, or were lost, in each of the public time bins.
+    """A private Kaplan-Meier curve over all silos, by one question: how many had the event, or were
+    lost, in each of the public time bins.
 
     The 95 % band includes the privacy noise. Where noise hides who is still there, the curve ends.
 
-    Example: `silodp survival --schema schema.toml --silo a.csv --silo b.csv --epsilon 1 --page curve.html`
+    Example: `silodp survival --schema schema.toml --silo a.csv --silo b.csv --epsilon 1 --page
+    curve.html`
     """
     from silodp.lab.scoring import survival_data
     from silodp.lab.source import Source
@@ -152,8 +226,12 @@ def survival(
     _tell(answer, as_json, show_survival, page)
 
 
-def _tell(answer: dict[str, Any], as_json: bool, show: Callable[[dict], None], page: Path | None = None) -> None:
-    """The answer as it was asked for, a survival curve also on a `page`; to people with its price."""
+def _tell(
+    answer: dict[str, Any], as_json: bool, show: Callable[[dict], None], page: Path | None = None
+) -> None:
+    """The answer as it was asked for, a survival curve also on a `page`; to people with its
+    price.
+    """
     if page:
         from silodp.cli.pages import put
         from silodp.pages.survival import page_of
@@ -165,28 +243,37 @@ def _tell(answer: dict[str, Any], as_json: bool, show: Callable[[dict], None], p
     show_charged(answer["silos"])
 
 
-# --- over a federation ------------------------------------------------------------------------------------------------------------------
+# --- over a federation ---------------------------------------------------------------------------
 
 
 @federation.command("evaluate")
 def federation_evaluate(
     folder: Folder = Path("federation"),
     epsilon: Charge = 1.0,
-    run: Annotated[Path | None, typer.Option(help="The run's folder; the last one by default.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="The run's folder; the last one by default.")
+    ] = None,
     bins: Bins = 10,
     cap: Cap = 4.0,
     by: By = None,
     deadline: Deadline = 60.0,
-    model: Annotated[str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")] = None,
-    prox: Annotated[str, typer.Option(help="The server's own copy of a prox FILE.py:NAME.")] = "zero",
+    model: Annotated[
+        str | None, typer.Option(help="The server's own copy of a model FILE.py:FUNCTION.")
+    ] = None,
+    prox: Annotated[
+        str, typer.Option(help="The server's own copy of a prox FILE.py:NAME.")
+    ] = "zero",
     project: Project = None,
     as_json: Json = False,
 ) -> None:
-    """Score a run's model on the records that the silos hold out: the gates must have been made with --held-out.
+    """Score a run's model on the records that the silos hold out: the gates must have been made
+    with --held-out.
 
-    The same evaluation asked again is the same question, which a gate answers from its store: it costs nothing and tells nothing new.
+    The same evaluation asked again is the same question, which a gate answers from its store: it
+    costs nothing and tells nothing new.
 
-    Example: `silodp federation up --data wbcd --held-out 0.2`, `silodp federation run`, `silodp federation evaluate --epsilon 1`
+    Example: `silodp federation up --data wbcd --held-out 0.2`, `silodp federation run`, `silodp
+    federation evaluate --epsilon 1`
     """
     import torch
 
@@ -198,22 +285,42 @@ def federation_evaluate(
     place = run or last_run(folder.resolve() / "runs")
     cards, budgets = _cards(folder, epsilon)
     if without := [card.name for card in cards if not card.held_out]:
-        raise BadInput(f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2")
+        raise BadInput(
+            f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2"
+        )
     check_study(place, cards)
     problem = problem_of(cards[0], Order(model=model, prox=prox))
     try:
         said, stored = contents(place)
         w = torch.cat([stored[name].flatten() for name in problem.shapes])[None]
     except (BadInput, KeyError):
-        raise BadInput(f"{place} has no model of this federation; `silodp federation run` makes one") from None
+        raise BadInput(
+            f"{place} has no model of this federation; `silodp federation run` makes one"
+        ) from None
     refuse_personal(place, said)
-    words = ["evaluate", place.name, hashlib.sha256(w.numpy().tobytes()).hexdigest(), epsilon, bins, cap]
+    words = [
+        "evaluate",
+        place.name,
+        hashlib.sha256(w.numpy().tobytes()).hexdigest(),
+        epsilon,
+        bins,
+        cap,
+    ]
     schema = schema_of(cards[0])
-    asked: dict[str, Any] = {"classes": len(cards[0].classes), "bins": bins, "cap": cap, "loss": problem.loss}
+    asked: dict[str, Any] = {
+        "classes": len(cards[0].classes),
+        "bins": bins,
+        "cap": cap,
+        "loss": problem.loss,
+    }
     asked["label"] = schema.label if schema else None
     held, trust = [card.held_out for card in cards], _trust(folder, cards)
     asked_of(**asked)  # what is senseless is said before anything is asked
-    groups = groups_of(schema, by, trust=trust, feature_map=cards[0].feature_map) if by is not None else None
+    groups = (
+        groups_of(schema, by, trust=trust, feature_map=cards[0].feature_map)
+        if by is not None
+        else None
+    )
     with interruptible(REPEATED):
         if trust != "isrl":
             from silodp.server.estimates.scoring_total import score_total, shuffled_for
@@ -221,25 +328,40 @@ def federation_evaluate(
             budgets = [least_of_all(budgets)] * len(cards)
             counts = [card.records for card in cards]
             colluding = max(card.colluding for card in cards) if trust == "masks" else None
-            query = shuffled_for(w, budgets[0], counts, Order.read(read_run(place), place).least, colluding, **asked)
-            everybody = [[card.name, card.records] for card in cards]  # a total is of these silos: of others it is another question
+            query = shuffled_for(
+                w, budgets[0], counts, Order.read(read_run(place), place).least, colluding, **asked
+            )
+            everybody = [
+                [card.name, card.records] for card in cards
+            ]  # a total is of these silos: of others it is another question
             channel = _channel(folder, cards, [*words, everybody], deadline)
             found = score_total(channel, query, counts=counts, held_out=held, **asked)
-            seen = {"scores": as_rows(found, len(cards[0].classes)), "silos": _charged(cards, budgets, [channel], 1, query)}
+            seen = {
+                "scores": as_rows(found, len(cards[0].classes)),
+                "silos": _charged(cards, budgets, [channel], 1, query),
+            }
         else:
             seen = _asked_of_each(
-                lambda more: _channel(folder, cards, [*words, *more], deadline, totals=False), cards, budgets, w, groups, **asked
+                lambda more: _channel(folder, cards, [*words, *more], deadline, totals=False),
+                cards,
+                budgets,
+                w,
+                groups,
+                **asked,
             )
     answer = {"scores": [], "cap": cap, "bins": bins, "run": place.name, "trust": trust} | seen
     line = json.dumps(answer) + "\n"
-    kept = place / "evaluations.jsonl"  # for report, card and pages; asked again it is the same answer, and is kept once
+    kept = (
+        place / "evaluations.jsonl"
+    )  # for report, card and pages; asked again it is the same answer, and is kept once
     if not kept.exists() or line not in kept.read_text("utf-8"):
         with open(kept, "a", encoding="utf-8") as file:
             file.write(line)
     _tell(answer, as_json, _show_evaluation)
     if "refused" in answer:
         raise BadInput(
-            f"there is no score of all records: {answer['refused']}; the figures of groups, which were paid for, are shown and kept in {kept}"
+            f"there is no score of all records: {answer['refused']}; the figures of "
+            f"groups, which were paid for, are shown and kept in {kept}"
         )
 
 
@@ -250,16 +372,26 @@ def federation_profile(
     deadline: Deadline = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Private means, deviations, ranges, missing rates and class counts of what the silos train on; their policies must allow it.
+    """Private means, deviations, ranges, missing rates and class counts of what the silos train on;
+    their policies must allow it.
 
-    Example: `silodp federation up --data wbcd --allow-profile` and then `silodp federation profile --epsilon 1`
+    Example: `silodp federation up --data wbcd --allow-profile` and then `silodp federation profile
+    --epsilon 1`
     """
     from silodp.server.estimates.profile import profile as profile_of
     from silodp.server.estimates.profile import releases
 
     cards, budgets = _cards(folder, epsilon)
     about = {"features": cards[0].features, "classes": cards[0].classes}
-    answer = _once("profile", folder, cards, budgets, deadline, partial(profile_of, **about), releases(cards[0].classes))
+    answer = _once(
+        "profile",
+        folder,
+        cards,
+        budgets,
+        deadline,
+        partial(profile_of, **about),
+        releases(cards[0].classes),
+    )
     _tell(answer, as_json, show_profile)
 
 
@@ -271,9 +403,11 @@ def federation_survival(
     page: Page = None,
     as_json: Json = False,
 ) -> None:
-    """A private Kaplan-Meier curve of what the silos train on, by one question of each; their policies must allow it.
+    """A private Kaplan-Meier curve of what the silos train on, by one question of each; their
+    policies must allow it.
 
-    Example: `silodp federation up --project . --allow-profile` and then `silodp federation survival --epsilon 1`
+    Example: `silodp federation up --project . --allow-profile` and then `silodp federation survival
+    --epsilon 1`
     """
     from silodp.server.estimates.survival import survival as survival_of
     from silodp.server.estimates.survival import survival_label
@@ -281,27 +415,49 @@ def federation_survival(
     cards, budgets = _cards(folder, epsilon)
     schema = schema_of(cards[0])
     label = survival_label(schema.label if schema else None)
-    _tell(_once("survival", folder, cards, budgets, deadline, partial(survival_of, label=label)), as_json, show_survival, page)
+    _tell(
+        _once("survival", folder, cards, budgets, deadline, partial(survival_of, label=label)),
+        as_json,
+        show_survival,
+        page,
+    )
 
 
 def _once(
-    kind: str, folder: Path, cards: Sequence[Card], budgets: Sequence[Budget], deadline: float, ask: Callable[..., dict], questions: int = 1
+    kind: str,
+    folder: Path,
+    cards: Sequence[Card],
+    budgets: Sequence[Budget],
+    deadline: float,
+    ask: Callable[..., dict],
+    questions: int = 1,
 ) -> dict[str, Any]:
-    """What the silos answer to `questions` of this kind about the records that they train on, and what each may have been charged."""
+    """What the silos answer to `questions` of this kind about the records that they train on, and
+    what each may have been charged.
+    """
     from silodp.server.estimates.scoring import gaussian_for
 
     channel = _channel(folder, cards, [kind, budgets[0].epsilon], deadline, totals=False)
     with interruptible(REPEATED):
-        found = ask(_each(channel), gaussian_for(kind, budgets, questions), counts=[card.records - card.held_out for card in cards])
+        found = ask(
+            _each(channel),
+            gaussian_for(kind, budgets, questions),
+            counts=[card.records - card.held_out for card in cards],
+        )
     return found | {"silos": _charged(cards, budgets, [channel], questions)}
 
 
 def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
     from silodp.core.privacy.accounting import Budget
 
-    cards = [read_card(Path(policy).parent / "silo.json") for policy in load_state(folder)["silos"].values()]
+    cards = [
+        read_card(Path(policy).parent / "silo.json")
+        for policy in load_state(folder)["silos"].values()
+    ]
     if not 0 < epsilon < min(card.epsilon for card in cards):
-        raise BadInput(f"epsilon is {epsilon:g}; it must be above 0, and below what the silos have in all")
+        raise BadInput(
+            f"epsilon is {epsilon:g}; it must be above 0, and below what the silos have in all"
+        )
     return cards, [Budget(epsilon, card.delta) for card in cards]
 
 
@@ -312,26 +468,51 @@ def _each(channel: Remote) -> Federation:
 
 
 def _asked_of_each(
-    ask: Callable[[Sequence[str]], Remote], cards: Sequence[Card], budgets: Sequence[Budget], w: Tensor, groups: Groups | None, **asked: Any
+    ask: Callable[[Sequence[str]], Remote],
+    cards: Sequence[Card],
+    budgets: Sequence[Budget],
+    w: Tensor,
+    groups: Groups | None,
+    **asked: Any,
 ) -> dict[str, Any]:
     """What the silos answer, who is not in it, and what each silo may have been charged.
 
-    Groups come first: where no policy allows them, nothing is paid. Each question is a run of its own, so that whoever refuses one is asked the
-    other; the score beside groups is the same question whatever their column is, and is paid for once.
+    Groups come first: where no policy allows them, nothing is paid. Each question is a run of its
+    own, so that whoever refuses one is asked the other; the score beside groups is the same
+    question whatever their column is, and is paid for once.
     """
     from silodp.server.estimates.groups import KIND, QUESTIONS, score_groups
     from silodp.server.estimates.scoring import as_rows, gaussian_for, score
 
-    held, names, questions = [card.held_out for card in cards], [card.name for card in cards], QUESTIONS if groups else 1
+    held, names, questions = (
+        [card.held_out for card in cards],
+        [card.name for card in cards],
+        QUESTIONS if groups else 1,
+    )
     seen, without = dict[str, Any](), [dict[str, str]() for _ in range(questions)]
-    channels = [ask(["beside groups"] if groups else []), *([ask(["by", groups.by])] if groups else [])]
+    channels = [
+        ask(["beside groups"] if groups else []),
+        *([ask(["by", groups.by])] if groups else []),
+    ]
     if groups:
-        seen["groups"] = score_groups(_each(channels[1]), w, gaussian_for(KIND, budgets, questions), groups, held, without[1])
+        seen["groups"] = score_groups(
+            _each(channels[1]), w, gaussian_for(KIND, budgets, questions), groups, held, without[1]
+        )
         seen["groups"] |= {"without": without[1]} if without[1] else {}
     try:
         mechanism = gaussian_for("score", budgets, questions)
-        found = score(_each(channels[0]), w, mechanism, names=names, held_out=held, without=without[0], **asked)
-        seen |= {"scores": as_rows(found, len(cards[0].classes))} | ({"without": without[0]} if without[0] else {})
+        found = score(
+            _each(channels[0]),
+            w,
+            mechanism,
+            names=names,
+            held_out=held,
+            without=without[0],
+            **asked,
+        )
+        seen |= {"scores": as_rows(found, len(cards[0].classes))} | (
+            {"without": without[0]} if without[0] else {}
+        )
     except BadInput as refusal:
         if not groups:
             raise
@@ -346,9 +527,16 @@ def _trust(folder: Path, cards: Sequence[Card]) -> str:
     return "masks" if all(card.rule == "totals" for card in cards) else "isrl"
 
 
-def _channel(folder: Path, cards: Sequence[Card], asked: Sequence[Any], deadline: float, *, totals: bool = True) -> Remote:
-    """The way to the silos, or with `totals` to their sum: the ids of questions follow from what is `asked`, in JSON, so that asking again is
-    repeating and not paying again."""
+def _channel(
+    folder: Path,
+    cards: Sequence[Card],
+    asked: Sequence[Any],
+    deadline: float,
+    *,
+    totals: bool = True,
+) -> Remote:
+    """The way to the silos, or with `totals` to their sum: the ids of questions follow from what is
+    `asked`, in JSON, so that asking again is repeating and not paying again."""
     from silodp.server.journal import Journal
     from silodp.server.remote import Timeouts
     from silodp.server.remote_masked import MaskedRemote
@@ -356,26 +544,47 @@ def _channel(folder: Path, cards: Sequence[Card], asked: Sequence[Any], deadline
     from silodp.server.remote_shuffled import ShuffledRemote
 
     folder, run = folder.resolve(), hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
-    waits, state = Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline)), load_state(folder)
+    waits, state = (
+        Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline)),
+        load_state(folder),
+    )
     again = f"run `silodp federation {asked[0]}` again"
-    about: dict[str, Any] = {"run": run, "key": read_key(folder / "asker.key"), "timeouts": waits, "again": again}
+    about: dict[str, Any] = {
+        "run": run,
+        "key": read_key(folder / "asker.key"),
+        "timeouts": waits,
+        "again": again,
+    }
     if not totals:
         return RepeatedRemote(cards, carrier_of(folder, state), **about)
     if not state.get("shuffler"):
-        place = folder / "evaluations" / run  # a gate's key is for one answer: asked again without its key, a question would be another
+        place = (
+            folder / "evaluations" / run
+            # a gate's key is for one answer: asked again without its key, a question would be
+            # another
+        )
         place.mkdir(0o700, parents=True, exist_ok=True)
         return MaskedRemote(
-            cards, carrier_of(folder, state), quorum=len(cards), journal=Journal(place / "journal", run, "evaluation"), **about
+            cards,
+            carrier_of(folder, state),
+            quorum=len(cards),
+            journal=Journal(place / "journal", run, "evaluation"),
+            **about,
         )
     mixer = shuffler_card(Path(state["shuffler"]).parent / "shuffler.json")
     return ShuffledRemote(cards, carrier_of(folder, state), shuffler=mixer, **about)
 
 
 def _charged(
-    cards: Sequence[Card], budgets: Sequence[Budget], channels: Sequence[Remote], questions: int = 1, total: Query | None = None
+    cards: Sequence[Card],
+    budgets: Sequence[Budget],
+    channels: Sequence[Remote],
+    questions: int = 1,
+    total: Query | None = None,
 ) -> list[dict]:
-    """What the releases that each silo may have been charged for are worth by themselves, of `questions` that take its budget; and the ledger's rule
-    where it is another than that of Gaussians. A `total` may have been asked more often than once."""
+    """What the releases that each silo may have been charged for are worth by themselves, of
+    `questions` that take its budget; and the ledger's rule where it is another than that of
+    Gaussians. A `total` may have been asked more often than once."""
     from silodp.core.privacy.accounting import gdp_epsilon, gdp_mu
     from silodp.core.privacy.totals import Schedule
 
@@ -383,7 +592,9 @@ def _charged(
     for card, budget in zip(cards, budgets, strict=True):
         times, epsilon = sum(channel.charges[card.name] for channel in channels), budget.epsilon
         if times < questions:  # a part so small that delta alone covers it is not nothing
-            epsilon = times and (gdp_epsilon(gdp_mu(budget) * math.sqrt(times / questions), budget.delta) or epsilon)
+            epsilon = times and (
+                gdp_epsilon(gdp_mu(budget) * math.sqrt(times / questions), budget.delta) or epsilon
+            )
         elif times > questions and total:
             schedule = Schedule()
             for _ in range(times):

@@ -9,16 +9,25 @@ from silodp.cli.console import say, show, table
 from silodp.core import quality
 from silodp.core.figures import WHY, rounded_up, shown
 
-SHARED = "The price below is for both questions, of all records and of the groups; by itself each would have 0.7 times this noise."
-ALONE = "The price below is for the groups alone, at the noise that both questions would have had together."
+SHARED = (
+    "The price below is for both questions, of all records and of the groups; by itself each "
+    "would have 0.7 times this noise."
+)
+ALONE = (
+    "The price below is for the groups alone, at the noise that both questions would have had "
+    "together."
+)
 SAID = (
-    "noise: standard error by the mechanism, which is known; sampling: standard error since there are only so many held-out records, "
+    "noise: standard error by the mechanism, which is known; sampling: standard error "
+    "since there are only so many held-out records, "
     "estimated from released figures; 95 %: the interval by both together."
 )
 
 
 def show_evaluation(answer: Mapping[str, Any]) -> None:
-    """The score of all records, then groups, as far as there are any, and whose answers are not in them."""
+    """The score of all records, then groups, as far as there are any, and whose answers are not in
+    them.
+    """
     scores, groups = answer["scores"], answer.get("groups", {})
     if scores:
         _show_scores(scores)
@@ -26,7 +35,13 @@ def show_evaluation(answer: Mapping[str, Any]) -> None:
     if groups:
         say(quality.differences(groups), style="bold")
         (first, *rest), rows = quality.by_group(groups)
-        show(table("|".join([first, *(f"{name}>" for name in rest)]), rows, title=f"Held-out records by {groups['by']}"))
+        show(
+            table(
+                "|".join([first, *(f"{name}>" for name in rest)]),
+                rows,
+                title=f"Held-out records by {groups['by']}",
+            )
+        )
         say(*filter(None, (groups["note"], SHARED if scores else ALONE)))
         _show_without("groups", groups)
     if quality.noisy([*scores, *groups.get("rows", ())]):
@@ -46,12 +61,30 @@ def _show_scores(rows: Sequence[dict]) -> None:
     if words := quality.verdict(whole):
         say(words, style="bold")
     lines = [(name.replace("auc", "AUC"), *quality.cells(whole, name)) for name in whole["figures"]]
-    show(table("figure|value>|95 %>!|noise>!|sampling>!", lines, title=f"{whole['held_out']} held-out records, by private releases"))
+    show(
+        table(
+            "figure|value>|95 %>!|noise>!|sampling>!",
+            lines,
+            title=f"{whole['held_out']} held-out records, by private releases",
+        )
+    )
     if stretches := quality.reliable(whole):
-        show(table("predicted risk|observed share>|95 %>!|records>", stretches, title="Do the risks come true?"))
+        show(
+            table(
+                "predicted risk|observed share>|95 %>!|records>",
+                stretches,
+                title="Do the risks come true?",
+            )
+        )
     if len(rows) > 2:
         columns, by_silo = quality.by_silo(rows)
-        show(table("|".join([columns[0], *(f"{name}>" for name in columns[1:])]), by_silo, title="By silo"))
+        show(
+            table(
+                "|".join([columns[0], *(f"{name}>" for name in columns[1:])]),
+                by_silo,
+                title="By silo",
+            )
+        )
     say(SAID)
 
 
@@ -59,10 +92,20 @@ def show_survival(answer: dict) -> None:
     rows = []
     for row in answer["curve"]:
         share = "too noisy" if row["survival"] is None else f"{100 * row['survival']:.1f} %"
-        rows.append((f"{row['time']:g}", share, f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %", f"{max(row['at_risk'], 0):.0f}"))
+        rows.append(
+            (
+                f"{row['time']:g}",
+                share,
+                f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %",
+                f"{max(row['at_risk'], 0):.0f}",
+            )
+        )
     title = f"Without the event, by a private release over {answer['records']} records"
     show(table(f"until {answer['time']}>|share>|95 %>|still there>", rows, title=title))
-    say(f"The band includes the privacy noise: each count has a standard error of {answer['count_error']:.2g} by it.")
+    say(
+        "The band includes the privacy noise: each count has a standard error of "
+        f"{answer['count_error']:.2g} by it."
+    )
 
 
 def show_profile(answer: dict) -> None:
@@ -74,9 +117,15 @@ def show_profile(answer: dict) -> None:
     title = "Features, by private releases (± standard error by noise)"
     show(table("feature|range>|mean>|deviation>|missing>", rows, title=title))
     if answer["classes"]:
-        rows = ((row["class"], f"{row['count']:.0f} ± {row['count_error']:.2g}", f"{row['weight']:.3g}") for row in answer["classes"])
+        rows = (
+            (row["class"], f"{row['count']:.0f} ± {row['count_error']:.2g}", f"{row['weight']:.3g}")
+            for row in answer["classes"]
+        )
         show(table("class|records>|weight>", rows, title="Classes"))
-    say("A range is a run of public bins; what lies outside is clamped to it, for mean and deviation too.")
+    say(
+        "A range is a run of public bins; what lies outside is clamped to it, for mean and "
+        "deviation too."
+    )
 
 
 def show_charged(silos: Sequence[dict]) -> None:
@@ -85,7 +134,17 @@ def show_charged(silos: Sequence[dict]) -> None:
         if not silo["epsilon"]:
             say(f"{silo['name']}: nothing more was charged.")
         elif "spent_epsilon" in silo:
-            say(f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} at delta {rounded_up(silo['delta'])} for this.")
+            say(
+                f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} at delta "
+                f"{rounded_up(silo['delta'])} for this."
+            )
         else:
-            by = f"; its ledger, of the rule {silo['rule']}, may count more" if "rule" in silo else ", in its ledger with the rest"
-            say(f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta {rounded_up(silo['delta'])}{by}.")
+            by = (
+                f"; its ledger, of the rule {silo['rule']}, may count more"
+                if "rule" in silo
+                else ", in its ledger with the rest"
+            )
+            say(
+                f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta "
+                f"{rounded_up(silo['delta'])}{by}."
+            )

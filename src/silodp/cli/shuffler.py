@@ -1,7 +1,8 @@
-"""`silodp shuffler`: for the operator of a shuffler, who should be neither the server's nor a silo's.
+"""`silodp shuffler`: for the operator of a shuffler, who should be neither the server's nor a
+silo's.
 
-Silos take the shuffler's keys, and the shuffler takes their pseudonyms, from each other and not from the server: whoever hands out these
-keys could hand out its own.
+Silos take the shuffler's keys, and the shuffler takes their pseudonyms, from each other and not
+from the server: whoever hands out these keys could hand out its own.
 """
 
 from __future__ import annotations
@@ -20,32 +21,69 @@ from silodp.host.site import for_unit
 
 shuffler = group("The shuffler: adds the silos' counts and passes on totals.")
 
-SettingsFile = Annotated[Path, typer.Argument(help="The shuffler's shuffler.toml.", show_default=False)]
+SettingsFile = Annotated[
+    Path, typer.Argument(help="The shuffler's shuffler.toml.", show_default=False)
+]
 
 
 @shuffler.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder for settings, keys and store; made if it is not there.", show_default=False)],
-    asker: Annotated[list[str], typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated.")],
-    largest: Annotated[int, typer.Option(help="Records of the largest silo: more than this no member may claim.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder for settings, keys and store; made if it is not there.", show_default=False
+        ),
+    ],
+    asker: Annotated[
+        list[str],
+        typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated."),
+    ],
+    largest: Annotated[
+        int, typer.Option(help="Records of the largest silo: more than this no member may claim.")
+    ],
     member: Annotated[
-        list[str] | None, typer.Option(help="A silo's pseudonym, 64 hexadecimal digits; once for each silo, or later by `enrol`.")
+        list[str] | None,
+        typer.Option(
+            help=(
+                "A silo's pseudonym, 64 hexadecimal digits; once for each silo, or later by "
+                "`enrol`."
+            )
+        ),
     ] = None,
-    units: Annotated[bool, typer.Option("--units", help="For the systemd units: their socket, its group, and the courier's user.")] = False,
+    units: Annotated[
+        bool,
+        typer.Option(
+            "--units",
+            help="For the systemd units: their socket, its group, and the courier's user.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a shuffler's settings, keys and store. Writes over nothing.
 
-    Example: `silodp shuffler init mixer --asker KEY --largest 500`, and the silos' pseudonyms into mixer/shuffler.toml afterwards
+    Example: `silodp shuffler init mixer --asker KEY --largest 500`, and the silos' pseudonyms into
+    mixer/shuffler.toml afterwards
     """
     from silodp.shuffler.provision import provision
 
-    card = provision(folder, askers=asker, members=member or (), largest=largest, **(for_unit("shuffler") if units else {}))
+    card = provision(
+        folder,
+        askers=asker,
+        members=member or (),
+        largest=largest,
+        **(for_unit("shuffler") if units else {}),
+    )
     if as_json:
         return dump(card)
     say(f"Wrote {folder / 'shuffler.toml'}: read it. The two keys and the store stay here.")
-    say(f"Silos seal their counts for {card['seal']}; give it to each of them yourself, not through the server.")
-    say(f"The server knows your totals by {card['sign']}; both keys are in {folder / 'shuffler.json'}.")
+    say(
+        f"Silos seal their counts for {card['seal']}; give it to each of them yourself, "
+        "not through the server."
+    )
+    say(
+        f"The server knows your totals by {card['sign']}; both keys are in "
+        f"{folder / 'shuffler.json'}."
+    )
     if not member:
         say(f"It has no member yet: silodp shuffler enrol {folder / 'shuffler.toml'} PSEUDONYM ...")
     say(f"Then start it: silodp shuffler serve {folder / 'shuffler.toml'}")
@@ -54,7 +92,12 @@ def init(
 @shuffler.command(name="enrol")
 def enrol_members(
     settings: SettingsFile,
-    member: Annotated[list[str], typer.Argument(help="Pseudonyms, as the silos themselves have given them to you.", show_default=False)],
+    member: Annotated[
+        list[str],
+        typer.Argument(
+            help="Pseudonyms, as the silos themselves have given them to you.", show_default=False
+        ),
+    ],
     as_json: Json = False,
 ) -> None:
     """Add members to the roster, before the shuffler starts.
@@ -77,7 +120,9 @@ def serve(settings: SettingsFile, as_json: Json = False) -> None:
     from silodp.shuffler.settings import ShufflerSettings
 
     def told(found: ShufflerSettings) -> None:
-        dump({"socket": found.socket}) if as_json else print(f"the shuffler answers at {found.socket}", flush=True)
+        dump({"socket": found.socket}) if as_json else print(
+            f"the shuffler answers at {found.socket}", flush=True
+        )
 
     with guarded() as stop:
         daemon.serve(settings, stop, told)
@@ -97,14 +142,28 @@ def status(settings: SettingsFile, as_json: Json = False) -> None:
     runs, words = running(found.store, "store"), tally(found.log)
     seal, sign = map(public, read_keys(found))
     passed = RoundStore(Path(found.store), seal=seal, sign=sign).since(0)
-    declined = {code: times for code, times in sorted(words.items()) if code not in ("passed", "repeated", "started", "stopped")}
+    declined = {
+        code: times
+        for code, times in sorted(words.items())
+        if code not in ("passed", "repeated", "started", "stopped")
+    }
     told = {
-        "running": runs, "socket": found.socket, "members": len(found.roster), "passed": passed, "repeated": words.get("repeated", 0),
-        "declined": declined, "seal": seal, "sign": sign,
-    }  # fmt: skip
+        "running": runs,
+        "socket": found.socket,
+        "members": len(found.roster),
+        "passed": passed,
+        "repeated": words.get("repeated", 0),
+        "declined": declined,
+        "seal": seal,
+        "sign": sign,
+    }
     if as_json:
         return dump(told)
-    say(f"The shuffler {f'runs, and answers at {found.socket}' if runs else 'does not run'}; it has {len(found.roster)} members.")
+    say(
+        "The shuffler "
+        f"{f'runs, and answers at {found.socket}' if runs else 'does not run'}; it has "
+        f"{len(found.roster)} members."
+    )
     said = ", ".join(f"{code} {times}" for code, times in declined.items()) or "none"
     say(f"Rounds passed on: {passed}; repeated {told['repeated']}; declined: {said}.")
     say(f"Silos seal for {seal}; totals are signed by {sign}.")

@@ -1,7 +1,9 @@
-"""What a silo's data officer does besides: `silodp silo personalise`, `approve`, `attest`, `key` and `trust`.
+"""What a silo's data officer does besides: `silodp silo personalise`, `approve`, `attest`, `key`
+and `trust`.
 
-He fits a released model to the silo's own records, agrees to a study in words, says for all to see that the file was checked, and learns from
-other officers who they are, before their silos count on each other's noise.
+He fits a released model to the silo's own records, agrees to a study in words, says for all to see
+that the file was checked, and learns from other officers who they are, before their silos count on
+each other's noise.
 """
 
 from __future__ import annotations
@@ -36,29 +38,51 @@ PATIENCE = 600.0
 @silo.command()
 def personalise(
     policy: PolicyFile,
-    trained: Annotated[Path, typer.Argument(metavar="MODEL", help="The released model: a run's folder, or its file.", show_default=False)],
+    trained: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="The released model: a run's folder, or its file.",
+            show_default=False,
+        ),
+    ],
     as_json: Json = False,
 ) -> None:
-    """Fit a released model further to this silo's own records, inside the silo. It costs nothing, since nothing leaves.
+    """Fit a released model further to this silo's own records, inside the silo. It costs nothing,
+    since nothing leaves.
 
-    The personal model is not private and must never be sent. It is pulled towards the shared one as strongly as cross-validation in here finds best,
-    and is written into `personal` beside the policy, for its owner alone. `silodp predict` takes it.
+    The personal model is not private and must never be sent. It is pulled towards the shared one as
+    strongly as cross-validation in here finds best, and is written into `personal` beside the
+    policy, for its owner alone. `silodp predict` takes it.
 
-    Example: `silodp silo personalise clinic/policy.toml runs/train` and then `silodp predict clinic/personal new.csv`
+    Example: `silodp silo personalise clinic/policy.toml runs/train` and then `silodp predict
+    clinic/personal new.csv`
     """
     from silodp.silo.personal import STAYS
     from silodp.silo.personal import personalise as made
 
     found = made(policy, trained)
     if as_json:
-        about = {"records": found.records, "pull": found.pull, "shared_loss": found.shared, "personal_loss": found.personal}
+        about = {
+            "records": found.records,
+            "pull": found.pull,
+            "shared_loss": found.shared,
+            "personal_loss": found.personal,
+        }
         return dump(about | {"model": str(found.path) if found.path else None, "private": False})
-    losses = f"loss {found.personal:.4g} on records that it was not fitted to, where the shared model has {found.shared:.4g}"
+    losses = (
+        f"loss {found.personal:.4g} on records that it was not fitted to, where the shared "
+        f"model has {found.shared:.4g}"
+    )
     if found.path is None:
-        say(f"No personal model was made: the shared one does as well on these {found.records} records ({losses}). Nothing was sent.")
+        say(
+            "No personal model was made: the shared one does as well on these "
+            f"{found.records} records ({losses}). Nothing was sent."
+        )
         return None
     say(
-        f"Wrote {found.path}, for its owner alone: {losses}; pull {found.pull:g} towards the shared model. Nothing was sent, and nothing is charged."
+        f"Wrote {found.path}, for its owner alone: {losses}; pull {found.pull:g} towards "
+        "the shared model. Nothing was sent, and nothing is charged."
     )
     say(STAYS, style="bold")
     say(f"Use it here: silodp predict {found.path.parent} FILE")
@@ -66,15 +90,32 @@ def personalise(
 
 @silo.command()
 def approve(
-    study: Annotated[Path, typer.Argument(help="The study's file, as `silodp federation propose` made it.", show_default=False)],
-    policy: Annotated[list[Path], typer.Argument(help="The silo's policy.toml; of several, each is asked for.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="Agree without being asked, in a script that you have read.")] = False,
-    by: Annotated[str, typer.Option(help="Who approves, for the silo's own list of approvals.")] = "",
+    study: Annotated[
+        Path,
+        typer.Argument(
+            help="The study's file, as `silodp federation propose` made it.", show_default=False
+        ),
+    ],
+    policy: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The silo's policy.toml; of several, each is asked for.", show_default=False
+        ),
+    ],
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Agree without being asked, in a script that you have read."),
+    ] = False,
+    by: Annotated[
+        str, typer.Option(help="Who approves, for the silo's own list of approvals.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """Approve another study for the same records: shows in words what changes, asks, and writes the policy. The ledger goes on as it is.
+    """Approve another study for the same records: shows in words what changes, asks, and writes the
+    policy. The ledger goes on as it is.
 
-    From then on the gate answers about this study, and no more about the one before. A gate that runs takes it up by itself.
+    From then on the gate answers about this study, and no more about the one before. A gate that
+    runs takes it up by itself.
 
     Example: `silodp silo approve second.toml clinic/policy.toml`
     """
@@ -88,7 +129,9 @@ def approve(
     for found in [compare(path, study) for path in policy]:
         asked.append((found, _ask(found, yes, as_json, brief=found.changes == shown)))
         shown = found.changes
-    answers = [_approve(found, answer, by, as_json) for found, answer in asked]  # only now does code of the study run
+    answers = [
+        _approve(found, answer, by, as_json) for found, answer in asked
+    ]  # only now does code of the study run
     if as_json:
         return dump({"study": answers[0]["study"], "silos": answers})
     if not all(answer["approved"] for answer in answers):
@@ -102,23 +145,40 @@ def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, A
     name, opened = found.rules.silo, DurableLedger.open(Path(found.place.ledger))
     spent, left = shown(opened.spent()), left_of(opened.used())
     answer = {
-        "silo": name, "study": found.study.study, "approved": True, "changes": {c.what: [c.before, c.after] for c in found.changes},
-        "spent_epsilon": opened.spent(), "left": 1 - opened.used(), "card": str(found.policy.parent / "silo.json"),
-    }  # fmt: skip
+        "silo": name,
+        "study": found.study.study,
+        "approved": True,
+        "changes": {c.what: [c.before, c.after] for c in found.changes},
+        "spent_epsilon": opened.spent(),
+        "left": 1 - opened.used(),
+        "card": str(found.policy.parent / "silo.json"),
+    }
     if found.approved:
         if not quiet:
             say(f"{name} approves {found.study.study} already; nothing was changed.")
         return answer | {"gate": "as it was"}
     if not quiet:
-        say(f"{name}: " + ("the same changes" if brief else f"what the study {found.study.study} would change"))
+        say(
+            f"{name}: "
+            + ("the same changes" if brief else f"what the study {found.study.study} would change")
+        )
         for change in () if brief else found.changes:
             head = f"  {change.what:<17}"
             out.print(
-                textwrap.fill(change.words, out.width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+                textwrap.fill(
+                    change.words,
+                    out.width,
+                    initial_indent=head,
+                    subsequent_indent=" " * len(head),
+                    break_long_words=False,
+                )
             )
         for file in found.sources:
             say(f"Its code, {file}, will run in the gate: read it first.")
-        say(f"The ledger goes on: epsilon {spent} of {found.rules.epsilon:g} is spent, {left} of the budget is left. Nothing is refreshed.")
+        say(
+            f"The ledger goes on: epsilon {spent} of {found.rules.epsilon:g} is spent, "
+            f"{left} of the budget is left. Nothing is refreshed."
+        )
     if not yes and not typer.confirm(f"Approve it for {name}?"):
         say(f"{name}: nothing was changed.")
         return answer | {"approved": False}
@@ -136,7 +196,9 @@ def _approve(found: Proposed, answer: dict[str, Any], by: str, quiet: bool) -> d
     gate = _taken_up(found, before)
     if not quiet:
         say(f"{name} approves {found.study.study}; {gate}.")
-        if found.rules.checked and "schema" in {change.what for change in found.changes if change.before != change.after}:
+        if found.rules.checked and "schema" in {
+            change.what for change in found.changes if change.before != change.after
+        }:
             say("The schema is another: run `silodp silo check` again, and `silodp silo attest`.")
     return answer | {"gate": gate}
 
@@ -152,13 +214,18 @@ def _taken_up(found: Proposed, before: int | None) -> str:
         if not running(found.place.ledger):
             time.sleep(1.0)  # between its end and its start nobody serves
             if not running(found.place.ledger) and tally(found.place.log)["started"] <= before:
-                return f"the gate has ended and not begun anew: silodp silo serve {found.policy} says why"
+                return (
+                    f"the gate has ended and not begun anew: silodp silo serve {found.policy} "
+                    "says why"
+                )
         time.sleep(0.05)
     return "the gate has not begun anew yet; start it again"
 
 
 def registry_of(policy: Path) -> Path | None:
-    """The registry of ledgers of a federation that `silodp federation up` made of a built-in set; the machine's own otherwise."""
+    """The registry of ledgers of a federation that `silodp federation up` made of a built-in set;
+    the machine's own otherwise.
+    """
     from silodp.cli.federation_files import state_in
 
     silos = policy.parent.parent
@@ -169,13 +236,20 @@ def registry_of(policy: Path) -> Path | None:
 @silo.command()
 def attest(
     policy: PolicyFile,
-    by: Annotated[str, typer.Option(help="Who ran `silodp silo check` on the silo's file, and looked at what it said.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Who ran `silodp silo check` on the silo's file, and looked at what it said."
+        ),
+    ],
     on: Annotated[str, typer.Option(help="The day, such as 2026-11-17; today by default.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Say for all to see that the silo's file was checked: by whom and when, never what was found. It goes into policy and card.
+    """Say for all to see that the silo's file was checked: by whom and when, never what was found.
+    It goes into policy and card.
 
-    `silodp federation status`, `run` and `silodp status` show it. It is your word: the check itself sends and stores nothing.
+    `silodp federation status`, `run` and `silodp status` show it. It is your word: the check itself
+    sends and stores nothing.
 
     Example: `silodp silo attest clinic/policy.toml --by "A. Officer"`
     """
@@ -192,35 +266,53 @@ def attest(
         raise BadInput("--by is empty; it must be the name of who ran the check")
     words = f"{day} by {by.strip()}"
     rules = attesting(policy, words)
-    said = f"{rules.silo}: checked {words}, in policy.toml and silo.json; what was found stays here."
+    said = (
+        f"{rules.silo}: checked {words}, in policy.toml and silo.json; what was found stays here."
+    )
     tell({"silo": rules.silo, "checked": words}, as_json, said)
 
 
 @silo.command()
 def key(policy: PolicyFile, as_json: Json = False) -> None:
-    """The silo's own key, and its 16 words, to read to the officers of the other silos over the telephone.
+    """The silo's own key, and its 16 words, to read to the officers of the other silos over the
+    telephone.
 
     Example: `silodp silo key clinic/policy.toml`
     """
     from silodp.silo.service.policy import Place
 
-    name, own = read_toml("policy", policy).get("silo"), public(read_key(Place.load(policy).key))  # askers may still be missing
+    name, own = (
+        read_toml("policy", policy).get("silo"),
+        public(read_key(Place.load(policy).key)),
+    )  # askers may still be missing
     words = fingerprint(own)
-    tell({"silo": name, "key": own, "words": words}, as_json, f"{name}: {own}", f"Its words: {words}")
+    tell(
+        {"silo": name, "key": own, "words": words}, as_json, f"{name}: {own}", f"Its words: {words}"
+    )
 
 
 @silo.command()
 def trust(
     policy: PolicyFile,
-    other: Annotated[Path, typer.Argument(help="The other silo's silo.json, however it came here.", show_default=False)],
+    other: Annotated[
+        Path,
+        typer.Argument(
+            help="The other silo's silo.json, however it came here.", show_default=False
+        ),
+    ],
     words: Annotated[
-        str | None, typer.Option(help="The 16 words that its officer has read to you; without them nothing is pinned.")
+        str | None,
+        typer.Option(
+            help="The 16 words that its officer has read to you; without them nothing is pinned."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Pin another silo's key, by the words that its officer reads to you, so that it may be in a masked total with this one.
+    """Pin another silo's key, by the words that its officer reads to you, so that it may be in a
+    masked total with this one.
 
-    Whoever brought the silo.json could have put a key of his own into it, and would then read this silo's counts: the words tell.
+    Whoever brought the silo.json could have put a key of his own into it, and would then read this
+    silo's counts: the words tell.
 
     Example: `silodp silo trust clinic/policy.toml other.json --words "acid acorn ..."`
     """
@@ -229,18 +321,32 @@ def trust(
 
     card = read_card(other)
     if card.key == public(read_key(Place.load(policy).key)):
-        raise BadInput(f"{other} has the key of this silo itself; give the silo.json of OTHER, a silo with which it is in a total")
+        raise BadInput(
+            f"{other} has the key of this silo itself; give the silo.json of OTHER, a silo "
+            "with which it is in a total"
+        )
     wanted = fingerprint(card.key)
     if words is not None and words.lower().split() != wanted.split():
         raise BadInput(
-            f"these are not the words of the key in {other}; nothing is pinned: ask {card.name}'s officer for its silo.json again"
+            f"these are not the words of the key in {other}; nothing is pinned: ask "
+            f"{card.name}'s officer for its silo.json again"
         )
     masking = pin(policy, [f"{card.name} {card.key}"]) if words is not None else None
     if as_json:
         return dump({"silo": card.name, "key": card.key, "pinned": masking is not None})
-    if masking is None:  # the words that the card would need are not shown: whoever copied them here would pin what was brought
+    if (
+        masking is None
+        # the words that the card would need are not shown: whoever copied them here would pin what
+        # was brought
+    ):
         return say(
             f"{card.name}: {card.key}",
-            "Nothing is pinned yet. Call its officer, have the 16 words of `silodp silo key` read to you, and give them with --words.",
+            (
+                "Nothing is pinned yet. Call its officer, have the 16 words of `silodp silo "
+                "key` read to you, and give them with --words."
+            ),
         )
-    say(f"{card.name} is pinned; {len(masking.members)} other silos may be in a total with this one. Start the gate again to let it know.")
+    say(
+        f"{card.name} is pinned; {len(masking.members)} other silos may be in a total with "
+        "this one. Start the gate again to let it know."
+    )

@@ -1,4 +1,6 @@
-"""`silodp status`: where a study stands, in one place, and what the next command is. It reads folders, asks nobody, and costs nothing."""
+"""`silodp status`: where a study stands, in one place, and what the next command is. It reads
+folders, asks nobody, and costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,16 @@ from silodp.host.schema import load_schema
 
 def status(
     folder: Annotated[
-        Path, typer.Argument(help="A project of `silodp init`, a federation's folder, or a silo's own.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A project of `silodp init`, a federation's folder, or a silo's own.",
+            show_default=False,
+        ),
     ] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Where a study stands: its schema, runs, evaluations, silos, approvals and budgets, and what the next command is.
+    """Where a study stands: its schema, runs, evaluations, silos, approvals and budgets, and what
+    the next command is.
 
     Examples: `silodp status` · `silodp status study` · `silodp status gate`
     """
@@ -36,20 +43,26 @@ def status(
         found = _silo(folder)
     else:
         raise BadInput(
-            f"{folder} is no project, no federation's folder and no silo's: it has no {FILE}, {RUNS} or policy.toml; `silodp init` begins a project"
+            f"{folder} is no project, no federation's folder and no silo's: it has no "
+            f"{FILE}, {RUNS} or policy.toml; `silodp init` begins a project"
         )
     return dump(found) if as_json else _show(found)
 
 
-# --- what there is ----------------------------------------------------------------------------------------------------------------------
+# --- what there is -------------------------------------------------------------------------------
 
 
 def _project(folder: Path) -> dict[str, Any]:
     settings, runs = read_project(folder), _runs(folder / "runs")
     found = {
-        "kind": "project", "folder": str(folder), "schema": _schema(settings), "files": settings.get("silo", []), "runs": runs,
-        "together": _together(runs), "federation": _federation(folder / "federation"),
-    }  # fmt: skip
+        "kind": "project",
+        "folder": str(folder),
+        "schema": _schema(settings),
+        "files": settings.get("silo", []),
+        "runs": runs,
+        "together": _together(runs),
+        "federation": _federation(folder / "federation"),
+    }
     return found | {"next": _next(found, folder)}
 
 
@@ -61,7 +74,13 @@ def _schema(settings: dict[str, Any]) -> dict[str, Any]:
     except BadInput as error:
         return {"ready": False, "file": settings["schema"], "why": str(error)}
     columns = [column.name for column in schema.columns] or ["images"]
-    about = {"ready": True, "file": settings["schema"], "columns": columns, "label": schema.label.name, "task": schema.label.task}
+    about = {
+        "ready": True,
+        "file": settings["schema"],
+        "columns": columns,
+        "label": schema.label.name,
+        "task": schema.label.task,
+    }
     return about | {"person": schema.person.column if schema.person else None}
 
 
@@ -74,28 +93,48 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
         try:
             run = read(path)
         except BadInput as error:
-            rows.append({"folder": str(path), "kind": "unreadable", "state": str(error), "begun": 0.0})
+            rows.append(
+                {"folder": str(path), "kind": "unreadable", "state": str(error), "begun": 0.0}
+            )
             continue
         record = path / "run.json"
         about = json.loads(record.read_text("utf-8")) if record.exists() else {}
         spent = max((silo.together for silo in run.silos), default=None)
-        held_out = bool(about.get("source", {}).get("held_out") or any(card.get("held_out") for card in about.get("cards", ())))
+        held_out = bool(
+            about.get("source", {}).get("held_out")
+            or any(card.get("held_out") for card in about.get("cards", ()))
+        )
         model = (about.get("order") or {}).get("model") or run.about.get("model")
         rows.append(
             {
-                "folder": str(path), "kind": run.kind, "state": _state(path, run.state), "study": about.get("study") or "", "model": model, "algorithm": run.algorithm,
-                "spent_at_most": spent[0] if spent else None, "provided": run.provided, "evaluations": len(run.evaluations), "found": _found(run.scored), "held_out": held_out,
+                "folder": str(path),
+                "kind": run.kind,
+                "state": _state(path, run.state),
+                "study": about.get("study") or "",
+                "model": model,
+                "algorithm": run.algorithm,
+                "spent_at_most": spent[0] if spent else None,
+                "provided": run.provided,
+                "evaluations": len(run.evaluations),
+                "found": _found(run.scored),
+                "held_out": held_out,
                 "begun": record.stat().st_mtime if record.exists() else 0.0,
             }
-        )  # fmt: skip
+        )
     return sorted(rows, key=lambda row: row["begun"])
 
 
 def _state(folder: Path, state: str) -> str:
-    """A run that stopped can go on if it kept its seed or its journal; one that ended by itself cannot."""
+    """A run that stopped can go on if it kept its seed or its journal; one that ended by itself
+    cannot.
+    """
     if state != "stopped":
         return state
-    return "interrupted" if (folder / "seed").exists() or (folder / "journal").exists() else "ended early"
+    return (
+        "interrupted"
+        if (folder / "seed").exists() or (folder / "journal").exists()
+        else "ended early"
+    )
 
 
 def _found(evaluations: Any) -> dict[str, float]:
@@ -103,8 +142,19 @@ def _found(evaluations: Any) -> dict[str, float]:
     if not evaluations:
         return {}
     rows = evaluations[-1].get("scores") or evaluations[-1].get("silos") or ()
-    whole = next((row for row in rows if isinstance(row, dict) and row.get("name") == "all" and "figures" in row), None)
-    return {name: figure["value"] for name, figure in (whole or {"figures": {}})["figures"].items() if not figure.get("too_noisy")}
+    whole = next(
+        (
+            row
+            for row in rows
+            if isinstance(row, dict) and row.get("name") == "all" and "figures" in row
+        ),
+        None,
+    )
+    return {
+        name: figure["value"]
+        for name, figure in (whole or {"figures": {}})["figures"].items()
+        if not figure.get("too_noisy")
+    }
 
 
 def _together(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -115,14 +165,26 @@ def _together(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
     if not last:
         return None
     same, spent = together(Path(last["folder"]))
-    return {"runs": len(same), "silos": {name: {"epsilon": e, "delta": d} for name, (e, d) in spent.items()}} if len(same) > 1 else None
+    return (
+        {
+            "runs": len(same),
+            "silos": {name: {"epsilon": e, "delta": d} for name, (e, d) in spent.items()},
+        }
+        if len(same) > 1
+        else None
+    )
 
 
 def _federation(folder: Path) -> dict[str, Any] | None:
     if (state := state_in(folder)) is None:
         return None
     gates = [_gate(Path(policy).parent) for policy in state["silos"].values()]
-    return {"running": (folder / RUNS).exists(), "engine": state["engine"], "silos": gates, "runs": _runs(folder / "runs")}
+    return {
+        "running": (folder / RUNS).exists(),
+        "engine": state["engine"],
+        "silos": gates,
+        "runs": _runs(folder / "runs"),
+    }
 
 
 def _gate(folder: Path) -> dict[str, Any]:
@@ -132,14 +194,27 @@ def _gate(folder: Path) -> dict[str, Any]:
     from silodp.silo.service.policy import Place, Policy
 
     path = folder / "policy.toml"
-    rules, card, opened = Policy.load(path), read_card(folder / "silo.json"), DurableLedger.open(Path(Place.load(path).ledger))
+    rules, card, opened = (
+        Policy.load(path),
+        read_card(folder / "silo.json"),
+        DurableLedger.open(Path(Place.load(path).ledger)),
+    )
     charges = [entry for entry in opened.entries() if entry.act == "charge"]
     return {
-        "name": rules.silo, "study": rules.study, "model": card.model, "definition": rules.definition, "checked": rules.checked, "epsilon": rules.epsilon,
-        "spent_epsilon": opened.spent(), "left": 1 - opened.used(), "answers": len(charges), "runs": len({entry.run for entry in charges}),
-        "askers": [rules.called(key) for key in rules.askers], "approvals": [f"{row['time'][:10]} {row['study']}" for row in approvals(path)],
+        "name": rules.silo,
+        "study": rules.study,
+        "model": card.model,
+        "definition": rules.definition,
+        "checked": rules.checked,
+        "epsilon": rules.epsilon,
+        "spent_epsilon": opened.spent(),
+        "left": 1 - opened.used(),
+        "answers": len(charges),
+        "runs": len({entry.run for entry in charges}),
+        "askers": [rules.called(key) for key in rules.askers],
+        "approvals": [f"{row['time'][:10]} {row['study']}" for row in approvals(path)],
         "expires": rules.expires.isoformat(),
-    }  # fmt: skip
+    }
 
 
 def _silo(folder: Path) -> dict[str, Any]:
@@ -148,12 +223,18 @@ def _silo(folder: Path) -> dict[str, Any]:
 
     path = folder / "policy.toml"
     own, runs = _gate(folder), running(Place.load(path).ledger)
-    steps = [] if own["checked"] else [f'silodp silo attest {path} --by "NAME"   # once `silodp silo check` was run']
-    steps += [f"silodp ledger show {Place.load(path).ledger}"] if runs else [f"silodp silo serve {path}"]
+    steps = (
+        []
+        if own["checked"]
+        else [f'silodp silo attest {path} --by "NAME"   # once `silodp silo check` was run']
+    )
+    steps += (
+        [f"silodp ledger show {Place.load(path).ledger}"] if runs else [f"silodp silo serve {path}"]
+    )
     return {"kind": "silo", "folder": str(folder), "running": runs, "silos": [own], "next": steps}
 
 
-# --- what is next -----------------------------------------------------------------------------------------------------------------------
+# --- what is next --------------------------------------------------------------------------------
 
 
 def _next(found: dict[str, Any], folder: Path) -> list[str]:
@@ -162,15 +243,28 @@ def _next(found: dict[str, Any], folder: Path) -> list[str]:
     if not found["schema"]["ready"]:
         return [f"fill in {found['schema']['file']}: {found['schema']['why']}"]
     if found["federation"]:
-        return _next_of_federation(found["federation"] | {"folder": str(folder / "federation")}, option)
+        return _next_of_federation(
+            found["federation"] | {"folder": str(folder / "federation")}, option
+        )
     if not found["files"]:
-        return [f"list the silos' files in {folder / FILE}, to try things here; or at each silo: silodp silo init"]
+        return [
+            (
+                f"list the silos' files in {folder / FILE}, to try things here; or at each "
+                "silo: silodp silo init"
+            )
+        ]
     if not found["runs"]:
         return [
-            f"silodp silo check {_short(found['files'][0])} --schema {_short(found['schema']['file'])}",
+            (
+                f"silodp silo check {_short(found['files'][0])} --schema "
+                f"{_short(found['schema']['file'])}"
+            ),
             f"silodp train {option} --held-out 0.2",
         ]
-    return [*_after(found["runs"][-1], option, "silodp evaluate {} --epsilon 1"), f"silodp federation up {option} --held-out 0.2"]
+    return [
+        *_after(found["runs"][-1], option, "silodp evaluate {} --epsilon 1"),
+        f"silodp federation up {option} --held-out 0.2",
+    ]
 
 
 def _after(run: dict[str, Any], option: str, evaluate: str) -> list[str]:
@@ -180,7 +274,12 @@ def _after(run: dict[str, Any], option: str, evaluate: str) -> list[str]:
     if run["state"] == "interrupted":
         return [f"{again} {option} --resume --out {place}"]
     if run["state"] == "running":
-        return [f"wait for the run in {place}, or look at it: silodp ui {_short(str(Path(run['folder']).parent))}"]
+        return [
+            (
+                f"wait for the run in {place}, or look at it: silodp ui "
+                f"{_short(str(Path(run['folder']).parent))}"
+            )
+        ]
     if run["state"] != "finished":
         return [f"{again} {option} --new"]
     use = [f"silodp predict {place} NEW.csv --out risks.csv", f"silodp report {place}"]
@@ -191,11 +290,21 @@ def _next_of_federation(found: dict[str, Any], option: str) -> list[str]:
     silos, folder = found["silos"], _short(found["folder"])
     if not found["running"]:
         return [f"silodp federation up --folder {folder}"]
-    wanted = max({silo["definition"] for silo in silos}, key=lambda one: sum(silo["definition"] == one for silo in silos))
+    wanted = max(
+        {silo["definition"] for silo in silos},
+        key=lambda one: sum(silo["definition"] == one for silo in silos),
+    )
     if others := [silo["name"] for silo in silos if silo["definition"] != wanted]:
         study = next(silo["study"] for silo in silos if silo["definition"] == wanted) or "STUDY"
-        return [f"silodp silo approve {folder}/studies/{study}.toml {folder}/silos/{name}/policy.toml" for name in others]
-    steps = [f'silodp silo attest {folder}/silos/{s["name"]}/policy.toml --by "NAME"' for s in silos if not s["checked"]][:1]
+        return [
+            f"silodp silo approve {folder}/studies/{study}.toml {folder}/silos/{name}/policy.toml"
+            for name in others
+        ]
+    steps = [
+        f'silodp silo attest {folder}/silos/{s["name"]}/policy.toml --by "NAME"'
+        for s in silos
+        if not s["checked"]
+    ][:1]
     if not found["runs"]:
         return [f"silodp federation run {option}", *steps]
     return [
@@ -213,13 +322,17 @@ def _short(path: str) -> str:
         return path
 
 
-# --- in words -------------------------------------------------------------------------------------------------------------------------
+# --- in words ------------------------------------------------------------------------------------
 
 
 def _show(found: dict[str, Any]) -> None:
     say(f"{found['kind'].capitalize()} {found['folder']}")
     if schema := found.get("schema"):
-        said = f"{len(schema['columns'])} columns, predicts {schema['label']} ({schema['task']})" if schema.get("columns") else "none"
+        said = (
+            f"{len(schema['columns'])} columns, predicts {schema['label']} ({schema['task']})"
+            if schema.get("columns")
+            else "none"
+        )
         unit = f", protects each person by {schema['person']}" if schema.get("person") else ""
         item("schema", said + unit if schema["ready"] else "not ready: " + schema["why"])
     if found["kind"] == "project":
@@ -227,7 +340,9 @@ def _show(found: dict[str, Any]) -> None:
     for run in found.get("runs", ()):
         item("run", _run_words(run))
     if together := found.get("together"):
-        said = ", ".join(f"{name} {shown(spent['epsilon'])}" for name, spent in together["silos"].items())
+        said = ", ".join(
+            f"{name} {shown(spent['epsilon'])}" for name, spent in together["silos"].items()
+        )
         item("in simulation", f"over {together['runs']} runs of the same files, epsilon: {said}")
     federation = found["federation"] if found["kind"] == "project" else found
     if found["kind"] == "silo":
@@ -248,20 +363,35 @@ def _show(found: dict[str, Any]) -> None:
 def _run_words(run: dict[str, Any]) -> str:
     if run["kind"] == "unreadable":
         return run["state"]
-    what = f"{_short(run['folder'])}: {run['state']}" + (f", study {run['study']}" if run["study"] else "")
+    what = f"{_short(run['folder'])}: {run['state']}" + (
+        f", study {run['study']}" if run["study"] else ""
+    )
     what += f", {run['model']}" * bool(run["model"]) + f" by {run['algorithm']}"
-    spent = f", epsilon {shown(run['spent_at_most'])} at most{run['provided']}" if run["spent_at_most"] is not None else ""
+    spent = (
+        f", epsilon {shown(run['spent_at_most'])} at most{run['provided']}"
+        if run["spent_at_most"] is not None
+        else ""
+    )
     figures = ", ".join(f"{name} {value:.3f}" for name, value in run["found"].items())
-    scored = f"; evaluated: {figures or 'too noisy to say'}" if run["evaluations"] else "; not evaluated"
+    scored = (
+        f"; evaluated: {figures or 'too noisy to say'}" if run["evaluations"] else "; not evaluated"
+    )
     return what + spent + scored * (run["state"] == "finished")
 
 
 def _show_silo(silo: dict[str, Any]) -> None:
-    study = f"the study {silo['study']} ({silo['model']})" if silo["study"] else f"the model {silo['model']}"
+    study = (
+        f"the study {silo['study']} ({silo['model']})"
+        if silo["study"]
+        else f"the model {silo['model']}"
+    )
     item(
         silo["name"],
-        f"approves {study}; epsilon {shown(silo['spent_epsilon'])} of {silo['epsilon']:g} spent in {silo['runs']} runs, {left_of(1 - silo['left'])} left; "
-        f"file checked: {silo['checked'] or 'nobody has said so'}",
+        (
+            f"approves {study}; epsilon {shown(silo['spent_epsilon'])} of {silo['epsilon']:g} "
+            f"spent in {silo['runs']} runs, {left_of(1 - silo['left'])} left; "
+            f"file checked: {silo['checked'] or 'nobody has said so'}"
+        ),
     )
     if silo["approvals"]:
         item("", f"approved since it was made: {', '.join(silo['approvals'])}")

@@ -1,11 +1,13 @@
-"""Schemas to start from, for extracts in a common form: `silodp init --template omop | fhir`. Whole as they are; what a study does not use is taken out."""
+"""Schemas to start from, for extracts in a common form: `silodp init --template omop | fhir`. Whole
+as they are; what a study does not use is taken out.
+"""
 
 HEAD = """\
 # The public schema of {form} extracts: one row per person, a column for each line below. Take out what the study does not use, and
 # set ranges to what is physically possible, not to what some hospital's file holds. Everything here is public.
 
 ignore = ["{person}"]
-"""
+"""  # noqa: E501
 NUMBER = """
 [columns.{name}]                   # {where}
 type = "number"
@@ -35,7 +37,9 @@ MEASURED = (
     ("creatinine", "[0.1, 20]", 1, "3016723", "2160-0"),
     ("sodium", "[100, 180]", 140, "3019550", "2951-2"),
 )
-"""Name, range, public value to fill in, the OMOP concept and the LOINC code; mmHg, beats a minute, kg, cm, g/dl, mg/dl, mmol/l."""
+"""Name, range, public value to fill in, the OMOP concept and the LOINC code; mmHg, beats a minute,
+kg, cm, g/dl, mg/dl, mmol/l.
+"""
 
 
 def _measured(omop: bool) -> str:
@@ -45,22 +49,53 @@ def _measured(omop: bool) -> str:
         else "Observation.valueQuantity, LOINC {}, the last before the index date"
     )
     return "".join(
-        NUMBER.format(name=n, range=r, missing=m, where=where.format(concept if omop else loinc)) for n, r, m, concept, loinc in MEASURED
+        NUMBER.format(name=n, range=r, missing=m, where=where.format(concept if omop else loinc))
+        for n, r, m, concept, loinc in MEASURED
     )
 
 
 TEMPLATES = {
     "omop": HEAD.format(form="OMOP CDM 5.4", person="person_id")
-    + NUMBER.format(name="age", range="[0, 110]", missing=60, where="year of the index date less PERSON.year_of_birth")
-    + CATEGORY.format(name="gender", categories='["8507", "8532", "other"]', where="PERSON.gender_concept_id: male, female")
-    + CATEGORY.format(name="visit", categories='["9201", "9202", "9203", "262", "other"]', where="VISIT_OCCURRENCE.visit_concept_id: inpatient, outpatient, emergency, both")
+    + NUMBER.format(
+        name="age",
+        range="[0, 110]",
+        missing=60,
+        where="year of the index date less PERSON.year_of_birth",
+    )
+    + CATEGORY.format(
+        name="gender",
+        categories='["8507", "8532", "other"]',
+        where="PERSON.gender_concept_id: male, female",
+    )
+    + CATEGORY.format(
+        name="visit",
+        categories='["9201", "9202", "9203", "262", "other"]',
+        where="VISIT_OCCURRENCE.visit_concept_id: inpatient, outpatient, emergency, both",
+    )
     + _measured(True)
     + LABEL.format(where="1 if the person is in the outcome's COHORT within the time at risk"),
     "fhir": HEAD.format(form="FHIR R4", person="Patient.id")
-    + NUMBER.format(name="age", range="[0, 110]", missing=60, where="years from Patient.birthDate to the index date")
-    + CATEGORY.format(name="gender", categories='["male", "female", "other", "unknown"]', where="Patient.gender")
-    + CATEGORY.format(name="class", categories='["AMB", "EMER", "IMP", "other"]', where="Encounter.class.code of the index encounter")
-    + CATEGORY.format(name="smoking", categories='["449868002", "428041000124106", "8517006", "266919005", "other"]', where="Observation 72166-2, SNOMED: daily, some days, former, never")
+    + NUMBER.format(
+        name="age",
+        range="[0, 110]",
+        missing=60,
+        where="years from Patient.birthDate to the index date",
+    )
+    + CATEGORY.format(
+        name="gender", categories='["male", "female", "other", "unknown"]', where="Patient.gender"
+    )
+    + CATEGORY.format(
+        name="class",
+        categories='["AMB", "EMER", "IMP", "other"]',
+        where="Encounter.class.code of the index encounter",
+    )
+    + CATEGORY.format(
+        name="smoking",
+        categories='["449868002", "428041000124106", "8517006", "266919005", "other"]',
+        where="Observation 72166-2, SNOMED: daily, some days, former, never",
+    )
     + _measured(False)
-    + LABEL.format(where="1 if a Condition of the outcome's value set has its onset within the time at risk"),
-}  # fmt: skip
+    + LABEL.format(
+        where="1 if a Condition of the outcome's value set has its onset within the time at risk"
+    ),
+}

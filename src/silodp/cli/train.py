@@ -9,7 +9,17 @@ import typer
 
 from silodp.cli.console import Classes, LabelColumn, dump, progress, say, say_advice, show, table
 from silodp.cli.interrupted import interruptible
-from silodp.cli.options import DataDir, Json, New, Resume, RunFolder, SchemaFile, check_writable, takes_order, typed
+from silodp.cli.options import (
+    DataDir,
+    Json,
+    New,
+    Resume,
+    RunFolder,
+    SchemaFile,
+    check_writable,
+    takes_order,
+    typed,
+)
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
 from silodp.core.figures import ALONE, rounded_up, shown
@@ -22,16 +32,34 @@ def train(
     project: Project = None,
     settings_file: SettingsFile = None,
     data: Annotated[str | None, typer.Option(help="A built-in data set, instead of files.")] = None,
-    silo: Annotated[list[Path] | None, typer.Option(help="One CSV, Parquet or NPZ file, or folder of images, for each silo.")] = None,
+    silo: Annotated[
+        list[Path] | None,
+        typer.Option(help="One CSV, Parquet or NPZ file, or folder of images, for each silo."),
+    ] = None,
     schema: SchemaFile = None,
-    test: Annotated[Path | None, typer.Option(help="A file, with --schema, to score on in the clear: for research only.")] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="A file, with --schema, to score on in the clear: for research only."),
+    ] = None,
     label: LabelColumn = "label",
     classes: Classes = None,
     scale: Annotated[
-        str, typer.Option(help="Feature scaling: private (learnt within the budget), none, or a file of public ranges.")
+        str,
+        typer.Option(
+            help=(
+                "Feature scaling: private (learnt within the budget), none, or a file of "
+                "public ranges."
+            )
+        ),
     ] = "private",
     held_out: Annotated[
-        float, typer.Option(help="Share of each silo's records kept out of training, by position: do not sort rows by a value.")
+        float,
+        typer.Option(
+            help=(
+                "Share of each silo's records kept out of training, by position: do not sort "
+                "rows by a value."
+            )
+        ),
     ] = 0.0,
     data_dir: DataDir = None,
     out_dir: RunFolder = None,
@@ -39,19 +67,23 @@ def train(
     new: New = False,
     as_json: Json = False,
 ) -> None:
-    """One private run in simulation: a model, the transcript of releases, and what each silo has spent.
+    """One private run in simulation: a model, the transcript of releases, and what each silo has
+    spent.
 
-    All silos are in this process; `silodp federation` gives each one of its own. The folder --out gets run.json (what was asked for) and
-    progress.jsonl on the way, and at the end model.safetensors, transcript.jsonl and .safetensors (every release), environment.json and spent.json. Each record's guarantee is over the whole run, scaling included.
-    Interrupted or killed, it is computed again by --resume with the noise that it had, which is kept until its end: it says nothing new.
-    Only the very same run is: same records, model file, settings, versions and threads. A model FILE.py that imports files of its own is not
-    resumed; start its run anew with --new.
-    Without --algorithm the model, algorithm, rounds, step, clip and weights are chosen from public facts (sizes, columns, budgets), which costs no
-    privacy; the choice is printed with what to expect of it, and kept in run.json.
+    All silos are in this process; `silodp federation` gives each one of its own. The folder --out
+    gets run.json (what was asked for) and progress.jsonl on the way, and at the end
+    model.safetensors, transcript.jsonl and .safetensors (every release), environment.json and
+    spent.json. Each record's guarantee is over the whole run, scaling included. Interrupted or
+    killed, it is computed again by --resume with the noise that it had, which is kept until its
+    end: it says nothing new. Only the very same run is: same records, model file, settings,
+    versions and threads. A model FILE.py that imports files of its own is not resumed; start its
+    run anew with --new. Without --algorithm the model, algorithm, rounds, step, clip and weights
+    are chosen from public facts (sizes, columns, budgets), which costs no privacy; the choice is
+    printed with what to expect of it, and kept in run.json.
 
-    Examples: `silodp train --data wbcd --epsilon 3` ·
-    `silodp train --silo a.csv --silo b.csv --label outcome --epsilon 2 --epsilon b=1 --model logistic` ·
-    `silodp train --data wbcd --trust shuffle --participation uniform:10`
+    Examples: `silodp train --data wbcd --epsilon 3` · `silodp train --silo a.csv --silo b.csv
+    --label outcome --epsilon 2 --epsilon b=1 --model logistic` · `silodp train --data wbcd --trust
+    shuffle --participation uniform:10`
     """
     from silodp.lab.runfolder import folder_for, folder_to_resume
     from silodp.lab.source import Source
@@ -62,16 +94,27 @@ def train(
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
     first = (project or Path()) / "runs" / "train"
     folder = folder_to_resume(out_dir, first) if resume else folder_for(out_dir, first, new=new)
-    source = Source(data, tuple(silo or ()), label, classes, schema, test, data_dir, scale, held_out)
+    source = Source(
+        data, tuple(silo or ()), label, classes, schema, test, data_dir, scale, held_out
+    )
     if resume:
         fields = {"silo": "silos", "from_theory": "noise"}
-        order, source = to_resume(folder, order, source, {fields.get(name, name) for name in typed()})
+        order, source = to_resume(
+            folder, order, source, {fields.get(name, name) for name in typed()}
+        )
     else:
         check_writable(folder)
     if not as_json and not resume and not out_dir and folder != first:
         say(f"{first} holds a run already; this one goes to {folder}.")
     with interruptible(lambda: _train_kept(folder)), progress("round", quiet=as_json) as tick:
-        summary = run(order, source, folder, resume=resume, tick=tick, told=(lambda advice: None) if as_json else say_advice)
+        summary = run(
+            order,
+            source,
+            folder,
+            resume=resume,
+            tick=tick,
+            told=(lambda advice: None) if as_json else say_advice,
+        )
     if as_json:
         return dump(summary)
     _show(summary)
@@ -89,7 +132,8 @@ def _show_together(folder: Path) -> None:
         most = max(spent, key=lambda name: spent[name][0])
         others = ", ".join(str(run.folder) for run in runs if run.folder != folder)
         say(
-            f"With {others}, which read the same files, silos have spent up to epsilon {shown(spent[most][0])} ({most}); a gate's ledger would go on "
+            f"With {others}, which read the same files, silos have spent up to epsilon "
+            f"{shown(spent[most][0])} ({most}); a gate's ledger would go on "
             "from there, whatever the model."
         )
 
@@ -99,16 +143,31 @@ def _show(summary: dict) -> None:
     for s in summary["silos"]:
         local = s.get("local_epsilon_at_most")
         own = ("no bound" if local is None else shown(local),) if alone else ()
-        rows.append((s["name"], f"{s['epsilon']:g}", rounded_up(s["delta"]), shown(s["spent_epsilon"]), *own))
+        rows.append(
+            (
+                s["name"],
+                f"{s['epsilon']:g}",
+                rounded_up(s["delta"]),
+                shown(s["spent_epsilon"]),
+                *own,
+            )
+        )
     columns = "silo|epsilon>|delta>|spent>" + (f"|{alone}>" if alone else "")
     show(table(columns, rows, title=f"{summary['algorithm']}: {summary['parameters']} parameters"))
     say(f"{summary['questions']} questions, {summary['answers']} answers of silos.")
     say(summary["unit"])
     if summary["trust"] != "isrl":
         say(f"Here {summary['said']}.")
-    score = {"test_error": "test error", "balanced_accuracy": "balanced accuracy", "test_loss": "test loss"}
+    score = {
+        "test_error": "test error",
+        "balanced_accuracy": "balanced accuracy",
+        "test_loss": "test loss",
+    }
     if told := [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]:
-        say(f"{', '.join(told).capitalize()} on test records (looked at raw data: a research figure, not private).")
+        say(
+            f"{', '.join(told).capitalize()} on test records (looked at raw data: a "
+            "research figure, not private)."
+        )
     if summary["note"]:
         say(summary["note"])
     say(f"Model: {summary['model']}")
@@ -121,4 +180,7 @@ def _train_kept(folder: Path) -> str:
         return f"the run had come to its end, and is in {folder}"
     if not state_of(folder):
         return "nothing had been asked yet, and nothing was spent"
-    return f"the run is kept in {folder}, and `silodp train --resume --out {folder}` goes on with it without a second price"
+    return (
+        f"the run is kept in {folder}, and `silodp train --resume --out {folder}` goes on with "
+        "it without a second price"
+    )

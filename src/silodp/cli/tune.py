@@ -1,4 +1,6 @@
-"""`silodp tune`: settings for a private run, free on public or synthetic data, and with a price on the silos' own."""
+"""`silodp tune`: settings for a private run, free on public or synthetic data, and with a price on
+the silos' own.
+"""
 
 from __future__ import annotations
 
@@ -17,46 +19,109 @@ from silodp.server.order import Order
 
 
 @takes_order(
-    *("rounds", "phase", "inner", "step", "clip", "feature_map", "user_level", "least", "sampling", "participation", "weights", "rule"),
+    *(
+        "rounds",
+        "phase",
+        "inner",
+        "step",
+        "clip",
+        "feature_map",
+        "user_level",
+        "least",
+        "sampling",
+        "participation",
+        "weights",
+        "rule",
+    ),
     *("noise", "from_theory", "lipschitz", "smoothness", "pl", "gap", "output"),
 )
 def tune(
     order: Order,
-    silo: Annotated[list[Path] | None, typer.Option(help="The silos' own files, one each: every look is charged.")] = None,
-    public: Annotated[list[Path] | None, typer.Option(help="Public files that resemble the silos', one each: free.")] = None,
-    data: Annotated[str | None, typer.Option(help="A built-in data set that resembles the silos': free.")] = None,
-    records: Annotated[list[int] | None, typer.Option(help="Records in a silo, for synthetic data: free.")] = None,
-    silos: Annotated[int | None, typer.Option(help="Number of silos, if all have the --records given once.")] = None,
-    features: Annotated[int | None, typer.Option(help="Features of a record, for synthetic data.")] = None,
+    silo: Annotated[
+        list[Path] | None,
+        typer.Option(help="The silos' own files, one each: every look is charged."),
+    ] = None,
+    public: Annotated[
+        list[Path] | None,
+        typer.Option(help="Public files that resemble the silos', one each: free."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A built-in data set that resembles the silos': free.")
+    ] = None,
+    records: Annotated[
+        list[int] | None, typer.Option(help="Records in a silo, for synthetic data: free.")
+    ] = None,
+    silos: Annotated[
+        int | None, typer.Option(help="Number of silos, if all have the --records given once.")
+    ] = None,
+    features: Annotated[
+        int | None, typer.Option(help="Features of a record, for synthetic data.")
+    ] = None,
     signal: Annotated[
-        str, typer.Option(help="How hard synthetic records are: easy, typical, hard, or what the best model gets right, such as 0.9.")
+        str,
+        typer.Option(
+            help=(
+                "How hard synthetic records are: easy, typical, hard, or what the best model "
+                "gets right, such as 0.9."
+            )
+        ),
     ] = "typical",
     label: LabelColumn = "label",
-    classes: Annotated[str | None, typer.Option(help="Public list of classes, such as benign,malignant; 0,1 by default.")] = None,
-    candidates: Annotated[int, typer.Option(help="For --silo: how many settings are tried, drawn from all combinations.")] = 6,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Public list of classes, such as benign,malignant; 0,1 by default."),
+    ] = None,
+    candidates: Annotated[
+        int,
+        typer.Option(help="For --silo: how many settings are tried, drawn from all combinations."),
+    ] = 6,
     repetitions: Annotated[
         str | None,
-        typer.Option(help="For --silo --trust central: poisson:MEAN, geometric:MEAN or tnb:ETA:GAMMA; poisson of --candidates by default."),
+        typer.Option(
+            help=(
+                "For --silo --trust central: poisson:MEAN, geometric:MEAN or tnb:ETA:GAMMA; "
+                "poisson of --candidates by default."
+            )
+        ),
     ] = None,
-    rounds: Annotated[list[int] | None, typer.Option(help="Rounds to try; may be repeated.")] = None,
-    phase: Annotated[list[int] | None, typer.Option(help="Phases to try: 1 is mb-sgd, more is spider; of an SVRG, inner steps.")] = None,
+    rounds: Annotated[
+        list[int] | None, typer.Option(help="Rounds to try; may be repeated.")
+    ] = None,
+    phase: Annotated[
+        list[int] | None,
+        typer.Option(help="Phases to try: 1 is mb-sgd, more is spider; of an SVRG, inner steps."),
+    ] = None,
     step: Annotated[list[float] | None, typer.Option(help="Steps to try.")] = None,
     clip: Annotated[list[float] | None, typer.Option(help="Clips to try.")] = None,
-    trials: Annotated[int, typer.Option(help="For free data: random splits, or synthetic data sets.")] = 3,
-    scale: Annotated[str, typer.Option(help="For --silo: private (feature scaling learnt within the budget) or none.")] = "private",
+    trials: Annotated[
+        int, typer.Option(help="For free data: random splits, or synthetic data sets.")
+    ] = 3,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="For --silo: private (feature scaling learnt within the budget) or none."
+        ),
+    ] = "private",
     data_dir: DataDir = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Run folder; by default runs/tune.")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Run folder; by default runs/tune.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Settings for a private run: free on public or synthetic data, and with an honest price on the silos' own.
+    """Settings for a private run: free on public or synthetic data, and with an honest price on the
+    silos' own.
 
-    With --silo every candidate is a private run, and so is its score. A server that nobody trusts sees all of them, chosen or not, so
-    C candidates cost C runs: each gets 1/C of the budget (mu^2), and epsilon holds for everything together. Random stopping (Papernot &
-    Steinke 2022) does not help there, since it prices the best run alone; it is for --trust central, where a curator keeps the others,
-    their scores and their number secret. Training afterwards spends again. Without --algorithm it tries mb-sgd and spider. Interrupt it and run it again: it goes on where it stopped.
+    With --silo every candidate is a private run, and so is its score. A server that nobody trusts
+    sees all of them, chosen or not, so C candidates cost C runs: each gets 1/C of the budget
+    (mu^2), and epsilon holds for everything together. Random stopping (Papernot & Steinke 2022)
+    does not help there, since it prices the best run alone; it is for --trust central, where a
+    curator keeps the others, their scores and their number secret. Training afterwards spends
+    again. Without --algorithm it tries mb-sgd and spider. Interrupt it and run it again: it goes on
+    where it stopped.
 
-    Examples: `silodp tune --records 1000 --silos 10 --features 20` · `silodp tune --data wbcd --model mlp:5` ·
-    `silodp tune --silo a.csv --silo b.csv --candidates 4` · `silodp tune --silo a.csv --silo b.csv --trust central --repetitions poisson:10`
+    Examples: `silodp tune --records 1000 --silos 10 --features 20` · `silodp tune --data wbcd
+    --model mlp:5` · `silodp tune --silo a.csv --silo b.csv --candidates 4` · `silodp tune --silo
+    a.csv --silo b.csv --trust central --repetitions poisson:10`
     """
     from silodp.lab import tune as lab
 
@@ -67,31 +132,64 @@ def tune(
     if trials < 1:
         raise BadInput(f"trials is {trials}; it must be 1 or more")
     seed, order = order.seed, replace(order, seed=None)
-    with interruptible(KEPT.format(folder)), progress("trying", quiet=as_json or order.trust == "central") as tick:
+    with (
+        interruptible(KEPT.format(folder)),
+        progress("trying", quiet=as_json or order.trust == "central") as tick,
+    ):
         if silo:
             if public or data or records:
-                raise BadInput("--silo is charged and --public, --data and --records are free; give one of them")
-            answer = _charged(order, silo, label, names, folder, ranges, seed, tick, candidates, repetitions, scale)
+                raise BadInput(
+                    "--silo is charged and --public, --data and --records are free; give "
+                    "one of them"
+                )
+            answer = _charged(
+                order,
+                silo,
+                label,
+                names,
+                folder,
+                ranges,
+                seed,
+                tick,
+                candidates,
+                repetitions,
+                scale,
+            )
         else:
             if repetitions or seed is not None:
-                raise BadInput("--repetitions and --seed belong to --silo; free data cost nothing, and each of --trials has its own seed")
+                raise BadInput(
+                    "--repetitions and --seed belong to --silo; free data cost nothing, "
+                    "and each of --trials has its own seed"
+                )
             shape = _shape(records, silos, features, len(names) or 2, signal) if records else None
-            search = lab.FreeSearch(order, ranges, data, shape, tuple(map(str, public or ())), label, names, trials)
+            search = lab.FreeSearch(
+                order, ranges, data, shape, tuple(map(str, public or ())), label, names, trials
+            )
             answer = lab.search_freely(search, folder, data_dir=data_dir, tick=tick)
     dump(answer) if as_json else _show_tuning(answer)
 
 
-def _shape(records: list[int], silos: int | None, features: int | None, classes: int, signal: str) -> Any:
+def _shape(
+    records: list[int], silos: int | None, features: int | None, classes: int, signal: str
+) -> Any:
     from silodp.lab.synthetic import Shape, signal_by_name
 
     if features is None:
-        raise BadInput("features is missing; synthetic data need --features, the number of features of a record")
+        raise BadInput(
+            "features is missing; synthetic data need --features, the number of features "
+            "of a record"
+        )
     if silos is not None and (silos < 1 or len(records) > 1):
-        raise BadInput(f"silos is {silos} with {len(records)} --records; give --silos, 1 or more, with --records once")
+        raise BadInput(
+            f"silos is {silos} with {len(records)} --records; give --silos, 1 or more, "
+            "with --records once"
+        )
     return Shape(tuple(records) * (silos or 1), features, classes, signal_by_name(signal))
 
 
-def _charged(order: Order, silo, label, names, folder, ranges, seed, tick, candidates, repetitions, scale) -> dict:
+def _charged(
+    order: Order, silo, label, names, folder, ranges, seed, tick, candidates, repetitions, scale
+) -> dict:
     from silodp.lab.charged import ChargedSearch, search_charged
     from silodp.silo.data.files import load_silos
     from silodp.silo.data.records import Records
@@ -101,33 +199,76 @@ def _charged(order: Order, silo, label, names, folder, ranges, seed, tick, candi
     if order.trust == "central" and repetitions is None:
         repetitions = f"poisson:{candidates}"
     loaded = load_silos(tuple(silo), label, classes=names or None)
-    search = ChargedSearch(order, ranges, tuple(map(str, silo)), len(names) or 2, candidates, repetitions, scale == "private")
-    return search_charged(search, Records.of(loaded.records_raw, loaded.names), folder, seed=seed, tick=tick)
+    search = ChargedSearch(
+        order,
+        ranges,
+        tuple(map(str, silo)),
+        len(names) or 2,
+        candidates,
+        repetitions,
+        scale == "private",
+    )
+    return search_charged(
+        search, Records.of(loaded.records_raw, loaded.names), folder, seed=seed, tick=tick
+    )
 
 
 def _show_tuning(answer: dict) -> None:
     figure = "test_error" if answer["free"] else "score"
-    columns = ("algorithm", "rounds", "phase", "step", "clip", "slope", *([figure] if figure in answer["candidates"][0] else []))
-    headings = "|".join(column if column == "algorithm" else f"{column.replace('_', ' ')}>" for column in columns)
+    columns = (
+        "algorithm",
+        "rounds",
+        "phase",
+        "step",
+        "clip",
+        "slope",
+        *([figure] if figure in answer["candidates"][0] else []),
+    )
+    headings = "|".join(
+        column if column == "algorithm" else f"{column.replace('_', ' ')}>" for column in columns
+    )
     chosen, candidates = answer["chosen"], answer["candidates"]
-    rows = ([c if isinstance(c, str) else f"{c:.4g}" for c in (row.get(name, "") for name in columns)] for row in candidates)
-    alike = [all(row.get(k) == chosen.get(k) for k in ("algorithm", "rounds", "phase", "step", "clip", "slope")) for row in candidates]
-    show(table(headings, rows, title="Candidates", styles=("bold" if same else None for same in alike)))
-    words = ", ".join(f"{k} {v if isinstance(v, str) else format(v, '.4g')}" for k, v in chosen.items() if v is not None)
+    rows = (
+        [c if isinstance(c, str) else f"{c:.4g}" for c in (row.get(name, "") for name in columns)]
+        for row in candidates
+    )
+    alike = [
+        all(
+            row.get(k) == chosen.get(k)
+            for k in ("algorithm", "rounds", "phase", "step", "clip", "slope")
+        )
+        for row in candidates
+    ]
+    show(
+        table(
+            headings, rows, title="Candidates", styles=("bold" if same else None for same in alike)
+        )
+    )
+    words = ", ".join(
+        f"{k} {v if isinstance(v, str) else format(v, '.4g')}"
+        for k, v in chosen.items()
+        if v is not None
+    )
     say(f"Chosen: {words}.")
     if answer["free"]:
         say("No silo's record was read: this cost no privacy.")
     else:
         for silo in answer["price"]:
             say(
-                f"{silo['name']}: spent epsilon {shown(silo['spent_epsilon'])} of {silo['epsilon']:g} "
+                f"{silo['name']}: spent epsilon {shown(silo['spent_epsilon'])} of "
+                f"{silo['epsilon']:g} "
                 f"at delta {rounded_up(silo['delta'])}, in total."
             )
         if answer["trust"] == "isrl":
-            say("The server sees every candidate's run, so all of them are paid for. Training with the chosen settings spends again.")
+            say(
+                "The server sees every candidate's run, so all of them are paid for. "
+                "Training with the chosen settings spends again."
+            )
         else:
             say(
-                f"Price of the best of a secret number of runs ({answer['mean_runs']:.3g} on average), for whoever sees nothing else. "
-                "The other runs, their scores and their number were deleted; the curator has seen all records."
+                f"Price of the best of a secret number of runs ({answer['mean_runs']:.3g} "
+                "on average), for whoever sees nothing else. "
+                "The other runs, their scores and their number were deleted; the curator "
+                "has seen all records."
             )
     say(f"Settings: {answer['settings']}")

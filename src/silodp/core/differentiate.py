@@ -1,6 +1,8 @@
-"""The gradient of a function of one record by its first argument, under vmap: as torch.func.grad has it, bit for bit.
+"""The gradient of a function of one record by its first argument, under vmap: as torch.func.grad
+has it, bit for bit.
 
-torch.func.grad loads torch's compiler, only to tell it that it is not wanted: more than a second of every gate's start.
+torch.func.grad loads torch's compiler, only to tell it that it is not wanted: more than a second of
+every gate's start.
 """
 
 from collections.abc import Callable
@@ -35,10 +37,15 @@ def grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
                     set_inplace_requires_grad_allowed(before)
                 value = function(w, *others)
                 if value.dim():
-                    raise RuntimeError(f"a record's loss must be one number, but has the shape {tuple(value.shape)}")
+                    raise RuntimeError(
+                        "a record's loss must be one number, but has the shape "
+                        f"{tuple(value.shape)}"
+                    )
                 if not value.requires_grad:
                     return _unwrap_for_grad(torch.zeros_like(w), level)
-                (found,) = torch.autograd.grad(value, w, create_graph=True, allow_unused=True, materialize_grads=True)
+                (found,) = torch.autograd.grad(
+                    value, w, create_graph=True, allow_unused=True, materialize_grads=True
+                )
                 return _unwrap_for_grad(found, level)
         finally:
             _grad_decrement_nesting()

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """What one query does to privacy: `count` Gaussian releases at this noise multiplier (std / sensitivity) on these batches."""
+    """What one query does to privacy: `count` Gaussian releases at this noise multiplier (std /
+    sensitivity) on these batches.
+    """
 
     sampling: Sampling
     noise_multiplier: Number
@@ -39,31 +41,45 @@ class Event:
         import torch  # slow to load: who reads a ledger does without
 
         known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
-        return replace(self, noise_multiplier=float(known if known.ndim == 0 else known.flatten()[silo if known.numel() > 1 else 0]))
+        return replace(
+            self,
+            noise_multiplier=float(
+                known if known.ndim == 0 else known.flatten()[silo if known.numel() > 1 else 0]
+            ),
+        )
 
     def alone(self, own: int | None) -> Event:
         """What somebody learns who sees the silo's own answer: the same."""
         return self
 
     def single(self) -> Event:
-        """The event in plain numbers, as one data set's ledger takes it; Refused where it is of several, or senseless."""
+        """The event in plain numbers, as one data set's ledger takes it; Refused where it is of
+        several, or senseless.
+        """
         try:
-            multiplier, count = np.asarray(self.noise_multiplier, dtype=np.float64), operator.index(self.count)
+            multiplier, count = (
+                np.asarray(self.noise_multiplier, dtype=np.float64),
+                operator.index(self.count),
+            )
         except (TypeError, ValueError):
             raise Refused("noise") from None
         if multiplier.size != 1:
             raise Refused("shape")
-        if not (count >= 1 and 0 <= multiplier.item() < math.inf):  # a negative count would pay the budget back
+        if not (
+            count >= 1 and 0 <= multiplier.item() < math.inf
+        ):  # a negative count would pay the budget back
             raise Refused("noise")
         return replace(self, noise_multiplier=multiplier.item(), count=count)
 
 
 @dataclass(frozen=True, eq=False)
 class TotalEvent:
-    """What one shuffled query does to privacy: `count` totals of d coordinates, each under the noise of `contributions` records.
+    """What one shuffled query does to privacy: `count` totals of d coordinates, each under the
+    noise of `contributions` records.
 
-    Every contribution is an integer vector with entries in 0 .. levels under Bin(noise_bits, p). Numbers, or one per run (J, 1). The
-    noise of a silo's own records is all that protects it from whoever sees its message alone: its ledger says how much that is.
+    Every contribution is an integer vector with entries in 0 .. levels under Bin(noise_bits, p).
+    Numbers, or one per run (J, 1). The noise of a silo's own records is all that protects it from
+    whoever sees its message alone: its ledger says how much that is.
     """
 
     sampling: Sampling
@@ -74,8 +90,12 @@ class TotalEvent:
     dimension: int
     count: int = 1
     wire: ClassVar[dict[str, str]] = {
-        "levels": INTEGER, "noise_bits": INTEGER, "p": REAL, "contributions": INTEGER, "dimension": INTEGER
-    }  # fmt: skip
+        "levels": INTEGER,
+        "noise_bits": INTEGER,
+        "p": REAL,
+        "contributions": INTEGER,
+        "dimension": INTEGER,
+    }
     total: ClassVar[bool] = True
 
     @property
@@ -90,11 +110,16 @@ class TotalEvent:
         return replace(self, levels=levels, noise_bits=bits)
 
     def alone(self, own: int | None) -> TotalEvent:
-        """What somebody learns who sees the silo's own counts: they are under the noise of its `own` records alone."""
+        """What somebody learns who sees the silo's own counts: they are under the noise of its
+        `own` records alone.
+        """
         return self if own is None else replace(self, contributions=own)
 
     def single(self) -> TotalEvent:
-        if not all(type(n) is int and n >= 1 for n in (self.levels, self.noise_bits, self.contributions, self.dimension, self.count)):
+        if not all(
+            type(n) is int and n >= 1
+            for n in (self.levels, self.noise_bits, self.contributions, self.dimension, self.count)
+        ):
             raise Refused("noise")
         return self
 

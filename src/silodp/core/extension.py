@@ -1,4 +1,6 @@
-"""How code of a user's own is named: FILE.py:NAME, and FILE.py:NAME:0.1:2 where NAME is called with numbers. Text alone; nothing is read."""
+"""How code of a user's own is named: FILE.py:NAME, and FILE.py:NAME:0.1:2 where NAME is called with
+numbers. Text alone; nothing is read.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 from silodp.core.errors import BadInput
 
 MODULE = "silodp_extension_"
-"""A module made of such a file is named by this and the SHA-256 of its bytes: so what it defines is named by its source in any process."""
+"""A module made of such a file is named by this and the SHA-256 of its bytes: so what it defines is
+named by its source in any process.
+"""
 
 
 def is_file(text: str) -> bool:
@@ -24,7 +28,9 @@ def parse(text: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def made(text: str, load: Callable[[str], Any], *arguments: Any) -> Any:
-    """What FILE.py:NAME names; a class, or whatever has parameters or is given arguments, is called with those and the numbers."""
+    """What FILE.py:NAME names; a class, or whatever has parameters or is given arguments, is called
+    with those and the numbers.
+    """
     found, (_, name, parameters) = load(text), parse(text)
     if not (isinstance(found, type) or parameters or arguments):
         return found
@@ -35,7 +41,8 @@ def made(text: str, load: Callable[[str], Any], *arguments: Any) -> Any:
         raise
     except Exception as error:
         raise BadInput(
-            f"{text} cannot be run: {name} cannot be called so ({type(error).__name__}: {' '.join(str(error).split())}); mend it"
+            f"{text} cannot be run: {name} cannot be called so ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}); mend it"
         ) from None
 
 
@@ -46,8 +53,16 @@ def source(thing: object) -> str:
 
 
 def approved(text: str, thing: Any) -> Any:
-    """What comes from a file is known by that file's hash, or is one that ships: what a third file holds, nobody has approved."""
+    """What comes from a file is known by that file's hash, or is one that ships: what a third file
+    holds, nobody has approved.
+    """
     module = getattr(getattr(thing, "func", thing), "__module__", "") or ""
-    if not source(getattr(thing, "func", thing)) and module.partition(".")[0] not in ("silodp", "torch"):
-        raise BadInput(f"{text} is defined in {module or 'no module'}, whose source nobody has approved; define it in the file itself")
+    if not source(getattr(thing, "func", thing)) and module.partition(".")[0] not in (
+        "silodp",
+        "torch",
+    ):
+        raise BadInput(
+            f"{text} is defined in {module or 'no module'}, whose source nobody has "
+            "approved; define it in the file itself"
+        )
     return thing

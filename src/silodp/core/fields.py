@@ -1,4 +1,6 @@
-"""What kinds of field a question has, so that it can be written and read without knowing it, and how a package's kinds are found."""
+"""What kinds of field a question has, so that it can be written and read without knowing it, and
+how a package's kinds are found.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ POINT, VECTOR, INTEGER, REAL, NAME = "point", "vector", "integer", "real", "name
 
 
 def discovered(base: type[Kind], package: str, path: Iterable[str]) -> dict[str, type[Kind]]:
-    """By name, every class under `base` that a module of the package defines and that has fields of its own (`wire`).
+    """By name, every class under `base` that a module of the package defines and that has fields of
+    its own (`wire`).
 
-    A new file in the package is a new kind: the codec can write it, a gate answers it where its policy names it, and the audit goes red
-    until it has an example.
+    A new file in the package is a new kind: the codec can write it, a gate answers it where its
+    policy names it, and the audit goes red until it has an example.
     """
     for module in pkgutil.iter_modules(path):
         importlib.import_module(f"{package}.{module.name}")

@@ -1,28 +1,39 @@
-"""How spends and scores are written for people, in one way by every command and page, and sentences that say what such a figure means."""
+"""How spends and scores are written for people, in one way by every command and page, and sentences
+that say what such a figure means.
+"""
 
 from __future__ import annotations
 
 import math
 
 HOLDS = (
-    "This figure is exact where questions were fixed in advance. Where somebody chose questions, or stopped, because of earlier answers, "
+    "This figure is exact where questions were fixed in advance. Where somebody chose "
+    "questions, or stopped, because of earlier answers, "
     "count on the whole budget: it holds whatever was asked."
 )
-"""What a spend means. Rules are filters: they keep a sum within its budget for adaptive questions and stopping, and say so of the budget.
-That the sum on the way, read where an adaptive asker has stopped, is itself a guarantee would take an odometer, which none of them is: a
-mechanism that goes on to the whole budget unless its first answer is large is not as private as its first answer alone."""
+"""What a spend means. Rules are filters: they keep a sum within its budget for adaptive questions
+and stopping, and say so of the budget. That the sum on the way, read where an adaptive asker has
+stopped, is itself a guarantee would take an odometer, which none of them is: a mechanism that goes
+on to the whole budget unless its first answer is large is not as private as its first answer alone.
+"""
 EARLY = (
-    "What a run has spent when it is stopped holds if no answer had a part in stopping it; else count what the whole run was planned for."
+    "What a run has spent when it is stopped holds if no answer had a part in stopping it; "
+    "else count what the whole run was planned for."
 )
-"""A planned schedule is fixed in advance, so its whole price holds however it is cut short: what came is a function of what would have come."""
+"""A planned schedule is fixed in advance, so its whole price holds however it is cut short: what
+came is a function of what would have come.
+"""
 UNCHANGED = "if no silo's records changed during the run"
-"""Of a server's sum over disjoint batches. Where records change, the gate parts them anew and its ledger adds both partitions: a record may be in a batch of each.
-No reply says so, and the server counts one."""
+"""Of a server's sum over disjoint batches. Where records change, the gate parts them anew and its
+ledger adds both partitions: a record may be in a batch of each. No reply says so, and the server
+counts one."""
 NO_MU = "of such releases no mu is known, and epsilon at this delta is all that is stated"
 
 
 def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
-    """So many digits ("g") or decimals ("f"), never less than the value but for float noise: nobody may be shown less than was spent."""
+    """So many digits ("g") or decimals ("f"), never less than the value but for float noise: nobody
+    may be shown less than was spent.
+    """
     shown = f"{value:.{digits}{style}}"
     if math.isnan(value) or float(shown) >= value * (1 - 1e-9):
         return shown
@@ -36,22 +47,29 @@ def shown(value: float) -> str:
 
 
 def left_of(used: float, decimals: int = 1) -> str:
-    """What is left of a budget of which a share is used, in per cent and rounded down: nobody may be shown more than is left."""
+    """What is left of a budget of which a share is used, in per cent and rounded down: nobody may
+    be shown more than is left.
+    """
     scale = 10**decimals
     return f"{math.floor(100 * scale * max(0.0, 1 - used) + 1e-6) / scale:.{decimals}f}%"
 
 
-# --- scores -----------------------------------------------------------------------------------------------------------------------
+# --- scores --------------------------------------------------------------------------------------
 
 ACCURACY, BALANCED, AUC, LARGER = "accuracy", "balanced accuracy", "auc", "larger class"
-"""Figures of classes by name; the last is the share of the larger class, so the accuracy of always saying that one."""
+"""Figures of classes by name; the last is the share of the larger class, so the accuracy of always
+saying that one.
+"""
 IN_THE_LARGE, SLOPE = "calibration in the large", "calibration slope"
 """Mean predicted risk less the observed share, and by how much that share rises with the risk."""
 WIDEST = 0.5
-"""Of what a figure can be at all (0 to 1 for an AUC or an accuracy, 0 to the cap for a loss): what its interval may cover and still say something."""
+"""Of what a figure can be at all (0 to 1 for an AUC or an accuracy, 0 to the cap for a loss): what
+its interval may cover and still say something.
+"""
 TOO_NOISY = "too noisy to say"
 WHY = (
-    "Too noisy to say: by noise alone the 95 % interval covers more than half of what the figure can be (0.2 for calibration in the large, "
+    "Too noisy to say: by noise alone the 95 % interval covers more than half of what the "
+    "figure can be (0.2 for calibration in the large, "
     "1 for its slope); evaluate with a larger epsilon, or on more held-out records."
 )
 
@@ -61,5 +79,10 @@ def too_noisy(low: float, high: float, noise: float) -> bool:
     return not (high - low <= WIDEST and noise <= WIDEST)
 
 
-ALONE = {"masks": "if all other silos collude with the server", "shuffle": "against the shuffler itself"}
-"""Before whom a silo's own noise is all that protects it, under trusts that count on the noise of others."""
+ALONE = {
+    "masks": "if all other silos collude with the server",
+    "shuffle": "against the shuffler itself",
+}
+"""Before whom a silo's own noise is all that protects it, under trusts that count on the noise of
+others.
+"""

@@ -1,8 +1,9 @@
-"""What an evaluation means, in plain words: whether a model is better than guessing, which of several is better,
-and whether it is worse for some groups of records.
+"""What an evaluation means, in plain words: whether a model is better than guessing, which of
+several is better, and whether it is worse for some groups of records.
 
-Raw error says neither: whoever always says the larger of two classes has a small one. Models are judged by what guessing cannot raise: the
-AUC of two classes, the balanced accuracy of more. Every comparison goes by 95 per cent intervals that hold noise and sampling together.
+Raw error says neither: whoever always says the larger of two classes has a small one. Models are
+judged by what guessing cannot raise: the AUC of two classes, the balanced accuracy of more. Every
+comparison goes by 95 per cent intervals that hold noise and sampling together.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ FIGURES = ("loss", "squared error", "absolute error", ACCURACY, BALANCED, AUC)
 """What a table by silo shows of each, where there is room for little."""
 NAMES = {AUC: "AUC", BALANCED: "balanced accuracy", ACCURACY: "accuracy"}
 MEANING = {
-    AUC: "how often a record of the second class gets a higher risk than one of the first, where guessing has 0.5",
-    BALANCED: "the share of right answers, averaged over the classes, where guessing has 1 over their number",
+    AUC: (
+        "how often a record of the second class gets a higher risk than one of the first, "
+        "where guessing has 0.5"
+    ),
+    BALANCED: (
+        "the share of right answers, averaged over the classes, where guessing has 1 over "
+        "their number"
+    ),
 }
 NOT_ERROR = "Raw error does not count here: always saying the larger class keeps it small."
 
@@ -42,7 +49,11 @@ def interval(name: str, figure: Mapping[str, Any]) -> tuple[float, float]:
     value, low, high = figure["value"], figure["low"], figure["high"]
     own = Z * (figure.get("sampling") or 0.0)
     low, high = value - math.hypot(value - low, own), value + math.hypot(high - value, own)
-    return (low, high) if name in (IN_THE_LARGE, SLOPE) else (max(low, 0.0), min(high, 1.0) if name in SHARES else high)
+    return (
+        (low, high)
+        if name in (IN_THE_LARGE, SLOPE)
+        else (max(low, 0.0), min(high, 1.0) if name in SHARES else high)
+    )
 
 
 def short(row: Row, name: str) -> str:
@@ -57,22 +68,32 @@ def short(row: Row, name: str) -> str:
 
 
 def cells(row: Row, name: str) -> tuple[str, str, str, str]:
-    """(value, 95 % interval, noise, sampling) of one private figure, as a table shows them; of one that is drowned, what noise alone leaves."""
+    """(value, 95 % interval, noise, sampling) of one private figure, as a table shows them; of one
+    that is drowned, what noise alone leaves.
+    """
     figure = row["figures"][name]
     if said(row, name) is None:
-        low, high = ("?" if end is None else f"{end:.3f}" for end in (figure["low"], figure["high"]))
+        low, high = (
+            "?" if end is None else f"{end:.3f}" for end in (figure["low"], figure["high"])
+        )
         return TOO_NOISY, f"{low} to {high}", "-", "-"
     low, high = interval(name, figure)
-    noise, sampling = ("-" if figure[error] is None else f"± {figure[error]:.2g}" for error in ("noise", "sampling"))
+    noise, sampling = (
+        "-" if figure[error] is None else f"± {figure[error]:.2g}"
+        for error in ("noise", "sampling")
+    )
     return f"{figure['value']:.4g}", f"{low:.3f} to {high:.3f}", noise, sampling
 
 
 def by_silo(scores: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows of a table that has a line for each silo: what it holds out, and its figures."""
+    """Columns and rows of a table that has a line for each silo: what it holds out, and its
+    figures.
+    """
     shown = [name for name in FIGURES if any(name in row["figures"] for row in scores)]
     shown = [name for name in shown if name != "loss" or ACCURACY not in shown]
     return ("silo", "records", *(NAMES.get(name, name) for name in shown)), [
-        (row["name"], str(row["held_out"]), *(short(row, name) for name in shown)) for row in scores[1:]
+        (row["name"], str(row["held_out"]), *(short(row, name) for name in shown))
+        for row in scores[1:]
     ]
 
 
@@ -90,16 +111,20 @@ def reliable(row: Row) -> list[tuple[str, str, str, str]]:
 
 
 def measure(row: Row) -> str | None:
-    """What the row is judged by; None where there are no classes, or nothing was released for it."""
+    """What the row is judged by; None where there are no classes, or nothing was released for
+    it.
+    """
     return next((name for name in (AUC, BALANCED) if name in row["figures"]), None)
 
 
 def guessing(row: Row) -> float:
-    """What guessing has in `measure`; a row that does not say how many classes there are has two."""
+    """What guessing has in `measure`; a row that does not say how many classes there are has
+    two.
+    """
     return 1 / max(int(row.get("classes") or 2), 2)
 
 
-# --- one model --------------------------------------------------------------------------------------------------------------------------
+# --- one model -----------------------------------------------------------------------------------
 
 
 def verdict(row: Row) -> str:
@@ -114,7 +139,10 @@ def verdict(row: Row) -> str:
     if low > chance:
         words = f"The model tells the classes apart: {how}, where guessing has {chance:.3g}."
     else:
-        words = f"Nothing shows that the model is better than guessing: {how} is not clear of {chance:.3g}."
+        words = (
+            f"Nothing shows that the model is better than guessing: {how} is not clear of "
+            f"{chance:.3g}."
+        )
     return " ".join([words, *_beside_the_larger_class(row), *_calibrated(row)])
 
 
@@ -123,8 +151,11 @@ def _beside_the_larger_class(row: Row) -> list[str]:
     if not accuracy or not larger or interval(ACCURACY, accuracy)[0] > interval(LARGER, larger)[1]:
         return []
     return [
-        f"Its accuracy of {accuracy['value']:.1%} is not clear of what always saying the larger class would have: "
-        f"{larger['value']:.1%} of the records are in it."
+        (
+            f"Its accuracy of {accuracy['value']:.1%} is not clear of what always saying the "
+            "larger class would have: "
+            f"{larger['value']:.1%} of the records are in it."
+        )
     ]
 
 
@@ -133,61 +164,107 @@ def _calibrated(row: Row) -> list[str]:
     if off := said(row, IN_THE_LARGE):
         low, high = interval(IN_THE_LARGE, off)
         which = "too high" if low > 0 else "too low" if high < 0 else ""
-        amount = f"by {100 * abs(off['value']):.1f} points ({100 * min(abs(low), abs(high)):.1f} to {100 * max(abs(low), abs(high)):.1f})"
-        words.append(f"On average its risks are {which} {amount}." if which else "On average its risks come true, as far as can be seen.")
+        amount = (
+            f"by {100 * abs(off['value']):.1f} points ({100 * min(abs(low), abs(high)):.1f} to "
+            f"{100 * max(abs(low), abs(high)):.1f})"
+        )
+        words.append(
+            f"On average its risks are {which} {amount}."
+            if which
+            else "On average its risks come true, as far as can be seen."
+        )
     if slope := said(row, SLOPE):
         low, high = interval(SLOPE, slope)
         if high < 1 or low > 1:
             words.append(
-                f"They are {'too extreme' if high < 1 else 'too cautious'}: calibration slope {short(row, SLOPE)}, where 1 is right."
+                f"They are {'too extreme' if high < 1 else 'too cautious'}: calibration "
+                f"slope {short(row, SLOPE)}, where 1 is right."
             )
     return words
 
 
-# --- groups of records ------------------------------------------------------------------------------------------------------------------
+# --- groups of records ---------------------------------------------------------------------------
 
 
 def by_group(groups: Row) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows of a table that has a line for each group: its records and accuracy, and that of all other groups together."""
+    """Columns and rows of a table that has a line for each group: its records and accuracy, and
+    that of all other groups together.
+    """
     return ("group", "records (± noise)", "accuracy (95 %)", "all others (95 %)"), [
-        (row["name"], f"{max(row['records'], 0):.0f} ± {row['records_noise']:.2g}", short(row, ACCURACY), short(row["rest"], ACCURACY))
+        (
+            row["name"],
+            f"{max(row['records'], 0):.0f} ± {row['records_noise']:.2g}",
+            short(row, ACCURACY),
+            short(row["rest"], ACCURACY),
+        )
         for row in groups["rows"]
     ]
 
 
 def noisy(rows: Sequence[Row]) -> bool:
     """Whether something in them, or in what a group is compared with, is too noisy to say."""
-    return any(figure.get("too_noisy") for row in rows for part in (row, row.get("rest", row)) for figure in part["figures"].values())
+    return any(
+        figure.get("too_noisy")
+        for row in rows
+        for part in (row, row.get("rest", row))
+        for figure in part["figures"].values()
+    )
 
 
 def differences(groups: Row) -> str:
-    """One or two plain sentences: for which groups the model is clearly worse than for all others together, or that none can be seen; never that
-    there is none.
+    """One or two plain sentences: for which groups the model is clearly worse than for all others
+    together, or that none can be seen; never that there is none.
 
-    Clearly: the 95 per cent intervals of the two do not overlap. Of more than two groups there are as many comparisons, and the intervals are so
-    much wider that all of them hold together with 95 per cent (Bonferroni).
+    Clearly: the 95 per cent intervals of the two do not overlap. Of more than two groups there are
+    as many comparisons, and the intervals are so much wider that all of them hold together with 95
+    per cent (Bonferroni).
     """
     rows, by, worse = groups["rows"], groups["by"], []
     wider = NormalDist().inv_cdf(1 - 0.025 / (len(rows) if len(rows) > 2 else 1)) / Z
-    heard = [(row, own, rest) for row in rows if (own := said(row, ACCURACY)) and (rest := said(row["rest"], ACCURACY))]
+    heard = [
+        (row, own, rest)
+        for row in rows
+        if (own := said(row, ACCURACY)) and (rest := said(row["rest"], ACCURACY))
+    ]
     for row, own, rest in heard:
-        above, below = interval(ACCURACY, own)[1] - own["value"], rest["value"] - interval(ACCURACY, rest)[0]
+        above, below = (
+            interval(ACCURACY, own)[1] - own["value"],
+            rest["value"] - interval(ACCURACY, rest)[0],
+        )
         if own["value"] + wider * above < rest["value"] - wider * below:
-            worse.append(f"{row['name']}, {short(row, ACCURACY)} against {short(row['rest'], ACCURACY)} for all others")
+            worse.append(
+                f"{row['name']}, {short(row, ACCURACY)} against "
+                f"{short(row['rest'], ACCURACY)} for all others"
+            )
     if not heard:
-        return f"Whether the model is worse for some by {by} cannot be said: the noise drowns the groups."
-    drowned = f" The noise drowns {len(rows) - len(heard)} of {len(rows)} groups." if len(heard) < len(rows) else ""
+        return (
+            f"Whether the model is worse for some by {by} cannot be said: the noise drowns the "
+            "groups."
+        )
+    drowned = (
+        f" The noise drowns {len(rows) - len(heard)} of {len(rows)} groups."
+        if len(heard) < len(rows)
+        else ""
+    )
     if not worse:
-        return f"No difference by {by} can be seen at this price, which does not say that there is none.{drowned}"
-    return f"The model is clearly less accurate where {by} is {'; and where it is '.join(worse)}.{drowned}"
+        return (
+            f"No difference by {by} can be seen at this price, which does not say that there "
+            f"is none.{drowned}"
+        )
+    return (
+        f"The model is clearly less accurate where {by} is "
+        f"{'; and where it is '.join(worse)}.{drowned}"
+    )
 
 
-# --- several models ---------------------------------------------------------------------------------------------------------------------
+# --- several models ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One model among several: `place` counts those that are clearly better, and `tied` are those that it cannot be told from."""
+    """One model among several: `place` counts those that are clearly better, and `tied` are those
+    that it cannot be told from.
+    """
 
     name: str
     row: Row
@@ -196,26 +273,44 @@ class Standing:
 
 
 def ranking(rows: Mapping[str, Row]) -> tuple[list[Standing], str]:
-    """The models from the best to the worst, and why in plain words; no models, and why not, where they cannot be compared."""
+    """The models from the best to the worst, and why in plain words; no models, and why not, where
+    they cannot be compared.
+    """
     names = {measure(row) for row in rows.values()}
     if len(names) != 1 or (name := names.pop()) is None:
-        return [], "They are not ranked: they were not judged by one and the same figure of classes."
+        return (
+            [],
+            "They are not ranked: they were not judged by one and the same figure of classes.",
+        )
     if drowned := [run for run, row in rows.items() if said(row, name) is None]:
-        return [], f"They are not ranked: the noise has drowned the {NAMES[name]} of {_listed(drowned)}."
+        return (
+            [],
+            f"They are not ranked: the noise has drowned the {NAMES[name]} of {_listed(drowned)}.",
+        )
     ends = {run: interval(name, row["figures"][name]) for run, row in rows.items()}
     order = sorted(rows, key=lambda run: -rows[run]["figures"][name]["value"])
     found = []
     for run in order:
         low, high = ends[run]
-        tied = tuple(other for other in order if other != run and ends[other][0] <= high and low <= ends[other][1])
-        found.append(Standing(run, rows[run], 1 + sum(ends[other][0] > high for other in order), tied))
-    return found, " ".join([f"Ranked by {NAMES[name]}: {MEANING[name]}. {NOT_ERROR}", *_why(found, name)])
+        tied = tuple(
+            other
+            for other in order
+            if other != run and ends[other][0] <= high and low <= ends[other][1]
+        )
+        found.append(
+            Standing(run, rows[run], 1 + sum(ends[other][0] > high for other in order), tied)
+        )
+    return found, " ".join(
+        [f"Ranked by {NAMES[name]}: {MEANING[name]}. {NOT_ERROR}", *_why(found, name)]
+    )
 
 
 def _why(found: Sequence[Standing], name: str) -> list[str]:
     words, first = [], found[0]
     if first.tied:
-        words.append(f"{first.name} cannot be told from {_listed(first.tied)}: their 95 % intervals overlap.")
+        words.append(
+            f"{first.name} cannot be told from {_listed(first.tied)}: their 95 % intervals overlap."
+        )
     error = {s.name: 1 - a["value"] for s in found if (a := said(s.row, ACCURACY))}
     for other in found[1:]:
         if other.name in first.tied or error.get(other.name, 1.0) >= error.get(first.name, 0.0):
@@ -223,7 +318,8 @@ def _why(found: Sequence[Standing], name: str) -> list[str]:
         figure = other.row["figures"][name]
         useless = interval(name, figure)[0] <= guessing(other.row)
         words.append(
-            f"{other.name} has the smaller error ({error[other.name]:.1%} against {error[first.name]:.1%}), but its {NAMES[name]} is "
+            f"{other.name} has the smaller error ({error[other.name]:.1%} against "
+            f"{error[first.name]:.1%}), but its {NAMES[name]} is "
             f"{figure['value']:.2f} against {first.row['figures'][name]['value']:.2f}"
             f"{', no better than guessing' if useless else ''}."
         )

@@ -1,7 +1,8 @@
 """The question port as data: what a server may ask, what it asks it with, and what comes back.
 
-A query is frozen data, so it can be priced, refused, counted in a dry run, serialised and replayed before any record is touched.
-Neighbours replace one record and n is public; noise multiplier means std / sensitivity, everywhere.
+A query is frozen data, so it can be priced, refused, counted in a dry run, serialised and replayed
+before any record is touched. Neighbours replace one record and n is public; noise multiplier means
+std / sensitivity, everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """What the gate lets out: `value` (J, M, d), one private vector for each run and answering silo. Only gate.py makes one."""
+    """What the gate lets out: `value` (J, M, d), one private vector for each run and answering
+    silo. Only gate.py makes one.
+    """
 
     value: Tensor
     silos: tuple[int, ...]

@@ -12,15 +12,21 @@ from silodp.core.fields import INTEGER, NAME, REAL
 
 
 class Sampling:
-    """A way to draw a batch: how large it is, which of a ledger's buckets it is charged to, and what no policy could allow."""
+    """A way to draw a batch: how large it is, which of a ledger's buckets it is charged to, and
+    what no policy could allow.
+    """
 
     wire: ClassVar[dict[str, str]]
     whole: ClassVar[bool] = False
     """Whether every record is in the batch."""
     sampled: ClassVar[bool] = True
-    """Whether records are drawn by secret coins, round by round: a release is then priced by its amplification, or not at all."""
+    """Whether records are drawn by secret coins, round by round: a release is then priced by its
+    amplification, or not at all.
+    """
     bucket: str = ""
-    """The part of the silo that pays: all of it, or one batch of a stored partition, of which no record is in another."""
+    """The part of the silo that pays: all of it, or one batch of a stored partition, of which no
+    record is in another.
+    """
 
     if TYPE_CHECKING:  # each kind is a frozen dataclass, with fields that its own file knows
         __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -32,7 +38,9 @@ class Sampling:
         raise NotImplementedError
 
     def at(self, index: int) -> Self:
-        """The sampling of round `index`: that batch of a partition; others draw anew by themselves."""
+        """The sampling of round `index`: that batch of a partition; others draw anew by
+        themselves.
+        """
         return self
 
     def check(self, counts: Iterable[int]) -> None:
@@ -58,7 +66,9 @@ class FullBatch(Sampling):
 
 @dataclass(frozen=True)
 class DisjointBatches(Sampling):
-    """Batch `index` of a stored random partition into `batches` parts of floor(n / batches) records; each record is in at most one."""
+    """Batch `index` of a stored random partition into `batches` parts of floor(n / batches)
+    records; each record is in at most one.
+    """
 
     batches: int
     index: int = 0
@@ -77,8 +87,13 @@ class DisjointBatches(Sampling):
         return replace(self, index=index)
 
     def _check(self) -> None:
-        # the ledger knows a batch by its name and the answerer by its value: only of these types are the two one
-        if not (type(self.batches) is type(self.index) is int and type(self.partition) is str and 0 <= self.index < self.batches):
+        # the ledger knows a batch by its name and the answerer by its value: only of these types
+        # are the two one
+        if not (
+            type(self.batches) is type(self.index) is int
+            and type(self.partition) is str
+            and 0 <= self.index < self.batches
+        ):
             raise Refused("batch")
 
 
@@ -92,7 +107,9 @@ class _ByRate(Sampling):
 
 @dataclass(frozen=True)
 class Poisson(_ByRate):
-    """Each record with probability `rate`, by a secret coin of its own; the mean divides by the expected size rate x n, which is public."""
+    """Each record with probability `rate`, by a secret coin of its own; the mean divides by the
+    expected size rate x n, which is public.
+    """
 
     rate: float
     wire: ClassVar = {"rate": REAL}
@@ -112,4 +129,6 @@ class WithoutReplacement(_ByRate):
         return math.floor(self.rate * n)
 
 
-SAMPLINGS: dict[str, type[Sampling]] = {kind.__name__: kind for kind in (FullBatch, DisjointBatches, Poisson, WithoutReplacement)}
+SAMPLINGS: dict[str, type[Sampling]] = {
+    kind.__name__: kind for kind in (FullBatch, DisjointBatches, Poisson, WithoutReplacement)
+}

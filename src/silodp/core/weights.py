@@ -15,18 +15,24 @@ RULES = ("equal", "records", "precision")
 
 @dataclass(frozen=True)
 class Weights:
-    """Silos count alike (`equal`, as in the paper), by their records (`records`) or by how little noise they add (`precision`).
+    """Silos count alike (`equal`, as in the paper), by their records (`records`) or by how little
+    noise they add (`precision`).
 
-    With v_i the release of silo i, the mean is sum_i a_i v_i over the silos that answered, sum_i a_i = 1, and
+    With v_i the release of silo i, the mean is sum_i a_i v_i over the silos that answered, sum_i
+    a_i = 1, and
     - equal: a_i = 1 / M. The target is the mean over silos, F = (1/N) sum_i F_i.
-    - records: a_i in proportion to the number of records trained on. The target is the mean over all records.
-    - precision: a_i in proportion to 1 / variance of the noise of silo i, (batch_i / noise multiplier_i)^2: the least noise that a weighted
-      mean can have. The target is a mean in which large silos and generous budgets count most, which is neither of the other two.
-    Where all N answer, the weighted mean is an unbiased estimate of its target. Of M uniformly drawn silos the weights are renormalised over
-    these: unbiased for equal weights; for others a ratio estimate, whose bias falls as 1 / M and is zero where weights are equal.
+    - records: a_i in proportion to the number of records trained on. The target is the mean over
+      all records.
+    - precision: a_i in proportion to 1 / variance of the noise of silo i, (batch_i / noise
+      multiplier_i)^2: the least noise that a weighted mean can have. The target is a mean in which
+      large silos and generous budgets count most, which is neither of the other two.
+    Where all N answer, the weighted mean is an unbiased estimate of its target. Of M uniformly
+    drawn silos the weights are renormalised over these: unbiased for equal weights; for others a
+    ratio estimate, whose bias falls as 1 / M and is zero where weights are equal.
 
-    Formal guarantees. Weights are applied to releases, after the gate: post-processing of numbers that are already private. A silo's
-    sensitivity, noise and price do not depend on them, and no weight can make a release cost more or protect less.
+    Formal guarantees. Weights are applied to releases, after the gate: post-processing of numbers
+    that are already private. A silo's sensitivity, noise and price do not depend on them, and no
+    weight can make a release cost more or protect less.
     """
 
     rule: str = "equal"
@@ -39,11 +45,18 @@ class Weights:
         object.__setattr__(self, "counts", tuple(self.counts))
         object.__setattr__(self, "held_out", tuple(self.held_out) or (0,) * len(self.counts))
         if self.rule not in RULES:
-            raise BadInput(f"weights are {self.rule!r}; choose {', '.join(RULES[:-1])} or {RULES[-1]}")
+            raise BadInput(
+                f"weights are {self.rule!r}; choose {', '.join(RULES[:-1])} or {RULES[-1]}"
+            )
         if self.rule != "equal" and not self.counts:
             raise BadInput(f"weights by {self.rule} need the number of records of each silo")
-        if len(self.held_out) != len(self.counts) or not all(0 <= h < n for n, h in zip(self.counts, self.held_out, strict=True)):
-            raise BadInput(f"silos of {self.counts} records hold {self.held_out} out; each must keep 1 or more to train on")
+        if len(self.held_out) != len(self.counts) or not all(
+            0 <= h < n for n, h in zip(self.counts, self.held_out, strict=True)
+        ):
+            raise BadInput(
+                f"silos of {self.counts} records hold {self.held_out} out; each must keep "
+                "1 or more to train on"
+            )
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -51,7 +64,9 @@ class Weights:
         return tuple(n - h for n, h in zip(self.counts, self.held_out, strict=True))
 
     def raw(self, silos: Sequence[int], precision: Tensor | None = None) -> Tensor:
-        """a_i of these silos in their order up to a common factor, (1, M) or (J, M), float64; `precision` is 1 / variance of each one's noise, up to a factor."""
+        """a_i of these silos in their order up to a common factor, (1, M) or (J, M), float64;
+        `precision` is 1 / variance of each one's noise, up to a factor.
+        """
         match self.rule:
             case "equal":
                 return torch.ones(1, len(silos), dtype=torch.float64)
@@ -67,12 +82,15 @@ class Weights:
         return raw / raw.sum(1, keepdim=True)
 
     def for_totals(self) -> Weights:
-        """These weights, if a total over silos has them: it is a sum over records, in which each record counts alike."""
+        """These weights, if a total over silos has them: it is a sum over records, in which each
+        record counts alike.
+        """
         if not self.counts:
             raise BadInput("the mean of a total needs the number of records of each silo")
         if self.rule != "records" and len(set(self.trained)) > 1:
             raise BadInput(
-                f"weights are {self.rule}, but a total over silos of {', '.join(map(str, self.trained))} records counts each record alike; "
+                f"weights are {self.rule}, but a total over silos of "
+                f"{', '.join(map(str, self.trained))} records counts each record alike; "
                 "use weights by records"
             )
         return self

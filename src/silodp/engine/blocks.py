@@ -1,6 +1,8 @@
-"""Building blocks of small transformers, without parameters of their own, so that the fast path of `structured` knows all that they do.
+"""Building blocks of small transformers, without parameters of their own, so that the fast path of
+`structured` knows all that they do.
 
-Sequential(Embedding(V, D), Residual(LayerNorm(D), Linear(D, 3 * D), SelfAttention(4), Linear(D, D)), MeanPool(), Linear(D, 2))
+Sequential(Embedding(V, D), Residual(LayerNorm(D), Linear(D, 3 * D), SelfAttention(4), Linear(D,
+D)), MeanPool(), Linear(D, 2))
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ class Residual(nn.Sequential):
 
 
 class SelfAttention(nn.Module):
-    """softmax(q k' / sqrt(D / heads)) v within each record, for q, k and v side by side: (B, T, 3 D) to (B, T, D)."""
+    """softmax(q k' / sqrt(D / heads)) v within each record, for q, k and v side by side: (B, T, 3
+    D) to (B, T, D).
+    """
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -29,7 +33,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         if input.shape[-1] % (3 * self.heads):
-            raise BadInput(f"the last axis has size {input.shape[-1]}; use a multiple of 3 x {self.heads} heads, for q, k and v")
+            raise BadInput(
+                f"the last axis has size {input.shape[-1]}; use a multiple of 3 x "
+                f"{self.heads} heads, for q, k and v"
+            )
         q, k, v = input.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 

@@ -1,12 +1,15 @@
-"""Sums of clipped per-record gradients for many runs and silos at once: what every Grad and GradDiff query is computed by.
+"""Sums of clipped per-record gradients for many runs and silos at once: what every Grad and
+GradDiff query is computed by.
 
-ENGINES are tried in order, and the first that supports a task computes it; each says in its own file what it knows:
-`native` chains of Linear and ReLU, also behind convolutions, in C; `gpu` one hidden layer on a GPU; `pictures` small
-convolutional networks on a GPU; `ghost` chains of Linear and element-wise
-modules; `structured` convolutional and sequence models of known modules; `records` every model.
+ENGINES are tried in order, and the first that supports a task computes it; each says in its own
+file what it knows: `native` chains of Linear and ReLU, also behind convolutions, in C; `gpu` one
+hidden layer on a GPU; `pictures` small convolutional networks on a GPU; `ghost` chains of Linear
+and element-wise modules; `structured` convolutional and sequence models of known modules; `records`
+every model.
 
-Inside, the axes are (S, J, features, n): silos, runs, features, records. Records come last, so that sums over few features vectorise.
-A norm is that of the very terms that are contributed; where terms can cancel, it is taken in float64 and their rounding is added to it.
+Inside, the axes are (S, J, features, n): silos, runs, features, records. Records come last, so that
+sums over few features vectorise. A norm is that of the very terms that are contributed; where terms
+can cancel, it is taken in float64 and their rounding is added to it.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ IN_TORCH: tuple[Engine, ...] = (Ghost(), Structured(), Records())
 ENGINES: tuple[Engine, ...] = (Native(), Gpu(), Pictures(), *IN_TORCH)
 """All of them, the fastest first. The last supports everything."""
 
-# glibc hands freed blocks back to the system, and each call would fault its temporaries in again (1,600 pages for 25 silos of 300 records,
-# a third of the time), until a block of nearly 32 MiB has once been freed: from then on it keeps them. The block is never touched.
+# glibc hands freed blocks back to the system, and each call would fault its temporaries in again
+# (1,600 pages for 25 silos of 300 records, a third of the time), until a block of nearly 32 MiB has
+# once been freed: from then on it keeps them. The block is never touched.
 torch.empty(2**25 - 2**13, dtype=torch.uint8)
 
 
@@ -53,27 +57,38 @@ def clipped_sum(
     memory: int = 2**28,
     engines: Sequence[Engine] = IN_TORCH,
 ) -> Tensor:
-    """For each run and silo the sum over records of weight * g * min(1, clip / ||g||), of shape (J, S, d).
+    """For each run and silo the sum over records of weight * g * min(1, clip / ||g||), of shape (J,
+    S, d).
 
-    g is a record's whole gradient of f0 at w, all parameters as one vector, or with `reference` grad f0(w, x) - grad f0(reference, x),
-    where with a `limit` (a number or (J, 1)) each of the two is clipped to it first.
-    w is (J, d), or (J, S, d) where each silo has a point of its own; x (S, n, *features); y (S, n, *target); weight (S, n) or (J, S, n),
-    0 for records that do not take part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes.
+    g is a record's whole gradient of f0 at w, all parameters as one vector, or with `reference`
+    grad f0(w, x) - grad f0(reference, x), where with a `limit` (a number or (J, 1)) each of the two
+    is clipped to it first. w is (J, d), or (J, S, d) where each silo has a point of its own; x (S,
+    n, *features); y (S, n, *target); weight (S, n) or (J, S, n), 0 for records that do not take
+    part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes.
 
-    Formal guarantees: a record contributes a vector of norm <= clip * (1 + CLIP_TOLERANCE), and exactly zero where its gradient is zero
-    or not finite, or clip is 0; a record of weight 0 may hold anything, NaN too, and changes nothing. What is beyond LIMITS counts as
-    not finite, or 0.
+    Formal guarantees: a record contributes a vector of norm <= clip * (1 + CLIP_TOLERANCE), and
+    exactly zero where its gradient is zero or not finite, or clip is 0; a record of weight 0 may
+    hold anything, NaN too, and changes nothing. What is beyond LIMITS counts as not finite, or 0.
     """
     if reference is not None and limit is not None and _never_longer(clip, limit, w):
-        here, there = (clipped_sum(problem, point, x, y, weight, limit, memory=memory, engines=engines) for point in (w, reference))
+        here, there = (
+            clipped_sum(problem, point, x, y, weight, limit, memory=memory, engines=engines)
+            for point in (w, reference)
+        )
         return here.sub_(there)
     wanted = task(problem, w, x, y, weight, clip, reference=reference, limit=limit, memory=memory)
     return choose(wanted, engines).sum(wanted)
 
 
 def _never_longer(clip: Number, limit: Number, w: Tensor) -> bool:
-    """Whether no difference of two gradients within the limit is longer than the clip: it is then one of two sums."""
-    return bool((torch.as_tensor(clip, device=w.device) >= 2 * torch.as_tensor(limit, device=w.device)).all())
+    """Whether no difference of two gradients within the limit is longer than the clip: it is then
+    one of two sums.
+    """
+    return bool(
+        (
+            torch.as_tensor(clip, device=w.device) >= 2 * torch.as_tensor(limit, device=w.device)
+        ).all()
+    )
 
 
 def choose(task: Task, engines: Sequence[Engine] = ENGINES) -> Engine:
@@ -93,7 +108,9 @@ def task(
     limit: Number | None = None,
     memory: int = 2**28,
 ) -> Task:
-    """The arguments of `clipped_sum` as the engines take them; raises BadInput for what none could."""
+    """The arguments of `clipped_sum` as the engines take them; raises BadInput for what none
+    could.
+    """
     points = [w] if reference is None else [w, reference]
     _refuse_unusable(points, x, y, weight, clip)
     smallest = LIMITS[w.dtype][1]
@@ -101,28 +118,62 @@ def task(
         clips = clip.to(w.device, torch.float64).reshape(-1, 1)
         clips = torch.where(clips >= smallest, clips.clamp(max=1e300), 0).expand(w.shape[0], 1)
     else:
-        clips = torch.full((w.shape[0], 1), min(clip, 1e300) if clip >= smallest else 0.0, dtype=torch.float64, device=w.device)
-    if x.dim() == 3 and (found := behind(problem)) and x.shape[:2].numel() * found[0].width * w.dtype.itemsize <= memory:
+        clips = torch.full(
+            (w.shape[0], 1),
+            min(clip, 1e300) if clip >= smallest else 0.0,
+            dtype=torch.float64,
+            device=w.device,
+        )
+    if (
+        x.dim() == 3
+        and (found := behind(problem))
+        and x.shape[:2].numel() * found[0].width * w.dtype.itemsize <= memory
+    ):
         x, problem = found[0](x.to(w.dtype)), found[1]  # once for all runs, and the rest is a chain
-    limits = None if limit is None or reference is None else torch.as_tensor(limit, dtype=torch.float64, device=w.device).reshape(-1, 1)
+    limits = (
+        None
+        if limit is None or reference is None
+        else torch.as_tensor(limit, dtype=torch.float64, device=w.device).reshape(-1, 1)
+    )
     limits = limits if limits is None else limits.clamp(max=1e300).expand(w.shape[0], 1)
     return Task(problem, points, x, y, weight, clips, memory, limits)
 
 
-def _refuse_unusable(points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clip: Number) -> None:
+def _refuse_unusable(
+    points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clip: Number
+) -> None:
     w, (runs, silos, records) = points[0], (points[0].shape[0], *x.shape[:2])
     if w.dtype not in LIMITS:
         raise BadInput(f"w is {w.dtype}; use float32 or float64")
     if w.dim() not in (2, 3) or w.shape[1:-1] not in ((), (silos,)):
-        raise BadInput(f"w has shape {tuple(w.shape)}; use (runs, parameters), or (runs, {silos} silos, parameters)")
+        raise BadInput(
+            f"w has shape {tuple(w.shape)}; use (runs, parameters), or (runs, {silos} "
+            "silos, parameters)"
+        )
     if points[-1].shape != w.shape:
-        raise BadInput(f"reference has shape {tuple(points[-1].shape)}; use that of w, {tuple(w.shape)}")
-    if y.shape[:2] != (silos, records) or weight.shape not in ((silos, records), (runs, silos, records)):
-        raise BadInput(f"y and weight have shapes {tuple(y.shape)} and {tuple(weight.shape)}; use ({silos}, {records}) as x has")
+        raise BadInput(
+            f"reference has shape {tuple(points[-1].shape)}; use that of w, {tuple(w.shape)}"
+        )
+    if y.shape[:2] != (silos, records) or weight.shape not in (
+        (silos, records),
+        (runs, silos, records),
+    ):
+        raise BadInput(
+            f"y and weight have shapes {tuple(y.shape)} and {tuple(weight.shape)}; use "
+            f"({silos}, {records}) as x has"
+        )
     if isinstance(clip, Tensor):
         if clip.numel() not in (1, runs):
-            raise BadInput(f"clip has shape {tuple(clip.shape)}; use a number, or one for each run in shape ({runs}, 1)")
+            raise BadInput(
+                f"clip has shape {tuple(clip.shape)}; use a number, or one for each run in "
+                f"shape ({runs}, 1)"
+            )
     elif math.isnan(clip) or clip < 0:
         raise BadInput(f"clip is {clip}; use a number >= 0, or inf for no clipping")
-    if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(w.device.type):
-        raise BadInput("matrix products are set to reduced precision, which breaks clipping; use 'highest' and no autocast")
+    if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(
+        w.device.type
+    ):
+        raise BadInput(
+            "matrix products are set to reduced precision, which breaks clipping; use "
+            "'highest' and no autocast"
+        )

@@ -1,4 +1,6 @@
-"""A model as `native.c` has it: stages and layers, or the ops of a sequence model, with the places of their weights in a point."""
+"""A model as `native.c` has it: stages and layers, or the ops of a sequence model, with the places
+of their weights in a point.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ class Stage(ctypes.Structure):
 
 class Op(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_long) for name in ("kind", "rows", "inputs", "outputs", "weight", "bias", "setting", "other")),
+        *(
+            (name, ctypes.c_long)
+            for name in ("kind", "rows", "inputs", "outputs", "weight", "bias", "setting", "other")
+        ),
         ("eps", ctypes.c_double),
     ]
 
@@ -85,10 +90,17 @@ class _Builder:
         self.problem, self.places = problem, dict(zip(problem.shapes, [0, *ends], strict=False))
 
     def weight_and_bias(self, node: Node, *shapes: dict[str, tuple[int, ...]]) -> tuple[int, int]:
-        """Where they lie in a point, -1 for one that is not there. A parameter may have been replaced, added or frozen."""
-        if {name: tuple(self.problem.shapes.get(full, ())) for name, full in node.names.items()} not in shapes:
+        """Where they lie in a point, -1 for one that is not there. A parameter may have been
+        replaced, added or frozen.
+        """
+        if {
+            name: tuple(self.problem.shapes.get(full, ())) for name, full in node.names.items()
+        } not in shapes:
             raise _Other
-        weight, bias = (self.places[node.names[name]] if name in node.names else -1 for name in ("weight", "bias"))
+        weight, bias = (
+            self.places[node.names[name]] if name in node.names else -1
+            for name in ("weight", "bias")
+        )
         return weight, bias
 
     def linear(self, node: Node, width: int) -> tuple[int, int, int, int]:
@@ -96,12 +108,17 @@ class _Builder:
         if not isinstance(layer, nn.Linear) or layer.in_features != width:
             raise _Other
         weight, bias = (layer.out_features, width), (layer.out_features,)
-        return width, layer.out_features, *self.weight_and_bias(node, {"weight": weight}, {"weight": weight, "bias": bias})
+        return (
+            width,
+            layer.out_features,
+            *self.weight_and_bias(node, {"weight": weight}, {"weight": weight, "bias": bias}),
+        )
 
     def targets(self, y: Tensor, width: int) -> int:
         """Numbers of a record's label, for outputs of that width."""
         fits: dict[Loss, bool] = {
-            cross_entropy: y.dim() == 2 and y.dtype != torch.float64,  # in float32 a number beside a label could become it
+            cross_entropy: y.dim() == 2
+            and y.dtype != torch.float64,  # in float32 a number beside a label could become it
             logistic: y.dim() == 2 and width == 1,
             squared_error: y.shape[2:].numel() == width,
         }
@@ -114,11 +131,15 @@ class _Layers(_Builder):
     """Stages, if any, and a chain of layers."""
 
     def model(self, root: Node, x: Tensor, y: Tensor) -> Compiled:
-        rest = chain(self.problem, x) or (sequence(root) if numbers(self.problem, x) is not None else [])
+        rest = chain(self.problem, x) or (
+            sequence(root) if numbers(self.problem, x) is not None else []
+        )
         shape = tuple(x.shape[2:])
         if rest and type(first := rest[0].module) is nn.Unflatten:
             shape, rest = tuple(first.unflattened_size), rest[1:]
-            if min(shape) < 1 or tuple(x.shape[2:]) != (math.prod(shape),):  # torch would make out a size of -1
+            if min(shape) < 1 or tuple(x.shape[2:]) != (
+                math.prod(shape),
+            ):  # torch would make out a size of -1
                 raise _Other
         stages: list[Stage] = []
         while rest and type(rest[0].module) is nn.Conv2d:
@@ -133,14 +154,25 @@ class _Layers(_Builder):
             if type(node.module) is nn.ReLU and layers:
                 layers[-1].relu = True
             else:
-                layers.append(Layer(*self.linear(node, layers[-1].outputs if layers else math.prod(shape)), False))
+                layers.append(
+                    Layer(
+                        *self.linear(node, layers[-1].outputs if layers else math.prod(shape)),
+                        False,
+                    )
+                )
         if not 0 < len(layers) <= MOST or len(stages) > MOST:
             raise _Other
         targets = self.targets(y, layers[-1].outputs)
-        return Compiled((Stage * len(stages))(*stages), (Layer * len(layers))(*layers), (Op * 0)(), targets)
+        return Compiled(
+            (Stage * len(stages))(*stages), (Layer * len(layers))(*layers), (Op * 0)(), targets
+        )
 
-    def stage(self, shape: tuple[int, ...], modules: list[Node]) -> tuple[Stage, tuple[int, ...], list[Node]]:
-        """The stage that begins with the convolution at the head of `modules`, what shape it gives, and what follows it."""
+    def stage(
+        self, shape: tuple[int, ...], modules: list[Node]
+    ) -> tuple[Stage, tuple[int, ...], list[Node]]:
+        """The stage that begins with the convolution at the head of `modules`, what shape it gives,
+        and what follows it.
+        """
         (node, *rest), pool, relu = modules, [1, 1], False
         layer = node.module
         while rest and type(rest[0].module) in (nn.ReLU, nn.MaxPool2d):
@@ -152,7 +184,12 @@ class _Layers(_Builder):
             relu |= type(after) is nn.ReLU
         assert isinstance(layer, nn.Conv2d)
         whole = (layer.out_channels, layer.in_channels, *layer.kernel_size)
-        plain = (layer.stride, layer.dilation, layer.groups, layer.padding != "same") == ((1, 1), (1, 1), 1, True) and conv_known(layer, 4)
+        plain = (layer.stride, layer.dilation, layer.groups, layer.padding != "same") == (
+            (1, 1),
+            (1, 1),
+            1,
+            True,
+        ) and conv_known(layer, 4)
         if len(shape) != 3 or not plain or shape[0] != whole[1]:
             raise _Other
         padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
@@ -161,7 +198,11 @@ class _Layers(_Builder):
             raise _Other
         settings = ((ctypes.c_long * 2)(*two) for two in (layer.kernel_size, padding, pool))
         found = self.weight_and_bias(node, {"weight": whole}, {"weight": whole, "bias": whole[:1]})
-        return Stage(*shape, whole[0], *settings, relu, *found), (whole[0], *(sizes[i] // pool[i] for i in (0, 1))), rest
+        return (
+            Stage(*shape, whole[0], *settings, relu, *found),
+            (whole[0], *(sizes[i] // pool[i] for i in (0, 1))),
+            rest,
+        )
 
 
 class _Sequence(_Builder):
@@ -169,16 +210,36 @@ class _Sequence(_Builder):
 
     def model(self, root: Node, x: Tensor, y: Tensor) -> Compiled:
         tokens = x.dtype in (torch.int32, torch.int64)
-        if x.dim() != (3 if tokens else 4) or min(x.shape[2:]) < 1 or numbers(self.problem, x) is None:
+        if (
+            x.dim() != (3 if tokens else 4)
+            or min(x.shape[2:]) < 1
+            or numbers(self.problem, x) is None
+        ):
             raise _Other
         self.ops: list[Op] = []
         self.rows, self.width, self.pooled = x.shape[2], 0 if tokens else x.shape[3], False
         self.put(root)
-        if not (self.pooled and len(self.ops) <= STEPS and (self.ops[0].kind == EMBEDDING) == tokens):
+        if not (
+            self.pooled and len(self.ops) <= STEPS and (self.ops[0].kind == EMBEDDING) == tokens
+        ):
             raise _Other
-        return Compiled((Stage * 0)(), (Layer * 0)(), (Op * len(self.ops))(*self.ops), self.targets(y, self.width))
+        return Compiled(
+            (Stage * 0)(),
+            (Layer * 0)(),
+            (Op * len(self.ops))(*self.ops),
+            self.targets(y, self.width),
+        )
 
-    def op(self, kind: int, width: int, weight: int = -1, bias: int = -1, setting: int = 0, other: int = 0, eps: float = 0.0) -> None:
+    def op(
+        self,
+        kind: int,
+        width: int,
+        weight: int = -1,
+        bias: int = -1,
+        setting: int = 0,
+        other: int = 0,
+        eps: float = 0.0,
+    ) -> None:
         self.ops.append(Op(kind, self.rows, self.width, width, weight, bias, setting, other, eps))
         self.width = width
 
@@ -200,7 +261,13 @@ class _Sequence(_Builder):
             if self.ops or table[0] > 2**24:  # tokens reach C as float32
                 raise _Other
             padding = -1 if module.padding_idx is None else module.padding_idx
-            self.op(EMBEDDING, table[1], *self.weight_and_bias(node, {"weight": table}), table[0], padding)
+            self.op(
+                EMBEDDING,
+                table[1],
+                *self.weight_and_bias(node, {"weight": table}),
+                table[0],
+                padding,
+            )
         elif isinstance(module, nn.LayerNorm):
             one = (width,)
             known = {}, {"weight": one}, {"bias": one}, {"weight": one, "bias": one}
@@ -214,7 +281,9 @@ class _Sequence(_Builder):
         elif isinstance(module, MeanPool):
             self.op(POOL, width)
             self.rows, self.pooled = 1, True
-        elif isinstance(module, nn.ReLU) or (isinstance(module, nn.GELU) and module.approximate == "none"):
+        elif isinstance(module, nn.ReLU) or (
+            isinstance(module, nn.GELU) and module.approximate == "none"
+        ):
             self.op(RELU if isinstance(module, nn.ReLU) else GELU, width)
         elif not isinstance(module, nn.Identity | nn.Dropout):
             raise _Other

@@ -10,7 +10,9 @@ import torch
 
 
 def compiler() -> Any:
-    """torch's compiler for CUDA while a program runs; older ones have none, and then something else does the work."""
+    """torch's compiler for CUDA while a program runs; older ones have none, and then something else
+    does the work.
+    """
     return None if torch.version.hip else getattr(torch.cuda, "_compile_kernel", None)
 
 

@@ -1,8 +1,10 @@
-"""The ghost engine, for chains of Linear layers and element-wise activations: a record's gradient is never made.
+"""The ghost engine, for chains of Linear layers and element-wise activations: a record's gradient
+is never made.
 
-Layer by layer it is an outer product e (x) a of the layer's input a and the gradient e of the loss by its output, so its norm and the clipped
-sum follow from a and e. (`native.c` is the same in C, for ReLU.)
-Axes are (S, J, features, n): silos, runs, features, records. Records come last, so that sums over few features vectorise.
+Layer by layer it is an outer product e (x) a of the layer's input a and the gradient e of the loss
+by its output, so its norm and the clipped sum follow from a and e. (`native.c` is the same in C,
+for ReLU.) Axes are (S, J, features, n): silos, runs, features, records. Records come last, so that
+sums over few features vectorise.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from silodp.engine.task import Task, chunks, norms, scales
 
 
 class Term(NamedTuple):
-    """One product e (x) a in a record's gradient: a (S, J or 1, f, n) a layer's input, e (S, J, h, n) the gradient by its output.
+    """One product e (x) a in a record's gradient: a (S, J or 1, f, n) a layer's input, e (S, J, h,
+    n) the gradient by its output.
 
-    A gradient is one term (a, e). A difference is the sum of two, (a1, De) and (Da, e2) with De = e1 - e2 and Da = a1 - a2, or of the first
-    alone where both points see the same input; what does not depend on the input, as a bias, comes from the first term alone.
+    A gradient is one term (a, e). A difference is the sum of two, (a1, De) and (Da, e2) with De =
+    e1 - e2 and Da = a1 - a2, or of the first alone where both points see the same input; what does
+    not depend on the input, as a bias, comes from the first term alone.
     """
 
     a: Tensor
@@ -40,24 +44,50 @@ class Ghost:
 
     def sum(self, task: Task) -> Tensor:
         layers, chunk, task = chain(task.problem, task.x), task.chunk, task.laid_out()
-        size = task.bytes(4 * sum(n.module.in_features + n.module.out_features for n in layers if isinstance(n.module, nn.Linear)))
+        size = task.bytes(
+            4
+            * sum(
+                n.module.in_features + n.module.out_features
+                for n in layers
+                if isinstance(n.module, nn.Linear)
+            )
+        )
         out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
         for j, s, n in chunks(task.shape, size, chunk, task.memory):
             points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]
             weight = task.weight[s, j if task.weight.shape[1] > 1 else slice(None), n]
             x = task.x[s, n].clone(memory_format=torch.contiguous_format)
             limits = None if task.limits is None else task.limits[j]
-            _add(task.problem, layers, points, x, task.y[s, n], weight, task.clips[j], out[j, s].transpose(0, 1), limits)
+            _add(
+                task.problem,
+                layers,
+                points,
+                x,
+                task.y[s, n],
+                weight,
+                task.clips[j],
+                out[j, s].transpose(0, 1),
+                limits,
+            )
         return out
 
 
 def _add(
-    problem: Problem, layers: list[Node], points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor,
+    problem: Problem,
+    layers: list[Node],
+    points: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    clips: Tensor,
+    out: Tensor,
     limits: Tensor | None,
-) -> None:  # fmt: skip
-    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n); x is overwritten.
+) -> None:
+    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n); x
+    is overwritten.
 
-    A product may round by where its factors lie, so unsound records are zeroed where they are: other records' sums keep every bit.
+    A product may round by where its factors lie, so unsound records are zeroed where they are:
+    other records' sums keep every bit.
     """
     runs = points[0].shape[1]
     parameters = problem.split(points[0] if len(points) == 1 else torch.cat(points, 1))
@@ -67,7 +97,9 @@ def _add(
     if limits is not None:
         _limit(linear, inputs, slopes, limits)
     terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
-    found, sizes, lengths = zip(*(squares(names, t) for names, t in zip(linear, terms, strict=True)), strict=True)
+    found, sizes, lengths = zip(
+        *(squares(names, t) for names, t in zip(linear, terms, strict=True)), strict=True
+    )
     norm = norms(found, sizes if len(points) > 1 else [], x.dtype)
     scale, sound = scales(norm, [length for part in lengths for length in part], weight, clips)
     if sound is not None:
@@ -81,16 +113,29 @@ def _add(
             views[names[name]].add_(total)
 
 
-def _limit(linear: list[dict[str, str]], inputs: list[Tensor], slopes: list[Tensor], limits: Tensor) -> None:
-    """Shortens the gradients at both points, one behind the other on the axis of runs, to the limits (J, 1): their slopes are scaled."""
-    norm = norms([squares(names, [Term(a, e)])[0] for names, a, e in zip(linear, inputs, slopes, strict=True)], [], slopes[0].dtype)
+def _limit(
+    linear: list[dict[str, str]], inputs: list[Tensor], slopes: list[Tensor], limits: Tensor
+) -> None:
+    """Shortens the gradients at both points, one behind the other on the axis of runs, to the
+    limits (J, 1): their slopes are scaled.
+    """
+    norm = norms(
+        [
+            squares(names, [Term(a, e)])[0]
+            for names, a, e in zip(linear, inputs, slopes, strict=True)
+        ],
+        [],
+        slopes[0].dtype,
+    )
     both = torch.cat([limits, limits])
     scale = (both / torch.maximum(norm, both)).to(slopes[0])
     for e in slopes:
         e.mul_(scale[:, :, None])
 
 
-def _flow(problem: Problem, layers: list[Node], own: list[Parameters], a: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def _flow(
+    problem: Problem, layers: list[Node], own: list[Parameters], a: Tensor, y: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
     """The inputs of the Linear layers, and the gradients of each record's loss by their outputs."""
     inputs, kept, slopes = [], [], []
     owned = False
@@ -115,7 +160,9 @@ def _flow(problem: Problem, layers: list[Node], own: list[Parameters], a: Tensor
 
 
 def _terms(a: Tensor, e: Tensor, runs: int) -> list[Term]:
-    """The terms of a layer whose outputs have `runs` runs, or a second `runs` for the reference behind them."""
+    """The terms of a layer whose outputs have `runs` runs, or a second `runs` for the reference
+    behind them.
+    """
     if e.shape[1] == runs:
         return [Term(a, e)]
     e2 = e[:, runs:]
@@ -128,19 +175,27 @@ def _slope(problem: Problem, output: Tensor, y: Tensor) -> Tensor:
     """The gradient of each record's loss by the model's outputs (S, J, k, n), newly made."""
     if problem.slope:
         return problem.slope(output, y)
-    return vmap(vmap(vmap(grad(problem.record_loss), (-1, 0), -1), (0, None)))(output, y).clone(memory_format=torch.contiguous_format)
+    return vmap(vmap(vmap(grad(problem.record_loss), (-1, 0), -1), (0, None)))(output, y).clone(
+        memory_format=torch.contiguous_format
+    )
 
 
 def _zero(u: Tensor, sound: Tensor) -> None:
-    """Writes 0 for unsound records into u (S, J or 1, ., n); an input shared by all runs is kept where it is sound in one."""
-    u.masked_fill_(~(sound if u.shape[1] == sound.shape[1] else sound.any(1, keepdim=True))[:, :, None], 0)
+    """Writes 0 for unsound records into u (S, J or 1, ., n); an input shared by all runs is kept
+    where it is sound in one.
+    """
+    u.masked_fill_(
+        ~(sound if u.shape[1] == sound.shape[1] else sound.any(1, keepdim=True))[:, :, None], 0
+    )
 
 
-# --- element-wise modules ------------------------------------------------------------------------------------------------------------
+# --- element-wise modules ------------------------------------------------------------------------
 
 
 def _activate(module: nn.Module, z: Tensor, owned: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The module's outputs, and what its backward needs; it may overwrite z when that is `owned`."""
+    """The module's outputs, and what its backward needs; it may overwrite z when that is
+    `owned`.
+    """
     if type(module) is nn.ReLU:
         a = z.relu_() if owned else z.relu()
         return a, (a, a)
@@ -154,11 +209,13 @@ def _deactivate(module: nn.Module, kept: tuple[Tensor, Tensor], e: Tensor) -> Te
     """The gradient by the module's inputs from that by its outputs, which it may overwrite."""
     z, a = kept
     if type(module) is nn.ReLU:
-        return torch.ops.aten.threshold_backward.grad_input(e, a, 0, grad_input=e)  # autograd's own, in place
+        return torch.ops.aten.threshold_backward.grad_input(
+            e, a, 0, grad_input=e
+        )  # autograd's own, in place
     return torch.autograd.grad(a, z, e)[0]
 
 
-# --- Linear layers -------------------------------------------------------------------------------------------------------------------
+# --- Linear layers -------------------------------------------------------------------------------
 
 
 def _forward(p: Parameters, a: Tensor) -> Tensor:
@@ -168,8 +225,14 @@ def _forward(p: Parameters, a: Tensor) -> Tensor:
     if a.shape[1] > 1:
         z = torch.matmul(weight, a)
         return z if bias is None else z.add_(bias[..., None])
-    stacked = weight.reshape(-1, runs * rows, columns).expand(silos, -1, -1)  # the same input for all runs: one product for all
-    z = torch.bmm(stacked, a.squeeze(1)) if bias is None else torch.baddbmm(bias.reshape(-1, runs * rows, 1), stacked, a.squeeze(1))
+    stacked = weight.reshape(-1, runs * rows, columns).expand(
+        silos, -1, -1
+    )  # the same input for all runs: one product for all
+    z = (
+        torch.bmm(stacked, a.squeeze(1))
+        if bias is None
+        else torch.baddbmm(bias.reshape(-1, runs * rows, 1), stacked, a.squeeze(1))
+    )
     return z.view(silos, runs, rows, -1)
 
 
@@ -182,7 +245,9 @@ def _backward(p: Parameters, e: Tensor) -> Tensor:
 
 
 def squares(names: Container[str], terms: list[Term]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """In float64, (S, J or 1, n): squared norm of the sum of the terms, sum of their squared norms, squared norms of the inputs a."""
+    """In float64, (S, J or 1, n): squared norm of the sum of the terms, sum of their squared norms,
+    squared norms of the inputs a.
+    """
     if len(terms) == 1:
         aa, ee = (_square(u) for u in terms[0])
         square = ee * (aa + 1 if "bias" in names else aa)
@@ -206,17 +271,25 @@ def _outer(a: Tensor, e: Tensor) -> Tensor:
     if a.shape[1] > 1:
         return torch.matmul(e, a.transpose(2, 3))
     silos, runs, rows, records = e.shape
-    return torch.bmm(e.reshape(silos, runs * rows, records), a.squeeze(1).transpose(1, 2)).view(silos, runs, rows, -1)
+    return torch.bmm(e.reshape(silos, runs * rows, records), a.squeeze(1).transpose(1, 2)).view(
+        silos, runs, rows, -1
+    )
 
 
 def _square(u: Tensor) -> Tensor:
-    """||u||^2 over features, in float64 but for blocks of 64: of a float32 norm it misses 1e-7 as measured, and 2e-6 at most, in whatever
-    order torch sums a block. What squares may have lost to underflow is added. (float64 throughout costs a fifth of the whole call.)
+    """||u||^2 over features, in float64 but for blocks of 64: of a float32 norm it misses 1e-7 as
+    measured, and 2e-6 at most, in whatever order torch sums a block. What squares may have lost to
+    underflow is added. (float64 throughout costs a fifth of the whole call.)
     """
     if u.is_cuda:
         return kernels().square(u).add_(u.shape[-2] * torch.finfo(u.dtype).tiny)
-    if u.stride(-2) == 1:  # features side by side, as in records: no temporary, up to four times as fast
-        first, *rest = (torch.linalg.vector_norm(block, dim=-1).double().square_() for block in u.transpose(-1, -2).split(64, -1))
+    if (
+        u.stride(-2) == 1
+    ):  # features side by side, as in records: no temporary, up to four times as fast
+        first, *rest = (
+            torch.linalg.vector_norm(block, dim=-1).double().square_()
+            for block in u.transpose(-1, -2).split(64, -1)
+        )
     else:
         first, *rest = (block.sum(-2).double() for block in (u * u).split(64, -2))
     for block in rest:
@@ -225,7 +298,9 @@ def _square(u: Tensor) -> Tensor:
 
 
 def _products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """||u||^2, ||v||^2 and u.v over features in float64, where products of float32 numbers are exact: they are about to cancel."""
+    """||u||^2, ||v||^2 and u.v over features in float64, where products of float32 numbers are
+    exact: they are about to cancel.
+    """
     if u.is_cuda:
         return kernels().products(u, v)
     u, v = u.double(), v.double()

@@ -1,4 +1,6 @@
-"""The engine for one hidden layer on a GPU: Linear, ReLU, Linear with cross-entropy, all between the first layer's products in one kernel."""
+"""The engine for one hidden layer on a GPU: Linear, ReLU, Linear with cross-entropy, all between
+the first layer's products in one kernel.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ class Gpu:
 
     def supports(self, task: Task) -> bool:
         point = task.points[0]
-        fits = task.limits is None and point.is_cuda and point.dtype == torch.float32 and point.shape[-1] == task.problem.dim
+        fits = (
+            task.limits is None
+            and point.is_cuda
+            and point.dtype == torch.float32
+            and point.shape[-1] == task.problem.dim
+        )
         if not fits or task.y.is_floating_point() or task.problem.loss is not cross_entropy:
             return False
         return (model := compiled(task)) is not None and _fits(model)
@@ -28,13 +35,22 @@ class Gpu:
         model = compiled(task)
         assert model is not None
         first, second = model.chain
-        sizes, places = (first.inputs, first.outputs, second.outputs), (first.weight, first.bias, second.weight, second.bias)
+        sizes, places = (
+            (first.inputs, first.outputs, second.outputs),
+            (first.weight, first.bias, second.weight, second.bias),
+        )
         points, x = [point.detach() for point in task.points], task.x.detach().to(torch.float32)
-        return kernels().network_sums(points, x, task.y, task.weight, task.clips, sizes, places, task.memory)
+        return kernels().network_sums(
+            points, x, task.y, task.weight, task.clips, sizes, places, task.memory
+        )
 
 
 def _fits(model: Compiled) -> bool:
     layers = [*model.chain]
-    if model.stages or [layer.relu for layer in layers] != [1, 0] or min(layer.bias for layer in layers) < 0:
+    if (
+        model.stages
+        or [layer.relu for layer in layers] != [1, 0]
+        or min(layer.bias for layer in layers) < 0
+    ):
         return False
     return layers[0].outputs <= UNITS and layers[1].outputs <= CLASSES

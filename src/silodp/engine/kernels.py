@@ -1,6 +1,8 @@
-"""What a GPU does better by hand: sums of products in float64 without copies of the numbers in float64, and networks with few channels.
+"""What a GPU does better by hand: sums of products in float64 without copies of the numbers in
+float64, and networks with few channels.
 
-Products of matrices are float32 throughout: by multiply and add, or on tensor cores from three products of TF32 parts, which lose no more.
+Products of matrices are float32 throughout: by multiply and add, or on tensor cores from three
+products of TF32 parts, which lose no more.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false, reportInvalidTypeForm=false
@@ -19,7 +21,9 @@ tl: Any
 try:
     import triton
     from triton import language as tl
-except ModuleNotFoundError:  # no GPU, no Triton: the file can be imported, and only tensors on a GPU come here
+except (
+    ModuleNotFoundError
+):  # no GPU, no Triton: the file can be imported, and only tensors on a GPU come here
     triton, tl = SimpleNamespace(jit=lambda kernel: kernel), None
 
 BLOCK = 256
@@ -28,13 +32,29 @@ Pair = tuple[int, int]
 
 
 def products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """||u||^2, ||v||^2 and u.v over features of (S, J or 1, features, n), in float64, each (S, J, n)."""
+    """||u||^2, ||v||^2 and u.v over features of (S, J or 1, features, n), in float64, each (S, J,
+    n).
+    """
     runs = max(u.shape[1], v.shape[1])
-    u, v = (t.expand(-1, runs, -1, -1).contiguous() if t.stride(3) != 1 else t.expand(-1, runs, -1, -1) for t in (u, v))
+    u, v = (
+        t.expand(-1, runs, -1, -1).contiguous() if t.stride(3) != 1 else t.expand(-1, runs, -1, -1)
+        for t in (u, v)
+    )
     silos, runs, features, records = u.shape
     sums = torch.empty(3, silos, runs, records, dtype=torch.float64, device=u.device)
     grid = (silos * runs, triton.cdiv(records, BLOCK))
-    _products[grid](u, v, sums, features, records, runs, sums.stride(0), *u.stride()[:3], *v.stride()[:3], BLOCK=BLOCK)
+    _products[grid](
+        u,
+        v,
+        sums,
+        features,
+        records,
+        runs,
+        sums.stride(0),
+        *u.stride()[:3],
+        *v.stride()[:3],
+        BLOCK=BLOCK,
+    )
     return sums[0], sums[1], sums[2]
 
 
@@ -43,7 +63,9 @@ def square(u: Tensor) -> Tensor:
     u = u if u.stride(3) == 1 else u.contiguous()
     silos, runs, features, records = u.shape
     total = torch.empty(silos, runs, records, dtype=torch.float64, device=u.device)
-    _square[(silos * runs, triton.cdiv(records, BLOCK))](u, total, features, records, runs, *u.stride()[:3], BLOCK=BLOCK)
+    _square[(silos * runs, triton.cdiv(records, BLOCK))](
+        u, total, features, records, runs, *u.stride()[:3], BLOCK=BLOCK
+    )
     return total
 
 
@@ -55,13 +77,17 @@ def _square(u, out, features, records, runs, u0, u1, u2, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), tl.float64)
     for i in range(features):
         row = i.to(tl.int64)
-        a = tl.load(u + cell // runs * u0 + cell % runs * u1 + row * u2 + column, mask=inside, other=0.0).to(tl.float64)
+        a = tl.load(
+            u + cell // runs * u0 + cell % runs * u1 + row * u2 + column, mask=inside, other=0.0
+        ).to(tl.float64)
         total += a * a
     tl.store(out + cell * records + column, total, mask=inside)
 
 
 @triton.jit
-def _products(u, v, out, features, records, runs, plane, u0, u1, u2, v0, v1, v2, BLOCK: tl.constexpr):
+def _products(
+    u, v, out, features, records, runs, plane, u0, u1, u2, v0, v1, v2, BLOCK: tl.constexpr
+):
     cell = tl.program_id(0).to(tl.int64)
     silo, run = cell // runs, cell % runs
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -71,8 +97,12 @@ def _products(u, v, out, features, records, runs, plane, u0, u1, u2, v0, v1, v2,
     uv = tl.zeros((BLOCK,), tl.float64)
     for i in range(features):
         row = i.to(tl.int64)
-        a = tl.load(u + silo * u0 + run * u1 + row * u2 + column, mask=inside, other=0.0).to(tl.float64)
-        b = tl.load(v + silo * v0 + run * v1 + row * v2 + column, mask=inside, other=0.0).to(tl.float64)
+        a = tl.load(u + silo * u0 + run * u1 + row * u2 + column, mask=inside, other=0.0).to(
+            tl.float64
+        )
+        b = tl.load(v + silo * v0 + run * v1 + row * v2 + column, mask=inside, other=0.0).to(
+            tl.float64
+        )
         uu += a * a
         vv += b * b
         uv += a * b
@@ -82,11 +112,15 @@ def _products(u, v, out, features, records, runs, plane, u0, u1, u2, v0, v1, v2,
     tl.store(out + 2 * plane + at, uv, mask=inside)
 
 
-def conv_gradients(a: Tensor, e: Tensor, shape: torch.Size, stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
-    """Each record's gradient (B, *shape) by a convolution's weight, for a padded input (B, C, H, W) and the gradient by the output.
+def conv_gradients(
+    a: Tensor, e: Tensor, shape: torch.Size, stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> Tensor:
+    """Each record's gradient (B, *shape) by a convolution's weight, for a padded input (B, C, H, W)
+    and the gradient by the output.
 
-    One program makes a tile of (outputs x kernel rows) by (channels x kernel columns), a product over the rows of the input and the columns
-    of the output: with few channels such a tile is fuller than that of outputs by patches.
+    One program makes a tile of (outputs x kernel rows) by (channels x kernel columns), a product
+    over the rows of the input and the columns of the output: with few channels such a tile is
+    fuller than that of outputs by patches.
     """
     outputs, channels, kernel_rows, kernel_columns = shape
     groups, (rows, columns) = a.shape[1] // channels, e.shape[2:]
@@ -99,7 +133,16 @@ def conv_gradients(a: Tensor, e: Tensor, shape: torch.Size, stride: tuple[int, .
         return out
     _conv_gradients[(len(a) * groups * tiles[0] * tiles[1],)](
         *(a, e, out, groups, *tiles, outputs // groups, channels, *a.shape[2:], rows, columns),
-        *(kernel_rows, kernel_columns, *stride, *dilation, tall, broad, depth, 32 if depth < 512 else 64),
+        *(
+            kernel_rows,
+            kernel_columns,
+            *stride,
+            *dilation,
+            tall,
+            broad,
+            depth,
+            32 if depth < 512 else 64,
+        ),
         num_warps=1,
     )
     return out
@@ -107,10 +150,29 @@ def conv_gradients(a: Tensor, e: Tensor, shape: torch.Size, stride: tuple[int, .
 
 @triton.jit
 def _conv_gradients(
-    a, e, out, groups, tiles_high, tiles_wide, outputs, channels, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    TALL: tl.constexpr, BROAD: tl.constexpr, DEPTH: tl.constexpr, DEEP: tl.constexpr,
-):  # fmt: skip
+    a,
+    e,
+    out,
+    groups,
+    tiles_high,
+    tiles_wide,
+    outputs,
+    channels,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    TALL: tl.constexpr,
+    BROAD: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DEEP: tl.constexpr,
+):
     cell = tl.program_id(0)
     across = cell % tiles_wide
     down = cell // tiles_wide % tiles_high
@@ -125,7 +187,12 @@ def _conv_gradients(
     m_inside = m < outputs * KH
     n_inside = n < channels * KW
     slopes = e + record * (groups * outputs * ROWS * COLUMNS) + output * (ROWS * COLUMNS)
-    inputs = a + record * (groups * channels * HEIGHT * WIDTH) + (group * channels + own) * (HEIGHT * WIDTH) + column * DW
+    inputs = (
+        a
+        + record * (groups * channels * HEIGHT * WIDTH)
+        + (group * channels + own) * (HEIGHT * WIDTH)
+        + column * DW
+    )
     total = tl.zeros((TALL, BROAD), tl.float32)
     for start in range(0, DEPTH, DEEP):
         place = start + tl.arange(0, DEEP)
@@ -138,18 +205,42 @@ def _conv_gradients(
                 read |= (row >= i * DH) & (row - i * DH < ROWS * SH) & ((row - i * DH) % SH == 0)
             inside &= read
         shifted = row[None, :] - (k * DH)[:, None]
-        there = (shifted >= 0) & (shifted < ROWS * SH) & (shifted % SH == 0) & m_inside[:, None] & inside[None, :]
-        left = tl.load(slopes[:, None] + shifted // SH * COLUMNS + j[None, :], mask=there, other=0.0)
-        right = tl.load(inputs[None, :] + (row * WIDTH + j * SW)[:, None], mask=inside[:, None] & n_inside[None, :], other=0.0)
+        there = (
+            (shifted >= 0)
+            & (shifted < ROWS * SH)
+            & (shifted % SH == 0)
+            & m_inside[:, None]
+            & inside[None, :]
+        )
+        left = tl.load(
+            slopes[:, None] + shifted // SH * COLUMNS + j[None, :], mask=there, other=0.0
+        )
+        right = tl.load(
+            inputs[None, :] + (row * WIDTH + j * SW)[:, None],
+            mask=inside[:, None] & n_inside[None, :],
+            other=0.0,
+        )
         total = tl.dot(left, right, total, input_precision="tf32x3")
-    at = out + record * (groups * outputs * channels * KH * KW) + (output * (channels * KH * KW) + k * KW)[:, None]
-    tl.store(at + (own * (KH * KW) + column)[None, :], total, mask=m_inside[:, None] & n_inside[None, :])
+    at = (
+        out
+        + record * (groups * outputs * channels * KH * KW)
+        + (output * (channels * KH * KW) + k * KW)[:, None]
+    )
+    tl.store(
+        at + (own * (KH * KW) + column)[None, :], total, mask=m_inside[:, None] & n_inside[None, :]
+    )
 
 
 def convolve(
-    a: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair = (1, 1), padding: Pair = (0, 0), dilation: Pair = (1, 1)
+    a: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair = (1, 1),
+    padding: Pair = (0, 0),
+    dilation: Pair = (1, 1),
 ) -> Tensor:
-    """The convolution of a (B, C, H, W) for few outputs, which one thread makes together for a place, so that each pixel is read once.
+    """The convolution of a (B, C, H, W) for few outputs, which one thread makes together for a
+    place, so that each pixel is read once.
 
     Weight and bias may have a first axis: of as many silos, whose records follow each other.
     """
@@ -157,7 +248,10 @@ def convolve(
         weight, bias = weight[None], None if bias is None else bias[None]
     silos, outputs, channels, *kernel = weight.shape
     height, width = a.shape[2:]
-    rows, columns = ((a.shape[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1))
+    rows, columns = (
+        (a.shape[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+        for i in (0, 1)
+    )
     tall = 8 if outputs <= 8 else 16
     broad = 2048 // tall
     out = torch.empty(len(a), outputs, rows, columns, device=a.device, dtype=a.dtype)
@@ -165,10 +259,34 @@ def convolve(
         return out
     records = len(a) // silos
     places = records * rows * columns
-    columnwise = functional.pad(weight.flatten(2).transpose(1, 2), (0, -outputs % tall)).contiguous()
+    columnwise = functional.pad(
+        weight.flatten(2).transpose(1, 2), (0, -outputs % tall)
+    ).contiguous()
     _convolve[(triton.cdiv(places, broad), triton.cdiv(outputs, tall), silos)](
-        *(a.contiguous(), columnwise, out if bias is None else bias.contiguous(), out, records, places, outputs, columnwise.shape[2]),
-        *(channels, height, width, rows, columns, *kernel, *stride, *padding, *dilation, bias is not None, tall, broad),
+        *(
+            a.contiguous(),
+            columnwise,
+            out if bias is None else bias.contiguous(),
+            out,
+            records,
+            places,
+            outputs,
+            columnwise.shape[2],
+        ),
+        *(
+            channels,
+            height,
+            width,
+            rows,
+            columns,
+            *kernel,
+            *stride,
+            *padding,
+            *dilation,
+            bias is not None,
+            tall,
+            broad,
+        ),
         num_warps=1,
     )
     return out
@@ -176,11 +294,31 @@ def convolve(
 
 @triton.jit
 def _convolve(
-    a, weight, bias, out, records, places, outputs, ACROSS: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
-    SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, BIAS: tl.constexpr, TALL: tl.constexpr,
+    a,
+    weight,
+    bias,
+    out,
+    records,
+    places,
+    outputs,
+    ACROSS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    BIAS: tl.constexpr,
+    TALL: tl.constexpr,
     BROAD: tl.constexpr,
-):  # fmt: skip
+):
     silo = tl.program_id(2).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * BROAD
     record = silo * records + first // (ROWS * COLUMNS)
@@ -192,7 +330,11 @@ def _convolve(
     rest = place % (ROWS * COLUMNS)
     top = rest // COLUMNS * SH - PH
     left = rest % COLUMNS * SW - PW
-    patch = a + record * (CHANNELS * HEIGHT * WIDTH) + (own * (CHANNELS * HEIGHT * WIDTH) + top * WIDTH + left)
+    patch = (
+        a
+        + record * (CHANNELS * HEIGHT * WIDTH)
+        + (own * (CHANNELS * HEIGHT * WIDTH) + top * WIDTH + left)
+    )
     o = tl.program_id(1) * TALL + tl.arange(0, TALL)
     total = tl.zeros((TALL, BROAD), tl.float32)
     for line in range(CHANNELS * KH):
@@ -204,13 +346,21 @@ def _convolve(
             seen = there
             if PW > 0:
                 seen = seen & (left + k * DW >= 0) & (left + k * DW < WIDTH)
-            pixels = tl.load(patch + (line // KH * (HEIGHT * WIDTH) + down * WIDTH + k * DW), mask=seen, other=0.0)
+            pixels = tl.load(
+                patch + (line // KH * (HEIGHT * WIDTH) + down * WIDTH + k * DW),
+                mask=seen,
+                other=0.0,
+            )
             weights = tl.load(weight + (line * KW + k) * ACROSS + o)
             total = tl.fma(weights[:, None], pixels[None, :], total)
     if BIAS:
         total += tl.load(bias + o, mask=o < outputs, other=0.0)[:, None]
     at = out + record * (ROWS * COLUMNS) * outputs + (own * (outputs * ROWS * COLUMNS) + rest)
-    tl.store(at[None, :] + (o * (ROWS * COLUMNS))[:, None], total, mask=(o < outputs)[:, None] & inside[None, :])
+    tl.store(
+        at[None, :] + (o * (ROWS * COLUMNS))[:, None],
+        total,
+        mask=(o < outputs)[:, None] & inside[None, :],
+    )
 
 
 def network_sums(
@@ -223,10 +373,12 @@ def network_sums(
     places: Sequence[int],
     memory: int = 2**31,
 ) -> Tensor:
-    """The clipped sums (J, S, d) of Linear, ReLU, Linear with cross-entropy, with so many units and classes as `gpu` says.
+    """The clipped sums (J, S, d) of Linear, ReLU, Linear with cross-entropy, with so many units and
+    classes as `gpu` says.
 
-    points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1) in float64; `sizes` are inputs, hidden units and outputs, `places`
-    where weight, bias, weight and bias lie in a point. The first layer is two products of matrices, and one kernel does all between them.
+    points are (J, d) or (J, S, d), weight (S, n) or (J, S, n), clips (J, 1) in float64; `sizes` are
+    inputs, hidden units and outputs, `places` where weight, bias, weight and bias lie in a point.
+    The first layer is two products of matrices, and one kernel does all between them.
     """
     inputs, hidden, outputs = sizes
     units, classes = (triton.next_power_of_2(size) for size in sizes[1:])
@@ -234,9 +386,12 @@ def network_sums(
     own, drawn, width = points[0].dim() == 3, weight.dim() == 3, triton.cdiv(inputs + 1, 4) * 4
     y, weight, x = y.contiguous(), weight.float().contiguous(), x.flatten(2).transpose(1, 2)
     length = square(x[:, None])[:, 0].add_(1)
-    # a bias is the weight of an input that is always 1; columns are filled up for the products' sake
+    # a bias is the weight of an input that is always 1; columns are filled up for the products'
+    # sake
     a = functional.pad(x.masked_fill(~(length < 1e30)[:, None], 0), (0, -records % 32))
-    a = torch.cat([a, torch.ones_like(a[:, :1]), a.new_zeros(silos, width - inputs - 1, a.shape[2])], 1)
+    a = torch.cat(
+        [a, torch.ones_like(a[:, :1]), a.new_zeros(silos, width - inputs - 1, a.shape[2])], 1
+    )
     out = torch.zeros(runs, silos, dim, device=x.device)
     held = max(1, 4 * hidden * silos)  # bytes of one number of each hidden unit and silo in one run
     many = max(32, min(a.shape[2], memory // (held * len(points)) // 32 * 32))
@@ -250,27 +405,67 @@ def network_sums(
             pieces = triton.cdiv(of.shape[2], MOST)
             tail = torch.empty(pieces, some, silos, outputs, hidden + 1, device=x.device)
             _between[(some * silos, pieces)](
-                *(flows[0], flows[-1], here[0], here[-1], y, weight[part] if drawn else weight, length, clips[part].contiguous(), tail),
-                *(some, silos, records, start, of.shape[2], triton.cdiv(of.shape[2], pieces * 32) * 32),
+                *(
+                    flows[0],
+                    flows[-1],
+                    here[0],
+                    here[-1],
+                    y,
+                    weight[part] if drawn else weight,
+                    length,
+                    clips[part].contiguous(),
+                    tail,
+                ),
+                *(
+                    some,
+                    silos,
+                    records,
+                    start,
+                    of.shape[2],
+                    triton.cdiv(of.shape[2], pieces * 32) * 32,
+                ),
                 *(dim * silos if own else dim, dim if own else 0, records * silos if drawn else 0),
-                *(*places[2:], hidden, outputs, units, classes, min(32, 2048 // (units * len(points))), len(points) > 1),
+                *(
+                    *places[2:],
+                    hidden,
+                    outputs,
+                    units,
+                    classes,
+                    min(32, 2048 // (units * len(points))),
+                    len(points) > 1,
+                ),
                 num_warps=1,
             )
-            first = torch.bmm(flows[0], of.transpose(1, 2)).view(silos, some, hidden, width).transpose(0, 1)
+            first = (
+                torch.bmm(flows[0], of.transpose(1, 2))
+                .view(silos, some, hidden, width)
+                .transpose(0, 1)
+            )
             last = tail.sum(0, dtype=torch.float64)
-            for place, found in zip(places, (first[..., :inputs], first[..., inputs], last[..., :hidden], last[..., hidden]), strict=True):
+            for place, found in zip(
+                places,
+                (first[..., :inputs], first[..., inputs], last[..., :hidden], last[..., hidden]),
+                strict=True,
+            ):
                 found = found.flatten(2)
                 out[part, :, place : place + found.shape[2]] += found
     return out
 
 
 def _first_layer(point: Tensor, a: Tensor, sizes: Sequence[int], places: Sequence[int]) -> Tensor:
-    """The outputs (S, J h, n) of the first layer for inputs a (S, i, n), the last of them the bias's and zeros."""
+    """The outputs (S, J h, n) of the first layer for inputs a (S, i, n), the last of them the
+    bias's and zeros.
+    """
     inputs, hidden, _ = sizes
     point = point[None] if point.dim() == 2 else point.transpose(0, 1)
-    weight, bias = (point[..., place : place + hidden * size] for place, size in zip(places, (inputs, 1), strict=False))
+    weight, bias = (
+        point[..., place : place + hidden * size]
+        for place, size in zip(places, (inputs, 1), strict=False)
+    )
     rows = torch.cat([weight.unflatten(-1, (hidden, inputs)), bias[..., None]], -1)
-    return torch.bmm(functional.pad(rows, (0, a.shape[1] - inputs - 1)).flatten(1, 2).expand(len(a), -1, -1), a)
+    return torch.bmm(
+        functional.pad(rows, (0, a.shape[1] - inputs - 1)).flatten(1, 2).expand(len(a), -1, -1), a
+    )
 
 
 MOST = 512
@@ -279,11 +474,36 @@ MOST = 512
 
 @triton.jit
 def _between(
-    z, z2, w, reference, y, weight, length, clip, tail, runs, silos, records, start, columns, piece, of_run, of_silo, weights_of_run,
-    SECOND: tl.constexpr, SECOND_BIAS: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr, UNITS: tl.constexpr,
-    CLASSES: tl.constexpr, BLOCK: tl.constexpr, DIFFERENCE: tl.constexpr,
-):  # fmt: skip
-    """From the outputs z (S, J, h, n) of the first layer, and z2 at the reference, to their clipped gradients, which take the place of z."""
+    z,
+    z2,
+    w,
+    reference,
+    y,
+    weight,
+    length,
+    clip,
+    tail,
+    runs,
+    silos,
+    records,
+    start,
+    columns,
+    piece,
+    of_run,
+    of_silo,
+    weights_of_run,
+    SECOND: tl.constexpr,
+    SECOND_BIAS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    UNITS: tl.constexpr,
+    CLASSES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DIFFERENCE: tl.constexpr,
+):
+    """From the outputs z (S, J, h, n) of the first layer, and z2 at the reference, to their clipped
+    gradients, which take the place of z.
+    """
     cell = tl.program_id(0).to(tl.int64)
     run = cell % runs
     silo = cell // runs
@@ -294,7 +514,9 @@ def _between(
     limit = tl.load(clip + run)
     by_second = tl.zeros((CLASSES, UNITS), tl.float32)
     by_bias = tl.zeros((CLASSES,), tl.float32)
-    for first in range(tl.program_id(1) * piece, tl.minimum((tl.program_id(1) + 1) * piece, columns), BLOCK):
+    for first in range(
+        tl.program_id(1) * piece, tl.minimum((tl.program_id(1) + 1) * piece, columns), BLOCK
+    ):
         n = first + tl.arange(0, BLOCK)
         at = silo * records + start + n
         there = start + n < records
@@ -304,13 +526,17 @@ def _between(
         size1 = tl.load(length + at, mask=there, other=0.0)
         place = (cell * HIDDEN + h[:, None]) * columns + n[None, :]
         inside = (h < HIDDEN)[:, None] & (n < columns)[None, :]
-        hidden = tl.maximum(tl.load(z + place, mask=inside, other=0.0), 0.0, propagate_nan=tl.PropagateNan.ALL)
+        hidden = tl.maximum(
+            tl.load(z + place, mask=inside, other=0.0), 0.0, propagate_nan=tl.PropagateNan.ALL
+        )
         e2 = _slopes(point, hidden, label, h, o, SECOND, SECOND_BIAS, HIDDEN, OUTPUTS)
         e1 = _back(point, hidden, e2, h, o, SECOND, HIDDEN, OUTPUTS)
         size2 = _exact(hidden, hidden) if DIFFERENCE else _length(hidden, 0)
         sound = (size1 < 1e30) & (size2 < 1e30)
         if DIFFERENCE:
-            hidden2 = tl.maximum(tl.load(z2 + place, mask=inside, other=0.0), 0.0, propagate_nan=tl.PropagateNan.ALL)
+            hidden2 = tl.maximum(
+                tl.load(z2 + place, mask=inside, other=0.0), 0.0, propagate_nan=tl.PropagateNan.ALL
+            )
             f2 = _slopes(other, hidden2, label, h, o, SECOND, SECOND_BIAS, HIDDEN, OUTPUTS)
             e1 -= _back(other, hidden2, f2, h, o, SECOND, HIDDEN, OUTPUTS)
             e2 -= f2
@@ -318,7 +544,10 @@ def _between(
             rise2 = _exact(rise, rise)
             size = _length(e1, 0) * size1 + _exact(e2, e2) * (size2 + 1) + rise2 * _exact(f2, f2)
             cross = _exact(hidden, rise) * _exact(e2, f2)
-            norm = tl.sqrt(tl.maximum(size * (1 + 1e-13) + 2 * cross, 0.0)) + tl.sqrt(size) * 9.5367431640625e-07
+            norm = (
+                tl.sqrt(tl.maximum(size * (1 + 1e-13) + 2 * cross, 0.0))
+                + tl.sqrt(size) * 9.5367431640625e-07
+            )
             sound &= rise2 < 1e30
         else:
             norm = tl.sqrt(_length(e1, 0) * size1 + _length(e2, 0) * (size2 + 1))
@@ -331,11 +560,19 @@ def _between(
         by_bias += tl.sum(e2, 1)
         for k in tl.range(OUTPUTS, loop_unroll_factor=2):
             found = _row(e2, o, k)[None, :] * hidden
-            if DIFFERENCE:  # a record's two terms may be long and cancel: they are added before records are
-                found += tl.where(sound[None, :], _row(f2 * scale[None, :], o, k)[None, :] * rise, 0.0)
+            if (
+                DIFFERENCE
+            ):  # a record's two terms may be long and cancel: they are added before records are
+                found += tl.where(
+                    sound[None, :], _row(f2 * scale[None, :], o, k)[None, :] * rise, 0.0
+                )
             by_second += tl.where(o[:, None] == k, tl.sum(found, 1)[None, :], 0.0)
     into = tail + ((tl.program_id(1) * runs + run) * silos + silo) * (OUTPUTS * (HIDDEN + 1))
-    tl.store(into + o[:, None] * (HIDDEN + 1) + h[None, :], by_second, mask=(o < OUTPUTS)[:, None] & (h < HIDDEN)[None, :])
+    tl.store(
+        into + o[:, None] * (HIDDEN + 1) + h[None, :],
+        by_second,
+        mask=(o < OUTPUTS)[:, None] & (h < HIDDEN)[None, :],
+    )
     tl.store(into + o * (HIDDEN + 1) + HIDDEN, by_bias, mask=o < OUTPUTS)
 
 
@@ -346,9 +583,24 @@ def _row(u, o, k):
 
 
 @triton.jit
-def _slopes(point, hidden, label, h, o, SECOND: tl.constexpr, SECOND_BIAS: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr):
-    """The gradients (o, n) of the loss by the outputs, for hidden units (h, n); none for a label that no output has."""
-    output = tl.zeros((o.shape[0], label.shape[0]), tl.float32) + tl.where(o < OUTPUTS, 0.0, float("-inf"))[:, None]
+def _slopes(
+    point,
+    hidden,
+    label,
+    h,
+    o,
+    SECOND: tl.constexpr,
+    SECOND_BIAS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """The gradients (o, n) of the loss by the outputs, for hidden units (h, n); none for a label
+    that no output has.
+    """
+    output = (
+        tl.zeros((o.shape[0], label.shape[0]), tl.float32)
+        + tl.where(o < OUTPUTS, 0.0, float("-inf"))[:, None]
+    )
     for k in tl.range(OUTPUTS, loop_unroll_factor=2):
         row = tl.load(point + SECOND + k * HIDDEN + h, mask=h < HIDDEN, other=0.0)
         found = tl.sum(row[:, None] * hidden, 0) + tl.load(point + SECOND_BIAS + k)
@@ -359,7 +611,9 @@ def _slopes(point, hidden, label, h, o, SECOND: tl.constexpr, SECOND_BIAS: tl.co
 
 
 @triton.jit
-def _back(point, hidden, e2, h, o, SECOND: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr):
+def _back(
+    point, hidden, e2, h, o, SECOND: tl.constexpr, HIDDEN: tl.constexpr, OUTPUTS: tl.constexpr
+):
     """The gradients (h, n) by the hidden units' inputs, from those by the outputs."""
     e1 = tl.zeros_like(hidden)
     for k in tl.range(OUTPUTS, loop_unroll_factor=2):
@@ -376,5 +630,7 @@ def _length(u, axis: tl.constexpr):
 
 @triton.jit
 def _exact(u, v):
-    """u.v over rows in float64, where products of float32 numbers are exact: they are about to cancel."""
+    """u.v over rows in float64, where products of float32 numbers are exact: they are about to
+    cancel.
+    """
     return tl.sum(u.to(tl.float64) * v.to(tl.float64), 0)

@@ -1,7 +1,8 @@
 """What the engines know of a model: a tree of modules, if the type of every one is known exactly.
 
-Only of known types it is known that they treat each record alone. A subclass, a hook, a parametrisation or a forward of its own may compute
-something else; a model with one is read as None, and goes to the engine that differentiates each record alone.
+Only of known types it is known that they treat each record alone. A subclass, a hook, a
+parametrisation or a forward of its own may compute something else; a model with one is read as
+None, and goes to the engine that differentiates each record alone.
 """
 
 from __future__ import annotations
@@ -23,12 +24,44 @@ LAYERS: set[type[nn.Module]] = {nn.Linear, nn.Conv2d, nn.LayerNorm, nn.GroupNorm
 """Modules with parameters; `rules.RULES` has how each takes part."""
 
 ELEMENTWISE: set[type[nn.Module]] = {
-    *(nn.CELU, nn.Dropout, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Identity, nn.LeakyReLU),
-    *(nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanh),
+    *(
+        nn.CELU,
+        nn.Dropout,
+        nn.ELU,
+        nn.GELU,
+        nn.Hardshrink,
+        nn.Hardsigmoid,
+        nn.Hardswish,
+        nn.Hardtanh,
+        nn.Identity,
+        nn.LeakyReLU,
+    ),
+    *(
+        nn.LogSigmoid,
+        nn.Mish,
+        nn.ReLU,
+        nn.ReLU6,
+        nn.SELU,
+        nn.SiLU,
+        nn.Sigmoid,
+        nn.Softplus,
+        nn.Softshrink,
+        nn.Softsign,
+        nn.Tanh,
+    ),
 }
-"""Modules that act on each number alone, whatever the axes. (A Dropout that drops is refused by Problem.)"""
+"""Modules that act on each number alone, whatever the axes. (A Dropout that drops is refused by
+Problem.)
+"""
 
-AXES: dict[type[nn.Module], int] = {nn.MaxPool2d: 4, nn.AvgPool2d: 4, nn.AdaptiveAvgPool2d: 4, SelfAttention: 3, MeanPool: 3, Shapes: 2}
+AXES: dict[type[nn.Module], int] = {
+    nn.MaxPool2d: 4,
+    nn.AvgPool2d: 4,
+    nn.AdaptiveAvgPool2d: 4,
+    SelfAttention: 3,
+    MeanPool: 3,
+    Shapes: 2,
+}
 """Modules without parameters that treat each record alone, on inputs of that many axes."""
 
 
@@ -45,9 +78,11 @@ _READ: WeakKeyDictionary[Problem, tuple[tuple[nn.Module, ...], Node | None]] = W
 
 
 def read(problem: Problem) -> Node | None:
-    """The model as a tree of known modules whose parameters are all used once; else None. Hooks are looked for anew each time.
+    """The model as a tree of known modules whose parameters are all used once; else None. Hooks are
+    looked for anew each time.
 
-    None for persons too: the clip is for what a person's rows make together, which the engines that know layers do not add up.
+    None for persons too: the clip is for what a person's rows make together, which the engines that
+    know layers do not add up.
     """
     if problem.person or _has_any_global_hook():
         return None
@@ -61,8 +96,14 @@ _BEHIND: WeakKeyDictionary[Problem, Problem] = WeakKeyDictionary()
 
 
 def behind(problem: Problem) -> tuple[Shapes, Problem] | None:
-    """A fixed map of features that the model begins with, and the problem on what it makes of them: the same w, and a chain of Linear."""
-    if not (isinstance(problem.model, nn.Sequential) and type(first := next(iter(problem.model), None)) is Shapes and read(problem)):
+    """A fixed map of features that the model begins with, and the problem on what it makes of them:
+    the same w, and a chain of Linear.
+    """
+    if not (
+        isinstance(problem.model, nn.Sequential)
+        and type(first := next(iter(problem.model), None)) is Shapes
+        and read(problem)
+    ):
         return None
     if problem not in _BEHIND:
         _BEHIND[problem] = Problem(problem.model[1:], problem.loss, problem.prox)
@@ -72,15 +113,25 @@ def behind(problem: Problem) -> tuple[Shapes, Problem] | None:
 def _read(problem: Problem) -> Node | None:
     used: list[str] = []
     root = _node(problem.model, "", used)
-    layers = [module for _, module in problem.model.named_modules(remove_duplicate=False) if type(module) in LAYERS]
-    known = sorted(used) == sorted(name for name, _ in problem.model.named_parameters()) and len(set(layers)) == len(layers)
+    layers = [
+        module
+        for _, module in problem.model.named_modules(remove_duplicate=False)
+        if type(module) in LAYERS
+    ]
+    known = sorted(used) == sorted(name for name, _ in problem.model.named_parameters()) and len(
+        set(layers)
+    ) == len(layers)
     return root if known else None
 
 
 def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
     own = [name for name, _ in module.named_parameters(recurse=False)]
     if type(module) in (nn.Sequential, Residual):
-        children = [_node(child, f"{prefix}{name}.", used) for name, child in module._modules.items() if child is not None]
+        children = [
+            _node(child, f"{prefix}{name}.", used)
+            for name, child in module._modules.items()
+            if child is not None
+        ]
         known = _pooled_first([child for child in children if child is not None])
         return Node(module, children=known) if len(known) == len(children) and not own else None
     if type(module) in LAYERS:
@@ -94,28 +145,45 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
         return Node(module)
     flatten = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
     flatten |= type(module) is nn.Unflatten and module.dim == 1
-    return Node(module) if (flatten or type(module) in AXES) and not getattr(module, "return_indices", False) else None
+    return (
+        Node(module)
+        if (flatten or type(module) in AXES) and not getattr(module, "return_indices", False)
+        else None
+    )
 
 
 def _pooled_first(nodes: list[Node]) -> tuple[Node, ...]:
-    """The chain with each ReLU behind a MaxPool2d that follows it, where it has fewer numbers to go through.
+    """The chain with each ReLU behind a MaxPool2d that follows it, where it has fewer numbers to go
+    through.
 
-    Outputs and gradients are the same to the last bit, as ReLU keeps order: where the maximum is positive the pool chooses the same place,
-    and where it is not the gradient is 0. (A window of padding alone would give -inf, so there must be none.)
+    Outputs and gradients are the same to the last bit, as ReLU keeps order: where the maximum is
+    positive the pool chooses the same place, and where it is not the gradient is 0. (A window of
+    padding alone would give -inf, so there must be none.)
     """
     for i in range(len(nodes) - 1):
         pool = nodes[i + 1].module
-        if type(nodes[i].module) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.ceil_mode and not any(pair(pool.padding)):
+        if (
+            type(nodes[i].module) is nn.ReLU
+            and type(pool) is nn.MaxPool2d
+            and not pool.ceil_mode
+            and not any(pair(pool.padding))
+        ):
             nodes[i : i + 2] = nodes[i + 1], nodes[i]
     return tuple(nodes)
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether calling the module does what its type says and nothing else: no hooks of its own (everybody's are looked for once), no forward.
+    """Whether calling the module does what its type says and nothing else: no hooks of its own
+    (everybody's are looked for once), no forward.
 
     What else it did would see all records at once, and could mix them.
     """
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    hooks = (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
     return not hooks and _CALLS.isdisjoint(vars(module))
 
 
@@ -123,7 +191,9 @@ _CALLS = frozenset(("forward", "_call_impl", "__call__"))
 
 
 def _owned(module: nn.Module, names: Container[str]) -> bool:
-    """Whether the layer's weight and bias, where it has them, are parameters: as buffers they would be passed over."""
+    """Whether the layer's weight and bias, where it has them, are parameters: as buffers they would
+    be passed over.
+    """
     return all(name in names or getattr(module, name, None) is None for name in ("weight", "bias"))
 
 
@@ -138,7 +208,9 @@ def sequence(node: Node | None) -> list[Node]:
 
 
 def chain(problem: Problem, x: Tensor) -> list[Node]:
-    """The model as Linear layers, all trained, and element-wise modules, for records x (S, n, *features); empty if it is no such chain."""
+    """The model as Linear layers, all trained, and element-wise modules, for records x (S, n,
+    *features); empty if it is no such chain.
+    """
     flat, layers = x.dim() == 3, []
     for node in sequence(read(problem)) if x.is_floating_point() and x.dim() >= 3 else ():
         if type(node.module) is nn.Flatten:
@@ -147,4 +219,8 @@ def chain(problem: Problem, x: Tensor) -> list[Node]:
             layers.append(node)
         else:
             return []
-    return layers if sorted(name for node in layers for name in node.names.values()) == sorted(problem.shapes) else []
+    return (
+        layers
+        if sorted(name for node in layers for name in node.names.values()) == sorted(problem.shapes)
+        else []
+    )

@@ -38,19 +38,32 @@ class Records:
 
 
 def _add(
-    problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clips: Tensor, out: Tensor, limits: Tensor | None = None
+    problem: Problem,
+    points: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    clips: Tensor,
+    out: Tensor,
+    limits: Tensor | None = None,
 ) -> None:
     """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n)."""
     gradients = _gradients(problem, points, x, y, limits)
     norm = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.float64)
     scale, sound = scales(norm, [norm.square()], weight, clips)
     sound = torch.ones_like(scale, dtype=torch.bool) if sound is None else sound
-    gradients = torch.where(sound[..., None], gradients, 0)  # always, so that what a product reads lies the same way
+    gradients = torch.where(
+        sound[..., None], gradients, 0
+    )  # always, so that what a product reads lies the same way
     out += torch.matmul(scale[:, :, None], gradients).squeeze(2)
 
 
-def _gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, limits: Tensor | None) -> Tensor:
-    """The gradients (S, J, n, d), or their differences between two points: every record is a batch of one, so none can mix."""
+def _gradients(
+    problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, limits: Tensor | None
+) -> Tensor:
+    """The gradients (S, J, n, d), or their differences between two points: every record is a batch
+    of one, so none can mix.
+    """
     constants = problem.constants(points[0])
 
     def loss(w: Tensor, record: Tensor, target: Tensor) -> Tensor:
@@ -61,7 +74,11 @@ def _gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, lim
         if len(w) > 1:  # a point for each silo
             return vmap(vmap(records, (0, None, None)))(w, x, y)
         flat = x.flatten(0, 1), y.flatten(0, 1)
-        found = records(w[0, 0], *flat)[None] if w.shape[1] == 1 else vmap(records, (0, None, None))(w[0], *flat)
+        found = (
+            records(w[0, 0], *flat)[None]
+            if w.shape[1] == 1
+            else vmap(records, (0, None, None))(w[0], *flat)
+        )
         return found.unflatten(1, y.shape[:2]).transpose(0, 1)
 
     def limited(w: Tensor) -> Tensor:
@@ -69,7 +86,9 @@ def _gradients(problem: Problem, points: list[Tensor], x: Tensor, y: Tensor, lim
         if limits is None:
             return found
         norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True, dtype=torch.float64)
-        return found * (limits[None, :, None] / torch.maximum(norm, limits[None, :, None])).to(found)
+        return found * (limits[None, :, None] / torch.maximum(norm, limits[None, :, None])).to(
+            found
+        )
 
     found = limited(points[0])
     return found if len(points) == 1 else found - limited(points[1])

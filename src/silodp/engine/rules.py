@@ -1,6 +1,8 @@
-"""The layers of the structured engine: what each contributes to a record's gradient, from a factor of its input and the gradient by its output.
+"""The layers of the structured engine: what each contributes to a record's gradient, from a factor
+of its input and the gradient by its output.
 
-Adding a layer type is one entry in RULES, and one in `model.LAYERS`. Axes are (B, ...): the records of S silos, one silo after the other.
+Adding a layer type is one entry in RULES, and one in `model.LAYERS`. Axes are (B, ...): the records
+of S silos, one silo after the other.
 """
 
 from __future__ import annotations
@@ -12,33 +14,50 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from silodp.engine.convolution import Parameters, conv_factor, conv_forward, conv_gradients, conv_known
+from silodp.engine.convolution import (
+    Parameters,
+    conv_factor,
+    conv_forward,
+    conv_gradients,
+    conv_known,
+)
 from silodp.engine.ghost import Term, contract, squares
 
-# --- what a layer contributes ------------------------------------------------------------------------------------------------------
+# --- what a layer contributes --------------------------------------------------------------------
 
 
 class Part(Protocol):
     """A layer's share of each record's gradient."""
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """(B,) in float64: squared norms; sums of squared norms of terms that may cancel, if any; and other squares that must be finite."""
+        """(B,) in float64: squared norms; sums of squared norms of terms that may cancel, if any;
+        and other squares that must be finite.
+        """
         ...
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
-        """Adds the sums over each silo's sound records, scaled by scale (S, n), to out's (S, *shape); may overwrite what the part holds.
+        """Adds the sums over each silo's sound records, scaled by scale (S, n), to out's (S,
+        *shape); may overwrite what the part holds.
 
-        A product may round by where its factors lie: they lie the same way whether or not a record is unsound, so others' sums keep every bit.
+        A product may round by where its factors lie: they lie the same way whether or not a record
+        is unsound, so others' sums keep every bit.
         """
         ...
 
 
 class Whole:
-    """Each record's gradient by each parameter, (B, *shape), newly made; its axes may lie in memory in any order."""
+    """Each record's gradient by each parameter, (B, *shape), newly made; its axes may lie in memory
+    in any order.
+    """
 
     def __init__(self, gradients: dict[str, Tensor]) -> None:
-        self.axes = {name: sorted(range(1, g.dim()), key=lambda axis, g=g: -g.stride(axis)) for name, g in gradients.items()}
-        self.gradients = {name: g.permute(0, *self.axes[name]).flatten(1) for name, g in gradients.items()}
+        self.axes = {
+            name: sorted(range(1, g.dim()), key=lambda axis, g=g: -g.stride(axis))
+            for name, g in gradients.items()
+        }
+        self.gradients = {
+            name: g.permute(0, *self.axes[name]).flatten(1) for name, g in gradients.items()
+        }
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         return torch.stack([_square(g) for g in self.gradients.values()]).sum(0), None, []
@@ -53,7 +72,9 @@ class Whole:
 
 
 class Outer:
-    """A Linear layer on plain vectors: e (x) u is never made, as in the ghost engine, which does the sums."""
+    """A Linear layer on plain vectors: e (x) u is never made, as in the ghost engine, which does
+    the sums.
+    """
 
     def __init__(self, terms: list[Term], names: set[str]) -> None:
         self.terms, self.names = terms, names
@@ -62,7 +83,9 @@ class Outer:
         if len(self.terms) == 1:
             uu, ee = (_square(t) for t in self.terms[0])
             return ee * (uu + 1 if "bias" in self.names else uu), None, [uu]
-        square, size, lengths = squares(self.names, [Term(u.t()[None, None], e.t()[None, None]) for u, e in self.terms])
+        square, size, lengths = squares(
+            self.names, [Term(u.t()[None, None], e.t()[None, None]) for u, e in self.terms]
+        )
         return square.flatten(), size.flatten(), [length.flatten() for length in lengths]
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
@@ -71,23 +94,31 @@ class Outer:
             e = e * scale.view(-1, 1)
             if sound is not None:  # u is shared with other runs; a clone has its strides
                 u, e = (t.masked_fill_(~sound.view(-1, 1), 0) for t in (u.clone(), e))
-            terms.append(Term(*(t.unflatten(0, scale.shape).transpose(1, 2)[:, None] for t in (u, e))))
+            terms.append(
+                Term(*(t.unflatten(0, scale.shape).transpose(1, 2)[:, None] for t in (u, e)))
+            )
         for name, total in contract(self.names, terms).items():
             if name in out:
                 out[name].add_(total.squeeze(1))
 
 
 class Tokens:
-    """An Embedding: for each record one row of gradient for each token that it holds, however often."""
+    """An Embedding: for each record one row of gradient for each token that it holds, however
+    often.
+    """
 
     def __init__(self, layer: nn.Embedding, tokens: Tensor, e: Tensor) -> None:
         if layer.padding_idx is not None:
             e = e.masked_fill((tokens == layer.padding_idx)[..., None], 0)
         self.records, table = len(tokens), layer.num_embeddings
-        place = tokens.flatten(1) + table * torch.arange(self.records, device=tokens.device)[:, None]
+        place = (
+            tokens.flatten(1) + table * torch.arange(self.records, device=tokens.device)[:, None]
+        )
         places, row = place.flatten().unique(return_inverse=True)
         self.record, self.token = places // table, places % table
-        self.rows = e.new_zeros(len(places), layer.embedding_dim).index_add_(0, row, e.reshape(-1, layer.embedding_dim))
+        self.rows = e.new_zeros(len(places), layer.embedding_dim).index_add_(
+            0, row, e.reshape(-1, layer.embedding_dim)
+        )
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         square = _square(self.rows)
@@ -101,35 +132,50 @@ class Tokens:
 
 
 def _square(g: Tensor) -> Tensor:
-    """||g||^2 of each row (B, d) in float64; of long rows but for blocks of 64, as in `ghost`, with what their squares lose added."""
+    """||g||^2 of each row (B, d) in float64; of long rows but for blocks of 64, as in `ghost`, with
+    what their squares lose added.
+    """
     if g.shape[1] < 1024:
         return torch.linalg.vector_norm(g, dim=1, dtype=torch.float64).square_()
     whole = g.shape[1] // 64 * 64
-    total = torch.linalg.vector_norm(g[:, :whole].unflatten(1, (-1, 64)), dim=2).double().square_().sum(1)
+    total = (
+        torch.linalg.vector_norm(g[:, :whole].unflatten(1, (-1, 64)), dim=2)
+        .double()
+        .square_()
+        .sum(1)
+    )
     if whole < g.shape[1]:
         total += torch.linalg.vector_norm(g[:, whole:], dim=1, dtype=torch.float64).square_()
     return total.add_(g.shape[1] * torch.finfo(g.dtype).tiny)
 
 
-# --- the layers --------------------------------------------------------------------------------------------------------------------
+# --- the layers ----------------------------------------------------------------------------------
 
 
 class Rule(NamedTuple):
     """How a layer type takes part."""
 
     known: Callable[..., bool]
-    """(module, number of axes of its input): whether its settings are covered, and it treats each record alone."""
+    """(module, number of axes of its input): whether its settings are covered, and it treats each
+    record alone.
+    """
     factor: Callable[..., Tensor]
     """(module, input) to u."""
     forward: Callable[..., Tensor]
-    """(module, parameters, input, u) to the output, newly made; parameters (S, *shape) where `several` and each silo has a point of its own."""
+    """(module, parameters, input, u) to the output, newly made; parameters (S, *shape) where
+    `several` and each silo has a point of its own.
+    """
     part: Callable[..., Part]
-    """(module, terms as in `ghost.Term`, with u for a, names of the parameters to train) to what the layer contributes."""
+    """(module, terms as in `ghost.Term`, with u for a, names of the parameters to train) to what
+    the layer contributes.
+    """
     several: bool = False
 
 
 def _whole(weight: Callable[..., Tensor], bias: Callable[..., Tensor]) -> Callable[..., Part]:
-    """The rule of a layer whose gradients by weight and bias are (module, u, e) and (module, e) to (B, *shape)."""
+    """The rule of a layer whose gradients by weight and bias are (module, u, e) and (module, e) to
+    (B, *shape).
+    """
 
     def part(layer: nn.Module, terms: list[Term], names: set[str]) -> Part:
         found = {}
@@ -175,8 +221,16 @@ def _linear_part(layer: nn.Linear, terms: list[Term], names: set[str]) -> Part:
 
 
 RULES: dict[type[nn.Module], Rule] = {
-    nn.Linear: Rule(lambda layer, axes: axes >= 2, lambda layer, a: a, _linear_forward, _linear_part, several=True),
-    nn.Conv2d: Rule(conv_known, conv_factor, conv_forward, _whole(conv_gradients, _sum_places), several=True),
+    nn.Linear: Rule(
+        lambda layer, axes: axes >= 2,
+        lambda layer, a: a,
+        _linear_forward,
+        _linear_part,
+        several=True,
+    ),
+    nn.Conv2d: Rule(
+        conv_known, conv_factor, conv_forward, _whole(conv_gradients, _sum_places), several=True
+    ),
     nn.LayerNorm: Rule(
         lambda layer, axes: axes > len(layer.normalized_shape),
         lambda layer, a: functional.layer_norm(a, layer.normalized_shape, eps=layer.eps),
@@ -186,11 +240,15 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.GroupNorm: Rule(
         lambda layer, axes: axes >= 2,
         lambda layer, a: functional.group_norm(a, layer.num_groups, eps=layer.eps),
-        lambda layer, p, a, u: _affine(layer, {name: q.view(-1, *(1,) * (a.dim() - 2)) for name, q in p.items()}, a, u),
+        lambda layer, p, a, u: _affine(
+            layer, {name: q.view(-1, *(1,) * (a.dim() - 2)) for name, q in p.items()}, a, u
+        ),
         _whole(lambda layer, u, e: _sum_places(layer, u * e), _sum_places),
     ),
     nn.Embedding: Rule(
-        lambda layer, axes: layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse,
+        lambda layer, axes: (
+            layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        ),
         lambda layer, a: a,
         lambda layer, p, a, u: functional.embedding(a, p["weight"]),
         lambda layer, terms, names: Tokens(layer, *terms[0]),

@@ -1,4 +1,6 @@
-"""A silo's card as a file: the silo.json that `silodp silo init` writes, and that goes to the server and to other silos."""
+"""A silo's card as a file: the silo.json that `silodp silo init` writes, and that goes to the
+server and to other silos.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def read_card(path: Path) -> Card:
         raise
     except (OSError, ValueError, AttributeError) as error:
         raise BadInput(
-            f"the card {path} cannot be read ({type(error).__name__}); it has to be the silo.json that `silodp silo init` wrote"
+            f"the card {path} cannot be read ({type(error).__name__}); it has to be the "
+            "silo.json that `silodp silo init` wrote"
         ) from None
 
 

@@ -12,7 +12,9 @@ SOON = 60
 
 
 def certificates(folder: Path) -> list[dict[str, Any]]:
-    """Every certificate in the folder, once: subject, until (a day), days (left, negative once it has expired), sha256."""
+    """Every certificate in the folder, once: subject, until (a day), days (left, negative once it
+    has expired), sha256.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -21,9 +23,17 @@ def certificates(folder: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError, OSError):
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
             subject = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-            digest, name = certificate.fingerprint(hashes.SHA256()).hex(), str(subject[0].value) if subject else path.name
+            digest, name = (
+                certificate.fingerprint(hashes.SHA256()).hex(),
+                str(subject[0].value) if subject else path.name,
+            )
             until = certificate.not_valid_after_utc
-            found[digest] = {"subject": name, "until": until.date().isoformat(), "days": (until - datetime.now(UTC)).days, "sha256": digest}
+            found[digest] = {
+                "subject": name,
+                "until": until.date().isoformat(),
+                "days": (until - datetime.now(UTC)).days,
+                "sha256": digest,
+            }
     return list(found.values())
 
 
@@ -34,6 +44,7 @@ def expiring(folder: Path, soon: int = SOON) -> list[str]:
         if one["days"] < soon:
             when = f"expires in {one['days']} days" if one["days"] >= 0 else "has expired"
             said.append(
-                f"the certificate of {one['subject']} {when}, on {one['until']}; the server's operator renews it: silodp federation renew"
+                f"the certificate of {one['subject']} {when}, on {one['until']}; the "
+                "server's operator renews it: silodp federation renew"
             )
     return said

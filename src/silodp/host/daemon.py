@@ -1,4 +1,5 @@
-"""The frame of a daemon: its files are checked, one process serves, frames go to and fro until a signal, and the log says so.
+"""The frame of a daemon: its files are checked, one process serves, frames go to and fro until a
+signal, and the log says so.
 
 Gate and shuffler put their own door into it.
 """
@@ -18,8 +19,12 @@ from silodp.host.process import tell_systemd
 from silodp.host.site import Site
 
 
-def check_files(site: Site, *, used: Iterable[str | Path | None] = (), secret: Iterable[str | None]) -> None:
-    """BadInput if another user could change what the daemon uses, or its courier could open what is secret. None and "" are no files."""
+def check_files(
+    site: Site, *, used: Iterable[str | Path | None] = (), secret: Iterable[str | None]
+) -> None:
+    """BadInput if another user could change what the daemon uses, or its courier could open what is
+    secret. None and "" are no files.
+    """
     secret = [file for file in secret if file]
     entrust((*used, *secret, site.log, site.socket))
     for file in secret:
@@ -38,7 +43,8 @@ def serve(
     look: Callable[[], None] = lambda: None,
     changed: Callable[[], bool] | None = None,
 ) -> bool:
-    """Serves until `stop` can be read, and says in the log, to systemd, to monitoring and to `ready` from when on; or until `changed`, and then True.
+    """Serves until `stop` can be read, and says in the log, to systemd, to monitoring and to
+    `ready` from when on; or until `changed`, and then True.
 
     `look` sets the daemon's own states of `metrics.METRICS`.
     """

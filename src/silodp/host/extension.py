@@ -1,6 +1,7 @@
 """Code of the user's own: FILE.py:NAME, loaded by its path in whatever process needs it.
 
-Only who starts a program names such a file, on that program's own machine; no file, and no name of one, is taken from a message.
+Only who starts a program names such a file, on that program's own machine; no file, and no name of
+one, is taken from a message.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from silodp.core.extension import MODULE, is_file, parse
 def load(text: str) -> Any:
     """What FILE.py calls NAME, or the constants of a map of features that ships.
 
-    The file is run once in a process, under a name of its own; BadInput says in a sentence what is wrong.
+    The file is run once in a process, under a name of its own; BadInput says in a sentence what is
+    wrong.
     """
     if not is_file(text):
         from silodp.host.shipped import constants  # needs torch
@@ -32,17 +34,23 @@ def load(text: str) -> Any:
 def named(module: ModuleType, text: str) -> Any:
     path, name, _ = parse(text)
     if not name or not hasattr(module, name):
-        raise BadInput(f"{path} has no {name!r}; give FILE.py:NAME with a name that the file defines")
+        raise BadInput(
+            f"{path} has no {name!r}; give FILE.py:NAME with a name that the file defines"
+        )
     return getattr(module, name)
 
 
 def ran(text: str) -> str:
-    """SHA-256 of FILE.py as this process has run it, whatever its functions say of where they come from."""
+    """SHA-256 of FILE.py as this process has run it, whatever its functions say of where they come
+    from.
+    """
     return _module(str(Path(parse(text)[0]).resolve())).__name__.removeprefix(MODULE)
 
 
 def file_hash(text: str) -> str:
-    """SHA-256 of the file in FILE.py:NAME, "" for a name of something that ships: a definition has a model's shapes, but not what its `forward` does."""
+    """SHA-256 of the file in FILE.py:NAME, "" for a name of something that ships: a definition has
+    a model's shapes, but not what its `forward` does.
+    """
     path = Path(parse(text)[0])
     return hashlib.sha256(path.read_bytes()).hexdigest() if is_file(text) and path.is_file() else ""
 
@@ -52,7 +60,9 @@ def _module(path: str) -> ModuleType:
     try:
         source = Path(path).read_bytes()
     except OSError as error:
-        raise BadInput(f"the file {path} cannot be read ({type(error).__name__}); give FILE.py:NAME") from None
+        raise BadInput(
+            f"the file {path} cannot be read ({type(error).__name__}); give FILE.py:NAME"
+        ) from None
     return run(source, path)
 
 
@@ -69,5 +79,8 @@ def run(source: bytes, path: str) -> ModuleType:
         exec(compile(source, path, "exec"), vars(module))
     except (Exception, SystemExit) as error:  # a file that ends the program ends nothing
         del sys.modules[name]
-        raise BadInput(f"{path} cannot be run ({type(error).__name__}: {' '.join(str(error).split())}); mend it") from None
+        raise BadInput(
+            f"{path} cannot be run ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}); mend it"
+        ) from None
     return module

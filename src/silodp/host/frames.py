@@ -1,4 +1,5 @@
-"""Frames for many silos whose ends are alike, in the memory of one: a question about a large model differs between silos in its first bytes alone.
+"""Frames for many silos whose ends are alike, in the memory of one: a question about a large model
+differs between silos in its first bytes alone.
 
 Standard library only: the server, and the hub in the engine's process, pass them on as they are.
 """
@@ -12,17 +13,27 @@ class Frames(Mapping[str, bytes]):
     """Frames by silo; each is put together when it is asked for, and not held."""
 
     def __init__(self, parts: Mapping[str, tuple[bytes, bytes]], most: int = 2**32) -> None:
-        """`most` is how long a reply to any of them can be, in bytes: whoever reads a longer one may hang up."""
+        """`most` is how long a reply to any of them can be, in bytes: whoever reads a longer one
+        may hang up.
+        """
         self._parts, self.most = dict(parts), most
 
     @classmethod
     def of(cls, frames: Mapping[str, bytes]) -> Frames:
         """The same frames, none of which is copied."""
-        return frames if isinstance(frames, cls) else cls({name: (frame, b"") for name, frame in frames.items()})
+        return (
+            frames
+            if isinstance(frames, cls)
+            else cls({name: (frame, b"") for name, frame in frames.items()})
+        )
 
     @classmethod
-    def sharing(cls, frames: Iterable[tuple[str, bytes]], cut: Callable[[bytes], int], most: int = 2**32) -> Frames:
-        """One frame after another, of which the end from `cut` on is held once where it is that of the frame before."""
+    def sharing(
+        cls, frames: Iterable[tuple[str, bytes]], cut: Callable[[bytes], int], most: int = 2**32
+    ) -> Frames:
+        """One frame after another, of which the end from `cut` on is held once where it is that of
+        the frame before.
+        """
         parts, tail = dict[str, tuple[bytes, bytes]](), b""
         for name, frame in frames:
             at = cut(frame)

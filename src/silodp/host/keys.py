@@ -1,4 +1,6 @@
-"""Key files: a private key is 64 hexadecimal digits and a line feed, in a file for its owner alone that is never written over."""
+"""Key files: a private key is 64 hexadecimal digits and a line feed, in a file for its owner alone
+that is never written over.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def _bytes(path: str | Path) -> bytes:
     try:
         found = bytes.fromhex(Path(path).read_text("ascii").strip())
     except OSError as error:
-        raise BadInput(f"the key file {path} cannot be read: {error.strerror}; restore it") from None
+        raise BadInput(
+            f"the key file {path} cannot be read: {error.strerror}; restore it"
+        ) from None
     except ValueError:
         found = b""
     if len(found) != 32:

@@ -1,7 +1,9 @@
-"""A daemon's Unix socket: frames of bytes come in, one at a time, and frames of bytes go out. It reads none of them.
+"""A daemon's Unix socket: frames of bytes come in, one at a time, and frames of bytes go out. It
+reads none of them.
 
-On the socket a frame is preceded by its length, 4 bytes, big-endian. Whatever a courier does with its end, frames reach `handle` one at a
-time and in turn, and all that goes back is its reply or one of `LINE_CODES`.
+On the socket a frame is preceded by its length, 4 bytes, big-endian. Whatever a courier does with
+its end, frames reach `handle` one at a time and in turn, and all that goes back is its reply or one
+of `LINE_CODES`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from silodp.host.site import Site
 LOOK = 0.5
 """Seconds between two looks at whether the daemon should begin anew."""
 LINE_CODES: dict[str, str] = {
-    "size": "The frame is longer than any that makes sense here, or than the settings' maximum_frame.",
+    "size": (
+        "The frame is longer than any that makes sense here, or than the settings' maximum_frame."
+    ),
     "peer": "The process at the other end runs as a user that the settings do not list.",
     "busy": "As many frames are waiting as the settings have connections; ask again.",
     "stopping": "The daemon is being stopped; ask again when it is back.",
@@ -36,15 +40,19 @@ LINE_CODES: dict[str, str] = {
 
 
 class Server:
-    """Takes frames from a Unix socket to `handle`, one at a time in the order in which they were complete, and replies back.
+    """Takes frames from a Unix socket to `handle`, one at a time in the order in which they were
+    complete, and replies back.
 
-    A connection has at most one frame in that queue. One that keeps the daemon waiting, for a frame or for room for a reply, is closed
-    after `timeout` seconds, or at once if it has been the longest to do so when the connections are all in use.
+    A connection has at most one frame in that queue. One that keeps the daemon waiting, for a frame
+    or for room for a reply, is closed after `timeout` seconds, or at once if it has been the
+    longest to do so when the connections are all in use.
 
-    With `after`, each frame has a slot of so many seconds for itself, which begins when it has come and the slot of the one before it is
-    over, and its reply is sent at the slot's end: at a time that follows from when frames came, and not from how long any of them took.
-    Every frame has one, bad ones too, for even a refusal waits for the frame before it. A reply that was not ready then is late, is sent
-    when it is, and is counted in the log. A daemon that stops does not wait: what is stored is given when it is asked for again.
+    With `after`, each frame has a slot of so many seconds for itself, which begins when it has come
+    and the slot of the one before it is over, and its reply is sent at the slot's end: at a time
+    that follows from when frames came, and not from how long any of them took. Every frame has one,
+    bad ones too, for even a refusal waits for the frame before it. A reply that was not ready then
+    is late, is sent when it is, and is counted in the log. A daemon that stops does not wait: what
+    is stored is given when it is asked for again.
     """
 
     def __init__(
@@ -61,23 +69,36 @@ class Server:
         self._limit = min(limit, site.maximum_frame)
         self._users, self._group = users_of(site.couriers), group_of(site.socket_group)
         self._refusals = {code: _framed(refuse(code)) for code in LINE_CODES}
-        self._jobs: queue.SimpleQueue[tuple[bytes, float, queue.SimpleQueue[bytes | None]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[
+            tuple[bytes, float, queue.SimpleQueue[bytes | None]] | None
+        ] = queue.SimpleQueue()
         self._guard = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
-        self._awaited: dict[socket.socket, None] = {}  # those whose peers we wait for, the longest waited for first
+        self._awaited: dict[
+            socket.socket, None
+        ] = {}  # those whose peers we wait for, the longest waited for first
         self._stopping = threading.Event()
 
-    def run(self, stop: socket.socket, ready: Callable[[], None] = lambda: None, changed: Callable[[], bool] | None = None) -> bool:
-        """Serves until `stop` can be read; then the answer that is being computed is finished and sent, and the socket removed.
+    def run(
+        self,
+        stop: socket.socket,
+        ready: Callable[[], None] = lambda: None,
+        changed: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Serves until `stop` can be read; then the answer that is being computed is finished and
+        sent, and the socket removed.
 
-        Likewise, and True, when `changed` is found: it is looked at every `LOOK` seconds, and at each new connection.
+        Likewise, and True, when `changed` is found: it is looked at every `LOOK` seconds, and at
+        each new connection.
         """
         worker = threading.Thread(target=self._work, daemon=True)
         try:
             with self._listening() as listener:
                 worker.start()
                 ready()
-                while stop not in (found := select.select([listener, stop], [], [], LOOK if changed else None)[0]):
+                while stop not in (
+                    found := select.select([listener, stop], [], [], LOOK if changed else None)[0]
+                ):
                     if changed and changed():
                         return True
                     if listener in found:
@@ -96,19 +117,28 @@ class Server:
         path, site = Path(self._site.socket), self._site
         _remove_stale(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            mask = os.umask(0o777 & ~int(site.socket_mode, 8))  # nobody can connect before it listens
+            mask = os.umask(
+                0o777 & ~int(site.socket_mode, 8)
+            )  # nobody can connect before it listens
             try:
                 listener.bind(str(path))
             except OSError as error:
-                raise BadInput(f"the socket {path} cannot be made: {error.strerror or 'its path is too long'}") from None
+                raise BadInput(
+                    f"the socket {path} cannot be made: {error.strerror or 'its path is too long'}"
+                ) from None
             finally:
                 os.umask(mask)
             mine = path.lstat().st_ino
             try:
                 try:
-                    os.chown(path, -1, self._group, follow_symlinks=False)  # whatever may have been put in its place
+                    os.chown(
+                        path, -1, self._group, follow_symlinks=False
+                    )  # whatever may have been put in its place
                 except OSError as error:
-                    raise BadInput(f"the socket {path} cannot be given to the group {site.socket_group!r}: {error.strerror}") from None
+                    raise BadInput(
+                        f"the socket {path} cannot be given to the group "
+                        f"{site.socket_group!r}: {error.strerror}"
+                    ) from None
                 listener.listen(128)  # only now can anybody connect
                 listener.setblocking(False)
                 yield listener
@@ -175,7 +205,9 @@ class Server:
             line.sendall(answer)
 
     def _receive(self, line: socket.socket, size: int) -> bytes:
-        """Exactly so many bytes, within the timeout from now on for all of them; memory grows with what has come, not with what was announced."""
+        """Exactly so many bytes, within the timeout from now on for all of them; memory grows with
+        what has come, not with what was announced.
+        """
         received, deadline = bytearray(), time.monotonic() + self._site.timeout
         while len(received) < size:
             if (left := deadline - time.monotonic()) <= 0:
@@ -197,7 +229,11 @@ class Server:
             frame, came, reply = job
             due = max(came, free) + self._after
             try:
-                answer = self._refusals["stopping"] if self._stopping.is_set() else _framed(self._handle(frame))
+                answer = (
+                    self._refusals["stopping"]
+                    if self._stopping.is_set()
+                    else _framed(self._handle(frame))
+                )
             except Exception:  # not even memory for a refusal
                 answer = self._refusals["internal"]
             if self._after and (left := due - time.monotonic()) > 0:
@@ -209,7 +245,9 @@ class Server:
             self._log.sent()
 
     def _stop(self, worker: threading.Thread) -> None:
-        """What is computed is finished and sent; what waits is told to come back; whoever sends nothing more is hung up on."""
+        """What is computed is finished and sent; what waits is told to come back; whoever sends
+        nothing more is hung up on.
+        """
         with self._guard:
             self._stopping.set()
             threads, silent = list(self._open.values()), list(self._awaited)
@@ -233,7 +271,10 @@ def _remove_stale(path: Path) -> None:
     if not os.path.lexists(path):
         return
     if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise BadInput(f"{path} exists and is not a socket; move it away, or name another socket in the settings")
+        raise BadInput(
+            f"{path} exists and is not a socket; move it away, or name another socket in "
+            "the settings"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -243,4 +284,6 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError as error:
             raise BadInput(f"{path} exists and cannot be tried: {error.strerror}") from None
-    raise BadInput(f"another process listens at {path}; stop it, or name another socket in the settings")
+    raise BadInput(
+        f"another process listens at {path}; stop it, or name another socket in the settings"
+    )

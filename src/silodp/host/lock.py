@@ -13,7 +13,9 @@ from silodp.host.portable import OWN, lock
 
 @contextlib.contextmanager
 def sole(file: str, what: str = "ledger", *, patience: float = 2.0) -> Iterator[None]:
-    """Holds the file for one daemon, by whatever path it is named; waits a little, since `running` holds it for an instant."""
+    """Holds the file for one daemon, by whatever path it is named; waits a little, since `running`
+    holds it for an instant.
+    """
     handle, deadline = _opened(file, what), time.monotonic() + patience
     try:
         while not lock(handle):
@@ -38,4 +40,6 @@ def _opened(file: str, what: str) -> int:
     try:
         return os.open(file, os.O_RDONLY | OWN)
     except OSError:
-        raise BadInput(f"there is no {what} at {file}; restore it (a new one is made by `init` only)") from None
+        raise BadInput(
+            f"there is no {what} at {file}; restore it (a new one is made by `init` only)"
+        ) from None

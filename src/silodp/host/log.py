@@ -1,6 +1,7 @@
 """A daemon's log: one line for each event, without data, put aside when it is long.
 
-With SILODP_LOG=json in the environment each is one JSON object on standard output too, once its reply was sent, for a collector of logs.
+With SILODP_LOG=json in the environment each is one JSON object on standard output too, once its
+reply was sent, for a collector of logs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from silodp.host import metrics
 KEPT = 5
 """Logs that were put aside and are kept."""
 UNTOLD = ("started", "stopped", "late")
-"""Events that are no frame's; and how many replies were late depends on how long they took, which is the operator's to know."""
+"""Events that are no frame's; and how many replies were late depends on how long they took, which
+is the operator's to know.
+"""
 
 
 class Log:
@@ -29,7 +32,9 @@ class Log:
 
     def __init__(self, path: str, most: int) -> None:
         try:
-            self._handler = RotatingFileHandler(path, maxBytes=most, backupCount=KEPT, encoding="utf-8")
+            self._handler = RotatingFileHandler(
+                path, maxBytes=most, backupCount=KEPT, encoding="utf-8"
+            )
         except OSError as error:
             raise BadInput(f"the log {path} cannot be written: {error.strerror}") from None
         self._handler.handleError = lambda record: None
@@ -37,7 +42,9 @@ class Log:
         self._unsent: list[str] = []
 
     def line(self, words: str, *, at_once: bool = False) -> None:
-        """Writes the line; whoever watches from outside is told by `sent`, or at once where nothing was computed."""
+        """Writes the line; whoever watches from outside is told by `sent`, or at once where nothing
+        was computed.
+        """
         self._handler.handle(logging.makeLogRecord({"msg": f"{_now()} {words}"}))
         if at_once:
             return self._tell(words)
@@ -45,7 +52,9 @@ class Log:
             self._unsent.append(words)
 
     def sent(self) -> None:
-        """The reply that the last lines speak of was sent: now they may be told, since how long it took to make is not."""
+        """The reply that the last lines speak of was sent: now they may be told, since how long it
+        took to make is not.
+        """
         with self._guard:
             unsent, self._unsent = self._unsent, []
         for words in unsent:
@@ -74,5 +83,8 @@ def tally(path: str) -> Counter[str]:
 def lines(path: str) -> Iterator[str]:
     """The log's lines in order, as far as it has been kept."""
     for file in (f"{path}.{i}" if i else path for i in range(KEPT, -1, -1)):
-        with contextlib.suppress(FileNotFoundError), open(file, encoding="utf-8", errors="replace") as found:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(file, encoding="utf-8", errors="replace") as found,
+        ):
             yield from found

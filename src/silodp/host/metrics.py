@@ -1,8 +1,11 @@
-"""What a daemon tells a monitoring system: counts and states in Prometheus' text form, in a file, and a page of such files on loopback.
+"""What a daemon tells a monitoring system: counts and states in Prometheus' text form, in a file,
+and a page of such files on loopback.
 
-A gate has no network, so nothing here opens a port in a daemon: each writes the file that $SILODP_METRICS names, and `silodp metrics` serves the
-files. Formal guarantees: only the names of METRICS can be told, each of them a function of frames, policy, ledger, clock and files' dates, and never of
-a record; counts move when a reply is sent and not when it is ready, and the file is written at times that no answer decides.
+A gate has no network, so nothing here opens a port in a daemon: each writes the file that
+$SILODP_METRICS names, and `silodp metrics` serves the files. Formal guarantees: only the names of
+METRICS can be told, each of them a function of frames, policy, ledger, clock and files' dates, and
+never of a record; counts move when a reply is sent and not when it is ready, and the file is
+written at times that no answer decides.
 """
 
 from __future__ import annotations
@@ -23,25 +26,38 @@ from silodp.host import atomic
 EVERY = 15.0
 """Seconds between two writings of the file."""
 STALE = 4 * EVERY
-"""Seconds after which a file that was not written again is taken for that of a daemon that is gone."""
+"""Seconds after which a file that was not written again is taken for that of a daemon that is gone.
+"""
 METRICS: dict[str, tuple[str, str]] = {
     "silodp_up": ("gauge", "1 while the process serves."),
     "silodp_frames_total": (
         "counter",
-        "Frames that gate or shuffler replied to, by what became of them: answered, repeated, or a refusal's code.",
+        (
+            "Frames that gate or shuffler replied to, by what became of them: answered, "
+            "repeated, or a refusal's code."
+        ),
     ),
     "silodp_queue": ("gauge", "Frames that wait for gate or shuffler."),
     "silodp_budget_used_ratio": ("gauge", "Share of the privacy budget that is spent, 0 to 1."),
     "silodp_budget_held_ratio": ("gauge", "Share of the privacy budget that open runs hold."),
     "silodp_paused": ("gauge", "1 while the officer has paused the gate."),
     "silodp_policy_days": ("gauge", "Days until the policy's last."),
-    "silodp_certificate_days": ("gauge", "Days until the first certificate of server or courier expires."),
-    "silodp_carried_total": ("counter", "Frames that a courier brought to its gate, by what came of it: replied, or why not."),
+    "silodp_certificate_days": (
+        "gauge",
+        "Days until the first certificate of server or courier expires.",
+    ),
+    "silodp_carried_total": (
+        "counter",
+        "Frames that a courier brought to its gate, by what came of it: replied, or why not.",
+    ),
     "silodp_connected": ("gauge", "Silos that were connected when the server was last asked."),
     "silodp_exchanges_total": ("counter", "Rounds of questions that the server's hub carried."),
     "silodp_replies_total": ("counter", "Replies of silos in these."),
     "silodp_silent_total": ("counter", "Silos that were asked in these and did not reply."),
-    "silodp_exchange_seconds_total": ("counter", "Seconds that these took, each rounded up to a whole one."),
+    "silodp_exchange_seconds_total": (
+        "counter",
+        "Seconds that these took, each rounded up to a whole one.",
+    ),
 }
 """Every number that may be told, with its kind and what it says. None depends on a record."""
 
@@ -75,7 +91,9 @@ def text(role: str) -> str:
     """Everything told so far, in Prometheus' text form."""
     with _guard:
         found = sorted(_values.items())
-    return _written((name, _line(name, (("role", role), *labels), value)) for (name, labels), value in found)
+    return _written(
+        (name, _line(name, (("role", role), *labels), value)) for (name, labels), value in found
+    )
 
 
 def _line(name: str, labels: Labels, value: float) -> str:
@@ -84,7 +102,9 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _written(samples: Iterable[tuple[str, str]]) -> str:
-    """Lines of samples, each with its metric's name, in whose order they come: what a metric says stands before its first."""
+    """Lines of samples, each with its metric's name, in whose order they come: what a metric says
+    stands before its first.
+    """
     lines, last = [], ""
     for name, line in samples:
         if name != last:
@@ -101,7 +121,9 @@ def _quoted(word: str) -> str:
 
 @contextlib.contextmanager
 def reporting(role: str, look: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """While it lasts, the file that $SILODP_METRICS names is written every EVERY seconds, after `look` has set its states. None is no file."""
+    """While it lasts, the file that $SILODP_METRICS names is written every EVERY seconds, after
+    `look` has set its states. None is no file.
+    """
     place = os.environ.get("SILODP_METRICS")
     if not place:
         yield
@@ -110,7 +132,9 @@ def reporting(role: str, look: Callable[[], None] = lambda: None) -> Iterator[No
 
     def report() -> None:
         while not over.is_set():
-            with contextlib.suppress(Exception):  # what cannot be told now is told next time; no daemon ends for it
+            with contextlib.suppress(
+                Exception
+            ):  # what cannot be told now is told next time; no daemon ends for it
                 look()
             _keep(Path(place), role)
             over.wait(EVERY)
@@ -138,7 +162,7 @@ def _keep(place: Path, role: str) -> None:
         place.chmod(0o644)  # the monitoring's user reads it
 
 
-# --- the page -----------------------------------------------------------------------------------------------------------------------
+# --- the page ------------------------------------------------------------------------------------
 
 _LINE = re.compile(r"(?P<name>[a-z_]+)\{(?P<labels>[^}]*)\} (?P<value>[-+.0-9a-z]+)")
 
@@ -168,11 +192,18 @@ def ill(files: Sequence[Path], now: float) -> list[str]:
     return said
 
 
-def serve(files: Sequence[Path], address: str, ready: Callable[[int], None] = lambda port: None) -> None:
-    """/metrics and /health of these files at HOST:PORT, which must be this machine's own; until the process ends."""
+def serve(
+    files: Sequence[Path], address: str, ready: Callable[[int], None] = lambda port: None
+) -> None:
+    """/metrics and /health of these files at HOST:PORT, which must be this machine's own; until the
+    process ends.
+    """
     host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost", "::1") or not port.isdecimal():
-        raise BadInput(f"--listen is {address!r}; it must be 127.0.0.1:PORT: what asks from elsewhere comes through a proxy of your own")
+        raise BadInput(
+            f"--listen is {address!r}; it must be 127.0.0.1:PORT: what asks from elsewhere "
+            "comes through a proxy of your own"
+        )
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,7 +1,9 @@
-"""Opens a trained model's file: the parameters, and what is needed to use them on rows of columns, all of it public.
+"""Opens a trained model's file: the parameters, and what is needed to use them on rows of columns,
+all of it public.
 
-A model that was made by a FILE.py needs that file again. It is never taken from where the model lies, since running a stranger's folder would
-be running a stranger's code: whoever starts the program names a copy, which must have the hash that was trained with.
+A model that was made by a FILE.py needs that file again. It is never taken from where the model
+lies, since running a stranger's folder would be running a stranger's code: whoever starts the
+program names a copy, which must have the hash that was trained with.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from silodp.host.extension import file_hash, load
 
 FILE = "model.safetensors"
 PERSONAL = "personal"
-"""In a model's file: the silo to whose records it was fitted without noise. Such a model may not leave that silo."""
+"""In a model's file: the silo to whose records it was fitted without noise. Such a model may not
+leave that silo.
+"""
 CODE = ("model", "feature_map")
 """What may be FILE.py:NAME."""
 
@@ -60,71 +64,114 @@ def _opened(given: Path) -> Iterator[tuple[Path, Any]]:
         with safe_open(path, "pt") as file:
             yield path, file
     except (OSError, SafetensorError):
-        raise BadInput(f"{given} has no {FILE} that can be read; give a finished run's folder, or the file itself") from None
+        raise BadInput(
+            f"{given} has no {FILE} that can be read; give a finished run's folder, or the "
+            "file itself"
+        ) from None
 
 
 def refuse_personal(path: Path, about: Mapping[str, str]) -> None:
-    """BadInput where the model was fitted to a silo's own records: whatever is asked with it, or made of it, would carry it out."""
+    """BadInput where the model was fitted to a silo's own records: whatever is asked with it, or
+    made of it, would carry it out.
+    """
     if PERSONAL in about:
         raise BadInput(
-            f"{path} is the personal model of {about[PERSONAL]}: it is not private and may not leave that silo; `silodp predict` uses it there"
+            f"{path} is the personal model of {about[PERSONAL]}: it is not private and may "
+            "not leave that silo; `silodp predict` uses it there"
         )
 
 
-def open_model(given: Path, code: dict[str, str | None] | None = None, *, personal: bool = False) -> Stored:
-    """The model in a run's folder, or in its file; `code` has this user's own copies of what was FILE.py:NAME.
+def open_model(
+    given: Path, code: dict[str, str | None] | None = None, *, personal: bool = False
+) -> Stored:
+    """The model in a run's folder, or in its file; `code` has this user's own copies of what was
+    FILE.py:NAME.
 
-    One that was fitted to a silo's own records is not private: it is opened only for who says that it stays there.
+    One that was fitted to a silo's own records is not private: it is opened only for who says that
+    it stays there.
     """
     path, (about, tensors) = given / FILE if given.is_dir() else given, contents(given)
     if not personal:
         refuse_personal(path, about)
     if "schema" not in about and "plain" not in about:
-        raise BadInput(f"{path} does not say which columns it reads: it is of an older version, or of another program; train again")
+        raise BadInput(
+            f"{path} does not say which columns it reads: it is of an older version, or of "
+            "another program; train again"
+        )
     own = {what: _own_copy(what, about, (code or {}).get(what)) for what in CODE}
     try:
-        schema = Schema.parse(about["schema"], str(path)) if "schema" in about else plain_schema(**json.loads(about["plain"]))
-        raw, mapped = len(schema.features), feature_map(own["feature_map"], load, schema.shape) if own["feature_map"] else None
-        known = schema if "schema" in about else schema.task  # as in training, where a file without a schema has plain numbers
-        problem = build(Words(own["model"], known, features=own["feature_map"]), raw, load=load)  # loss and prox are for training alone
+        schema = (
+            Schema.parse(about["schema"], str(path))
+            if "schema" in about
+            else plain_schema(**json.loads(about["plain"]))
+        )
+        raw, mapped = (
+            len(schema.features),
+            feature_map(own["feature_map"], load, schema.shape) if own["feature_map"] else None,
+        )
+        known = (
+            schema if "schema" in about else schema.task
+        )  # as in training, where a file without a schema has plain numbers
+        problem = build(
+            Words(own["model"], known, features=own["feature_map"]), raw, load=load
+        )  # loss and prox are for training alone
         w = torch.cat([tensors[name].flatten() for name in problem.shapes])[None]
         width = mapped.width(raw) if mapped else raw
-        scaling = tensors.get("scaling.mean", torch.zeros(width)), tensors.get("scaling.scale", torch.ones(width))
+        scaling = (
+            tensors.get("scaling.mean", torch.zeros(width)),
+            tensors.get("scaling.scale", torch.ones(width)),
+        )
         if about.get("loss"):  # in whose place the weights had no part
             schema = replace(schema, label=replace(schema.label, weights=()))
         return Stored(Reading(schema, problem, w, scaling, mapped), schema, about, path)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput(f"{path} is not whole ({type(error).__name__}); give the file as training wrote it") from None
+        raise BadInput(
+            f"{path} is not whole ({type(error).__name__}); give the file as training wrote it"
+        ) from None
 
 
 def about_of(given: Path) -> dict[str, str]:
     """What a model's file says of itself, and its hash, without building anything."""
     with _opened(given) as (path, file):
-        return dict(file.metadata() or {}) | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        return dict(file.metadata() or {}) | {
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest()
+        }
 
 
 def facts(**words: str) -> dict[str, str]:
-    """For a model's file: each word and, where it is FILE.py:NAME, the file's own name and hash: where it lay is nobody's business."""
+    """For a model's file: each word and, where it is FILE.py:NAME, the file's own name and hash:
+    where it lay is nobody's business.
+    """
     found: dict[str, Any] = {}
     for what, text in words.items():
         if not text:
             continue
-        found[what] = f"{Path(parse(text)[0]).name}{text[len(parse(text)[0]) :]}" if is_file(text) else text
+        found[what] = (
+            f"{Path(parse(text)[0]).name}{text[len(parse(text)[0]) :]}" if is_file(text) else text
+        )
         if is_file(text):
             found[f"{what}_sha256"] = file_hash(text)
     return found
 
 
 def _own_copy(what: str, about: dict[str, str], given: str | None) -> str:
-    """The word to build by; of FILE.py:NAME the copy that was given, if it is the file that was trained with."""
+    """The word to build by; of FILE.py:NAME the copy that was given, if it is the file that was
+    trained with.
+    """
     word, option = about.get(what, ""), "--" + what.replace("_", "-")
     if not is_file(word):
         return word
     if not given or not is_file(given):
-        raise BadInput(f"the {what.replace('_', ' ')} is {word}, which is code; give your own copy of that file: {option} {word}")
+        raise BadInput(
+            f"the {what.replace('_', ' ')} is {word}, which is code; give your own copy of "
+            f"that file: {option} {word}"
+        )
     if file_hash(given) != about.get(f"{what}_sha256"):
         path = parse(given)[0]
-        raise BadInput(f"{path} is not the file with which the model was trained: its SHA-256 differs; give {option} {word} as it was then")
+        raise BadInput(
+            f"{path} is not the file with which the model was trained: its SHA-256 "
+            f"differs; give {option} {word} as it was then"
+        )
     return given

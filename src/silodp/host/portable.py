@@ -1,4 +1,6 @@
-"""Where systems differ about files: flags that `os.open` has on some of them only, and a lock. Daemons need Linux; everything else goes through this."""
+"""Where systems differ about files: flags that `os.open` has on some of them only, and a lock.
+Daemons need Linux; everything else goes through this.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,23 @@ NO_LINK, AT_ONCE = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 FOLDER = getattr(os, "O_DIRECTORY", 0)
 """0 on Windows, where a folder cannot be opened."""
 _FAR = 2**40
-"""Windows locks bytes, which nobody else can then read: this one lies behind the end of every file."""
+"""Windows locks bytes, which nobody else can then read: this one lies behind the end of every file.
+"""
 
 
 def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = False) -> bool:
-    """Whether this process has the file's lock now, which goes when the file is closed. Windows has no shared one: there, each is alone."""
+    """Whether this process has the file's lock now, which goes when the file is closed. Windows has
+    no shared one: there, each is alone.
+    """
     handle = file if isinstance(file, int) else file.fileno()
     try:
         import fcntl
     except ImportError:
         return _windows(handle, wait)
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(
+            handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        )
     except BlockingIOError:
         return False
     return True
@@ -51,8 +58,14 @@ def _windows(handle: int, wait: bool) -> bool:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """One process at a time. The folder itself is what is locked, so that no file is added to it; on Windows a file in it."""
-    handle = os.open(folder, os.O_RDONLY | FOLDER | OWN) if FOLDER else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | OWN)
+    """One process at a time. The folder itself is what is locked, so that no file is added to it;
+    on Windows a file in it.
+    """
+    handle = (
+        os.open(folder, os.O_RDONLY | FOLDER | OWN)
+        if FOLDER
+        else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | OWN)
+    )
     try:
         lock(handle, wait=True)
         yield

@@ -1,4 +1,6 @@
-"""The process that a daemon is: it leaves no core, stops at a signal, and tells systemd when it is ready."""
+"""The process that a daemon is: it leaves no core, stops at a signal, and tells systemd when it is
+ready.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from collections.abc import Iterator
 
 
 def leave_no_core() -> None:
-    """A core file would hold what the process holds; where cores go to a program, the limit alone does not stop them."""
+    """A core file would hold what the process holds; where cores go to a program, the limit alone
+    does not stop them.
+    """
     if sys.platform == "win32":  # which leaves none
         return
     import resource
@@ -29,7 +33,9 @@ def signalled() -> Iterator[socket.socket]:
     tell.setblocking(False)
     with told, tell:
         before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
-        handlers = {kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGTERM, signal.SIGINT)}
+        handlers = {
+            kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield told
         finally:
@@ -40,7 +46,9 @@ def signalled() -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[socket.socket]:
-    """`signalled`, in a process that leaves no core and makes files for its own user alone, as long as it serves."""
+    """`signalled`, in a process that leaves no core and makes files for its own user alone, as long
+    as it serves.
+    """
     leave_no_core()
     mask = os.umask(0o077)
     try:

@@ -15,7 +15,7 @@ HEAD = """\
 # The public schema: what every silo's file holds, and what is predicted. The server and all silos use this very file; its hash is part
 # of what a silo approves. Everything in it is public knowledge: what a column can hold, never what it does hold in somebody's file.
 
-"""
+"""  # noqa: E501
 
 
 def load_schema(path: str | Path) -> Schema:
@@ -23,7 +23,9 @@ def load_schema(path: str | Path) -> Schema:
     try:
         table = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the schema {path} cannot be read ({type(error).__name__}); `silodp init` drafts one") from None
+        raise BadInput(
+            f"the schema {path} cannot be read ({type(error).__name__}); `silodp init` drafts one"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"the schema {path} is not TOML: {error}") from None
     return Schema.of(table, f"the schema {path}")
@@ -33,7 +35,17 @@ def schema_text(table: Mapping[str, Any]) -> str:
     """The file that `load_schema` reads."""
     tables = {f"columns.{toml(name)}": column for name, column in table.get("columns", {}).items()}
     tables |= {name: table[name] for name in ("images", "label") if name in table}
-    lines = [HEAD, *(f"{name} = {toml(value)}\n" for name, value in table.items() if not isinstance(value, dict))]
+    lines = [
+        HEAD,
+        *(
+            f"{name} = {toml(value)}\n"
+            for name, value in table.items()
+            if not isinstance(value, dict)
+        ),
+    ]
     for name, fields in tables.items():
-        lines += [f"\n[{name}]\n", *(f"{field} = {toml(value)}\n" for field, value in fields.items())]
+        lines += [
+            f"\n[{name}]\n",
+            *(f"{field} = {toml(value)}\n" for field, value in fields.items()),
+        ]
     return "".join(lines)

@@ -20,4 +20,6 @@ def constants(name: str) -> Constants:
     """Of photo or digit; the hash is of the map's code, too."""
     data = (HERE / f"{name}.safetensors").read_bytes()
     whole = b"".join((*(path.read_bytes() for path in CODE), data))
-    return Constants({key: value.float() for key, value in load(data).items()}, hashlib.sha256(whole).hexdigest())
+    return Constants(
+        {key: value.float() for key, value in load(data).items()}, hashlib.sha256(whole).hexdigest()
+    )

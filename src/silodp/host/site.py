@@ -1,4 +1,6 @@
-"""What the settings of every daemon have in common: where it listens and keeps its log, and who may knock."""
+"""What the settings of every daemon have in common: where it listens and keeps its log, and who may
+knock.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,21 @@ from typing import Any
 from silodp.host.tables import check_number, check_text, check_texts, check_whole
 
 DEFAULTS: dict[str, Any] = {
-    "log_bytes": 1_000_000, "socket_mode": "0660", "socket_group": "", "couriers": (), "connections": 32, "timeout": 30.0,
+    "log_bytes": 1_000_000,
+    "socket_mode": "0660",
+    "socket_group": "",
+    "couriers": (),
+    "connections": 32,
+    "timeout": 30.0,
     "maximum_frame": 2**28,
-}  # fmt: skip
+}
 """What is written into new settings; a daemon itself guesses none of these."""
 COMMENTS = {
     "log_bytes": "Size at which a log is put aside; five of them are kept.",
     "socket": "Where the courier knocks. Paths are relative to this file's folder.",
     "socket_mode": "Its mode; others than owner and group are never let in.",
     "socket_group": "Its group, which the courier's user belongs to; \"\" leaves the daemon's own.",
-    "couriers": "Users, by name or number, that may ask; with an empty list all whom the mode lets in.",
+    "couriers": "Users, by name or number, that may ask; with an empty list all whom the mode lets in.",  # noqa: E501
     "connections": "Open connections, at most.",
     "timeout": "Seconds after which a silent or slow courier is hung up on.",
     "maximum_frame": "Bytes of a frame, at most.",
@@ -48,13 +55,25 @@ class Site:
     maximum_frame: int
 
     def check(self, kind: str) -> None:
-        """Raises BadInput, which calls the settings' file `kind`, for a value that no daemon could listen by."""
+        """Raises BadInput, which calls the settings' file `kind`, for a value that no daemon could
+        listen by.
+        """
         for name in ("log", "socket"):
             check_text(kind, name, getattr(self, name), r"[^\0\n]{1,4096}", "a path")
-        check_text(kind, "socket_group", self.socket_group, r"[^\0\n]{0,64}", 'the name or number of a group, or ""')
+        check_text(
+            kind,
+            "socket_group",
+            self.socket_group,
+            r"[^\0\n]{0,64}",
+            'the name or number of a group, or ""',
+        )
         wanted = 'octal with read and write for the owner and nothing for others, such as "0660"'
         check_text(kind, "socket_mode", self.socket_mode, r"06[0-7]0", wanted)
         check_texts(kind, "couriers", self.couriers)
-        for name, least, most in (("log_bytes", 1000, 2**40), ("connections", 1, 1024), ("maximum_frame", 1000, 2**32 - 1)):
+        for name, least, most in (
+            ("log_bytes", 1000, 2**40),
+            ("connections", 1, 1024),
+            ("maximum_frame", 1000, 2**32 - 1),
+        ):
             check_whole(kind, name, getattr(self, name), least, most)
         check_number(kind, "timeout", self.timeout, above=0, below=3601)

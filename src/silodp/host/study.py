@@ -1,6 +1,8 @@
-"""A study file: what a server's operator proposes and silos approve, one TOML file with code of its own, if it has any, beside it.
+"""A study file: what a server's operator proposes and silos approve, one TOML file with code of its
+own, if it has any, beside it.
 
-It is public, and holds nothing that a silo takes on trust: a silo builds what it names, and compares the hash.
+It is public, and holds nothing that a silo takes on trust: a silo builds what it names, and
+compares the hash.
 """
 
 from __future__ import annotations
@@ -20,16 +22,25 @@ CODE = ("model", "loss", "prox", "feature_map")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 COMMENTS = {
     "study": "The study's name, which silos and server show to people.",
-    "definition": "SHA-256 of model, loss, prox, constants, schema and torch version: what a silo approves.",
-    "model": "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, beside this file.",
+    "definition": (
+        "SHA-256 of model, loss, prox, constants, schema and torch version: what a silo approves."
+    ),
+    "model": (
+        "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, beside this file."
+    ),
     "model_sha256": 'SHA-256 of that FILE.py; "" for a model by name.',
     "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.",
     "prox_sha256": "SHA-256 of the prox's FILE.py.",
     "loss": 'FILE.py:NAME; "" for the loss of the task.',
     "loss_sha256": "SHA-256 of the loss's FILE.py.",
-    "feature_map": 'What the model sees of a record: photo:M, digit or FILE.py:NAME; "" for the record itself.',
+    "feature_map": (
+        'What the model sees of a record: photo:M, digit or FILE.py:NAME; "" for the record itself.'
+    ),
     "feature_map_sha256": "SHA-256 of that FILE.py.",
-    "schema": 'The public schema in its one spelling; "" where silos read plain columns: those stay as they are.',
+    "schema": (
+        'The public schema in its one spelling; "" where silos read plain columns: those stay '
+        "as they are."
+    ),
     "statistics": "What would be asked; empty for what the silo allows already.",
 }
 HEAD = "# A study that is proposed to silos. At each: silodp silo approve THIS-FILE policy.toml\n"
@@ -37,7 +48,9 @@ HEAD = "# A study that is proposed to silos. At each: silodp silo approve THIS-F
 
 @dataclass(frozen=True)
 class Study:
-    """What is learnt, in words, with the hash of the definition that the words make. Made by `read`, which checks every field."""
+    """What is learnt, in words, with the hash of the definition that the words make. Made by
+    `read`, which checks every field.
+    """
 
     study: str
     definition: str
@@ -53,28 +66,60 @@ class Study:
     statistics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_text("study", "study", self.study, NAME, "1 to 64 letters, digits, dots, underscores or hyphens")
-        check_text("study", "definition", self.definition, r"[0-9a-f]{64}", "64 lower-case hexadecimal digits")
+        check_text(
+            "study",
+            "study",
+            self.study,
+            NAME,
+            "1 to 64 letters, digits, dots, underscores or hyphens",
+        )
+        check_text(
+            "study",
+            "definition",
+            self.definition,
+            r"[0-9a-f]{64}",
+            "64 lower-case hexadecimal digits",
+        )
         for what in CODE:
-            check_text("study", what, text := getattr(self, what), r"[^\0\n]{0,4096}", "a text of one line")
+            check_text(
+                "study", what, text := getattr(self, what), r"[^\0\n]{0,4096}", "a text of one line"
+            )
             pattern = r"[0-9a-f]{64}" if is_file(text) else ""
             check_text(
-                "study", f"{what}_sha256", getattr(self, f"{what}_sha256"), pattern, f"the SHA-256 of the {what}'s file, if it is one"
+                "study",
+                f"{what}_sha256",
+                getattr(self, f"{what}_sha256"),
+                pattern,
+                f"the SHA-256 of the {what}'s file, if it is one",
             )
             if is_file(text) and Path(parse(text)[0]).name != parse(text)[0]:
-                raise BadInput(f"study: {what} is {text!r}; its file must lie beside the study's, and be named without a folder")
+                raise BadInput(
+                    f"study: {what} is {text!r}; its file must lie beside the study's, and "
+                    "be named without a folder"
+                )
         check_texts("study", "statistics", self.statistics)
 
     @property
     def code(self) -> dict[str, str]:
         """The names of the files of code, each with its SHA-256."""
-        return {parse(text)[0]: getattr(self, f"{what}_sha256") for what in CODE if is_file(text := getattr(self, what))}
+        return {
+            parse(text)[0]: getattr(self, f"{what}_sha256")
+            for what in CODE
+            if is_file(text := getattr(self, what))
+        }
 
     def write(self, folder: Path, sources: Mapping[str, bytes]) -> Path:
-        """Makes STUDY.toml in the folder, and the files of code beside it; BadInput, and no file is new, where one is in the way."""
-        table = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Makes STUDY.toml in the folder, and the files of code beside it; BadInput, and no file is
+        new, where one is in the way.
+        """
+        table = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
         files = {f"{self.study}.toml": HEAD + table_text(table, COMMENTS)}
-        new = {name: source for name, source in sources.items() if not _holds(folder / name, source)}
+        new = {
+            name: source for name, source in sources.items() if not _holds(folder / name, source)
+        }
         with new_files(folder, files | new):
             pass
         return folder / f"{self.study}.toml"
@@ -85,14 +130,22 @@ def _holds(path: Path, source: bytes) -> bool:
 
 
 def read_study(path: Path) -> tuple[Study, dict[str, bytes]]:
-    """The study in a file, and the bytes of its code, each of the very hash that the study names. Nothing is run."""
+    """The study in a file, and the bytes of its code, each of the very hash that the study names.
+    Nothing is run.
+    """
     study = of_table("study", Study, read_toml("study", path))
     sources = {}
     for name, wanted in study.code.items():
         try:
             sources[name] = (path.parent / name).read_bytes()
         except OSError as error:
-            raise BadInput(f"{path.parent / name} of the study cannot be read: {error.strerror}; it must lie beside {path.name}") from None
+            raise BadInput(
+                f"{path.parent / name} of the study cannot be read: {error.strerror}; it "
+                f"must lie beside {path.name}"
+            ) from None
         if hashlib.sha256(sources[name]).hexdigest() != wanted:
-            raise BadInput(f"{path.parent / name} is not the file that the study {study.study} was made of; ask for that one")
+            raise BadInput(
+                f"{path.parent / name} is not the file that the study {study.study} was "
+                "made of; ask for that one"
+            )
     return study, sources

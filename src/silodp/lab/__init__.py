@@ -1,1 +1,3 @@
-"""PEEKING: research only, never deployed: held-out evaluation, sweeps, figures, audits, conformance suites."""
+"""PEEKING: research only, never deployed: held-out evaluation, sweeps, figures, audits, conformance
+suites.
+"""

@@ -22,7 +22,9 @@ from silodp.server.progress import held
 SEED = "seed"
 """The seed of a run's noise, kept until its end: what is computed again says the same again."""
 BEGUN = ("records.json", SEED)
-"""What `train` writes before run.json, and so before its first question: without run.json they are about nothing that was ever said."""
+"""What `train` writes before run.json, and so before its first question: without run.json they are
+about nothing that was ever said.
+"""
 
 
 def make_folder(folder: Path) -> None:
@@ -33,7 +35,10 @@ def make_folder(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise BadInput(f"the output folder {folder} cannot be written ({error.strerror}); choose another with --out") from None
+        raise BadInput(
+            f"the output folder {folder} cannot be written ({error.strerror}); choose "
+            "another with --out"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -43,49 +48,75 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             stack.enter_context(folder_lock(folder))
         except OSError as error:
-            raise BadInput(f"the run folder {folder} cannot be opened ({error.strerror}); give another") from None
+            raise BadInput(
+                f"the run folder {folder} cannot be opened ({error.strerror}); give another"
+            ) from None
         yield
 
 
 def refuse_others(folder: Path) -> None:
-    """BadInput if the folder holds a run of another kind than training's, which goes on where it stopped and so must not be mixed with one."""
+    """BadInput if the folder holds a run of another kind than training's, which goes on where it
+    stopped and so must not be mixed with one.
+    """
     if any((folder / name).exists() for name in ("config.json", "journal")):
-        raise BadInput(f"{folder} holds a comparison, a tuning or a run over silos; choose another --out")
+        raise BadInput(
+            f"{folder} holds a comparison, a tuning or a run over silos; choose another --out"
+        )
 
 
 def refuse_runs(folder: Path) -> None:
     """The other way round."""
     if any((folder / name).exists() for name in ("run.json", "spent.json")):
-        raise BadInput(f"{folder} holds a run of `silodp train` or `federation run`; choose another --out")
+        raise BadInput(
+            f"{folder} holds a run of `silodp train` or `federation run`; choose another --out"
+        )
 
 
 def state_of(folder: Path) -> str:
-    """What the folder holds of `silodp train`: "" (nothing), running, finished, interrupted (it can be resumed) or ended (it can not be)."""
+    """What the folder holds of `silodp train`: "" (nothing), running, finished, interrupted (it can
+    be resumed) or ended (it can not be).
+    """
     if not any((folder / name).exists() for name in ("run.json", "spent.json")):
         return ""
     if held(folder):
         return "running"
-    return "finished" if (folder / "spent.json").exists() else "interrupted" if (folder / SEED).exists() else "ended"
+    return (
+        "finished"
+        if (folder / "spent.json").exists()
+        else "interrupted"
+        if (folder / SEED).exists()
+        else "ended"
+    )
 
 
 def begin(folder: Path) -> None:
-    """For whoever holds the folder's progress.jsonl: BadInput if a run is there already; what a start left that asked nothing goes."""
+    """For whoever holds the folder's progress.jsonl: BadInput if a run is there already; what a
+    start left that asked nothing goes.
+    """
     if any((folder / name).exists() for name in ("run.json", "spent.json")):
-        raise BadInput(f"{folder} holds a run already, and nothing is written over; choose another --out")
+        raise BadInput(
+            f"{folder} holds a run already, and nothing is written over; choose another --out"
+        )
     for name in BEGUN:
         (folder / name).unlink(missing_ok=True)
 
 
 def go_on(folder: Path) -> None:
-    """For whoever holds it, too: BadInput unless the run there is still without its end, since its noise is gone with it."""
-    if (folder / "spent.json").exists() or not all((folder / name).exists() for name in ("run.json", SEED)):
+    """For whoever holds it, too: BadInput unless the run there is still without its end, since its
+    noise is gone with it.
+    """
+    if (folder / "spent.json").exists() or not all(
+        (folder / name).exists() for name in ("run.json", SEED)
+    ):
         raise BadInput(
-            f"the run in {folder} has come to its end meanwhile, and nothing is written over; look there, or start another with --new"
+            f"the run in {folder} has come to its end meanwhile, and nothing is written "
+            "over; look there, or start another with --new"
         )
 
 
 def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
-    """Where a new run goes: the folder given, if no run is in it, or else `first` or the next of first-2, first-3, ...
+    """Where a new run goes: the folder given, if no run is in it, or else `first` or the next of
+    first-2, first-3, ...
 
     An interrupted run has been paid for: a second one beside it is begun only if `new` says so.
     """
@@ -96,10 +127,14 @@ def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
     if state == "interrupted" and (given or not new):
         anew = "another --out" if given else "--new"
         raise BadInput(
-            f"{last} holds an interrupted run; `silodp train --resume --out {last}` goes on with it, and {anew} starts another at its full price"
+            f"{last} holds an interrupted run; `silodp train --resume --out {last}` goes "
+            f"on with it, and {anew} starts another at its full price"
         )
     if given and state:
-        raise BadInput(f"{given} holds a run already ({state}), and nothing is written over; choose another --out")
+        raise BadInput(
+            f"{given} holds a run already ({state}), and nothing is written over; choose "
+            "another --out"
+        )
     return last if not state else first.with_name(f"{first.name}-{_number(last, first) + 1}")
 
 
@@ -109,34 +144,59 @@ def folder_to_resume(given: Path | None, first: Path) -> Path:
         if (state := state_of(folder)) == "interrupted":
             return folder
         if given:
-            said = {"": "no run", "running": "a run that goes on now", "finished": "a finished run", "ended": "a run that ended by itself"}
-            raise BadInput(f"{given} holds {said[state]}, and --resume takes one that was interrupted; give its folder with --out")
-    raise BadInput(f"there is no interrupted run in {first.parent} to go on with; give its folder with --out, or leave out --resume")
+            said = {
+                "": "no run",
+                "running": "a run that goes on now",
+                "finished": "a finished run",
+                "ended": "a run that ended by itself",
+            }
+            raise BadInput(
+                f"{given} holds {said[state]}, and --resume takes one that was "
+                "interrupted; give its folder with --out"
+            )
+    raise BadInput(
+        f"there is no interrupted run in {first.parent} to go on with; give its folder "
+        "with --out, or leave out --resume"
+    )
 
 
 def unused(given: Path | None, first: Path, result: str) -> Path:
-    """A folder without this file of results: the one given, or BadInput; else `first` or the next of first-2, first-3, ..."""
+    """A folder without this file of results: the one given, or BadInput; else `first` or the next
+    of first-2, first-3, ...
+    """
     there = [given] if given else _numbered(first)
     if not there or not (there[-1] / result).exists():
         return there[-1] if there else first
     if given:
-        raise BadInput(f"{given} holds {result} already, and nothing is written over; choose another --out")
+        raise BadInput(
+            f"{given} holds {result} already, and nothing is written over; choose another --out"
+        )
     return first.with_name(f"{first.name}-{_number(there[-1], first) + 1}")
 
 
 def _numbered(first: Path) -> list[Path]:
     """`first` and first-2, first-3, ... as far as they are there, the latest last."""
     beside = first.parent.iterdir() if first.parent.is_dir() else ()
-    return sorted((path for path in beside if _number(path, first)), key=lambda path: _number(path, first))
+    return sorted(
+        (path for path in beside if _number(path, first)), key=lambda path: _number(path, first)
+    )
 
 
 def _number(path: Path, first: Path) -> int:
     number = path.name.removeprefix(f"{first.name}-")
-    return 1 if path.name == first.name else int(number) if number != path.name and number.isdecimal() else 0
+    return (
+        1
+        if path.name == first.name
+        else int(number)
+        if number != path.name and number.isdecimal()
+        else 0
+    )
 
 
 def open_folder(folder: Path, config: object) -> None:
-    """Makes the folder, or continues it if it holds the same configuration; another configuration is refused, so nothing is lost."""
+    """Makes the folder, or continues it if it holds the same configuration; another configuration
+    is refused, so nothing is lost.
+    """
     make_folder(folder)
     wanted = json.loads(json.dumps(dataclasses.asdict(config), allow_nan=True))  # type: ignore[call-overload]
     path = folder / "config.json"
@@ -145,7 +205,8 @@ def open_folder(folder: Path, config: object) -> None:
         differs = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
         if differs:
             raise BadInput(
-                f"{folder} holds a run with another {', '.join(differs)}; choose another --out, or remove the folder to start again"
+                f"{folder} holds a run with another {', '.join(differs)}; choose another "
+                "--out, or remove the folder to start again"
             )
     else:
         refuse_runs(folder)
@@ -154,14 +215,24 @@ def open_folder(folder: Path, config: object) -> None:
 
 def seeded(seed: int | None) -> str:
     """What is said of a simulation's noise."""
-    return "seeded pseudo-random float noise, " + ("seed from the operating system" if seed is None else f"seed {seed}")
+    return "seeded pseudo-random float noise, " + (
+        "seed from the operating system" if seed is None else f"seed {seed}"
+    )
 
 
 def write_environment(folder: Path, *, noise: str) -> None:
     """environment.json: versions, machine and the kind of noise that was used."""
     facts = {
-        "silodp": version("silodp"), "python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__,
-        "dp-accounting": version("dp-accounting"), "machine": platform.machine(), "system": platform.system(),
-        "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available(), "native": native.library() is not None, "noise": noise,
-    }  # fmt: skip
+        "silodp": version("silodp"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "dp-accounting": version("dp-accounting"),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.is_available(),
+        "native": native.library() is not None,
+        "noise": noise,
+    }
     atomic.write_json(folder / "environment.json", facts)

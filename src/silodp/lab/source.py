@@ -1,4 +1,6 @@
-"""Where a simulation's records lie: the silos' own files or a built-in set, how they are read, and what is held out of them."""
+"""Where a simulation's records lie: the silos' own files or a built-in set, how they are read, and
+what is held out of them.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,18 @@ PATHS = ("schema", "test", "data_dir")
 
 @dataclass(frozen=True)
 class Loaded:
-    """All records, and what is known of them in public. `scale` is what is left to scale; `test` are raw records of a built-in set."""
+    """All records, and what is known of them in public. `scale` is what is left to scale; `test`
+    are raw records of a built-in set.
+    """
 
     records: Records
     classes: int
     features: tuple[str, ...]
     test: tuple[Tensor, Tensor] | None
     scale: str = "private"
-    """"private" (to be learnt within the budget), "public" (already applied from ranges the user gave) or "none"."""
+    """"private" (to be learnt within the budget), "public" (already applied from ranges the user
+    gave) or "none".
+    """
     ranges: Tensor | None = None
     """Those public ranges, (features, 2)."""
 
@@ -59,7 +65,9 @@ class Source:
         return load_schema(self.schema) if self.schema else None
 
     def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
-        """All records, public ranges applied; `seed` says how a built-in set is cut, and `raw` that a map of features wants its pixels."""
+        """All records, public ranges applied; `seed` says how a built-in set is cut, and `raw` that
+        a map of features wants its pixels.
+        """
         loaded = self._by_schema(self.read_by) if self.read_by else self._plainly(seed, holes, raw)
         scale = "none" if self.data or self.read_by else self.scale
         if scale in ("private", "none"):
@@ -69,18 +77,30 @@ class Source:
         return Loaded(with_ranges(records, ranges), classes, features, test, "public", ranges)
 
     def standardised(self, *, raw: bool) -> bool:
-        """Whether the records come with statistics of their own in them, which nobody is charged for: built-in sets, but for raw pixels."""
+        """Whether the records come with statistics of their own in them, which nobody is charged
+        for: built-in sets, but for raw pixels.
+        """
         return bool(self.data) and not (raw and DATASETS[self.data].pixels)
 
     def class_names(self, classes: int) -> list[str]:
-        """The classes of files that are read without a schema, or of a built-in set; none for a number."""
-        return self.classes.split(",") if self.classes and classes else [str(k) for k in range(classes)]
+        """The classes of files that are read without a schema, or of a built-in set; none for a
+        number.
+        """
+        return (
+            self.classes.split(",")
+            if self.classes and classes
+            else [str(k) for k in range(classes)]
+        )
 
     def words(self) -> dict[str, Any]:
         """For run.json: plain JSON, with absolute paths."""
         files = {name: path.resolve() for name in PATHS if (path := getattr(self, name))}
         scale = self.scale if self.scale in ("private", "none") else Path(self.scale).resolve()
-        words = asdict(self) | {"silos": [path.resolve() for path in self.silos], "scale": scale} | files
+        words = (
+            asdict(self)
+            | {"silos": [path.resolve() for path in self.silos], "scale": scale}
+            | files
+        )
         return json.loads(json.dumps(words, default=str))
 
     @classmethod
@@ -88,39 +108,77 @@ class Source:
         """The source in the run.json of this folder."""
         words = found.get("source")
         if not isinstance(words, Mapping) or words.keys() != {field.name for field in fields(cls)}:
-            raise BadInput(f"{folder} holds no run of `silodp train` of this version; it may be of an older one: train again")
+            raise BadInput(
+                f"{folder} holds no run of `silodp train` of this version; it may be of an "
+                "older one: train again"
+            )
         typed = {"silos": tuple[str, ...], "held_out": float, "label": str, "scale": str}
-        plain = {**words, "silos": tuple(words["silos"]) if isinstance(words["silos"], list) else None}
-        if wrong := sorted(name for name, value in plain.items() if not is_of(typed.get(name, str | None), value)):
-            raise BadInput(f"the source in {folder} is not as silodp wrote it ({', '.join(wrong)}); restore its run.json")
+        plain = {
+            **words,
+            "silos": tuple(words["silos"]) if isinstance(words["silos"], list) else None,
+        }
+        if wrong := sorted(
+            name for name, value in plain.items() if not is_of(typed.get(name, str | None), value)
+        ):
+            raise BadInput(
+                f"the source in {folder} is not as silodp wrote it ({', '.join(wrong)}); "
+                "restore its run.json"
+            )
         paths = {name: Path(words[name]) if words[name] else None for name in PATHS}
         given: dict[str, Any] = {**words, **paths, "silos": tuple(map(Path, words["silos"]))}
         return cls(**given)
 
-    def _plainly(self, seed: int, holes: bool, raw: bool) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+    def _plainly(
+        self, seed: int, holes: bool, raw: bool
+    ) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
         if self.test:
             raise BadInput("--test is for --schema, which says what its columns mean; give one")
         if bool(self.data) == bool(self.silos):
             raise BadInput("give either --data NAME or one --silo FILE for each silo")
         if self.data:
             if self.data not in DATASETS:
-                raise BadInput(f"data set {self.data!r} is unknown; choose one of {', '.join(DATASETS)}")
+                raise BadInput(
+                    f"data set {self.data!r} is unknown; choose one of {', '.join(DATASETS)}"
+                )
             split = DATASETS[self.data].of(seed, self.data_dir, raw=raw)
             return split.train, split.classes, (), (split.test_x, split.test_y)
-        declared = None if self.classes is None else () if self.classes == "number" else tuple(self.classes.split(","))
+        declared = (
+            None
+            if self.classes is None
+            else ()
+            if self.classes == "number"
+            else tuple(self.classes.split(","))
+        )
         loaded = load_silos(self.silos, self.label, classes=declared, holes=holes)
         classes = 2 if declared is None else len(declared)
         return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
 
-    def _by_schema(self, schema: Schema) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+    def _by_schema(
+        self, schema: Schema
+    ) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
         if self.data or not self.silos:
-            raise BadInput("--schema is for silos' own files; give one --silo FILE for each silo, and no --data")
-        if self.classes is not None or self.label != "label" or self.scale not in ("private", "none"):
-            raise BadInput("--schema has the label, its classes and the ranges already; leave out --label, --classes and --scale")
+            raise BadInput(
+                "--schema is for silos' own files; give one --silo FILE for each silo, and "
+                "no --data"
+            )
+        if (
+            self.classes is not None
+            or self.label != "label"
+            or self.scale not in ("private", "none")
+        ):
+            raise BadInput(
+                "--schema has the label, its classes and the ranges already; leave out "
+                "--label, --classes and --scale"
+            )
         loaded = load_by_schema(self.silos, schema)
         test = read_table(self.test, schema.by_row) if self.test else None
         held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y)) if test else None
-        return Records.of(loaded.records_raw, loaded.names), len(loaded.classes), loaded.features, held_out
+        return (
+            Records.of(loaded.records_raw, loaded.names),
+            len(loaded.classes),
+            loaded.features,
+            held_out,
+        )
 
 
 def _ranges(path: Path, features: Sequence[str]) -> Tensor:
@@ -130,21 +188,38 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
         table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"the ranges file {path} cannot be read ({error}); --scale takes private, none, or a TOML or JSON table of feature = [low, high]"
+            f"the ranges file {path} cannot be read ({error}); --scale takes private, "
+            "none, or a TOML or JSON table of feature = [low, high]"
         ) from None
     if not isinstance(table, dict):
-        raise BadInput(f"{path} holds a {type(table).__name__}, not a table; give feature = [low, high] for every feature")
+        raise BadInput(
+            f"{path} holds a {type(table).__name__}, not a table; give feature = [low, "
+            "high] for every feature"
+        )
     missing = [f for f in features if f not in table]
     if missing:
-        raise BadInput(f"{path} has no range for {', '.join(missing[:5])}; give feature = [low, high] for every feature")
+        raise BadInput(
+            f"{path} has no range for {', '.join(missing[:5])}; give feature = [low, high] "
+            "for every feature"
+        )
     pairs = [table[f] for f in features]
     for feature, pair in zip(features, pairs, strict=True):
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, int | float) for v in pair) and pair[0] < pair[1]):
-            raise BadInput(f"the range of {feature} in {path} is {pair!r}; it must be [low, high] with low < high")
+        if not (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(isinstance(v, int | float) for v in pair)
+            and pair[0] < pair[1]
+        ):
+            raise BadInput(
+                f"the range of {feature} in {path} is {pair!r}; it must be [low, high] "
+                "with low < high"
+            )
     return torch.tensor(pairs, dtype=torch.float64)
 
 
 def with_ranges(records: Records, ranges: Tensor) -> Records:
     low, high = ranges[:, 0], ranges[:, 1]
     x = (2 * (records.x.double() - low) / (high - low) - 1).clamp(-1, 1).float()
-    return Records(x * records.mask.unsqueeze(-1), records.y, records.counts, records.names, records.missing)
+    return Records(
+        x * records.mask.unsqueeze(-1), records.y, records.counts, records.names, records.missing
+    )

@@ -1,5 +1,6 @@
-"""Synthetic records of a stated difficulty, for `silodp tune`: a mixture of one Gaussian for each class, of which the best possible model gets a
-stated share right. Real records differ, from each other and between silos."""
+"""Synthetic records of a stated difficulty, for `silodp tune`: a mixture of one Gaussian for each
+class, of which the best possible model gets a stated share right. Real records differ, from each
+other and between silos."""
 
 from __future__ import annotations
 
@@ -36,33 +37,46 @@ class Shape:
             raise BadInput(f"records are {self.records}; every silo needs 1 record or more")
         if self.classes < 2 or self.features < self.classes - 1:
             raise BadInput(
-                f"there are {self.features} features and {self.classes} classes; synthetic data need 2 classes or more, "
+                f"there are {self.features} features and {self.classes} classes; synthetic "
+                "data need 2 classes or more, "
                 "and a feature for each class but one"
             )
         if not 1 / self.classes < self.signal < 1:
-            raise BadInput(f"signal is {self.signal:g}; it must lie between 1/{self.classes}, which is guessing, and 1")
+            raise BadInput(
+                f"signal is {self.signal:g}; it must lie between 1/{self.classes}, which "
+                "is guessing, and 1"
+            )
 
 
 def signal_by_name(text: str) -> float:
     try:
         return SIGNALS[text] if text in SIGNALS else float(text)
     except ValueError:
-        raise BadInput(f"signal {text!r} is unknown; use {', '.join(SIGNALS)}, or the accuracy of the best model, such as 0.9") from None
+        raise BadInput(
+            f"signal {text!r} is unknown; use {', '.join(SIGNALS)}, or the accuracy of the "
+            "best model, such as 0.9"
+        ) from None
 
 
 @functools.lru_cache(maxsize=64)
 def separation(accuracy: float, classes: int) -> float:
-    """s at which means s e_k under unit noise let the best model be right this often: the mean of Phi(z + s)^(classes - 1)."""
+    """s at which means s e_k under unit noise let the best model be right this often: the mean of
+    Phi(z + s)^(classes - 1).
+    """
 
     def right(s: float) -> float:
-        density = lambda z: math.exp(-z * z / 2) / math.sqrt(2 * math.pi) * special.ndtr(z + s) ** (classes - 1)  # noqa: E731
+        density = lambda z: (  # noqa: E731
+            math.exp(-z * z / 2) / math.sqrt(2 * math.pi) * special.ndtr(z + s) ** (classes - 1)
+        )
         return integrate.quad(density, -9, 9)[0]
 
     return root(lambda s: right(s) - accuracy, 0.0, 30.0, 1e-9)
 
 
 def synthetic(shape: Shape, counts: Sequence[int], trial: int) -> Split:
-    """Silos of these sizes, and records to test on, from one mixture with balanced classes; all silos draw from the same."""
+    """Silos of these sizes, and records to test on, from one mixture with balanced classes; all
+    silos draw from the same.
+    """
     rng = np.random.default_rng((0xAD, trial))
     corners, lengths, _ = np.linalg.svd(np.eye(shape.classes) - 1 / shape.classes)
     axes = np.linalg.qr(rng.standard_normal((shape.features, shape.classes - 1)))[0].T

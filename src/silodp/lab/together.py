@@ -1,6 +1,8 @@
-"""What simulations over the same files have spent together: the ledger that their silos would have kept, had they been gates.
+"""What simulations over the same files have spent together: the ledger that their silos would have
+kept, had they been gates.
 
-A simulation owns the records, so nothing is refused here; it says what a federation would have said.
+A simulation owns the records, so nothing is refused here; it says what a federation would have
+said.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ Spent = dict[str, tuple[float, float]]
 
 
 def trainings(runs: Path) -> list[Run]:
-    """The runs of `silodp train` in a folder that can be read, the oldest first; comparisons and tunings are not among them."""
+    """The runs of `silodp train` in a folder that can be read, the oldest first; comparisons and
+    tunings are not among them.
+    """
     found = []
     for path in found_in(runs, depth=1).values():
         try:
@@ -27,18 +31,28 @@ def trainings(runs: Path) -> list[Run]:
             continue
         if run.kind == "train":
             found.append(run)
-    return sorted(found, key=lambda run: (run.folder / "run.json").stat().st_mtime if (run.folder / "run.json").exists() else 0.0)
+    return sorted(
+        found,
+        key=lambda run: (
+            (run.folder / "run.json").stat().st_mtime if (run.folder / "run.json").exists() else 0.0
+        ),
+    )
 
 
 def together(folder: Path) -> tuple[list[Run], Spent]:
-    """The run in `folder` and those beside it that read the same files, and what each silo has spent over them all, (epsilon, delta).
+    """The run in `folder` and those beside it that read the same files, and what each silo has
+    spent over them all, (epsilon, delta).
 
-    Formal guarantees: sums of Gaussian runs at one delta are exact; all others add epsilons and deltas.
+    Formal guarantees: sums of Gaussian runs at one delta are exact; all others add epsilons and
+    deltas.
     """
     own = sources(folder)
     same = [run for run in trainings(folder.parent) if own and sources(run.folder) == own]
     names = [silo.name for silo in same[0].silos] if same else []
-    return same, {name: composed(silo for run in same for silo in run.silos if silo.name == name) for name in names}
+    return same, {
+        name: composed(silo for run in same for silo in run.silos if silo.name == name)
+        for name in names
+    }
 
 
 def composed(parts: Iterable[Silo]) -> tuple[float, float]:

@@ -1,4 +1,6 @@
-"""`silodp ui`: a small web app over the run folders of one directory. It reads files and nothing else, each time it is asked."""
+"""`silodp ui`: a small web app over the run folders of one directory. It reads files and nothing
+else, each time it is asked.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 from starlette.routing import Route
 
 from silodp.core import quality
@@ -32,18 +40,37 @@ MOST = 6
 """Runs that are compared at once: as many as there are colours that can be told apart."""
 
 
-def application(root: Path | None, *, port: int, tabs: Tabs = (), routes: Sequence[Route] = (), check: Check | None = None) -> Starlette:
-    """The app on this port, with the pages of runs under `root` and those that the caller adds; `check` looks at what pages must not import."""
+def application(
+    root: Path | None,
+    *,
+    port: int,
+    tabs: Tabs = (),
+    routes: Sequence[Route] = (),
+    check: Check | None = None,
+) -> Starlette:
+    """The app on this port, with the pages of runs under `root` and those that the caller adds;
+    `check` looks at what pages must not import.
+    """
     pages = Runs(root, [("Runs", "/"), *tabs], check) if root is not None else None
     first = Route("/", pages.all if pages else lambda request: RedirectResponse(tabs[0][1]))
-    own = [] if pages is None else [
-        Route("/live", pages.all_live), Route("/compare", pages.compare), Route("/report/{name:path}", pages.report),
-        Route("/run-live/{name:path}", pages.one_live), Route("/run/{name:path}", pages.one), Route("/evidence/{name:path}", pages.evidence),
-    ]  # fmt: skip
+    own = (
+        []
+        if pages is None
+        else [
+            Route("/live", pages.all_live),
+            Route("/compare", pages.compare),
+            Route("/report/{name:path}", pages.report),
+            Route("/run-live/{name:path}", pages.one_live),
+            Route("/run/{name:path}", pages.one),
+            Route("/evidence/{name:path}", pages.evidence),
+        ]
+    )
     script = Route("/live.js", lambda request: Response(SCRIPT, media_type="text/javascript"))
     icon = Route("/favicon.ico", lambda request: Response(status_code=204))
     return Starlette(
-        routes=[first, *own, *routes, script, icon], middleware=[Middleware(Guard, port=port)], exception_handlers={BadInput: _sentence}
+        routes=[first, *own, *routes, script, icon],
+        middleware=[Middleware(Guard, port=port)],
+        exception_handlers={BadInput: _sentence},
     )
 
 
@@ -59,7 +86,9 @@ class Runs:
         self._checked: dict[tuple[Path, str], list[Checked]] = {}
 
     def all(self, request: Request) -> Response:
-        where = tag("p", "Every run folder under ", tag("code", str(self._root)), ".", class_="soft")
+        where = tag(
+            "p", "Every run folder under ", tag("code", str(self._root)), ".", class_="soft"
+        )
         content = tag("h1", "Runs"), where, alive("/live", self._list())
         return HTMLResponse(screen("Runs", self._tabs, "/", *content, live=True))
 
@@ -73,23 +102,32 @@ class Runs:
         return HTMLResponse(screen(title(run), self._tabs, "", where, followed, live=True))
 
     async def one_live(self, request: Request) -> Response:
-        return await follow(request, lambda: self._followed(*self._named(request.path_params["name"])))
+        return await follow(
+            request, lambda: self._followed(*self._named(request.path_params["name"]))
+        )
 
     def report(self, request: Request) -> Response:
         _, run = self._named(request.path_params["name"])
-        return HTMLResponse(report(run, runs.audits_beside(run.folder, None), checks=checks_of(run, self._check)))
+        return HTMLResponse(
+            report(run, runs.audits_beside(run.folder, None), checks=checks_of(run, self._check))
+        )
 
     def evidence(self, request: Request) -> Response:
         """The archive of `silodp evidence` that lies beside the run, to hand on."""
         name, run = self._named(request.path_params["name"])
         if (path := archive_in(checks_of(run))) is None:
-            raise BadInput(f"no evidence of {name} as it is now lies beside it; `silodp evidence` makes one")
+            raise BadInput(
+                f"no evidence of {name} as it is now lies beside it; `silodp evidence` makes one"
+            )
         return FileResponse(path, media_type="application/zip", filename=path.name)
 
     def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 2 <= len(names) <= MOST:
-            content = tag("h1", "Compare runs"), tag("p", f"Choose two to {MOST} runs in the ", tag("a", "list", href="/"), ".")
+            content = (
+                tag("h1", "Compare runs"),
+                tag("p", f"Choose two to {MOST} runs in the ", tag("a", "list", href="/"), "."),
+            )
             return HTMLResponse(screen("Compare", self._tabs, "", *content))
         named = [self._named(name) for name in names]
         with runs.readable(self._root):
@@ -103,13 +141,22 @@ class Runs:
         return name, runs.read(folder)
 
     def _followed(self, name: str, run: runs.Run, *, anew: bool = False) -> Markup:
-        """The part of a run's page that changes while it runs; what was checked is checked again when the page is opened, not every second."""
+        """The part of a run's page that changes while it runs; what was checked is checked again
+        when the page is opened, not every second.
+        """
         known = run.folder, run.state
         if anew or known not in self._checked:
             self._checked[known] = checks_of(run, self._check)
         with runs.readable(run.folder):
             state = tag("p", _state(run), ". ", run.said, data_state=f"{title(run)}: {run.said}")
-            return join([head(run, self._checked[known]), state, _exports(name, run, self._checked[known]), *body(run)])
+            return join(
+                [
+                    head(run, self._checked[known]),
+                    state,
+                    _exports(name, run, self._checked[known]),
+                    *body(run),
+                ]
+            )
 
     def _list(self) -> Markup:
         rows = []
@@ -119,20 +166,41 @@ class Runs:
             except Exception:  # one folder that somebody has spoilt must not hide the others
                 rows.append((name, tag("span", "cannot be read", class_="state"), "-", "-", ""))
         if not rows:
-            return tag("p", "There is no run yet. ", tag("code", "silodp train --data wbcd --epsilon 3"), " makes one.")
+            return tag(
+                "p",
+                "There is no run yet. ",
+                tag("code", "silodp train --data wbcd --epsilon 3"),
+                " makes one.",
+            )
         columns = ("run", "state", "how good", "ε spent", "compare")
         listed = table("Runs", columns, rows, numbers=(2, 3, 4), hide=True)
-        return tag("form", listed, tag("button", "Compare the chosen", type="submit"), action="/compare", method="get")
+        return tag(
+            "form",
+            listed,
+            tag("button", "Compare the chosen", type="submit"),
+            action="/compare",
+            method="get",
+        )
 
 
 def _row(name: str, run: runs.Run) -> tuple[object, ...]:
-    box = tag("input", type="checkbox", name="run", value=name, id=f"box {name}", aria_label=f"Compare {name}")
+    box = tag(
+        "input",
+        type="checkbox",
+        name="run",
+        value=name,
+        id=f"box {name}",
+        aria_label=f"Compare {name}",
+    )
     most = max(run.silos, key=lambda s: s.spent, default=None)
     spent = f"{shown(most.spent)} of {rounded_up(most.epsilon, 6)}" if most else "-"
     if most and most.evaluated:
         spent += f"; {shown(max(s.together[0] for s in run.silos))} with evaluations"
     link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
-    what, done = tag("span", title(run), class_="small soft"), tag("span", f"{run.done} of {run.total}", class_="small soft")
+    what, done = (
+        tag("span", title(run), class_="small soft"),
+        tag("span", f"{run.done} of {run.total}", class_="small soft"),
+    )
     return join([link, what]), join([_state(run), done]), _quality(run), spent, box
 
 
@@ -142,7 +210,12 @@ def _quality(run: runs.Run) -> Markup:
     if not found or not (name := quality.measure(found[1])):
         return tag("span", "not asked" if run.kind != "compare" and not found else "-")
     where = "held-out" if found[0] == "held-out" else "test, not private"
-    return join([quality.short(found[1], name), tag("span", f"{quality.NAMES[name]}, {where}", class_="small soft")])
+    return join(
+        [
+            quality.short(found[1], name),
+            tag("span", f"{quality.NAMES[name]}, {where}", class_="small soft"),
+        ]
+    )
 
 
 def _state(run: runs.Run) -> Markup:
@@ -155,10 +228,24 @@ def _exports(name: str, run: runs.Run, found: Sequence[Checked]) -> Markup:
     folder = bare if run.folder.is_absolute() else run.folder
     links = [
         tag("a", "The report, to print and sign", href=f"/report/{path}", id="to-report"),
-        tag("a", "Save the report", href=f"/report/{path}", download=f"{bare}-report.html", id="save-report"),
+        tag(
+            "a",
+            "Save the report",
+            href=f"/report/{path}",
+            download=f"{bare}-report.html",
+            id="save-report",
+        ),
     ]
     if archive_in(found):
-        links.append(tag("a", "Save the evidence", href=f"/evidence/{path}", download=f"{bare}-evidence.zip", id="save-evidence"))
+        links.append(
+            tag(
+                "a",
+                "Save the evidence",
+                href=f"/evidence/{path}",
+                download=f"{bare}-evidence.zip",
+                id="save-evidence",
+            )
+        )
     elif run.kind != "compare" and run.state == "finished":
         links.append(join(["Signed evidence: ", tag("code", f"silodp evidence {folder}")]))
     return tag("p", join(links, " · "), class_="screen")
@@ -169,24 +256,68 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
     rows = []
     for name, run in named:
         shares = [share for _, share in run.noise_shares]
-        error = run.summary.get("test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None))
-        rows.append((
-            tag("a", name, href=f"/run/{quote(name)}"), run.algorithm, _state(run), f"{run.done} of {run.total}",
-            shown(max(s.together[0] for s in run.silos)) if run.silos else "-", f"{median(shares):.1%}" if shares else "-",
-            f"{error:.2%}" if error is not None else "-", run.about.get("parameters", "-"), run.about.get("step", "-"), run.about.get("clip", "-"),
-        ))  # fmt: skip
-    columns = ("run", "algorithm", "state", "done", "ε spent", "noise", "test error", "parameters", "step", "clip")
+        error = run.summary.get(
+            "test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None)
+        )
+        rows.append(
+            (
+                tag("a", name, href=f"/run/{quote(name)}"),
+                run.algorithm,
+                _state(run),
+                f"{run.done} of {run.total}",
+                shown(max(s.together[0] for s in run.silos)) if run.silos else "-",
+                f"{median(shares):.1%}" if shares else "-",
+                f"{error:.2%}" if error is not None else "-",
+                run.about.get("parameters", "-"),
+                run.about.get("step", "-"),
+                run.about.get("clip", "-"),
+            )
+        )
+    columns = (
+        "run",
+        "algorithm",
+        "state",
+        "done",
+        "ε spent",
+        "noise",
+        "test error",
+        "parameters",
+        "step",
+        "clip",
+    )
     beside = table("The runs beside one another", columns, rows, numbers=(3, 4, 5, 6, 7, 8, 9))
     parts = [tag("h1", "Compare runs"), *ranked(named), beside]
     trained = [(name, run) for name, run in named if run.noise_shares]
     if trained:
         norms = [
-            Series(name, [(r["question"] + 1, r["norm"]) for r in run.rounds if r.get("norm")], i) for i, (name, run) in enumerate(trained)
+            Series(name, [(r["question"] + 1, r["norm"]) for r in run.rounds if r.get("norm")], i)
+            for i, (name, run) in enumerate(trained)
         ]
-        shares = [Series(name, [(q + 1, s) for q, s in run.noise_shares], i) for i, (name, run) in enumerate(trained)]
-        parts.append(chart("Length of the averaged release", "What the server learns in a question.", norms, across="question", up="norm"))
+        shares = [
+            Series(name, [(q + 1, s) for q, s in run.noise_shares], i)
+            for i, (name, run) in enumerate(trained)
+        ]
+        parts.append(
+            chart(
+                "Length of the averaged release",
+                "What the server learns in a question.",
+                norms,
+                across="question",
+                up="norm",
+            )
+        )
         said = "How much of each averaged release is noise, by its squared length."
-        parts.append(chart("The noise's share", said, shares, across="question", up="share", percent=True, top=1.0))
+        parts.append(
+            chart(
+                "The noise's share",
+                said,
+                shares,
+                across="question",
+                up="share",
+                percent=True,
+                top=1.0,
+            )
+        )
     studies = [(name, run) for name, run in named if run.rows]
     if studies:
         lines = []

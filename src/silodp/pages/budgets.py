@@ -1,4 +1,6 @@
-"""The parts of a report that say what was spent of each silo's budget, by training and by evaluations beside it."""
+"""The parts of a report that say what was spent of each silo's budget, by training and by
+evaluations beside it.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,45 @@ MOST = 5
 
 def budgets(run: Run) -> Markup:
     kinds = list(dict.fromkeys(kind for s in run.silos for _, kind, _ in s.charges))
-    bars = [figure(s.name, spent(run, s), spent_bar(s.name, s.charges, s.used, kinds)) for s in run.silos]
+    bars = [
+        figure(s.name, spent(run, s), spent_bar(s.name, s.charges, s.used, kinds))
+        for s in run.silos
+    ]
     rows = [
-        (q + 1, kind, *(f"{rounded_up(100 * dict((c[0], c[2]) for c in s.charges).get(q, 0.0), 3, 'f')}%" for s in run.silos))
+        (
+            q + 1,
+            kind,
+            *(
+                f"{rounded_up(100 * dict((c[0], c[2]) for c in s.charges).get(q, 0.0), 3, 'f')}%"
+                for s in run.silos
+            ),
+        )
         for q, kind in dict((c[0], c[1]) for s in run.silos for c in s.charges).items()
     ]
-    columns, caption = ("question", "kind", *(s.name for s in run.silos)), "What each question cost each silo, as a share of its budget"
+    columns, caption = (
+        ("question", "kind", *(s.name for s in run.silos)),
+        "What each question cost each silo, as a share of its budget",
+    )
     history = table(caption, columns, rows, numbers=(0, *range(2, len(columns))))
-    note = "Each piece of a bar is one charge. Shares add up; epsilons do not, so half of the bar is less than half of ε."
+    note = (
+        "Each piece of a bar is one charge. Shares add up; epsilons do not, so half of the bar "
+        "is less than half of ε."
+    )
     every = folded("charges", "Every charge in numbers", history) if rows else ""
-    parts = tag("p", note, class_="soft small"), *bars, legend(kinds) if kinds else "", so_far(run), every
+    parts = (
+        tag("p", note, class_="soft small"),
+        *bars,
+        legend(kinds) if kinds else "",
+        so_far(run),
+        every,
+    )
     return section("budgets", "Each silo's budget", *parts)
 
 
 def so_far(run: Run) -> Markup | str:
-    """How much of its budget each silo had spent after each question. Silos whose shares rose alike, as they do where everybody answers every
-    question, are one curve; of more than five curves, the most and the least spent are drawn.
+    """How much of its budget each silo had spent after each question. Silos whose shares rose
+    alike, as they do where everybody answers every question, are one curve; of more than five
+    curves, the most and the least spent are drawn.
     """
     last = max((question + 1 for s in run.silos for question, _, _ in s.charges), default=0)
     if not last:
@@ -42,13 +67,32 @@ def so_far(run: Run) -> Markup | str:
     groups = sorted(alike.values(), key=lambda group: -group[0].used)
     left_out = len(groups) > MOST
     groups = [groups[0], groups[-1]] if left_out else groups
-    lines = [Series(_names(group, len(run.silos)), _risen(group[0], last), i, ("", "dash", "dot")[i % 3]) for i, group in enumerate(groups)]
+    lines = [
+        Series(_names(group, len(run.silos)), _risen(group[0], last), i, ("", "dash", "dot")[i % 3])
+        for i, group in enumerate(groups)
+    ]
     ends = [f"{line.name} ε {_ended(group)}" for line, group in zip(lines, groups, strict=True)]
-    said = f"Share of the budget after each question. {'At the end' if run.state == 'finished' else 'So far'}: {'; '.join(ends)}."
+    said = (
+        "Share of the budget after each question. "
+        f"{'At the end' if run.state == 'finished' else 'So far'}: {'; '.join(ends)}."
+    )
     said += f" Of {len(run.silos)} silos, the most and the least spent one." if left_out else ""
-    top, ticks = max(1.0, *(s.used for s in run.silos)), [x for x in rounded(0, last, 6) if x == int(x)]
+    top, ticks = (
+        max(1.0, *(s.used for s in run.silos)),
+        [x for x in rounded(0, last, 6) if x == int(x)],
+    )
     name = "Spent so far, question by question"
-    return chart(name, said, lines, across="question", up="spent", percent=True, shape="flat", top=top, ticks=ticks)
+    return chart(
+        name,
+        said,
+        lines,
+        across="question",
+        up="spent",
+        percent=True,
+        shape="flat",
+        top=top,
+        ticks=ticks,
+    )
 
 
 def _risen(s: Silo, last: int) -> list[tuple[float, float]]:
@@ -64,7 +108,9 @@ def _risen(s: Silo, last: int) -> list[tuple[float, float]]:
 def _names(group: list[Silo], of: int) -> str:
     if len(group) == of > 1:
         return "both silos" if of == 2 else f"all {of} silos"
-    return ", ".join(s.name for s in group[:3]) + (f" and {len(group) - 3} more" if len(group) > 3 else "")
+    return ", ".join(s.name for s in group[:3]) + (
+        f" and {len(group) - 3} more" if len(group) > 3 else ""
+    )
 
 
 def _ended(group: list[Silo]) -> str:
@@ -73,16 +119,31 @@ def _ended(group: list[Silo]) -> str:
 
 
 def spent(run: Run, s: Silo) -> str:
-    """Training, evaluations and both together, each by its own figure: evaluations are priced beside the budget, not out of it."""
+    """Training, evaluations and both together, each by its own figure: evaluations are priced
+    beside the budget, not out of it.
+    """
     whom = " against the server" if run.rule == "totals" else ""
-    said = f"ε {shown(s.spent)} of {rounded_up(s.epsilon, 6)} spent{whom} in training at δ {rounded_up(s.delta)}, {left_of(s.used)} of the budget left, "
-    said += f"{len(s.charges)} charges" + "".join(f"; {code} {times}" for code, times in s.dropped.items()) + "."
+    said = (
+        f"ε {shown(s.spent)} of {rounded_up(s.epsilon, 6)} spent{whom} in training at δ "
+        f"{rounded_up(s.delta)}, {left_of(s.used)} of the budget left, "
+    )
+    said += (
+        f"{len(s.charges)} charges"
+        + "".join(f"; {code} {times}" for code, times in s.dropped.items())
+        + "."
+    )
     if s.local is not None:
         local = f"ε {shown(s.local)}" if math.isfinite(s.local) else "no bound"
-        said += f" Under this silo's own noise alone, {ALONE.get(str(run.about.get('trust')), '')}: {local}."
+        said += (
+            " Under this silo's own noise alone, "
+            f"{ALONE.get(str(run.about.get('trust')), '')}: {local}."
+        )
     if s.evaluated:
         own = s.evaluated
         if own.count:
-            said += f" Beside it {own.count} evaluation{'s' if own.count > 1 else ''}: ε {shown(own.epsilon)} at δ {rounded_up(own.delta)}."
+            said += (
+                f" Beside it {own.count} evaluation{'s' if own.count > 1 else ''}: ε "
+                f"{shown(own.epsilon)} at δ {rounded_up(own.delta)}."
+            )
         said += f" Together ε {shown(own.together[0])} at δ {rounded_up(own.together[1])}."
     return said + (f" Ledger: {s.ledger['count']} entries." if s.ledger else "")

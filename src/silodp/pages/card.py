@@ -1,4 +1,6 @@
-"""`silodp card`: a model card in markdown, with a privacy block that a data officer can copy. Everything in it is in the run's folder already."""
+"""`silodp card`: a model card in markdown, with a privacy block that a data officer can copy.
+Everything in it is in the run's folder already.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,19 @@ from silodp.pages.judged import grouped, refused
 from silodp.pages.runs import Run, Silo, check_trained
 from silodp.pages.unprotected import sentences
 
-UNTOLD = "Not stated. Whoever hands the model on must say for whom it is, who was in the data, and for what it was never tested."
+UNTOLD = (
+    "Not stated. Whoever hands the model on must say for whom it is, who was in the data, and "
+    "for what it was never tested."
+)
 TUNED = {
-    True: "a tuning on the silos' own records chose the settings, and its price is in its own folder (tune.json); it is not in the figures above",
-    False: "the run's folder records none; if settings were chosen by looking at other runs on these records, their price is not in the figures above",
+    True: (
+        "a tuning on the silos' own records chose the settings, and its price is in its own "
+        "folder (tune.json); it is not in the figures above"
+    ),
+    False: (
+        "the run's folder records none; if settings were chosen by looking at other runs on "
+        "these records, their price is not in the figures above"
+    ),
 }
 
 
@@ -32,7 +43,8 @@ def card(run: Run, use: str = "") -> str:
         f"## Intended use\n{use.strip() or UNTOLD}",
         _privacy(run),
         _scores(run),
-        "## What is not protected, and what to know\n" + "\n".join(f"- {sentence}" for sentence in sentences(run)),
+        "## What is not protected, and what to know\n"
+        + "\n".join(f"- {sentence}" for sentence in sentences(run)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -40,10 +52,24 @@ def card(run: Run, use: str = "") -> str:
 def facts(run: Run) -> dict[str, Any]:
     """The privacy block, for machines."""
     return {
-        "unit": _unit(run), "neighbours": "replace one; the number of records is public", "trust": run.about.get("trust", "isrl"), "rule": run.rule,
-        "silos": [{"name": s.name, "records": s.records, "epsilon": s.together[0], "delta": s.together[1], "mu": _mu(s), "training_epsilon": s.spent} for s in run.silos],
-        "tuning_charged": False if not _tuned(run) else None, "simulated": run.kind == "train",
-    }  # fmt: skip
+        "unit": _unit(run),
+        "neighbours": "replace one; the number of records is public",
+        "trust": run.about.get("trust", "isrl"),
+        "rule": run.rule,
+        "silos": [
+            {
+                "name": s.name,
+                "records": s.records,
+                "epsilon": s.together[0],
+                "delta": s.together[1],
+                "mu": _mu(s),
+                "training_epsilon": s.spent,
+            }
+            for s in run.silos
+        ],
+        "tuning_charged": False if not _tuned(run) else None,
+        "simulated": run.kind == "train",
+    }
 
 
 def _what(run: Run, about: dict[str, str]) -> str:
@@ -55,7 +81,9 @@ def _what(run: Run, about: dict[str, str]) -> str:
     rows = {
         "model": f"{about.get('model')}, {run.about.get('parameters')} parameters",
         "predicts": label + (f": {', '.join(classes)}" if classes else ""),
-        "from": f"{', '.join(columns[:12])}{f' and {len(columns) - 12} more' if len(columns) > 12 else ''}" if columns else "images",
+        "from": f"{', '.join(columns[:12])}{f' and {len(columns) - 12} more' if len(columns) > 12 else ''}"  # noqa: E501
+        if columns
+        else "images",
         "learnt by": f"{run.algorithm}, {run.total} rounds, over {len(run.silos)} silos"
         + (", in simulation" if run.kind == "train" else ""),
         "file": f"model.safetensors, SHA-256 {about['sha256']}",
@@ -65,15 +93,34 @@ def _what(run: Run, about: dict[str, str]) -> str:
 
 def _privacy(run: Run) -> str:
     whom = {
-        "masks": "the server, which sees totals, and silos that collude with it, as many as the order says",
+        "masks": (
+            "the server, which sees totals, and silos that collude with it, as many as the "
+            "order says"
+        ),
         "shuffle": "the server, which sees totals",
         "central": "whoever sees the model; the server sees every record",
     }
     lines = [
         "## Privacy",
         f"- unit: {_unit(run)}; neighbours replace one record, and the number of records is public",
-        f"- against: {whom.get(str(run.about.get('trust')), 'everybody who sees what a silo sends, the server and the other silos too')}",
-        f"- accounting: rule {run.rule}; figures are of training{' and evaluations together' if any(s.evaluated for s in run.silos) else ''}, rounded up{run.provided}",
+        (
+            "- against: "
+            f"{whom.get(str(run.about.get('trust')), 'everybody who sees what a silo sends, the server and the other silos too')}"  # noqa: E501
+        ),
+        (
+            f"- accounting: rule {run.rule}; figures are of "
+            f"training{' and evaluations together' if any(s.evaluated for s in run.silos) else ''}, "  # noqa: E501
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            ""
+            f"rounded up{run.provided}"
+        ),
         f"- tuning: {TUNED[_tuned(run)]}",
         "",
         "| silo | records | epsilon | delta | mu | of which training |",
@@ -82,21 +129,33 @@ def _privacy(run: Run) -> str:
     for s in run.silos:
         mu = _mu(s)
         lines.append(
-            f"| {s.name} | {s.records} | {shown(s.together[0])} | {rounded_up(s.together[1])} | {'-' if mu is None else shown(mu)} | {shown(s.spent)} |"
+            f"| {s.name} | {s.records} | {shown(s.together[0])} | "
+            f"{rounded_up(s.together[1])} | {'-' if mu is None else shown(mu)} | "
+            f"{shown(s.spent)} |"
         )
-    return "\n".join([*lines, *(["", f"mu: {NO_MU}."] if any(_mu(s) is None for s in run.silos) else [])])
+    return "\n".join(
+        [*lines, *(["", f"mu: {NO_MU}."] if any(_mu(s) is None for s in run.silos) else [])]
+    )
 
 
 def _scores(run: Run) -> str:
     if not run.scored:
         none = "None: nobody has asked held-out records how good the model is (`silodp evaluate`)."
-        return _explained(["## Evaluation", refused(run) if run.evaluations else none, *_groups(run)])
+        return _explained(
+            ["## Evaluation", refused(run) if run.evaluations else none, *_groups(run)]
+        )
     scores = run.scored[-1]["scores"]
     whole = scores[0]
     lines = [
         "## Evaluation",
-        f"On {whole['held_out']} held-out records, by private releases; the last one. {quality.verdict(whole)}".rstrip(),
-        *_table(("figure", "value", "95 %"), [(name, *quality.cells(whole, name)[:2]) for name in whole["figures"]]),
+        (
+            f"On {whole['held_out']} held-out records, by private releases; the last one. "
+            f"{quality.verdict(whole)}"
+        ).rstrip(),
+        *_table(
+            ("figure", "value", "95 %"),
+            [(name, *quality.cells(whole, name)[:2]) for name in whole["figures"]],
+        ),
         *_table(("predicted risk", "observed share", "95 %", "records"), quality.reliable(whole)),
         *(_table(*quality.by_silo(scores)) if len(scores) > 2 else ()),
         *_groups(run),
@@ -113,7 +172,11 @@ def _explained(lines: Sequence[str]) -> str:
 def _groups(run: Run) -> list[str]:
     lines = list[str]()
     for groups in grouped(run):
-        lines += ["", f"By {groups['by']}. {quality.differences(groups)} {groups['note']}".rstrip(), *_table(*quality.by_group(groups))]
+        lines += [
+            "",
+            f"By {groups['by']}. {quality.differences(groups)} {groups['note']}".rstrip(),
+            *_table(*quality.by_group(groups)),
+        ]
     return lines
 
 
@@ -128,8 +191,16 @@ def _cell(value: object) -> str:
 
 
 def _unit(run: Run) -> str:
-    what = "one person, with all of its rows" if run.of_persons else "one record, a row of a silo's file"
-    return what if not run.about.get("user_level") else "one record; budgets were given for a whole silo"
+    what = (
+        "one person, with all of its rows"
+        if run.of_persons
+        else "one record, a row of a silo's file"
+    )
+    return (
+        what
+        if not run.about.get("user_level")
+        else "one record; budgets were given for a whole silo"
+    )
 
 
 def _mu(s: Silo) -> float | None:
@@ -137,4 +208,6 @@ def _mu(s: Silo) -> float | None:
 
 
 def _tuned(run: Run) -> bool:
-    return any((place / "tune.json").exists() for place in (run.folder, Path(run.folder).resolve().parent))
+    return any(
+        (place / "tune.json").exists() for place in (run.folder, Path(run.folder).resolve().parent)
+    )

@@ -1,4 +1,6 @@
-"""What of a run could be checked on this machine, in words beside its title: its evidence, and whatever else the caller could check."""
+"""What of a run could be checked on this machine, in words beside its title: its evidence, and
+whatever else the caller could check.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,21 @@ from silodp.core.errors import BadInput
 from silodp.pages import evidence, runs
 from silodp.pages.markup import Markup, join, sentence, tag
 
-VERIFIED, PARTLY, DIFFERS, NOT_HERE = "verified", "verified in part", "does not match", "not checked here"
+VERIFIED, PARTLY, DIFFERS, NOT_HERE = (
+    "verified",
+    "verified in part",
+    "does not match",
+    "not checked here",
+)
 STATES = {VERIFIED: "finished", PARTLY: "finished", DIFFERS: "refused", NOT_HERE: "soft"}
 """What a badge says, and the class that colours it."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One thing that was looked at: what came of it (one of `STATES`), and in words what was looked at or, where nothing could be, how to."""
+    """One thing that was looked at: what came of it (one of `STATES`), and in words what was looked
+    at or, where nothing could be, how to.
+    """
 
     state: str
     words: str
@@ -25,7 +34,12 @@ class Checked:
     """Of evidence that was verified: where it lies."""
 
     def badge(self) -> Markup:
-        return tag("p", tag("span", self.state, class_=f"state {STATES[self.state]}"), sentence(f" {self.words}"), class_="small badge")
+        return tag(
+            "p",
+            tag("span", self.state, class_=f"state {STATES[self.state]}"),
+            sentence(f" {self.words}"),
+            class_="small badge",
+        )
 
 
 Check = Callable[[runs.Run], Sequence[Checked]]
@@ -50,7 +64,9 @@ def archive_in(found: Sequence[Checked]) -> Path | None:
 
 
 def _evident(run: runs.Run) -> list[Checked]:
-    """The archive of `silodp evidence` beside the run, by its name; one where the command was started counts if it is of this very folder."""
+    """The archive of `silodp evidence` beside the run, by its name; one where the command was
+    started counts if it is of this very folder.
+    """
     folder = run.folder.resolve()
     beside, here = (place / f"{folder.name}-evidence.zip" for place in (folder.parent, Path.cwd()))
     for path in dict.fromkeys((beside, here)):
@@ -69,7 +85,16 @@ def _compared(path: Path, run: runs.Run) -> Checked:
         return Checked(DIFFERS, f"The evidence {path.name} {why}.")
     if found.about.get("fingerprint") != runs.fingerprint(run.folder):
         made = f"made {found.about.get('made', 'at some time')}"
-        return Checked(DIFFERS, f"The evidence {path.name}, {made}, is not of this folder as it is now; `silodp evidence` makes another.")
+        return Checked(
+            DIFFERS,
+            (
+                f"The evidence {path.name}, {made}, is not of this folder as it is now; "
+                "`silodp evidence` makes another."
+            ),
+        )
     key = f"Its key is {found.key[:16]}…: whose that is has to be known by another way."
-    words = f"Every byte of the evidence {path.name} is as it was signed, and it is of this folder as it is now. {key}"
+    words = (
+        f"Every byte of the evidence {path.name} is as it was signed, and it is of this folder "
+        f"as it is now. {key}"
+    )
     return Checked(VERIFIED, words, path)

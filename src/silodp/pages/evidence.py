@@ -1,8 +1,10 @@
-"""`silodp evidence`: one signed archive about a run, for whoever must believe it without this machine.
+"""`silodp evidence`: one signed archive about a run, for whoever must believe it without this
+machine.
 
-The archive is a zip file whose bytes follow from its content: members in order, stored, with fixed times. `manifest.json` lists every other
-member's SHA-256, and `manifest.sig` is an Ed25519 signature of the manifest. Opening packs the content again and compares all bytes, so that
-no byte can be changed unnoticed, those that no reader of zip files looks at among them.
+The archive is a zip file whose bytes follow from its content: members in order, stored, with fixed
+times. `manifest.json` lists every other member's SHA-256, and `manifest.sig` is an Ed25519
+signature of the manifest. Opening packs the content again and compares all bytes, so that no byte
+can be changed unnoticed, those that no reader of zip files looks at among them.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Evidence:
     """What an archive holds, once its signature and every hash have been found right."""
 
     key: str
-    """The public key that signed it, in hex: whose it is, is for the reader to find out by another way."""
+    """The public key that signed it, in hex: whose it is, is for the reader to find out by another
+    way.
+    """
     about: dict[str, Any]
     files: dict[str, bytes]
 
@@ -41,37 +45,56 @@ def pack(files: Mapping[str, bytes], about: Mapping[str, Any], key: Ed25519Priva
         "format": 1,
         **about,
         "key": key.public_key().public_bytes_raw().hex(),
-        "files": {name: {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)} for name, raw in sorted(files.items())},
+        "files": {
+            name: {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
+            for name, raw in sorted(files.items())
+        },
     }
     raw = (json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
     return _zipped({**files, MANIFEST: raw, SIGNATURE: key.sign(LABEL + raw).hex().encode()})
 
 
 def verify(raw: bytes, key: str | None = None) -> Evidence:
-    """What the archive holds; BadInput says what is wrong with one that is not exactly as it was signed, or not by `key`."""
+    """What the archive holds; BadInput says what is wrong with one that is not exactly as it was
+    signed, or not by `key`.
+    """
     from silodp.core.protocol.signature import signed_by
 
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             if sum(member.file_size for member in archive.infolist()) > LIMIT:
-                raise BadInput(f"the archive would unpack to more than {LIMIT} bytes; it is none of `silodp evidence`")
+                raise BadInput(
+                    f"the archive would unpack to more than {LIMIT} bytes; it is none of "
+                    "`silodp evidence`"
+                )
             members = {member.filename: archive.read(member) for member in archive.infolist()}
         manifest, signature = members[MANIFEST], bytes.fromhex(members[SIGNATURE].decode("ascii"))
         about = json.loads(manifest)
         files, signer = dict(about.pop("files")), str(about.pop("key"))
         if not signed_by(bytes.fromhex(signer), signature, LABEL + manifest):
-            raise BadInput("the manifest is not what was signed: the archive has been changed, and nothing in it can be believed")
+            raise BadInput(
+                "the manifest is not what was signed: the archive has been changed, and "
+                "nothing in it can be believed"
+            )
     except BadInput:
         raise
     except Exception:
-        raise BadInput("this is no archive of `silodp evidence`, or a damaged one; ask for it again") from None
+        raise BadInput(
+            "this is no archive of `silodp evidence`, or a damaged one; ask for it again"
+        ) from None
     if about.get("format") != 1:
-        raise BadInput(f"the archive has format {about.get('format')!r}, and this silodp reads format 1; use a later one")
+        raise BadInput(
+            f"the archive has format {about.get('format')!r}, and this silodp reads format "
+            "1; use a later one"
+        )
     if key is not None and signer != key.lower():
         raise BadInput(f"the archive is signed by {signer}, not by the key that you expect")
     held = {name: content for name, content in members.items() if name not in (MANIFEST, SIGNATURE)}
     if held.keys() != files.keys():
-        raise BadInput(f"the archive does not hold the files of its manifest: {', '.join(sorted(held.keys() ^ files.keys()))}")
+        raise BadInput(
+            "the archive does not hold the files of its manifest: "
+            f"{', '.join(sorted(held.keys() ^ files.keys()))}"
+        )
     for name, content in held.items():
         if hashlib.sha256(content).hexdigest() != files[name]["sha256"]:
             raise BadInput(f"{name} is not what was signed: the archive has been changed")

@@ -1,4 +1,6 @@
-"""A run's curves for TensorBoard or MLflow: the lines of progress.jsonl under the names that those tools show."""
+"""A run's curves for TensorBoard or MLflow: the lines of progress.jsonl under the names that those
+tools show.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +13,43 @@ from silodp.pages.runs import Run, noise_share
 
 
 def scalars(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
-    """(step, name: value): questions of a training run; for a comparison its points, at 1000 x epsilon."""
+    """(step, name: value): questions of a training run; for a comparison its points, at 1000 x
+    epsilon.
+    """
     for r in run.rounds:
         found = {f"budget/{name}": float(share) for name, share in r["used"].items()}
         if r.get("norm"):
-            found |= {"release/norm": r["norm"], "release/noise": r["noise"], "release/noise_share": noise_share(r)}
+            found |= {
+                "release/norm": r["norm"],
+                "release/noise": r["noise"],
+                "release/noise_share": noise_share(r),
+            }
         yield r["question"], found
     for r in run.rows:
         if r["epsilon"]:
             yield (
                 round(1000 * r["epsilon"]),
-                {f"test_error/{r['curve']}": r["test_error"], f"spent_epsilon/{r['curve']}": r["spent_epsilon"]},
+                {
+                    f"test_error/{r['curve']}": r["test_error"],
+                    f"spent_epsilon/{r['curve']}": r["spent_epsilon"],
+                },
             )
 
 
 def parameters(run: Run) -> dict[str, str]:
     """Settings, as text."""
-    return {k: str(v) for k, v in run.about.items() if isinstance(v, str | int | float)} | {"kind": run.kind}
+    return {k: str(v) for k, v in run.about.items() if isinstance(v, str | int | float)} | {
+        "kind": run.kind
+    }
 
 
 def to_tensorboard(run: Run, folder: Path) -> None:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise BadInput("--tensorboard needs the package tensorboard; install silodp[tensorboard]") from None
+        raise BadInput(
+            "--tensorboard needs the package tensorboard; install silodp[tensorboard]"
+        ) from None
     with SummaryWriter(str(folder)) as writer:
         writer.add_text("settings", "\n".join(f"    {k}: {v}" for k, v in parameters(run).items()))
         for step, found in scalars(run):
@@ -43,11 +58,15 @@ def to_tensorboard(run: Run, folder: Path) -> None:
 
 
 def to_mlflow(run: Run, folder: Path) -> None:
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions ask, before they write to a folder
+    os.environ.setdefault(
+        "MLFLOW_ALLOW_FILE_STORE", "true"
+    )  # newer versions ask, before they write to a folder
     try:
         import mlflow  # type: ignore[import-not-found]
     except ImportError:
-        raise BadInput("--mlflow needs the package mlflow (or mlflow-skinny); install silodp[mlflow]") from None
+        raise BadInput(
+            "--mlflow needs the package mlflow (or mlflow-skinny); install silodp[mlflow]"
+        ) from None
     client = mlflow.MlflowClient(tracking_uri=folder.resolve().as_uri())
     known = client.get_experiment_by_name("silodp")
     experiment = known.experiment_id if known else client.create_experiment("silodp")

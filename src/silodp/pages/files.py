@@ -1,4 +1,6 @@
-"""Files of a run folder that somebody may be writing, or have put there: only plain ones are opened, and half a line is not there yet."""
+"""Files of a run folder that somebody may be writing, or have put there: only plain ones are
+opened, and half a line is not there yet.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from silodp.host.portable import AT_ONCE, NO_LINK, OWN, lock
 
 
 def opened(path: Path) -> io.BufferedReader:
-    """A plain file, for reading; OSError if anything else lies there, such as a link, or a pipe that would keep the reader waiting."""
+    """A plain file, for reading; OSError if anything else lies there, such as a link, or a pipe
+    that would keep the reader waiting.
+    """
     handle = os.open(path, os.O_RDONLY | NO_LINK | AT_ONCE | OWN)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -49,9 +53,15 @@ def progress(lines: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
 
 
 def ahead(lines: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-    """What silos will have spent once a question is charged that has no answer yet: a line as of `progress`, or none."""
+    """What silos will have spent once a question is charged that has no answer yet: a line as of
+    `progress`, or none.
+    """
     last = (lines or ({},))[-1]
-    return ({"question": int(last["asking"]), "kind": "unanswered", "dropped": {}} | last,) if "asking" in last else ()
+    return (
+        ({"question": int(last["asking"]), "kind": "unanswered", "dropped": {}} | last,)
+        if "asking" in last
+        else ()
+    )
 
 
 def lines_in(path: Path) -> tuple[dict[str, Any], ...]:

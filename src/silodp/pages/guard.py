@@ -1,7 +1,9 @@
-"""What stands before every page of `silodp ui`: only this machine's own browser gets in, and a page can load nothing from elsewhere.
+"""What stands before every page of `silodp ui`: only this machine's own browser gets in, and a page
+can load nothing from elsewhere.
 
-A site that the user visits may make the browser send requests here. It can neither read a reply (another name than this machine's in the
-Host header is turned away, so a name that was pointed here does not help) nor post a form (the Origin header must be this page's own).
+A site that the user visits may make the browser send requests here. It can neither read a reply
+(another name than this machine's in the Host header is turned away, so a name that was pointed here
+does not help) nor post a form (the Origin header must be this page's own).
 """
 
 from __future__ import annotations
@@ -13,21 +15,39 @@ from silodp.pages.markup import hashed
 from silodp.pages.style import STYLE
 
 POLICY = "; ".join(
-    ("default-src 'none'", f"style-src {hashed(STYLE)}", "script-src 'self'", "connect-src 'self'", "img-src 'self'", "form-action 'self'",
-     "base-uri 'none'", "frame-ancestors 'none'")
-)  # fmt: skip
+    (
+        "default-src 'none'",
+        f"style-src {hashed(STYLE)}",
+        "script-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
 HEADERS = {
-    b"content-security-policy": POLICY.encode(), b"x-content-type-options": b"nosniff", b"referrer-policy": b"same-origin",
-    b"cross-origin-opener-policy": b"same-origin", b"cross-origin-resource-policy": b"same-origin", b"x-frame-options": b"DENY",
-    b"cache-control": b"no-store", b"permissions-policy": b"camera=(), microphone=(), geolocation=()",
-}  # fmt: skip
+    b"content-security-policy": POLICY.encode(),
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"x-frame-options": b"DENY",
+    b"cache-control": b"no-store",
+    b"permissions-policy": b"camera=(), microphone=(), geolocation=()",
+}
 
 
 class Guard:
-    """Passes on what was asked of this machine under its own name, and from its own pages if it changes anything."""
+    """Passes on what was asked of this machine under its own name, and from its own pages if it
+    changes anything.
+    """
 
     def __init__(self, app: ASGIApp, *, port: int) -> None:
-        self._app, self._hosts = app, {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        self._app, self._hosts = (
+            app,
+            {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")},
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,7 +66,10 @@ class Guard:
         given = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         headers = dict(given)
         if [name for name, _ in given].count(b"host") != 1 or headers[b"host"] not in self._hosts:
-            return "This page answers to this machine's own name only: use 127.0.0.1 or localhost.\n", 421
+            return (
+                "This page answers to this machine's own name only: use 127.0.0.1 or localhost.\n",
+                421,
+            )
         if scope["method"] in ("GET", "HEAD"):
             return None
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site", "same-origin")

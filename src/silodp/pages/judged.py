@@ -1,4 +1,6 @@
-"""How good a model is, as pages show it: a plain verdict first, then figures with intervals, by silo, by predicted risk, and beside other models."""
+"""How good a model is, as pages show it: a plain verdict first, then figures with intervals, by
+silo, by predicted risk, and beside other models.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,33 @@ BASES = {
 
 
 def row_of(run: Run, basis: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
-    """On which records the model was judged last, and how: the silos' own held-out ones before a simulation's test records."""
-    found = {"held-out": run.scored[-1]["scores"][0] if run.scored else None, "test": run.summary.get("test")}
+    """On which records the model was judged last, and how: the silos' own held-out ones before a
+    simulation's test records.
+    """
+    found = {
+        "held-out": run.scored[-1]["scores"][0] if run.scored else None,
+        "test": run.summary.get("test"),
+    }
     return next(((name, row) for name, row in found.items() if row and basis in (None, name)), None)
 
 
 def grouped(run: Run) -> list[Mapping[str, Any]]:
     """What was found of groups of records: of each column that somebody asked by, the last."""
-    return list({found["by"]: found for evaluation in run.evaluations if (found := evaluation.get("groups"))}.values())
+    return list(
+        {
+            found["by"]: found
+            for evaluation in run.evaluations
+            if (found := evaluation.get("groups"))
+        }.values()
+    )
 
 
 def refused(run: Run) -> str:
     """Why there is no score of all records where there are groups alone."""
-    return f"There is no score of all records: {run.evaluations[-1].get('refused', 'the gates refused it')}."
+    return (
+        "There is no score of all records: "
+        f"{run.evaluations[-1].get('refused', 'the gates refused it')}."
+    )
 
 
 def headline(run: Run) -> list[tuple[str, str]]:
@@ -44,7 +60,12 @@ def headline(run: Run) -> list[tuple[str, str]]:
     for name in (BALANCED, AUC):
         if name in row["figures"]:
             value, _, interval = quality.short(row, name).partition(" (")
-            pairs.append((f"{quality.NAMES[name]}{f', {interval[:-1]}' if interval else ''} ({where})", value if interval else TOO_NOISY))
+            pairs.append(
+                (
+                    f"{quality.NAMES[name]}{f', {interval[:-1]}' if interval else ''} ({where})",
+                    value if interval else TOO_NOISY,
+                )
+            )
     return pairs
 
 
@@ -52,19 +73,42 @@ def judged(run: Run) -> list[Markup]:
     """What is known of the model's quality, as one section; nothing of a comparison."""
     if not (found := row_of(run)):
         if run.evaluations:
-            return [section("judged", "How good the model is", tag("p", refused(run)), *_by_groups(run))]
-        none = "Nobody has asked held-out records yet, so this page says what the model cost and not what it is worth. "
+            return [
+                section("judged", "How good the model is", tag("p", refused(run)), *_by_groups(run))
+            ]
+        none = (
+            "Nobody has asked held-out records yet, so this page says what the model cost and "
+            "not what it is worth. "
+        )
         command = "federation evaluate" if run.kind == "federation" else "evaluate"
-        return [section("judged", "How good the model is", tag("p", none, tag("code", f"silodp {command}"), " asks them, for a price."))]
+        return [
+            section(
+                "judged",
+                "How good the model is",
+                tag("p", none, tag("code", f"silodp {command}"), " asks them, for a price."),
+            )
+        ]
     basis, row = found
     scores = run.scored[-1]["scores"] if basis == "held-out" else [row]
-    which = f", the last of {len(run.scored)} evaluations" if basis == "held-out" and len(run.scored) > 1 else ""
+    which = (
+        f", the last of {len(run.scored)} evaluations"
+        if basis == "held-out" and len(run.scored) > 1
+        else ""
+    )
     parts = [tag("p", words, class_="lead") if (words := quality.verdict(row)) else ""]
     rows = [(name.replace("auc", "AUC"), *quality.cells(row, name)) for name in row["figures"]]
     parts.append(
-        table(f"{row['held_out']} {BASES[basis]}{which}", ("figure", "value", "95 %", "noise", "sampling"), rows, numbers=(1, 2, 3, 4))
+        table(
+            f"{row['held_out']} {BASES[basis]}{which}",
+            ("figure", "value", "95 %", "noise", "sampling"),
+            rows,
+            numbers=(1, 2, 3, 4),
+        )
     )
-    note = "95 % is the interval by noise and sampling together: noise is what protects records, sampling that there are only so many."
+    note = (
+        "95 % is the interval by noise and sampling together: noise is what protects records, "
+        "sampling that there are only so many."
+    )
     parts.append(tag("p", note, class_="soft small"))
     parts += _reliability(row)
     if len(scores) > 2:
@@ -92,37 +136,72 @@ def _reliability(row: Mapping[str, Any]) -> list[Markup]:
     middle = [((b["risk_low"] + b["risk_high"]) / 2, b) for b in bins]
     drawn = chart(
         "Do the risks come true?",
-        "Predicted risk against the observed share; on the dashed line they are the same. The band is the 95 % interval, noise included.",
+        (
+            "Predicted risk against the observed share; on the dashed line they are the same. "
+            "The band is the 95 % interval, noise included."
+        ),
         [
-            Series("observed", [(m, b["observed"]) for m, b in middle], 0, dots=True, band=[(b["low"], b["high"]) for _, b in middle]),
+            Series(
+                "observed",
+                [(m, b["observed"]) for m, b in middle],
+                0,
+                dots=True,
+                band=[(b["low"], b["high"]) for _, b in middle],
+            ),
             Series("as predicted", [(0.0, 0.0), (1.0, 1.0)], 1, "dash"),
         ],
-        across="predicted risk", up="observed share", percent=True, top=1.0, shape="square",
-    )  # fmt: skip
+        across="predicted risk",
+        up="observed share",
+        percent=True,
+        top=1.0,
+        shape="square",
+    )
     columns = ("predicted risk", "observed share", "95 %", "records")
     return [drawn, table("Predicted risk and observed share", columns, rows, numbers=(1, 2, 3))]
 
 
-# --- several models -----------------------------------------------------------------------------------------------------------------
+# --- several models ------------------------------------------------------------------------------
 
 
 def ranked(named: Sequence[tuple[str, Run]]) -> list[Markup]:
-    """The runs that were judged on the same records, from the best to the worst, with a sentence that says why; or why there is no order."""
+    """The runs that were judged on the same records, from the best to the worst, with a sentence
+    that says why; or why there is no order.
+    """
     trained = [(name, run) for name, run in named if run.kind != "compare"]
     if len(trained) < 2:
         return []
     for basis in BASES:
         rows = {name: found[1] for name, run in trained if (found := row_of(run, basis))}
         if len(rows) == len(trained):
-            return [section("ranking", "Which is better", *_order(rows, basis, {name: _where(run, basis) for name, run in trained}))]
+            return [
+                section(
+                    "ranking",
+                    "Which is better",
+                    *_order(rows, basis, {name: _where(run, basis) for name, run in trained}),
+                )
+            ]
     without = [name for name, run in trained if not row_of(run)]
-    why = f"{', '.join(without)}: nobody has asked held-out records" if without else "they were not judged on records of one kind"
+    why = (
+        f"{', '.join(without)}: nobody has asked held-out records"
+        if without
+        else "they were not judged on records of one kind"
+    )
     return [section("ranking", "Which is better", tag("p", f"They are not ranked: {why}."))]
 
 
-def _order(rows: Mapping[str, Mapping[str, Any]], basis: str, where: Mapping[str, object]) -> list[Markup]:
+def _order(
+    rows: Mapping[str, Mapping[str, Any]], basis: str, where: Mapping[str, object]
+) -> list[Markup]:
     if len(set(where.values())) > 1:
-        return [tag("p", "They are not ranked: they were not judged on the same records (other silos, numbers or classes).")]
+        return [
+            tag(
+                "p",
+                (
+                    "They are not ranked: they were not judged on the same records (other "
+                    "silos, numbers or classes)."
+                ),
+            )
+        ]
     standings, why = quality.ranking(rows)
     if not standings:
         return [tag("p", why)]
@@ -132,15 +211,27 @@ def _order(rows: Mapping[str, Mapping[str, Any]], basis: str, where: Mapping[str
         place = f"{s.place}{' (tied)' if s.tied else ''}"
         error = f"{1 - accuracy['value']:.1%}" if accuracy else "-"
         lines.append(
-            (place, tag("a", s.name, href=f"/run/{quote(s.name)}"), *(quality.short(s.row, name) for name in (AUC, BALANCED)), error)
+            (
+                place,
+                tag("a", s.name, href=f"/run/{quote(s.name)}"),
+                *(quality.short(s.row, name) for name in (AUC, BALANCED)),
+                error,
+            )
         )
     columns = ("place", "run", "AUC", "balanced accuracy", "raw error")
-    return [tag("p", why, class_="lead"), table(f"Judged on {BASES[basis]}", columns, lines, numbers=(2, 3, 4))]
+    return [
+        tag("p", why, class_="lead"),
+        table(f"Judged on {BASES[basis]}", columns, lines, numbers=(2, 3, 4)),
+    ]
 
 
 def _where(run: Run, basis: str) -> object:
-    """What must be the same for two evaluations to be comparable: the public facts of the records that they were of."""
+    """What must be the same for two evaluations to be comparable: the public facts of the records
+    that they were of.
+    """
     if basis == "test":
         row = run.summary["test"]
         return run.about.get("data"), row["held_out"], row.get("classes")
-    return tuple((row["name"], row["held_out"], row.get("classes")) for row in run.scored[-1]["scores"])
+    return tuple(
+        (row["name"], row["held_out"], row.get("classes")) for row in run.scored[-1]["scores"]
+    )

@@ -1,4 +1,6 @@
-"""The report of one run: a page that stands alone, to be read, printed and signed. Its parts are also what `silodp ui` shows."""
+"""The report of one run: a page that stands alone, to be read, printed and signed. Its parts are
+also what `silodp ui` shows.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,18 @@ from silodp.pages.budgets import budgets
 from silodp.pages.charts import Series, chart
 from silodp.pages.checked import Checked, badges
 from silodp.pages.judged import headline, judged
-from silodp.pages.markup import Markup, counts, document, facts, folded, section, sentence, table, tag, text
+from silodp.pages.markup import (
+    Markup,
+    counts,
+    document,
+    facts,
+    folded,
+    section,
+    sentence,
+    table,
+    tag,
+    text,
+)
 from silodp.pages.runs import Run, fingerprint, noise_share, readable
 from silodp.pages.shapes import shapes
 from silodp.pages.trade_off import trade_off
@@ -27,23 +40,51 @@ KINDS = {
     "compare": "comparison (simulation)",
 }
 WORDS = {
-    "spider": "SPIDER", "mb-sgd": "MB-SGD", "local-sgd": "Local SGD", "diff2": "DIFF2", "scaffold": "DP-SCAFFOLD", "disk": "DiSK",
-    "diff2-local": "DIFF2 with local steps", "accelerated": "Accelerated MB-SGD", "localized": "Localized MB-SGD",
-    "momentum": "MB-SGD with momentum", "adam": "MB-SGD with Adam", "balanced": "MB-SGD, half of the silos in turn",
-}  # fmt: skip
+    "spider": "SPIDER",
+    "mb-sgd": "MB-SGD",
+    "local-sgd": "Local SGD",
+    "diff2": "DIFF2",
+    "scaffold": "DP-SCAFFOLD",
+    "disk": "DiSK",
+    "diff2-local": "DIFF2 with local steps",
+    "accelerated": "Accelerated MB-SGD",
+    "localized": "Localized MB-SGD",
+    "momentum": "MB-SGD with momentum",
+    "adam": "MB-SGD with Adam",
+    "balanced": "MB-SGD, half of the silos in turn",
+}
 TAKEN = {
-    "phase": ("spider", "diff2", "diff2-local"), "slope": ("spider", "spider-alternate", "diff2", "diff2-local", "prox-svrg", "prox-pl-svrg"),
-    "local_steps": ("local-sgd", "scaffold", "diff2-local"), "inner": ("prox-svrg", "prox-pl-svrg"), "restarts": ("prox-pl-svrg", "accelerated"),
-    "momentum": ("momentum", "adam"), "kappa": ("disk",),
-}  # fmt: skip
+    "phase": ("spider", "diff2", "diff2-local"),
+    "slope": ("spider", "spider-alternate", "diff2", "diff2-local", "prox-svrg", "prox-pl-svrg"),
+    "local_steps": ("local-sgd", "scaffold", "diff2-local"),
+    "inner": ("prox-svrg", "prox-pl-svrg"),
+    "restarts": ("prox-pl-svrg", "accelerated"),
+    "momentum": ("momentum", "adam"),
+    "kappa": ("disk",),
+}
 """Which algorithms take a setting of an order over a network."""
-MUCH = "Training goes on all the same: noise points another way in each question and averages out over them, while what the records say adds up."
+MUCH = (
+    "Training goes on all the same: noise points another way in each question and averages out "
+    "over them, while what the records say adds up."
+)
 LITTLE = "The records speak louder than the noise in most questions."
-COLOURS = {"spider": 0, "spider-diff": 5, "mb-sgd": 1, "local-sgd": 3, "diff2": 2, "scaffold": 4, "disk": 6}
+COLOURS = {
+    "spider": 0,
+    "spider-diff": 5,
+    "mb-sgd": 1,
+    "local-sgd": 3,
+    "diff2": 2,
+    "scaffold": 4,
+    "disk": 6,
+}
 
 
-def report(run: Run, audit: Sequence[dict[str, Any]] = (), *, checks: Sequence[Checked] = ()) -> str:
-    """The whole page as text; it asks for nothing from anywhere. `checks` are what was verified as it was made."""
+def report(
+    run: Run, audit: Sequence[dict[str, Any]] = (), *, checks: Sequence[Checked] = ()
+) -> str:
+    """The whole page as text; it asks for nothing from anywhere. `checks` are what was verified as
+    it was made.
+    """
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     with readable(run.folder):
         main = tag("main", head(run, checks), *body(run, audit), signature(run, when), id="main")
@@ -54,12 +95,22 @@ def title(run: Run) -> str:
     data = run.about.get("data") or run.about.get("dataset")
     if run.kind == "compare":
         return f"What privacy costs on {data}"
-    return f"{WORDS.get(run.algorithm, run.algorithm)} {f'on {data}' if data else f'over {_some(run.silos)}'}"
+    return (
+        f"{WORDS.get(run.algorithm, run.algorithm)} "
+        f"{f'on {data}' if data else f'over {_some(run.silos)}'}"
+    )
 
 
 def head(run: Run, checks: Sequence[Checked] = ()) -> Markup:
     over = tag("p", f"silodp · {KINDS[run.kind]}", class_="over")
-    return tag("header", over, tag("h1", title(run)), tag("p", sentence(lead(run)), class_="lead"), badges(checks), figures(run))
+    return tag(
+        "header",
+        over,
+        tag("h1", title(run)),
+        tag("p", sentence(lead(run)), class_="lead"),
+        badges(checks),
+        figures(run),
+    )
 
 
 def lead(run: Run) -> str:
@@ -67,50 +118,99 @@ def lead(run: Run) -> str:
     if run.kind == "compare":
         n = sum(s["records"] for s in run.about.get("silos", ()))
         data = f" {n} training records in {_some(run.about['silos'])}," if n else ""
-        return f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random splits, {run.about.get('rounds')} rounds. {run.said}"
+        return (
+            f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random "
+            f"splits, {run.about.get('rounds')} rounds. {run.said}"
+        )
     most, delta = (max((s.together[i] for s in run.silos), default=0.0) for i in (0, 1))
     done = f"{run.done} of {run.total} rounds"
     covered, beside = "in training and its evaluations", ""
     if run.kind == "federation":
         evaluated = any(s.evaluated for s in run.silos)
         covered = "in this training run" + " and its evaluations" * evaluated
-        beside = f" {'Profiles' if evaluated else 'Evaluations, profiles'} and other runs over the same silos are not in it: each silo's ledger adds them."
+        beside = (
+            f" {'Profiles' if evaluated else 'Evaluations, profiles'} and other runs over the "
+            "same silos are not in it: each silo's ledger adds them."
+        )
     early = "" if run.state == "finished" else f" {EARLY}"
-    return f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is ({shown(most)}, {rounded_up(delta)})‑differentially private for each of its {'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.rule == 'totals' else ''}{run.provided}.{beside} {run.said}{early}"
+    return (
+        f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is "
+        f"({shown(most)}, {rounded_up(delta)})‑differentially private for each of its "
+        f"{'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.rule == 'totals' else ''}{run.provided}.{beside} "  # noqa: E501
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        ""
+        f"{run.said}{early}"
+    )
 
 
 def figures(run: Run) -> Markup:
     """The numbers that one looks for first."""
     pairs: list[tuple[str, str]] = []
     if run.kind == "compare":
-        best = min((r for r in run.rows if r["epsilon"] and not r["curve"].endswith("-paper")), key=lambda r: r["test_error"], default=None)
-        pairs = [("batches of runs", f"{run.done} of {run.total}"), ("random splits", f"{run.about.get('trials')}")]
+        best = min(
+            (r for r in run.rows if r["epsilon"] and not r["curve"].endswith("-paper")),
+            key=lambda r: r["test_error"],
+            default=None,
+        )
+        pairs = [
+            ("batches of runs", f"{run.done} of {run.total}"),
+            ("random splits", f"{run.about.get('trials')}"),
+        ]
         if best:
-            pairs.append((f"lowest private test error ({curve_name(best['curve'])}, ε = {best['epsilon']:g})", f"{best['test_error']:.1%}"))
+            pairs.append(
+                (
+                    (
+                        f"lowest private test error ({curve_name(best['curve'])}, ε = "
+                        f"{best['epsilon']:g})"
+                    ),
+                    f"{best['test_error']:.1%}",
+                )
+            )
     else:
         shares = [share for _, share in run.noise_shares]
         most = max(run.silos, key=lambda s: s.spent, default=None)
         asked = ("questions", f"{run.questions}"), ("answers of silos", f"{run.answers}")
         pairs = [*headline(run), ("rounds", f"{run.done} of {run.total}"), *asked]
         if most:
-            pairs.append((f"ε spent{' in training' if most.evaluated else ''}, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
+            pairs.append(
+                (
+                    (
+                        f"ε spent{' in training' if most.evaluated else ''}, of "
+                        f"{rounded_up(most.epsilon, 6)}"
+                    ),
+                    shown(most.spent),
+                )
+            )
         if most and most.evaluated:
             pairs.append(("ε with evaluations", shown(max(s.together[0] for s in run.silos))))
         if shares:
             pairs.append(("of a release is noise (median)", f"{median(shares):.0%}"))
         for name, form in (("test_error", ".1%"), ("test_loss", ".4g")):
             if name in run.summary:
-                pairs.append((f"{name.replace('_', ' ')} (not private)", format(run.summary[name], form)))
+                pairs.append(
+                    (f"{name.replace('_', ' ')} (not private)", format(run.summary[name], form))
+                )
     return counts(pairs)
 
 
 def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
     compared = run.kind == "compare"
-    parts = [what(run), errors(run)] if compared else [*judged(run), what(run), *shapes(run), curve(run), budgets(run)]
+    parts = (
+        [what(run), errors(run)]
+        if compared
+        else [*judged(run), what(run), *shapes(run), curve(run), budgets(run)]
+    )
     return [*parts, trade_off(run, audit), not_protected(run)]
 
 
-# --- 1: what was trained ----------------------------------------------------------------------------------------------------------
+# --- 1: what was trained -------------------------------------------------------------------------
 
 
 def what(run: Run) -> Markup:
@@ -119,9 +219,18 @@ def what(run: Run) -> Markup:
     shape = " × ".join(map(str, shape)) if isinstance(shape, list) else shape
     settings = {k: v for k, v in (about.get("settings") or {}).items() if k != "rounds"}
     if run.kind == "federation":
-        settings = {k: about[k] for k, algorithms in TAKEN.items() if run.algorithm in algorithms and k in about}
+        settings = {
+            k: about[k]
+            for k, algorithms in TAKEN.items()
+            if run.algorithm in algorithms and k in about
+        }
     pairs = [
-        ("Data", about.get("data") or about.get("dataset") or ("the silos' own files" if run.kind == "train" else "at the silos")),
+        (
+            "Data",
+            about.get("data")
+            or about.get("dataset")
+            or ("the silos' own files" if run.kind == "train" else "at the silos"),
+        ),
         ("Study", about.get("study")),
         ("What is protected", run.unit),
         ("Features", shape),
@@ -132,24 +241,49 @@ def what(run: Run) -> Markup:
         (
             "Algorithm",
             about.get("algorithm")
-            or ", ".join(dict.fromkeys(curve_name(m.removesuffix("-paper").removesuffix("-open")) for m in about.get("methods", ()))),
+            or ", ".join(
+                dict.fromkeys(
+                    curve_name(m.removesuffix("-paper").removesuffix("-open"))
+                    for m in about.get("methods", ())
+                )
+            ),
         ),
         ("Rounds", about.get("rounds")),
         ("Step", _number(about.get("step"))),
         ("Clip", _number(about.get("clip"))),
-        ("Batches", str(about.get("sampling") or "every record").replace("FullBatch()", "every record").replace("full", "every record")),
+        (
+            "Batches",
+            str(about.get("sampling") or "every record")
+            .replace("FullBatch()", "every record")
+            .replace("full", "every record"),
+        ),
         ("Who answers", about.get("participation")),
         ("Accounting rule", about.get("rule")),
         ("Feature scaling", about.get("scale")),
-        ("Seed", about.get("seed") if about.get("seed") is not None else "from the operating system" if run.kind == "train" else None),
+        (
+            "Seed",
+            about.get("seed")
+            if about.get("seed") is not None
+            else "from the operating system"
+            if run.kind == "train"
+            else None,
+        ),
         *((k.replace("_", " ").capitalize(), _number(v)) for k, v in settings.items()),
         *times(run),
     ]
-    rows = [(s.name, s.records or "?", rounded_up(s.epsilon, 6), rounded_up(s.delta)) for s in run.silos]
+    rows = [
+        (s.name, s.records or "?", rounded_up(s.epsilon, 6), rounded_up(s.delta)) for s in run.silos
+    ]
     rows = rows or [(s.get("name"), s.get("records") or "?") for s in about.get("silos", ())]
-    caption, listed, ran = "The silos, and the budget of each for this run" if run.silos else "The silos", "", ""
+    caption, listed, ran = (
+        "The silos, and the budget of each for this run" if run.silos else "The silos",
+        "",
+        "",
+    )
     if rows:
-        listed = table(caption, ("silo", "records", "ε", "δ")[: len(rows[0])], rows, numbers=(1, 2, 3))
+        listed = table(
+            caption, ("silo", "records", "ε", "δ")[: len(rows[0])], rows, numbers=(1, 2, 3)
+        )
     if noise := run.environment.get("noise"):
         versions = "silodp {silodp}, torch {torch}, Python {python}".format(**run.environment)
         ran = tag("p", f"{versions}. Noise: {noise}.", class_="soft small")
@@ -157,22 +291,35 @@ def what(run: Run) -> Markup:
 
 
 def times(run: Run) -> list[tuple[str, str]]:
-    """When the first question was answered, how long it took from there to the last and, while it runs, how long it will still take."""
+    """When the first question was answered, how long it took from there to the last and, while it
+    runs, how long it will still take.
+    """
     moments = [datetime.fromisoformat(str(r["time"])) for r in run.rounds if r.get("time")]
     if not moments:
         return []
     seconds = max(0.0, (max(moments) - min(moments)).total_seconds())
-    found = [("First answer", f"{min(moments):%Y-%m-%d %H:%M} UTC"), ("From first to last", _length(seconds))]
+    found = [
+        ("First answer", f"{min(moments):%Y-%m-%d %H:%M} UTC"),
+        ("From first to last", _length(seconds)),
+    ]
     if run.state == "running" and 1 < run.done < run.total:
-        found.append(("Time left, at this pace", _length(seconds * (run.total - run.done) / (run.done - 1))))
+        found.append(
+            ("Time left, at this pace", _length(seconds * (run.total - run.done) / (run.done - 1)))
+        )
     return found
 
 
 def _length(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
-# --- 2: error by epsilon, or the training curve -----------------------------------------------------------------------------------
+# --- 2: error by epsilon, or the training curve --------------------------------------------------
 
 
 def curve_name(curve: str) -> str:
@@ -180,7 +327,9 @@ def curve_name(curve: str) -> str:
     for end, words in (("-paper", ", the paper's noise"), ("-open", ", not private")):
         if stem.endswith(end):
             stem, noise = stem.removesuffix(end), words
-    stem, phase = (stem.removesuffix("-diff"), ", phase > 1") if stem.endswith("-diff") else (stem, "")
+    stem, phase = (
+        (stem.removesuffix("-diff"), ", phase > 1") if stem.endswith("-diff") else (stem, "")
+    )
     return f"{WORDS.get(stem, stem)}{phase}{noise}"
 
 
@@ -197,28 +346,67 @@ def errors(run: Run) -> Markup:
         stem = name.removesuffix("-paper").removesuffix("-open")
         colour = COLOURS.get(stem, 7)
         if name.endswith("-open"):
-            exact.append(Series(curve_name(name), [(e, rows[0]["test_error"]) for e in (epsilons[0], epsilons[-1])], colour, "dash"))
+            exact.append(
+                Series(
+                    curve_name(name),
+                    [(e, rows[0]["test_error"]) for e in (epsilons[0], epsilons[-1])],
+                    colour,
+                    "dash",
+                )
+            )
             continue
         line = Series(
-            curve_name(name), [(r["epsilon"], r["test_error"]) for r in rows], colour, "dot" if name.endswith("-paper") else "",
-            [r["standard_error"] for r in rows], dots=True,
-        )  # fmt: skip
+            curve_name(name),
+            [(r["epsilon"], r["test_error"]) for r in rows],
+            colour,
+            "dot" if name.endswith("-paper") else "",
+            [r["standard_error"] for r in rows],
+            dots=True,
+        )
         (paper if name.endswith("-paper") else exact).append(line)
-    about = {"across": "ε of every record, by its logarithm", "up": "test error", "log": True, "percent": True, "ticks": epsilons}
+    about = {
+        "across": "ε of every record, by its logarithm",
+        "up": "test error",
+        "log": True,
+        "percent": True,
+        "ticks": epsilons,
+    }
     bars = f"Bars are standard errors over {run.about.get('trials')} random splits."
-    drawn = [chart("Test error with exact accounting", f"{bars} Dashed lines have no privacy.", exact, **about)]
+    drawn = [
+        chart(
+            "Test error with exact accounting",
+            f"{bars} Dashed lines have no privacy.",
+            exact,
+            **about,
+        )
+    ]
     if paper:
         said = f"{bars} Where the table is red, more was spent than was claimed."
         drawn.append(chart("Test error with the paper's noise", said, paper, **about))
     rows = []
     for r in run.rows:
-        more = r["epsilon"] and r["spent_epsilon"] and r["spent_epsilon"] > r["epsilon"] * (1 + 1e-9)
+        more = (
+            r["epsilon"] and r["spent_epsilon"] and r["spent_epsilon"] > r["epsilon"] * (1 + 1e-9)
+        )
         spent = shown(r["spent_epsilon"]) if r["spent_epsilon"] else "no bound"
-        rows.append((
-            curve_name(r["curve"]), f"{r['epsilon']:g}" if r["epsilon"] else "∞", f"{r['test_error']:.2%}", f"{r['standard_error']:.2%}",
-            tag("b", spent, class_="alarm") if more else spent, ", ".join(f"{k} {v:g}" for k, v in r["settings"].items()),
-        ))  # fmt: skip
-    columns = ("curve", "ε claimed", "test error", "standard error", "ε spent", "settings that training loss chose")
+        rows.append(
+            (
+                curve_name(r["curve"]),
+                f"{r['epsilon']:g}" if r["epsilon"] else "∞",
+                f"{r['test_error']:.2%}",
+                f"{r['standard_error']:.2%}",
+                tag("b", spent, class_="alarm") if more else spent,
+                ", ".join(f"{k} {v:g}" for k, v in r["settings"].items()),
+            )
+        )
+    columns = (
+        "curve",
+        "ε claimed",
+        "test error",
+        "standard error",
+        "ε spent",
+        "settings that training loss chose",
+    )
     numbers = table("Every point of the figures", columns, rows, numbers=(1, 2, 3, 4))
     return section("error", "Error by epsilon", *drawn, numbers)
 
@@ -227,47 +415,107 @@ def curve(run: Run) -> Markup:
     answered = [r for r in run.rounds if r.get("norm") is not None]
     heading = "Training, and how much of it is noise"
     if not answered:
-        why = "No question has been answered yet." if run.rounds or run.state == "running" else "This folder has no progress.jsonl."
+        why = (
+            "No question has been answered yet."
+            if run.rounds or run.state == "running"
+            else "This folder has no progress.jsonl."
+        )
         return section("curve", heading, tag("p", why))
     at = [(r["question"] + 1, r) for r in answered]
     length = chart(
         "Length of the averaged release",
-        "What the server learns in a question, and how long the noise in it is expected to be. Where both are alike, the answer is mostly noise.",
-        [Series("release", [(q, r["norm"]) for q, r in at], 0, dots=len(at) < 40), Series("noise in it", [(q, r["noise"]) for q, r in at], 1, "dash", area=True)],
-        across="question", up="norm",
-    )  # fmt: skip
+        (
+            "What the server learns in a question, and how long the noise in it is expected to "
+            "be. Where both are alike, the answer is mostly noise."
+        ),
+        [
+            Series("release", [(q, r["norm"]) for q, r in at], 0, dots=len(at) < 40),
+            Series("noise in it", [(q, r["noise"]) for q, r in at], 1, "dash", area=True),
+        ],
+        across="question",
+        up="norm",
+    )
     share = chart(
         "The noise's share of each release",
-        "Expected squared length of the noise over squared length of the release. The noise's size is known from the mechanism; nobody looked at the records.",
-        [Series("share", [(q + 1, s) for q, s in run.noise_shares], 1, area=True)], across="question", up="share", percent=True, top=1.0,
-    )  # fmt: skip
+        (
+            "Expected squared length of the noise over squared length of the release. The "
+            "noise's size is known from the mechanism; nobody looked at the records."
+        ),
+        [Series("share", [(q + 1, s) for q, s in run.noise_shares], 1, area=True)],
+        across="question",
+        up="share",
+        percent=True,
+        top=1.0,
+    )
     middle = median(s for _, s in run.noise_shares) if run.noise_shares else 0.0
     plain = tag(
         "p",
-        f"In the middle question {middle:.0%} of what the server learnt was noise, by squared length. That is the protection. {MUCH if middle > 0.5 else LITTLE}",
+        (
+            f"In the middle question {middle:.0%} of what the server learnt was noise, by "
+            f"squared length. That is the protection. {MUCH if middle > 0.5 else LITTLE}"
+        ),
     )
     rows = [
-        (r["question"] + 1, r["round"], r["kind"], f"{r['clip']:.4g}", f"{r['norm']:.4g}", f"{r['noise']:.4g}", f"{noise_share(r):.1%}" if r["norm"] else "",
-         f"{len(r['answered'])}", ", ".join(f"{n} {c}" for n, c in r["dropped"].items()) or "-")
+        (
+            r["question"] + 1,
+            r["round"],
+            r["kind"],
+            f"{r['clip']:.4g}",
+            f"{r['norm']:.4g}",
+            f"{r['noise']:.4g}",
+            f"{noise_share(r):.1%}" if r["norm"] else "",
+            f"{len(r['answered'])}",
+            ", ".join(f"{n} {c}" for n, c in r["dropped"].items()) or "-",
+        )
         for _, r in at
-    ]  # fmt: skip
-    columns = ("question", "round", "kind", "clip", "norm", "noise", "noise's share", "answers", "without")
+    ]
+    columns = (
+        "question",
+        "round",
+        "kind",
+        "clip",
+        "norm",
+        "noise",
+        "noise's share",
+        "answers",
+        "without",
+    )
     numbers = table("Every question", columns, rows, numbers=(0, 1, 3, 4, 5, 6, 7))
     note = ""
     if any(r["statistic"] in ("LocalSteps", "SteeredSteps") for r in answered):
-        note = tag("p", "The noise of local steps is added up as if gradient and constraint did not bend it.", class_="soft small")
-    return section("curve", heading, plain, length, share, note, folded("questions", "Every question in numbers", numbers))
+        note = tag(
+            "p",
+            "The noise of local steps is added up as if gradient and constraint did not bend it.",
+            class_="soft small",
+        )
+    return section(
+        "curve",
+        heading,
+        plain,
+        length,
+        share,
+        note,
+        folded("questions", "Every question in numbers", numbers),
+    )
 
 
-# --- 3 and 4: what was not protected, and who has read it -------------------------------------------------------------------------
+# --- 3 and 4: what was not protected, and who has read it ----------------------------------------
 
 
 def not_protected(run: Run) -> Markup:
-    return section("not-protected", "What was not protected", tag("ul", *(tag("li", s) for s in sentences(run)), class_="list"))
+    return section(
+        "not-protected",
+        "What was not protected",
+        tag("ul", *(tag("li", s) for s in sentences(run)), class_="list"),
+    )
 
 
 def signature(run: Run, when: str) -> Markup:
-    heads = [(f"Ledger head of {s.name}, entry {s.ledger['count']}", s.ledger["head"]) for s in run.silos if s.ledger]
+    heads = [
+        (f"Ledger head of {s.name}, entry {s.ledger['count']}", s.ledger["head"])
+        for s in run.silos
+        if s.ledger
+    ]
     pairs = [
         ("Run folder, SHA-256", fingerprint(run.folder)),
         ("Study", run.about.get("study")),
@@ -276,11 +524,27 @@ def signature(run: Run, when: str) -> Markup:
         *heads,
     ]
     rows = [(name, tag("span", value, class_="hash")) for name, value in pairs if value]
-    lines = tag("div", *(tag("div", name) for name in ("Name and role", "Signature", "Place and date")), class_="sign")
-    how = "The folder's hash is SHA-256 over the lines that `sha256sum` prints for its files in the order of their names, drawings and pages left out."
-    made = tag("p", sentence(f"{how} Made on {when} by silodp {version('silodp')}."), class_="soft small")
+    lines = tag(
+        "div",
+        *(tag("div", name) for name in ("Name and role", "Signature", "Place and date")),
+        class_="sign",
+    )
+    how = (
+        "The folder's hash is SHA-256 over the lines that `sha256sum` prints for its files in "
+        "the order of their names, drawings and pages left out."
+    )
+    made = tag(
+        "p", sentence(f"{how} Made on {when} by silodp {version('silodp')}."), class_="soft small"
+    )
     read = tag("p", "I have read what was trained, what it has cost and what was not protected.")
-    return section("signature", "Signed", table("What this page is about", ("what", "value"), rows, hide=True), made, read, lines)
+    return section(
+        "signature",
+        "Signed",
+        table("What this page is about", ("what", "value"), rows, hide=True),
+        made,
+        read,
+        lines,
+    )
 
 
 def _some(silos: Sequence[Any]) -> str:
@@ -290,4 +554,8 @@ def _some(silos: Sequence[Any]) -> str:
 def _number(value: Any) -> str | None:
     if value is None:
         return None
-    return f"{value:g}" if isinstance(value, int | float) and not (isinstance(value, float) and math.isnan(value)) else str(text(value))
+    return (
+        f"{value:g}"
+        if isinstance(value, int | float) and not (isinstance(value, float) and math.isnan(value))
+        else str(text(value))
+    )

@@ -1,7 +1,9 @@
-"""Run folders as data for pages: what `silodp train`, `compare`, `reproduce` and `federation run` have written, also while they write.
+"""Run folders as data for pages: what `silodp train`, `compare`, `reproduce` and `federation run`
+have written, also while they write.
 
-Everything is read anew each time and nothing is locked but for an instant, so a run may be killed and resumed under a reader's eyes.
-A folder may come from elsewhere: only plain files are opened, and what is in none of our forms is refused in a sentence.
+Everything is read anew each time and nothing is locked but for an instant, so a run may be killed
+and resumed under a reader's eyes. A folder may come from elsewhere: only plain files are opened,
+and what is in none of our forms is refused in a sentence.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ DRAWN = (".png", ".svg", ".html", ".part", ".new")
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What evaluations came to after the training: how many, their own (epsilon, delta), and that of everything together."""
+    """What evaluations came to after the training: how many, their own (epsilon, delta), and that
+    of everything together.
+    """
 
     count: int
     epsilon: float
@@ -42,7 +46,9 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Silo:
-    """A silo's budget for the run, and the share of it that was used up after each question that it may have been charged for."""
+    """A silo's budget for the run, and the share of it that was used up after each question that it
+    may have been charged for.
+    """
 
     name: str
     records: int | None
@@ -58,9 +64,13 @@ class Silo:
     evaluated: Evaluated | None = None
     """Evaluations are priced beside the run's budget, not out of it."""
     local: float | None = None
-    """Of a run through a shuffler, once it is over: epsilon against whoever sees the silo's own counts; infinite for no bound."""
+    """Of a run through a shuffler, once it is over: epsilon against whoever sees the silo's own
+    counts; infinite for no bound.
+    """
     gaussian: bool = False
-    """Whether `together` is of Gaussian releases alone, so that a whole trade-off curve follows from it."""
+    """Whether `together` is of Gaussian releases alone, so that a whole trade-off curve follows
+    from it.
+    """
 
     @property
     def together(self) -> tuple[float, float]:
@@ -70,7 +80,9 @@ class Silo:
 
 @dataclass(frozen=True)
 class Run:
-    """What there is to show of one folder. `rows` is for a comparison; `rounds` and `silos` are for a run that trains one model."""
+    """What there is to show of one folder. `rows` is for a comparison; `rounds` and `silos` are for
+    a run that trains one model.
+    """
 
     folder: Path
     kind: str
@@ -90,7 +102,9 @@ class Run:
 
     @property
     def scored(self) -> tuple[dict[str, Any], ...]:
-        """Those of them that have a score of all records: where gates refused it, there are groups alone."""
+        """Those of them that have a score of all records: where gates refused it, there are groups
+        alone.
+        """
         return tuple(evaluation for evaluation in self.evaluations if evaluation.get("scores"))
 
     @property
@@ -127,24 +141,35 @@ class Run:
 
     @property
     def gaussian(self) -> bool:
-        """Of a comparison: whether each of its curves is made of Gaussian releases on full or disjoint batches."""
+        """Of a comparison: whether each of its curves is made of Gaussian releases on full or
+        disjoint batches.
+        """
         whole = str(self.about.get("sampling", "full")).split(":")[0] in ("full", "disjoint")
-        return whole and not any(str(m).endswith(("-shuffle", "-central")) for m in self.about.get("methods", ()))
+        return whole and not any(
+            str(m).endswith(("-shuffle", "-central")) for m in self.about.get("methods", ())
+        )
 
     @property
     def noise_shares(self) -> list[tuple[int, float]]:
-        """(question, share of the squared length of the averaged release that its noise is expected to have)."""
+        """(question, share of the squared length of the averaged release that its noise is expected
+        to have).
+        """
         return [(r["question"], noise_share(r)) for r in self.rounds if r.get("norm")]
 
 
 def noise_share(question: dict[str, Any]) -> float:
-    """Of a question with an answer: the share of its squared length that noise is expected to have."""
+    """Of a question with an answer: the share of its squared length that noise is expected to
+    have.
+    """
     return min(1.0, (question["noise"] / question["norm"]) ** 2)
 
 
 def found_in(root: Path, depth: int = 4) -> dict[str, Path]:
     """Every run folder under `root`, by its path from there; links are not followed."""
-    return {str(path.relative_to(root)) if path != root else root.resolve().name: path for path in sorted(_walk(root, depth))}
+    return {
+        str(path.relative_to(root)) if path != root else root.resolve().name: path
+        for path in sorted(_walk(root, depth))
+    }
 
 
 def _walk(root: Path, depth: int) -> Iterator[Path]:
@@ -164,39 +189,56 @@ def read(folder: Path) -> Run:
     """The run in a folder; BadInput if it holds none, or none that can be read."""
     with readable(folder):
         found = _read(folder)
-        return replace(found, about={name: _without_folders(value) for name, value in found.about.items()})
+        return replace(
+            found, about={name: _without_folders(value) for name, value in found.about.items()}
+        )
 
 
 def _without_folders(value: Any) -> Any:
-    """FILE.py:NAME without the folders of whoever's machine it was on: pages are signed and handed on."""
+    """FILE.py:NAME without the folders of whoever's machine it was on: pages are signed and handed
+    on.
+    """
     return re.sub(r"[^\s,]*/(?=[^/\s,]+\.py\b)", "", value) if isinstance(value, str) else value
 
 
 @contextlib.contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """To read or draw a run: what is not as we write it is said in a sentence, wherever it is met."""
+    """To read or draw a run: what is not as we write it is said in a sentence, wherever it is
+    met.
+    """
     try:
         yield
     except BadInput:
         raise
     except Exception as error:  # whatever somebody has put there
-        raise BadInput(f"the run in {folder} cannot be read ({type(error).__name__}); its files are not as silodp writes them") from None
+        raise BadInput(
+            f"the run in {folder} cannot be read ({type(error).__name__}); its files are "
+            "not as silodp writes them"
+        ) from None
 
 
 def _read(folder: Path) -> Run:
     if (folder / "config.json").exists():
         if "dataset" not in (config := json_in(folder / "config.json")):
-            raise BadInput(f"{folder} holds no comparison; of a tuning there is no report: what it cost and chose is in its tune.json")
+            raise BadInput(
+                f"{folder} holds no comparison; of a tuning there is no report: what it "
+                "cost and chose is in its tune.json"
+            )
         return _compared(folder, config)
     if about := json_in(folder / "run.json"):
         return _federated(folder, about) if "cards" in about else _trained(folder, about)
     if (folder / "spent.json").exists():
         return _trained(folder, {})
-    raise BadInput(f"{folder} holds no run; give a folder of `silodp train`, `compare`, `reproduce` or `federation run`")
+    raise BadInput(
+        f"{folder} holds no run; give a folder of `silodp train`, `compare`, `reproduce` "
+        "or `federation run`"
+    )
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 over the sorted lines "SHA-256 of the content, two spaces, name" of the run's files, drawings left out."""
+    """SHA-256 over the sorted lines "SHA-256 of the content, two spaces, name" of the run's files,
+    drawings left out.
+    """
     lines = []
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.is_symlink() and path.suffix not in DRAWN:
@@ -206,76 +248,168 @@ def fingerprint(folder: Path) -> str:
 
 
 def audits(path: Path) -> list[dict[str, Any]]:
-    """The rows of an audit: audit.json in a folder of `silodp audit`, or what `silodp audit --json` has printed."""
+    """The rows of an audit: audit.json in a folder of `silodp audit`, or what `silodp audit --json`
+    has printed.
+    """
     file = path / "audit.json" if path.is_dir() else path
     rows = json_in(file).get("rows")
     needed = {"algorithm", "claimed_epsilon", "empirical_epsilon", "lower_bound", "alarm"}
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) and needed <= row.keys() for row in rows):
-        raise BadInput(f"{file} holds no audit; give the folder, or the JSON output, of `silodp audit`")
+    if (
+        not isinstance(rows, list)
+        or not rows
+        or not all(isinstance(row, dict) and needed <= row.keys() for row in rows)
+    ):
+        raise BadInput(
+            f"{file} holds no audit; give the folder, or the JSON output, of `silodp audit`"
+        )
     return rows
 
 
 def audits_beside(folder: Path, given: Path | None) -> list[dict[str, Any]]:
-    """The rows of the audit that was given, or else of the one in the run's folder; none where there is none."""
+    """The rows of the audit that was given, or else of the one in the run's folder; none where
+    there is none.
+    """
     return audits(given) if given else audits(folder) if (folder / "audit.json").exists() else []
 
 
 def check_trained(run: Run, what: str) -> None:
     """BadInput unless the run has trained a model to its end: `what` is made of nothing else."""
     if run.kind not in ("train", "federation") or run.state != "finished":
-        raise BadInput(f"{run.folder} holds no finished training; {what} is of `silodp train` or `silodp federation run`")
+        raise BadInput(
+            f"{run.folder} holds no finished training; {what} is of `silodp train` or "
+            "`silodp federation run`"
+        )
 
 
-# --- one kind each ------------------------------------------------------------------------------------------------------------------
+# --- one kind each -------------------------------------------------------------------------------
 
 
 def _trained(folder: Path, about: dict[str, Any]) -> Run:
     summary, rounds = json_in(folder / "spent.json"), progress(lines_in(folder / "progress.jsonl"))
-    told = {name: value for name, value in about.pop("order", {}).items() if name not in ("epsilon", "delta")}
+    told = {
+        name: value
+        for name, value in about.pop("order", {}).items()
+        if name not in ("epsilon", "delta")
+    }
     data = about.pop("source", {}).get("data")
-    about = {"algorithm": summary.get("algorithm", "")} | told | ({"data": data} if data else {}) | about
+    about = (
+        {"algorithm": summary.get("algorithm", "")}
+        | told
+        | ({"data": data} if data else {})
+        | about
+    )
     spent = {s["name"]: s for s in summary.get("silos", ())}
     rule = str(about.get("rule") or summary.get("rule") or "")
-    silos = tuple(_silo(s, rounds, rule, (end := spent.get(s["name"], {})) | _local(end)) for s in about.get("silos") or spent.values())
+    silos = tuple(
+        _silo(s, rounds, rule, (end := spent.get(s["name"], {})) | _local(end))
+        for s in about.get("silos") or spent.values()
+    )
     state = "running" if locked(folder) else "finished" if summary else "stopped"
-    said = {"running": "It is training.", "finished": "It is finished.", "stopped": "It was stopped before its end."}[state]
+    said = {
+        "running": "It is training.",
+        "finished": "It is finished.",
+        "stopped": "It was stopped before its end.",
+    }[state]
     if state == "stopped" and (folder / "seed").exists():
-        said += f" `silodp train --resume --out {folder.name if folder.is_absolute() else folder}` goes on with it."
+        said += (
+            f" `silodp train --resume --out {folder.name if folder.is_absolute() else folder}` "
+            "goes on with it."
+        )
     environment = json_in(folder / "environment.json") if summary else {}
     total, done = int(about.get("rounds") or len(rounds)), rounds[-1]["round"] if rounds else 0
     evaluations = lines_in(folder / "evaluations.jsonl") if summary else ()
-    return Run(folder, "train", state, said, about, min(done, total), total, silos, rounds, (), summary, environment, evaluations)
+    return Run(
+        folder,
+        "train",
+        state,
+        said,
+        about,
+        min(done, total),
+        total,
+        silos,
+        rounds,
+        (),
+        summary,
+        environment,
+        evaluations,
+    )
 
 
 def _federated(folder: Path, found: dict[str, Any]) -> Run:
-    order, cards, summary, lines = found["order"], found["cards"], json_in(folder / "summary.json"), lines_in(folder / "progress.jsonl")
+    order, cards, summary, lines = (
+        found["order"],
+        found["cards"],
+        json_in(folder / "summary.json"),
+        lines_in(folder / "progress.jsonl"),
+    )
     rounds = progress(lines)
-    state, said = "stopped", "It was stopped before its end; `silodp federation run --resume` goes on with it."
+    state, said = (
+        "stopped",
+        "It was stopped before its end; `silodp federation run --resume` goes on with it.",
+    )
     running = locked(folder)
-    current = bool(summary) and not running and summary.get("questions", 0) >= len(rounds)  # else it has gone on since
+    current = (
+        bool(summary) and not running and summary.get("questions", 0) >= len(rounds)
+    )  # else it has gone on since
     if running:
         state, said = "running", "It is training."
     elif current:
         finished = summary["ended"] == "finished"
-        state, said = ("finished", "It is finished.") if finished else ("stopped", f"It ended early: {summary['ended']}.")
+        state, said = (
+            ("finished", "It is finished.")
+            if finished
+            else ("stopped", f"It ended early: {summary['ended']}.")
+        )
     ends = {s["name"]: s for s in summary.get("silos", ())} if current else {}
-    charged, silos, rule = (*rounds, *ahead(lines)), [], "totals" if order.get("trust") in ("masks", "shuffle") else "gdp"
-    budgets, evaluations = {silo["name"]: silo for silo in found.get("silos", ())}, lines_in(folder / "evaluations.jsonl")
+    charged, silos, rule = (
+        (*rounds, *ahead(lines)),
+        [],
+        "totals" if order.get("trust") in ("masks", "shuffle") else "gdp",
+    )
+    budgets, evaluations = (
+        {silo["name"]: silo for silo in found.get("silos", ())},
+        lines_in(folder / "evaluations.jsonl"),
+    )
     for card in cards:
-        budget = budgets.get(card["name"]) or {name: card[name] for name in ("name", "records", "epsilon", "delta")}
+        budget = budgets.get(card["name"]) or {
+            name: card[name] for name in ("name", "records", "epsilon", "delta")
+        }
         end = ends.get(card["name"], {})
         told = {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end)
-        silos.append(_with_evaluations(_silo(budget, charged, rule, told, end.get("ledger")), evaluations))
+        silos.append(
+            _with_evaluations(_silo(budget, charged, rule, told, end.get("ledger")), evaluations)
+        )
     about = {
-        **{name: value for name, value in order.items() if name not in ("epsilon", "delta")}, "run": found["run"], "rule": rule, "model": cards[0]["model"], "prox": cards[0]["prox"],
-        "definition": cards[0]["definition"], "features": len(cards[0]["features"]), "classes": len(cards[0]["classes"]),
-        "parameters": cards[0]["parameters"], "study": str(found.get("study") or ""),
+        **{name: value for name, value in order.items() if name not in ("epsilon", "delta")},
+        "run": found["run"],
+        "rule": rule,
+        "model": cards[0]["model"],
+        "prox": cards[0]["prox"],
+        "definition": cards[0]["definition"],
+        "features": len(cards[0]["features"]),
+        "classes": len(cards[0]["classes"]),
+        "parameters": cards[0]["parameters"],
+        "study": str(found.get("study") or ""),
         "partitioned": found.get("partitioned", "disjoint" in str(order.get("sampling"))),
-    }  # fmt: skip
+    }
     if schema := cards[0].get("schema"):
         about["unit"] = unit(Schema.parse(schema, "the card").person)
     done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
-    return Run(folder, "federation", state, said, about, done, order["rounds"], tuple(silos), rounds, (), summary, {}, evaluations)
+    return Run(
+        folder,
+        "federation",
+        state,
+        said,
+        about,
+        done,
+        order["rounds"],
+        tuple(silos),
+        rounds,
+        (),
+        summary,
+        {},
+        evaluations,
+    )
 
 
 def _compared(folder: Path, config: dict[str, Any]) -> Run:
@@ -283,7 +417,9 @@ def _compared(folder: Path, config: dict[str, Any]) -> Run:
     for path in sorted(folder.glob("results*.csv")):
         with io.TextIOWrapper(opened(path), "utf-8", newline="") as file:
             units |= {
-                (row["unit"], row["trial"]) for row in csv.DictReader(file) if row.get("curve") == "done" and row.get("spent_epsilon")
+                (row["unit"], row["trial"])
+                for row in csv.DictReader(file)
+                if row.get("curve") == "done" and row.get("spent_epsilon")
             }
     try:
         rows = tuple(json.loads(content(folder / "summary.json")))
@@ -292,19 +428,43 @@ def _compared(folder: Path, config: dict[str, Any]) -> Run:
     said = "It is finished." if rows else "It is not finished; the same command goes on with it."
     environment = json_in(folder / "environment.json")
     total = int(data.get("units", 0)) or len(units)
-    return Run(folder, "compare", "finished" if rows else "stopped", said, config | data, len(units), total, (), (), rows, {}, environment)
+    return Run(
+        folder,
+        "compare",
+        "finished" if rows else "stopped",
+        said,
+        config | data,
+        len(units),
+        total,
+        (),
+        (),
+        rows,
+        {},
+        environment,
+    )
 
 
 def _silo(
-    about: dict[str, Any], rounds: tuple[dict[str, Any], ...], rule: str, end: dict[str, Any], ledger: dict[str, Any] | None = None
+    about: dict[str, Any],
+    rounds: tuple[dict[str, Any], ...],
+    rule: str,
+    end: dict[str, Any],
+    ledger: dict[str, Any] | None = None,
 ) -> Silo:
-    """`end` is what was counted once the run was over: of evaluations that came later, their own sum and, in `in_all`, that of everything."""
+    """`end` is what was counted once the run was over: of evaluations that came later, their own
+    sum and, in `in_all`, that of everything.
+    """
     name, before, charges, dropped = about["name"], 0.0, [], {}
     for r in rounds:
         after = float(r["used"].get(name, before))
         if after > before:
             charges.append((r["question"], str(r["kind"]), after - before))
-        before = max(before, after)  # what was told once may be charged, whatever became of the question when it was asked again
+        before = max(
+            before,
+            after,
+            # what was told once may be charged, whatever became of the question when it was asked
+            # again
+        )
         if code := r["dropped"].get(name):
             dropped[code] = dropped.get(code, 0) + 1
     epsilon, delta = float(about["epsilon"]), float(about["delta"])
@@ -313,19 +473,45 @@ def _silo(
         spent = _so_far(rounds, name, Budget(epsilon, delta), before, rule)
     evaluated = None
     if in_all := end.get("in_all"):
-        before, together = before or 1.0, (float(in_all["epsilon"]), float(in_all["delta"]))  # 1: a folder without progress.jsonl
-        own = end.get("evaluations") or {"count": 0, "epsilon": math.nan, "delta": math.nan}  # 0: of a folder of an earlier version
-        evaluated = Evaluated(int(own["count"]), float(own["epsilon"]), float(own["delta"]), together)
+        before, together = (
+            before or 1.0,
+            (float(in_all["epsilon"]), float(in_all["delta"])),
+        )  # 1: a folder without progress.jsonl
+        own = end.get("evaluations") or {
+            "count": 0,
+            "epsilon": math.nan,
+            "delta": math.nan,
+        }  # 0: of a folder of an earlier version
+        evaluated = Evaluated(
+            int(own["count"]), float(own["epsilon"]), float(own["delta"]), together
+        )
     gaussian = rule == "gdp" and (evaluated is None or evaluated.together[1] == delta)
     return Silo(
-        name, about.get("records"), epsilon, delta, float(spent), before, tuple(charges), dropped, ledger, evaluated,
-        end.get("local"), gaussian,
-    )  # fmt: skip
+        name,
+        about.get("records"),
+        epsilon,
+        delta,
+        float(spent),
+        before,
+        tuple(charges),
+        dropped,
+        ledger,
+        evaluated,
+        end.get("local"),
+        gaussian,
+    )
 
 
 def _with_evaluations(silo: Silo, evaluations: tuple[dict[str, Any], ...]) -> Silo:
-    """With what a federation's evaluations may have cost it beside the training; epsilon 0 says that nothing was charged."""
-    asked = [(e.get("trust", "isrl"), s) for e in evaluations for s in e.get("silos", ()) if s["name"] == silo.name and s.get("epsilon")]
+    """With what a federation's evaluations may have cost it beside the training; epsilon 0 says
+    that nothing was charged.
+    """
+    asked = [
+        (e.get("trust", "isrl"), s)
+        for e in evaluations
+        for s in e.get("silos", ())
+        if s["name"] == silo.name and s.get("epsilon")
+    ]
     if not asked:
         return silo
     gaussian = silo.gaussian and all(trust == "isrl" for trust, _ in asked)
@@ -342,10 +528,16 @@ def _local(end: dict[str, Any]) -> dict[str, float]:
     return {"local": math.inf if local is None else float(local)}
 
 
-def _so_far(rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used: float, rule: str) -> float:
-    """Epsilon of a run that has not ended: the ledger's own, or what a share of mu^2 amounts to under the gdp rule, else the whole budget."""
+def _so_far(
+    rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used: float, rule: str
+) -> float:
+    """Epsilon of a run that has not ended: the ledger's own, or what a share of mu^2 amounts to
+    under the gdp rule, else the whole budget.
+    """
     if used <= 0:
         return 0.0
     if name in rounds[-1].get("epsilon", {}):
         return max(float(r.get("epsilon", {}).get(name, 0.0)) for r in rounds)
-    return gdp_epsilon(gdp_mu(budget) * used**0.5, budget.delta) if rule == "gdp" else budget.epsilon
+    return (
+        gdp_epsilon(gdp_mu(budget) * used**0.5, budget.delta) if rule == "gdp" else budget.epsilon
+    )

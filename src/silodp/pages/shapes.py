@@ -1,4 +1,5 @@
-"""What an additive model has learnt: a curve for each number column, a weight for everything else, and how much of each may be noise.
+"""What an additive model has learnt: a curve for each number column, a weight for everything else,
+and how much of each may be noise.
 
 The model is public, and so is the size of the noise that went into it: nobody looked at a record.
 """
@@ -19,14 +20,22 @@ from silodp.pages.runs import Run
 
 MOST = 6
 """Outputs of which a curve is drawn; more would hide each other."""
-UNITS = {"binary": "log-odds of {}", "ordinal": "log-odds of a higher class", "regression": "{}", "count": "logarithm of the rate of {}"}
+UNITS = {
+    "binary": "log-odds of {}",
+    "ordinal": "log-odds of a higher class",
+    "regression": "{}",
+    "count": "logarithm of the rate of {}",
+}
 STEPS = ("mb-sgd", "prox-sgd")
 """Algorithms whose last point is the start and all answers, each times the step."""
 
 
 def shapes(run: Run) -> list[Markup]:
     """A section with the curves; none for another model, or where there is no model yet."""
-    if not str(run.about.get("model") or "").startswith("additive") or not (run.folder / "model.safetensors").is_file():
+    if (
+        not str(run.about.get("model") or "").startswith("additive")
+        or not (run.folder / "model.safetensors").is_file()
+    ):
         return []
     try:
         model = open_model(run.folder)
@@ -39,8 +48,13 @@ def shapes(run: Run) -> list[Markup]:
     unit = (label.range[1] - label.range[0]) / 2 if label.task == "regression" else 1.0
     weight = last.weight.detach().double() * unit
     outputs = figures(model.schema)[: len(weight)] if len(weight) > 1 else ("adds",)
-    up = UNITS.get(label.task, "log-odds").format(label.classes[1] if label.task == "binary" else label.name)
-    curves, (low, high) = basis.curves(weight)[:MOST], (float(f(basis.curves(weight))) for f in (torch.min, torch.max))
+    up = UNITS.get(label.task, "log-odds").format(
+        label.classes[1] if label.task == "binary" else label.name
+    )
+    curves, (low, high) = (
+        basis.curves(weight)[:MOST],
+        (float(f(basis.curves(weight))) for f in (torch.min, torch.max)),
+    )
     width = unit * noise * basis.mix.norm(dim=1) if noise else torch.zeros(len(basis.mix))
     low, high = low - float(width.max()), high + float(width.max())
     drawn = []
@@ -48,27 +62,56 @@ def shapes(run: Run) -> list[Markup]:
         across = _knots(model, basis, place)
         series = []
         for k, (name, values) in enumerate(zip(outputs, curves[:, j].tolist(), strict=False)):
-            band = [(v - w, v + w) for v, w in zip(values, width.tolist(), strict=True)] if noise and len(curves) == 1 else ()
+            band = (
+                [(v - w, v + w) for v, w in zip(values, width.tolist(), strict=True)]
+                if noise and len(curves) == 1
+                else ()
+            )
             series.append(Series(name, list(zip(across, values, strict=True)), k, band=band))
-        drawn.append(chart(names[place], "", series, across="", up=up, shape="small", low=low, top=high))
-    said = f"What each column adds to the {up}. All curves have one scale, so that a flat one matters little."
+        drawn.append(
+            chart(names[place], "", series, across="", up=up, shape="small", low=low, top=high)
+        )
+    said = (
+        f"What each column adds to the {up}. All curves have one scale, so that a flat one "
+        "matters little."
+    )
     if noise:
         said += (
-            " The band is one standard deviation of the privacy noise, as if no later step had taken any of it back: it is at most so wide."
+            " The band is one standard deviation of the privacy noise, as if no later step had "
+            "taken any of it back: it is at most so wide."
         )
     rest = []
     if basis.others:
         columns, own = basis.mix.shape[1] * len(basis.numbers), unit * noise
         rows = [
-            (names[place], *(f"{float(w[columns + i]):.3g}{f' ± {own:.2g}' if noise else ''}" for w in weight[:MOST]))
+            (
+                names[place],
+                *(
+                    f"{float(w[columns + i]):.3g}{f' ± {own:.2g}' if noise else ''}"
+                    for w in weight[:MOST]
+                ),
+            )
             for i, place in enumerate(basis.others)
         ]
-        rest = [table("What else adds, where it holds", ("feature", *outputs[:MOST]), rows, numbers=range(1, len(rows[0])))]
-    return [section("shapes", "The curves", tag("p", said), tag("div", *drawn, class_="multiples"), *rest)]
+        rest = [
+            table(
+                "What else adds, where it holds",
+                ("feature", *outputs[:MOST]),
+                rows,
+                numbers=range(1, len(rows[0])),
+            )
+        ]
+    return [
+        section(
+            "shapes", "The curves", tag("p", said), tag("div", *drawn, class_="multiples"), *rest
+        )
+    ]
 
 
 def spread(run: Run) -> float:
-    """Standard deviation of the noise in each parameter, if no step bends what came before: step x (sum of variances)^(1/2); 0 where unknown."""
+    """Standard deviation of the noise in each parameter, if no step bends what came before: step x
+    (sum of variances)^(1/2); 0 where unknown.
+    """
     records = {silo.name: silo.records or 0 for silo in run.silos}
     whole = run.about.get("weights", "equal")
     if run.algorithm not in STEPS or whole not in ("equal", "records") or not run.about.get("step"):
@@ -82,7 +125,11 @@ def spread(run: Run) -> float:
             total += question["noise"] ** 2 / question["dimension"]
             continue
         shares = {name: records[name] if whole == "records" else 1 for name in answers}
-        total += sum((shares[name] * noise) ** 2 for name, noise in answers.items()) / sum(shares.values()) ** 2 / question["dimension"]
+        total += (
+            sum((shares[name] * noise) ** 2 for name, noise in answers.items())
+            / sum(shares.values()) ** 2
+            / question["dimension"]
+        )
     return float(run.about["step"]) * math.sqrt(total)
 
 

@@ -1,4 +1,6 @@
-"""The one style sheet, and the one script, of all pages: a calm page of type that prints well, in light and dark, on paper and on a phone."""
+"""The one style sheet, and the one script, of all pages: a calm page of type that prints well, in
+light and dark, on paper and on a phone.
+"""
 
 STYLE = """
 :root{--paper:#fcfbf8;--ink:#1b2328;--soft:#57636b;--line:#d9d6cd;--wash:#f2efe7;--a:#0f5c63;--b:#a8500f;--c:#6b3f8f;--d:#2f6b2f;--e:#99254a;--f:#3556a8;--g:#7a6410;
@@ -67,7 +69,7 @@ footer{color:var(--soft);font-size:.85rem;padding-bottom:2rem}
 @media print{:root{--paper:#fff;--wash:#fff;--ink:#000;--soft:#444;--line:#bbb;--a:#0f5c63;--b:#a8500f;--c:#6b3f8f;--d:#2f6b2f;--e:#99254a;--f:#3556a8;--g:#7a6410;--good:#1f6b3a;--bad:#a3241c;--hold:#8a5a00}@page{size:A4;margin:18mm 17mm}body{font-size:10pt}main{max-width:none;padding:0}
 *{print-color-adjust:exact}.over{margin:0}h1{font-size:20pt;margin-top:.2rem}.sign{grid-template-columns:1fr 1fr 1fr}h2{font-size:13pt;break-after:avoid}figure,.figures,.sign,tr,li,.facts div{break-inside:avoid}.bar,.skip,details,.screen{display:none}.scroll{overflow:visible}.pair{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}.sign{break-before:avoid}
 .narrow{display:none}.wide{display:block}.area{opacity:.3}a{color:inherit;text-decoration:none}}
-"""
+"""  # noqa: E501
 
 SCRIPT = """
 "use strict";
@@ -107,4 +109,4 @@ function follow(region) {
   if (!document.hidden) open();
 }
 for (const region of document.querySelectorAll("[data-from]")) follow(region);
-"""
+"""  # noqa: E501

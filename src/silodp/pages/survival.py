@@ -14,16 +14,49 @@ def page_of(answer: dict[str, Any]) -> str:
     shown = [row for row in answer["curve"] if row["survival"] is not None]
     points = [(0.0, 1.0), *((row["time"], row["survival"]) for row in shown)]
     band = [(1.0, 1.0), *((row["low"], row["high"]) for row in shown)]
-    said = "The band is a 95 % interval at each time; it includes the privacy noise. Whoever was lost within a bin counts half in it."
-    line, last = Series("share", points, 0, band=band, dots=True), max(row["time"] for row in answer["curve"])
-    drawn = chart("Share without the event", said, [line], across=answer["time"], up="share", percent=True, top=1.0, least=last)
+    said = (
+        "The band is a 95 % interval at each time; it includes the privacy noise. Whoever was "
+        "lost within a bin counts half in it."
+    )
+    line, last = (
+        Series("share", points, 0, band=band, dots=True),
+        max(row["time"] for row in answer["curve"]),
+    )
+    drawn = chart(
+        "Share without the event",
+        said,
+        [line],
+        across=answer["time"],
+        up="share",
+        percent=True,
+        top=1.0,
+        least=last,
+    )
     rows = []
     for row in answer["curve"]:
-        known = (f"{row['survival']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}") if row["survival"] is not None else ("too noisy",) * 2
+        known = (
+            (f"{row['survival']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}")
+            if row["survival"] is not None
+            else ("too noisy",) * 2
+        )
         rows.append((f"{row['time']:g}", *known))
-    paid = [(silo["name"], rounded_up(silo.get("spent_epsilon", silo["epsilon"])), rounded_up(silo["delta"])) for silo in answer["silos"]]
+    paid = [
+        (
+            silo["name"],
+            rounded_up(silo.get("spent_epsilon", silo["epsilon"])),
+            rounded_up(silo["delta"]),
+        )
+        for silo in answer["silos"]
+    ]
     over = tag("p", "silodp · survival by one private release", class_="over")
     head = tag("header", over, tag("h1", f"Survival over {answer['records']} records"))
     price = table("What each silo has paid for it", ("silo", "ε", "δ"), paid, numbers=(1, 2))
-    numbers = table("The curve in numbers", (f"until {answer['time']}", "share", "95 %"), rows, numbers=(1, 2))
-    return document("Survival: report", tag("main", head, drawn, numbers, price, id="main"), policy=True, kind="report")
+    numbers = table(
+        "The curve in numbers", (f"until {answer['time']}", "share", "95 %"), rows, numbers=(1, 2)
+    )
+    return document(
+        "Survival: report",
+        tag("main", head, drawn, numbers, price, id="main"),
+        policy=True,
+        kind="report",
+    )

@@ -1,8 +1,10 @@
 """The weighted mean of answers as they come, in the memory of a sum.
 
-Formal guarantees: the bits follow from the answers that count and their weights alone, and not from the order in which they came. They are added in
-the order of the silos' numbers, in float64 by NumPy, whose product and sum are each rounded once (as IEEE 754 says) on every machine; then one division,
-and one rounding to the model's type. Whoever comes before its turn waits: in memory while there is room, and else on the disk, whence it is read again.
+Formal guarantees: the bits follow from the answers that count and their weights alone, and not from
+the order in which they came. They are added in the order of the silos' numbers, in float64 by
+NumPy, whose product and sum are each rounded once (as IEEE 754 says) on every machine; then one
+division, and one rounding to the model's type. Whoever comes before its turn waits: in memory while
+there is room, and else on the disk, whence it is read again.
 """
 
 from __future__ import annotations
@@ -14,13 +16,19 @@ import numpy as np
 ROOM = 2**28
 """Bytes of answers that wait in memory for their turn."""
 BLOCK = 2**15
-"""Numbers that are weighed at once: their products stay in the processor's cache, and take no memory of their own."""
+"""Numbers that are weighed at once: their products stay in the processor's cache, and take no
+memory of their own.
+"""
 
 
 class Mean:
-    """Of silos that are expected `order`ly, with so much `weight` each; `read` gives the answer of one that was let go of."""
+    """Of silos that are expected `order`ly, with so much `weight` each; `read` gives the answer of
+    one that was let go of.
+    """
 
-    def __init__(self, order: Sequence[int], weights: Sequence[float], read: Callable[[int], np.ndarray]) -> None:
+    def __init__(
+        self, order: Sequence[int], weights: Sequence[float], read: Callable[[int], np.ndarray]
+    ) -> None:
         self._weights, self._read = dict(zip(order, weights, strict=True)), read
         self._order, self._next = tuple(order), 0
         self._waiting: dict[int, np.ndarray | None] = {}
@@ -43,8 +51,12 @@ class Mean:
             self._next += 1
 
     def of(self, silos: Sequence[int], weights: Sequence[float]) -> np.ndarray:
-        """The mean over these, all of which have come, with these weights: as expected, or all is added anew."""
-        if weights != [self._weights[i] for i in silos] or self._added != list(silos[: len(self._added)]):
+        """The mean over these, all of which have come, with these weights: as expected, or all is
+        added anew.
+        """
+        if weights != [self._weights[i] for i in silos] or self._added != list(
+            silos[: len(self._added)]
+        ):
             self._begin()
             self._weights |= dict(zip(silos, weights, strict=True))
         for silo in silos[len(self._added) :]:

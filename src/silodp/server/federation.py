@@ -14,7 +14,9 @@ from silodp.core.weights import Weights
 
 
 class Answered(Protocol):
-    """What came back: `value` (J, M, d), a private vector for each run and silo that answered, and the numbers of these M silos."""
+    """What came back: `value` (J, M, d), a private vector for each run and silo that answered, and
+    the numbers of these M silos.
+    """
 
     @property
     def value(self) -> Tensor: ...
@@ -23,8 +25,8 @@ class Answered(Protocol):
 
 
 class Measured(NamedTuple):
-    """A mean (J, d), the standard deviation (J, 1) of the noise in each of its coordinates, and how many records it is as good as (J, 1): all
-    that were asked about where these count alike."""
+    """A mean (J, d), the standard deviation (J, 1) of the noise in each of its coordinates, and how
+    many records it is as good as (J, 1): all that were asked about where these count alike."""
 
     mean: Tensor
     noise: Tensor
@@ -32,7 +34,9 @@ class Measured(NamedTuple):
 
 
 class Channel(Protocol):
-    """Carries one query to the named silos and brings back the releases of those that answer, stacked on the silo axis."""
+    """Carries one query to the named silos and brings back the releases of those that answer,
+    stacked on the silo axis.
+    """
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answered: ...
 
@@ -41,7 +45,9 @@ class Channel(Protocol):
 class Combining(Protocol):
     """A channel that combines answers itself, as they come: (J, d), and whose they are."""
 
-    def combined(self, query: Query, silos: Sequence[int], weights: Weights) -> tuple[Tensor, tuple[int, ...]]: ...
+    def combined(
+        self, query: Query, silos: Sequence[int], weights: Weights
+    ) -> tuple[Tensor, tuple[int, ...]]: ...
 
 
 class StopRun(Exception):
@@ -56,7 +62,9 @@ class StopRun(Exception):
 
 
 class Absent(StopRun):
-    """None of the silos that were asked has answered; an algorithm that asks silos one by one may go on without this one."""
+    """None of the silos that were asked has answered; an algorithm that asks silos one by one may
+    go on without this one.
+    """
 
 
 class Port(Protocol):
@@ -68,7 +76,7 @@ class Port(Protocol):
     def cohort(self) -> Port: ...
 
 
-# --- who takes part -------------------------------------------------------------------------------------------------------------
+# --- who takes part ------------------------------------------------------------------------------
 
 
 class Everyone:
@@ -89,15 +97,20 @@ class Everyone:
 
 
 class Uniform(Everyone):
-    """M of N uniformly at random (ass. 3 of the paper); with a `least`, M_r is itself uniform on [least, M].
+    """M of N uniformly at random (ass. 3 of the paper); with a `least`, M_r is itself uniform on
+    [least, M].
 
-    Nobody can know beforehand how often a silo will be available, so a dry run charges everyone for every round.
+    Nobody can know beforehand how often a silo will be available, so a dry run charges everyone for
+    every round.
     """
 
     def __init__(self, silos: int, answering: int, *, seed: int, least: int | None = None) -> None:
         least = answering if least is None else least
         if not 1 <= least <= answering <= silos:
-            raise BadInput(f"{least if least < 1 else answering} of {silos} silos cannot take part; choose between 1 and {silos}")
+            raise BadInput(
+                f"{least if least < 1 else answering} of {silos} silos cannot take part; "
+                f"choose between 1 and {silos}"
+            )
         super().__init__(silos)
         self.answering, self.least = answering, least
         self._random = np.random.default_rng(seed)
@@ -111,20 +124,26 @@ class Uniform(Everyone):
 
 
 class Balanced(Everyone):
-    """M of N in random order, such that in R rounds no silo takes part more than ceil(R M / N) times.
+    """M of N in random order, such that in R rounds no silo takes part more than ceil(R M / N)
+    times.
 
-    The order is drawn from public coins, so a dry run knows it and each silo's noise is calibrated to the rounds it really answers.
+    The order is drawn from public coins, so a dry run knows it and each silo's noise is calibrated
+    to the rounds it really answers.
     """
 
     def __init__(self, silos: int, answering: int, *, seed: int) -> None:
         if not 1 <= answering <= silos:
-            raise BadInput(f"{answering} of {silos} silos cannot take part; choose between 1 and {silos}")
+            raise BadInput(
+                f"{answering} of {silos} silos cannot take part; choose between 1 and {silos}"
+            )
         super().__init__(silos)
         self.answering, self.seed = answering, seed
         self._draws = self._order()
 
     def _order(self) -> Iterator[tuple[int, ...]]:
-        """Deals silos from a shuffled pack; the next pack is shuffled so that nobody is dealt twice in one round."""
+        """Deals silos from a shuffled pack; the next pack is shuffled so that nobody is dealt twice
+        in one round.
+        """
         random = np.random.default_rng(self.seed)
         pack: list[int] = []
         while True:
@@ -142,20 +161,31 @@ class Balanced(Everyone):
         return Balanced(self.silos, self.answering, seed=self.seed)
 
 
-# --- the port -------------------------------------------------------------------------------------------------------------------
+# --- the port ------------------------------------------------------------------------------------
 
 
 class Federation:
-    """Asks whoever takes part in this round and combines what they release, as the mechanism says and the weights want."""
+    """Asks whoever takes part in this round and combines what they release, as the mechanism says
+    and the weights want.
+    """
 
-    def __init__(self, channel: Channel, participation: Everyone, weights: Weights = Weights()) -> None:  # noqa: B008 -- frozen
+    def __init__(
+        self,
+        channel: Channel,
+        participation: Everyone,
+        weights: Weights = Weights(),  # noqa: B008 -- frozen
+    ) -> None:
         self._channel, self._participation, self._weights = channel, participation, weights
-        self._combining = channel if isinstance(channel, Combining) else None  # once: to look at a protocol takes 0.1 ms
+        self._combining = (
+            channel if isinstance(channel, Combining) else None
+        )  # once: to look at a protocol takes 0.1 ms
         self.check: Callable[[Query, Sequence[int]], None] | None = None
         """Looks at each question before it is asked, and raises where it may not be."""
 
     def mean(self, query: Query) -> Tensor:
-        """(J, d): the mean over the answering silos; with equal weights each counts 1 / M_r as in the paper."""
+        """(J, d): the mean over the answering silos; with equal weights each counts 1 / M_r as in
+        the paper.
+        """
         return self._ask(query)[0]
 
     def measure(self, query: Query) -> Measured:
@@ -171,13 +201,18 @@ class Federation:
             mean, silos = self._combining.combined(query, asked, self._weights)
         else:
             answers = self._channel.ask(query, asked)
-            mean, silos = query.mechanism.combine(answers.value, answers.silos, self._weights), answers.silos
+            mean, silos = (
+                query.mechanism.combine(answers.value, answers.silos, self._weights),
+                answers.silos,
+            )
         if len(silos) < len(asked):
             self._participation.missed(silos)
         return mean, silos
 
     def each(self) -> dict[int, Federation]:
-        """The silos of one round by number, each a federation of its own: for questions that differ from silo to silo."""
+        """The silos of one round by number, each a federation of its own: for questions that differ
+        from silo to silo.
+        """
         return {i: self._of(Fixed((i,))) for i in self._participation.draw()}
 
     def cohort(self) -> Federation:
@@ -201,11 +236,13 @@ class Fixed(Everyone):
 
 
 class Cohort(Fixed):
-    """An epoch's silos: those of the members that answer the first question, which gives the anchor.
+    """An epoch's silos: those of the members that answer the first question, which gives the
+    anchor.
 
-    One of them that misses a later question is left out of that mean alone. If who drops out does not depend on the data, the mean of
-    the others' differences is still an unbiased estimate of the cohort's, and its error is at most that of the differences, which
-    shrink with the move of w; a silo that gave no anchor would bring the whole difference between silos instead.
+    One of them that misses a later question is left out of that mean alone. If who drops out does
+    not depend on the data, the mean of the others' differences is still an unbiased estimate of the
+    cohort's, and its error is at most that of the differences, which shrink with the move of w; a
+    silo that gave no anchor would bring the whole difference between silos instead.
     """
 
     def __init__(self, members: tuple[int, ...]) -> None:

@@ -1,6 +1,8 @@
-"""A run's folder, as far as every run has one: run.json (its order, and what it was given for), the model, and a summary at the end.
+"""A run's folder, as far as every run has one: run.json (its order, and what it was given for), the
+model, and a summary at the end.
 
-Everything in it is public, or private already. `silodp train` and `silodp federation run` write it alike.
+Everything in it is public, or private already. `silodp train` and `silodp federation run` write it
+alike.
 """
 
 from __future__ import annotations
@@ -21,13 +23,21 @@ from silodp.host import atomic
 RUN = "run.json"
 
 
-def open_run(folder: Path, wanted: Mapping[str, Any], *, own: Mapping[str, Any] | None = None, advice: str) -> dict[str, Any]:
-    """Writes run.json before the first question, with what is this run's `own` too; BadInput if the run there wants anything else."""
+def open_run(
+    folder: Path, wanted: Mapping[str, Any], *, own: Mapping[str, Any] | None = None, advice: str
+) -> dict[str, Any]:
+    """Writes run.json before the first question, with what is this run's `own` too; BadInput if the
+    run there wants anything else.
+    """
     asked = json.loads(json.dumps(wanted))
     if (folder / RUN).exists():
         found = read_run(folder)
-        if differs := _different(asked, {name: value for name, value in found.items() if name not in (own or {})}):
-            raise BadInput(f"the run in {folder} was begun with another {', '.join(differs)}; {advice}")
+        if differs := _different(
+            asked, {name: value for name, value in found.items() if name not in (own or {})}
+        ):
+            raise BadInput(
+                f"the run in {folder} was begun with another {', '.join(differs)}; {advice}"
+            )
         return found
     made = json.loads(json.dumps(own or {})) | asked
     atomic.write_json(folder / RUN, made)
@@ -41,7 +51,10 @@ def read_run(folder: Path) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError
     except (OSError, ValueError) as error:
-        raise BadInput(f"{folder} holds no run of this version that can be read ({type(error).__name__}); give its run folder") from None
+        raise BadInput(
+            f"{folder} holds no run of this version that can be read "
+            f"({type(error).__name__}); give its run folder"
+        ) from None
     return found
 
 
@@ -50,20 +63,40 @@ def _different(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     names = set()
     for name in asked.keys() | found.keys():
         one, other = asked.get(name), found.get(name)
-        if one != other and isinstance(one, dict) and isinstance(other, dict) and name in ("order", "source"):
-            names |= {word for word in one.keys() | other.keys() if one.get(word) != other.get(word)}
+        if (
+            one != other
+            and isinstance(one, dict)
+            and isinstance(other, dict)
+            and name in ("order", "source")
+        ):
+            names |= {
+                word for word in one.keys() | other.keys() if one.get(word) != other.get(word)
+            }
         elif one != other:
             names.add(name)
     return sorted(names)
 
 
-def silo_rows(names: Sequence[str], counts: Sequence[int], budgets: Sequence[Budget]) -> list[dict[str, Any]]:
+def silo_rows(
+    names: Sequence[str], counts: Sequence[int], budgets: Sequence[Budget]
+) -> list[dict[str, Any]]:
     """Each silo's budget for the run; n is public."""
-    return [{"name": name, "records": n, "epsilon": b.epsilon, "delta": b.delta} for name, n, b in zip(names, counts, budgets, strict=True)]
+    return [
+        {"name": name, "records": n, "epsilon": b.epsilon, "delta": b.delta}
+        for name, n, b in zip(names, counts, budgets, strict=True)
+    ]
 
 
-def write_model(folder: Path, problem: Problem, w: Tensor, about: Mapping[str, str], more: Mapping[str, Tensor] | None = None) -> Path:
-    """model.safetensors: the parameters by their names in the model, and in what words it was made."""
+def write_model(
+    folder: Path,
+    problem: Problem,
+    w: Tensor,
+    about: Mapping[str, str],
+    more: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """model.safetensors: the parameters by their names in the model, and in what words it was
+    made.
+    """
     parameters = {name: value[0].contiguous() for name, value in problem.split(w).items()}
     path = folder / "model.safetensors"
     atomic.write(path, save(parameters | dict(more or {}), metadata=dict(about)), mode=0o644)

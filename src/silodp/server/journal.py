@@ -1,14 +1,20 @@
-"""The transcript of a run over a network, written after every question: what a killed server needs to go on without a second spend.
+"""The transcript of a run over a network, written after every question: what a killed server needs
+to go on without a second spend.
 
-It holds hashes of queries and of replies, and what was made of the replies (a mean, a total), which is private already. The file is a sequence of
-records, each  length of the payload (8, big-endian) | payload | SHA-256 of the hash before and the payload. A payload is header length (4,
-big-endian) | header, JSON | frames that are kept whole, one after another | the numbers of the mean. The first record's header names run and configuration;
-each other is of a question, with "sequence", "asked" (silo: SHA-256 of the query's body), "dropped" (silo: code), "doubted" (silos), "heard" (silo: `Heard`), "replies" ([name, bytes], ...)
-and "value" (type, shape); or of an iterate, with its number and SHA-256.
+It holds hashes of queries and of replies, and what was made of the replies (a mean, a total), which
+is private already. The file is a sequence of records, each  length of the payload (8, big-endian) |
+payload | SHA-256 of the hash before and the payload. A payload is header length (4, big-endian) |
+header, JSON | frames that are kept whole, one after another | the numbers of the mean. The first
+record's header names run and configuration; each other is of a question, with "sequence", "asked"
+(silo: SHA-256 of the query's body), "dropped" (silo: code), "doubted" (silos), "heard" (silo:
+`Heard`), "replies" ([name, bytes], ...) and "value" (type, shape); or of an iterate, with its
+number and SHA-256.
 
-Replies themselves are in the file "replies" beside it (`replies`): each before anything is made of it, and until the iterate is here. A record is on the
-disk before the iterate that it leads to is made. A torn last record is cut off, and made again of the replies, or of the gates' answers to the same ids.
-A last record {"stopped": sequence} says that the run ended in the iterate that began there.
+Replies themselves are in the file "replies" beside it (`replies`): each before anything is made of
+it, and until the iterate is here. A record is on the disk before the iterate that it leads to is
+made. A torn last record is cut off, and made again of the replies, or of the gates' answers to the
+same ids. A last record {"stopped": sequence} says that the run ended in the iterate that began
+there.
 """
 
 from __future__ import annotations
@@ -33,8 +39,8 @@ _LENGTH, _HASH = 8, 32
 
 @dataclass(frozen=True)
 class Heard:
-    """What is kept of a silo's reply: its SHA-256, the silo's ledger as it says (entries, hash of the last), how long the answer is as a vector, and of a
-    sealed one the SHA-256 of the box."""
+    """What is kept of a silo's reply: its SHA-256, the silo's ledger as it says (entries, hash of
+    the last), how long the answer is as a vector, and of a sealed one the SHA-256 of the box."""
 
     sha256: str
     count: int
@@ -45,7 +51,9 @@ class Heard:
 
 @dataclass(frozen=True)
 class Round:
-    """One question: whom it went to, under which hash, what was heard and made of it, and why the others did not count."""
+    """One question: whom it went to, under which hash, what was heard and made of it, and why the
+    others did not count.
+    """
 
     sequence: int
     asked: dict[str, str]
@@ -59,10 +67,14 @@ class Round:
 
 
 class Journal:
-    """One run's file, held by one process. `read` gives the records in order; after the last of them `write` adds new ones."""
+    """One run's file, held by one process. `read` gives the records in order; after the last of
+    them `write` adds new ones.
+    """
 
     def __init__(self, path: Path, run: str, config: str) -> None:
-        """Opens the journal of this run, or makes a new one if there is none; another run's, or a damaged one, is BadInput."""
+        """Opens the journal of this run, or makes a new one if there is none; another run's, or a
+        damaged one, is BadInput.
+        """
         self.path, self.replies = path, Replies()
         try:
             new = not path.exists()
@@ -71,9 +83,13 @@ class Journal:
             raise BadInput(f"the journal {path} cannot be opened: {error.strerror}") from None
         if not lock(self._file):
             self.close()
-            raise BadInput(f"another process runs with the journal {path}; wait for its end, or stop it")
+            raise BadInput(
+                f"another process runs with the journal {path}; wait for its end, or stop it"
+            )
         self._head, self._ended, self.reached = bytes(_HASH), False, -1
-        """The last question that may have gone out before the journal was opened: the one after the last that is here, or none of a new one."""
+        """The last question that may have gone out before the journal was opened: the one after the
+        last that is here, or none of a new one.
+        """
         self.replies = Replies(path.with_name("replies"))
         header = {"version": VERSION, "run": run, "config": config}
         first = None if new else self._next()
@@ -85,10 +101,16 @@ class Journal:
             sync_folder(path.parent)
         elif first.get("version") != VERSION:
             self.close()
-            raise BadInput(f"the journal {path} is of another version of silodp; a run is resumed by the version that began it")
+            raise BadInput(
+                f"the journal {path} is of another version of silodp; a run is resumed by "
+                "the version that began it"
+            )
         elif first != header:
             self.close()
-            raise BadInput(f"the journal {path} belongs to another run or to other settings; choose another folder, or resume that run")
+            raise BadInput(
+                f"the journal {path} belongs to another run or to other settings; choose "
+                "another folder, or resume that run"
+            )
         else:
             self._unmark()
 
@@ -102,35 +124,59 @@ class Journal:
             return None
         told = {name: Heard(**about) for name, about in found["heard"].items()}
         doubted = tuple(found.get("doubted", ()))
-        return Round(found["sequence"], found["asked"], found["dropped"], told, found["frames"], found["numbers"], doubted)
+        return Round(
+            found["sequence"],
+            found["asked"],
+            found["dropped"],
+            told,
+            found["frames"],
+            found["numbers"],
+            doubted,
+        )
 
     def iterate(self, number: int, sha256: str) -> None:
-        """The iterate is there: what it was made of is let go of. BadInput where the journal has another one."""
+        """The iterate is there: what it was made of is let go of. BadInput where the journal has
+        another one.
+        """
         header = {"iterate": number, "sha256": sha256}
         if not self._ended and (found := self._next()) is not None:
             if any(found.get(name) != value for name, value in header.items()):
-                raise BadInput(f"iterate {number} is not the one in the journal {self.path}; the run can only go on with the same versions")
+                raise BadInput(
+                    f"iterate {number} is not the one in the journal {self.path}; the run "
+                    "can only go on with the same versions"
+                )
             return
         self._ended = True
         self._append(header)
         self.replies.clear()
 
     def stop(self, since: int) -> None:
-        """Marks that the run has stopped in the iterate that began with question `since`: what nobody replied to is asked again then."""
+        """Marks that the run has stopped in the iterate that began with question `since`: what
+        nobody replied to is asked again then.
+        """
         if self._ended:
             self._append({"stopped": since})
 
     def _unmark(self) -> None:
-        """Cuts off a mark at the end, with the questions before it that nobody replied to and no iterate was made of."""
+        """Cuts off a mark at the end, with the questions before it that nobody replied to and no
+        iterate was made of.
+        """
         begin, head = self._file.tell(), self._head
         unanswered: list[tuple[int, int]] = []
         cut, start, self.reached = None, begin, 0
         while cut is None and (header := self._next()):
             if "stopped" in header:
-                cut = min((place for sequence, place in unanswered if sequence >= header["stopped"]), default=start)
+                cut = min(
+                    (place for sequence, place in unanswered if sequence >= header["stopped"]),
+                    default=start,
+                )
             elif "sequence" in header:
                 self.reached = header["sequence"] + 1
-                unanswered = [] if header["heard"] or header["replies"] else [*unanswered, (header["sequence"], start)]
+                unanswered = (
+                    []
+                    if header["heard"] or header["replies"]
+                    else [*unanswered, (header["sequence"], start)]
+                )
             start = self._file.tell()
         if cut is not None:
             self._file.truncate(cut)
@@ -141,13 +187,22 @@ class Journal:
         """Afterwards the record is on the disk."""
         if not self._ended:
             raise RuntimeError("a journal is read to its end before it is written")
-        header = {"sequence": told.sequence, "asked": told.asked, "dropped": told.dropped, "doubted": told.doubted}
+        header = {
+            "sequence": told.sequence,
+            "asked": told.asked,
+            "dropped": told.dropped,
+            "doubted": told.doubted,
+        }
         header |= {"heard": {name: vars(heard) for name, heard in told.heard.items()}}
         header |= {"replies": [[name, len(raw)] for name, raw in told.replies.items()]}
         value = [] if told.value is None else [np.ascontiguousarray(told.value)]
         header |= {"value": [[part.dtype.str, part.shape] for part in value]}
         self.replies.sync()
-        self._append(header, *told.replies.values(), *(part.reshape(-1).view(np.uint8).data for part in value))
+        self._append(
+            header,
+            *told.replies.values(),
+            *(part.reshape(-1).view(np.uint8).data for part in value),
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -176,10 +231,16 @@ class Journal:
         if size and end <= whole and self._file.read(_HASH) == head:
             self._head = head
             return _parsed(payload)
-        said = start + _LENGTH + self._said(start + _LENGTH) + _HASH  # the length itself may be what was damaged
-        if self._follows(end) or self._follows(said):  # a torn record is the last; one before others has been damaged
+        said = (
+            start + _LENGTH + self._said(start + _LENGTH) + _HASH
+        )  # the length itself may be what was damaged
+        if self._follows(end) or self._follows(
+            said
+        ):  # a torn record is the last; one before others has been damaged
             self.close()
-            raise BadInput(f"the journal {self.path} is damaged at byte {start}; restore it from a copy")
+            raise BadInput(
+                f"the journal {self.path} is damaged at byte {start}; restore it from a copy"
+            )
         self._file.seek(start)
         self._file.truncate()
         return None
@@ -196,7 +257,10 @@ class Journal:
         try:
             size = int.from_bytes(self._file.read(4), "big")
             header = json.loads(self._file.read(min(size, whole)))
-            numbers = sum(np.dtype(kind).itemsize * math.prod(shape) for kind, shape in header.get("value", ()))
+            numbers = sum(
+                np.dtype(kind).itemsize * math.prod(shape)
+                for kind, shape in header.get("value", ())
+            )
             return 4 + size + sum(length for _, length in header.get("replies", ())) + numbers
         except (ValueError, TypeError, AttributeError):
             return whole

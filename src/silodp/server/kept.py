@@ -1,4 +1,6 @@
-"""A run's iterates in a file, for an output rule that may want any of them: memory holds none, however many rounds a run has."""
+"""A run's iterates in a file, for an output rule that may want any of them: memory holds none,
+however many rounds a run has.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class NoRoom(BadInput):
 
 
 class Kept:
-    """Tensors of one shape and type, in a file of the folder that has no name and is gone with this object."""
+    """Tensors of one shape and type, in a file of the folder that has no name and is gone with this
+    object.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count, self._like = folder, 0, torch.empty(0)
@@ -36,7 +40,10 @@ class Kept:
             self._file.write(w.detach().cpu().contiguous().numpy().data.cast("B"))
             self._file.flush()
         except OSError as error:
-            raise NoRoom(f"an iterate cannot be kept in {self._folder} ({error.strerror}); make room there, and resume the run") from None
+            raise NoRoom(
+                f"an iterate cannot be kept in {self._folder} ({error.strerror}); make "
+                "room there, and resume the run"
+            ) from None
         self._count, self._like = self._count + 1, w
 
     def __len__(self) -> int:
@@ -48,7 +55,9 @@ class Kept:
             raise IndexError(place)
         size = self._like.numel() * self._like.element_size()
         self._file.seek(place * size)
-        raw = np.frombuffer(bytearray(self._file.read(size)), str(self._like.dtype).removeprefix("torch."))
+        raw = np.frombuffer(
+            bytearray(self._file.read(size)), str(self._like.dtype).removeprefix("torch.")
+        )
         return torch.from_numpy(raw).reshape(self._like.shape).to(self._like.device)
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -56,5 +65,7 @@ class Kept:
 
 
 def _close(file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # what a full disk has not taken, it is asked to take once more
+    with contextlib.suppress(
+        OSError
+    ):  # what a full disk has not taken, it is asked to take once more
         file.close()

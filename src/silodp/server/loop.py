@@ -1,6 +1,8 @@
-"""The one run loop: in simulation, over a network and among peers a run is iterated, ended and written by the same lines.
+"""The one run loop: in simulation, over a network and among peers a run is iterated, ended and
+written by the same lines.
 
-Whom it asks, and what it keeps beside the model (a transcript, a journal), is for a subclass to say.
+Whom it asks, and what it keeps beside the model (a transcript, a journal), is for a subclass to
+say.
 """
 
 from __future__ import annotations
@@ -28,20 +30,30 @@ from silodp.server.prepare import AGAINST, Prepared
 
 
 class Run:
-    """One run of a prepared order: iterate over it for progress, then `summary` says how it ended."""
+    """One run of a prepared order: iterate over it for progress, then `summary` says how it
+    ended.
+    """
 
     result: str
     """The name of the file that the summary goes to: with it a run counts as finished."""
 
     def __init__(self, made: Prepared, problem: Problem, folder: Path, coin: int) -> None:
-        """The public `coin` says where the run starts, and which iterate it hands over where that is drawn."""
+        """The public `coin` says where the run starts, and which iterate it hands over where that
+        is drawn.
+        """
         self.made, self.problem, self.folder, self._coin = made, problem, folder, coin
         self.iterates, self.ended = 0, "finished"
-        self.total = made.order.rounds if "rounds" in made.settings else sum(a.kind in made.algorithm.kinds for a in made.plan.asked)
+        self.total = (
+            made.order.rounds
+            if "rounds" in made.settings
+            else sum(a.kind in made.algorithm.kinds for a in made.plan.asked)
+        )
         self.summary: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards the folder has model and summary."""
+        """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards
+        the folder has model and summary.
+        """
         start = self.problem.initial([self._coin])
         kept = deque[Tensor](maxlen=1) if self.made.order.output == "last" else Kept(self.folder)
         fed: Keeping | None = None
@@ -53,7 +65,10 @@ class Run:
             fed = Keeping(asked)
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):
-                    raise StopRun(f"training diverged with step {self.made.order.step:g}; use a smaller --step")
+                    raise StopRun(
+                        f"training diverged with step {self.made.order.step:g}; use a "
+                        "smaller --step"
+                    )
                 kept.append(w)
                 self.iterates += 1
                 self._made(w)
@@ -67,29 +82,40 @@ class Run:
         finally:
             self._close()
         if not len(kept):
-            raise BadInput(f"the run ended before its first iterate: {self.ended}{self._without_model()}")
+            raise BadInput(
+                f"the run ended before its first iterate: {self.ended}{self._without_model()}"
+            )
         assert fed is not None  # there are iterates
         fed.write(self.folder)
         self._write(output(kept, self.made.order.output, seed=self._coin))
 
     def _rehearse(self, start: Tensor) -> None:
-        """The way to the first iterate with answers of zero, at the model's size: what is wrong with it is said before anybody is asked."""
+        """The way to the first iterate with answers of zero, at the model's size: what is wrong
+        with it is said before anybody is asked.
+        """
         who = self.made.participation()
-        for _ in self.made.run(DryRun(who, who.silos, []), self.problem, start, **self.made.mechanisms):
+        for _ in self.made.run(
+            DryRun(who, who.silos, []), self.problem, start, **self.made.mechanisms
+        ):
             break
 
     def _write(self, w: Tensor) -> None:
         order = self.made.order
         about, tensors = self._about()
-        path = write_model(self.folder, self.problem, w, {"algorithm": order.algorithm} | about, tensors)
+        path = write_model(
+            self.folder, self.problem, w, {"algorithm": order.algorithm} | about, tensors
+        )
         self.summary = {
-            "algorithm": order.algorithm, "parameters": self.problem.dim, "trust": order.trust, "said": AGAINST[order.trust],
+            "algorithm": order.algorithm,
+            "parameters": self.problem.dim,
+            "trust": order.trust,
+            "said": AGAINST[order.trust],
             "unit": unit(self.problem.person),
             "model": str(path),
-        } | self._found(w)  # fmt: skip
+        } | self._found(w)
         atomic.write_json(self.folder / self.result, self.summary)
 
-    # --- for a subclass to say ------------------------------------------------------------------------------------------------------
+    # --- for a subclass to say -------------------------------------------------------------------
 
     def _federation(self) -> Federation:
         """Whom the algorithm asks."""
@@ -100,7 +126,9 @@ class Run:
         raise NotImplementedError
 
     def _found(self, w: Tensor) -> dict[str, Any]:
-        """What else the summary says of a run that hands over w; every other file of the run is written here."""
+        """What else the summary says of a run that hands over w; every other file of the run is
+        written here.
+        """
         raise NotImplementedError
 
     def _made(self, w: Tensor) -> None:

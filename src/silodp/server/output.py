@@ -1,4 +1,6 @@
-"""Which iterate a run hands over: the last, a uniformly random one (the paper's rule), or the average of the tail."""
+"""Which iterate a run hands over: the last, a uniformly random one (the paper's rule), or the
+average of the tail.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,16 @@ from silodp.server.order import OUTPUTS as RULES
 
 
 def output(iterates: Iterable[Tensor] | Kept, rule: str = "last", *, seed: int = 0) -> Tensor:
-    """Runs the generator to its end. All three rules are post-processing of releases, so none costs privacy."""
+    """Runs the generator to its end. All three rules are post-processing of releases, so none costs
+    privacy.
+    """
     if rule not in RULES:
         raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
-    points = iterates if isinstance(iterates, Kept) else list(deque(iterates, maxlen=1 if rule == "last" else None))
+    points = (
+        iterates
+        if isinstance(iterates, Kept)
+        else list(deque(iterates, maxlen=1 if rule == "last" else None))
+    )
     if not len(points):
         raise BadInput("the algorithm made no step; give it at least one round")
     if rule == "random":

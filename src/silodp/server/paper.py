@@ -1,4 +1,6 @@
-"""The paper's own noise constants, so that their real cost can be shown. Never used to protect anyone."""
+"""The paper's own noise constants, so that their real cost can be shown. Never used to protect
+anyone.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,13 @@ from silodp.core.privacy.accounting import Budget
 
 
 def paper_multipliers(algorithm: str, budget: Budget, settings: dict) -> dict[str, float]:
-    """Noise multipliers (std / sensitivity) of the appendix's experiments, full batch, for a claim of (epsilon, delta).
+    """Noise multipliers (std / sensitivity) of the appendix's experiments, full batch, for a claim
+    of (epsilon, delta).
 
-    spider: sigma_1^2 = 16 L^2 ln(1/delta) max(R/q, 1) / (eps n)^2 on sensitivity 2L/n and sigma_2^2 = 64 L^2 R ln(1/delta) / (eps n)^2
-    on 4L/n. spider-alternate: 8 and 32 times L^2 R ln(2/delta) / (eps n)^2. mb-sgd: 8 L^2 R ln(2/delta) / (eps n)^2; local-sgd takes the
-    same constant with one composition for each of its R x steps local steps.
+    spider: sigma_1^2 = 16 L^2 ln(1/delta) max(R/q, 1) / (eps n)^2 on sensitivity 2L/n and sigma_2^2
+    = 64 L^2 R ln(1/delta) / (eps n)^2 on 4L/n. spider-alternate: 8 and 32 times L^2 R ln(2/delta) /
+    (eps n)^2. mb-sgd: 8 L^2 R ln(2/delta) / (eps n)^2; local-sgd takes the same constant with one
+    composition for each of its R x steps local steps.
     """
     rounds, log1, log2 = settings["rounds"], math.log(1 / budget.delta), math.log(2 / budget.delta)
     match algorithm:
@@ -23,9 +27,15 @@ def paper_multipliers(algorithm: str, budget: Budget, settings: dict) -> dict[st
                 "refine": 2 / budget.epsilon * math.sqrt(log1 * rounds),
             }
         case "spider-alternate":
-            return dict.fromkeys(("anchor", "refine"), math.sqrt(2 * rounds * log2) / budget.epsilon)
+            return dict.fromkeys(
+                ("anchor", "refine"), math.sqrt(2 * rounds * log2) / budget.epsilon
+            )
         case "mb-sgd":
             return {"minibatch": math.sqrt(2 * rounds * log2) / budget.epsilon}
         case "local-sgd":
-            return {"minibatch": math.sqrt(2 * rounds * settings["local_steps"] * log2) / budget.epsilon}
-    raise BadInput(f"the paper gives no experimental noise constants for {algorithm}; use --noise exact")
+            return {
+                "minibatch": math.sqrt(2 * rounds * settings["local_steps"] * log2) / budget.epsilon
+            }
+    raise BadInput(
+        f"the paper gives no experimental noise constants for {algorithm}; use --noise exact"
+    )

@@ -1,11 +1,14 @@
-"""No server: every silo's own process runs the same generator, and gets the others' releases through a relay that only carries bytes.
+"""No server: every silo's own process runs the same generator, and gets the others' releases
+through a relay that only carries bytes.
 
-All peers hold the run's asker key, which each silo's policy lists. Queries are deterministic, so all peers make the same signed frames;
-each brings its own gate the frame that is meant for it and publishes the reply, under the frame's hash, for the others. The channel is
-the server's `Remote` with everyone as its quorum: a relay that alters, swaps or holds back bytes stops the run, and cannot do worse,
-since every peer checks every silo's signature, id and hash of the question, and sums in the silos' order. A silo that signs two answers
-to one question parts the peers' iterates, and so their next questions: their hashes differ, and the run stops there. After the last
-question there is no next: compare the models' hashes (`model_hash`) by a way that the relay does not carry.
+All peers hold the run's asker key, which each silo's policy lists. Queries are deterministic, so
+all peers make the same signed frames; each brings its own gate the frame that is meant for it and
+publishes the reply, under the frame's hash, for the others. The channel is the server's `Remote`
+with everyone as its quorum: a relay that alters, swaps or holds back bytes stops the run, and
+cannot do worse, since every peer checks every silo's signature, id and hash of the question, and
+sums in the silos' order. A silo that signs two answers to one question parts the peers' iterates,
+and so their next questions: their hashes differ, and the run stops there. After the last question
+there is no next: compare the models' hashes (`model_hash`) by a way that the relay does not carry.
 """
 
 from __future__ import annotations
@@ -58,18 +61,26 @@ class Folder:
 
 
 class Peer:
-    """A carrier for one silo's own process: `gate` reaches the silo's own gate alone, the relay has everybody's replies."""
+    """A carrier for one silo's own process: `gate` reaches the silo's own gate alone, the relay has
+    everybody's replies.
+    """
 
     def __init__(self, silo: str, gate: Carrier, relay: Relay) -> None:
         self._silo, self._gate, self._relay = silo, gate, relay
         self._seen: set[str] = set()
 
-    def holds(self, cards: Sequence[Card], carrier: Carrier, plan: Plan, **settings: Any) -> PeerHolds:
-        """What this peer's run holds: at its own gate by itself, at the others' by their peers' word, which the gates have signed."""
+    def holds(
+        self, cards: Sequence[Card], carrier: Carrier, plan: Plan, **settings: Any
+    ) -> PeerHolds:
+        """What this peer's run holds: at its own gate by itself, at the others' by their peers'
+        word, which the gates have signed.
+        """
         return PeerHolds(cards, self._gate, plan, silo=self._silo, relay=self._relay, **settings)
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        """Own reply from the own gate, published; the others' as they are published, within `timeout` seconds."""
+        """Own reply from the own gate, published; the others' as they are published, within
+        `timeout` seconds.
+        """
         deadline, replies = time.monotonic() + timeout, dict[str, bytes]()
         if own := frames.get(self._silo):
             replies = self._gate.exchange({self._silo: own}, timeout)
@@ -93,12 +104,22 @@ class Peer:
 
 
 class PeerHolds(Holds):
-    """Each peer takes the hold of its own gate, and publishes what the gate has signed; no question goes out before all hold, or one refuses.
+    """Each peer takes the hold of its own gate, and publishes what the gate has signed; no question
+    goes out before all hold, or one refuses.
 
     A gate is asked once those before it hold, by name, as a server asks them.
     """
 
-    def __init__(self, cards: Sequence[Card], gate: Carrier, plan: Plan, *, silo: str, relay: Relay, **settings: Any) -> None:
+    def __init__(
+        self,
+        cards: Sequence[Card],
+        gate: Carrier,
+        plan: Plan,
+        *,
+        silo: str,
+        relay: Relay,
+        **settings: Any,
+    ) -> None:
         super().__init__(cards, gate, plan, **settings)
         self._silo, self._relay = silo, relay
         self._last = b"", b""  # to the own gate, and from it
@@ -133,7 +154,9 @@ class PeerHolds(Holds):
         self._relay.put(self._place(self._silo), len(frame).to_bytes(4, "big") + frame + raw)
 
     def _published(self, name: str) -> HoldReply | str:
-        """What the gate of another silo has said to its own peer, about the very events that this peer counts on."""
+        """What the gate of another silo has said to its own peer, about the very events that this
+        peer counts on.
+        """
         content = self._relay.get(self._place(name)) or bytes(4)
         size = 4 + int.from_bytes(content[:4], "big")
         frame, raw = content[4:size], content[size:]
@@ -144,18 +167,29 @@ class PeerHolds(Holds):
         except Refused:
             return "forged"
         card = self._cards[name]
-        wanted = HoldRequest(name, self._run, request.hold, card.definition, request.number, self._events[name])
-        return self._opened(card, request.hold, frame, raw) if frame == encode_hold(wanted, self._key) else "forged"
+        wanted = HoldRequest(
+            name, self._run, request.hold, card.definition, request.number, self._events[name]
+        )
+        return (
+            self._opened(card, request.hold, frame, raw)
+            if frame == encode_hold(wanted, self._key)
+            else "forged"
+        )
 
     def _place(self, name: str) -> str:
         return hashlib.sha256(f"{self._run}/hold/{name}".encode()).hexdigest()
 
 
 def model_hash(path: Path) -> str:
-    """SHA-256 of a model.safetensors' parameters: names, shapes and numbers, and nothing of how the file is laid out."""
+    """SHA-256 of a model.safetensors' parameters: names, shapes and numbers, and nothing of how the
+    file is laid out.
+    """
     found = hashlib.sha256()
     for name, value in sorted(load_file(path).items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode() + value.contiguous().numpy().tobytes())
+        found.update(
+            f"{name} {value.dtype} {tuple(value.shape)}\n".encode()
+            + value.contiguous().numpy().tobytes()
+        )
     return found.hexdigest()
 
 

@@ -1,4 +1,6 @@
-"""Noise before data: run the very algorithm against a federation that only collects prices, and set its noise to fill each budget."""
+"""Noise before data: run the very algorithm against a federation that only collects prices, and set
+its noise to fill each budget.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ Run = Callable[..., Iterator[Tensor]]
 
 @dataclass(frozen=True)
 class Asked:
-    """One query of a dry run: its kind, its event at the mechanism's noise, and the silos that would answer it."""
+    """One query of a dry run: its kind, its event at the mechanism's noise, and the silos that
+    would answer it.
+    """
 
     kind: str
     event: Event | TotalEvent
@@ -79,12 +83,21 @@ class Nowhere:
 
 
 def dry_run(run: Run, mechanisms: Mapping[str, Gaussian], participation: Everyone) -> list[Asked]:
-    """Every query that `run` would make, in order. Prices depend on sampling and noise only, never on answers."""
+    """Every query that `run` would make, in order. Prices depend on sampling and noise only, never
+    on answers.
+    """
     log: list[Asked] = []
-    for _ in run(DryRun(participation.rehearsal(), participation.silos, log), Nowhere(), torch.zeros(1, 1), **mechanisms):
+    for _ in run(
+        DryRun(participation.rehearsal(), participation.silos, log),
+        Nowhere(),
+        torch.zeros(1, 1),
+        **mechanisms,
+    ):
         pass
     if not log:
-        raise BadInput("the algorithm asks nothing; it must ask `fed`, or there is nothing to learn from")
+        raise BadInput(
+            "the algorithm asks nothing; it must ask `fed`, or there is nothing to learn from"
+        )
     return log
 
 
@@ -94,7 +107,9 @@ class Within:
     def __init__(self, plan: Plan) -> None:
         self._left: dict[str, np.ndarray] = {}
         for asked in plan.asked:
-            self._left.setdefault(asked.kind, np.zeros(len(plan.counts), dtype=int))[list(asked.silos)] += asked.event.count
+            self._left.setdefault(asked.kind, np.zeros(len(plan.counts), dtype=int))[
+                list(asked.silos)
+            ] += asked.event.count
 
     def __call__(self, query: Query, silos: Sequence[int]) -> None:
         kind = query.mechanism.kind
@@ -102,13 +117,16 @@ class Within:
         left[list(silos)] -= query.event().count
         if (left[list(silos)] < 0).any():
             raise StopRun(
-                f"the algorithm asks for more releases of kind {kind!r} than were planned; what it asks may not depend on answers"
+                f"the algorithm asks for more releases of kind {kind!r} than were planned; "
+                "what it asks may not depend on answers"
             )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An algorithm's mechanisms with their noise set, the rule that prices them, and what they will cost."""
+    """An algorithm's mechanisms with their noise set, the rule that prices them, and what they will
+    cost.
+    """
 
     mechanisms: dict[str, Any]
     """Gaussian, or Shuffled, by kind."""
@@ -123,10 +141,14 @@ class Plan:
 
     def spent(self) -> np.ndarray:
         """Epsilon that a run will have spent at the end, at each budget's delta: (J, N)."""
-        return self.rule.epsilon(self._buckets(), np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets))
+        return self.rule.epsilon(
+            self._buckets(), np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets)
+        )
 
     def mu(self) -> np.ndarray | None:
-        """The mu with which the whole run is mu-GDP, (J, N): sqrt of what the gdp rule counts. None under other rules, where none is known."""
+        """The mu with which the whole run is mu-GDP, (J, N): sqrt of what the gdp rule counts. None
+        under other rules, where none is known.
+        """
         return np.sqrt(self.rule.total(self._buckets())) if self.rule.name == "gdp" else None
 
     def _buckets(self) -> dict[str, np.ndarray]:
@@ -149,25 +171,32 @@ def calibrate(
     shares: Mapping[str, float] | None = None,
     rule: str | None = None,
 ) -> Plan:
-    """Sets each mechanism's noise multiplier so that `run` as a whole spends each silo's budget, and no more.
+    """Sets each mechanism's noise multiplier so that `run` as a whole spends each silo's budget,
+    and no more.
 
-    `shares` splits the budget (mu^2) between kinds of release; equal shares by default. `rule` is "gdp" (exact; full and disjoint
-    batches), "committed" (privacy-loss distributions; full and Poisson batches) or "renyi" (anything); the tightest that applies
-    is the default.
+    `shares` splits the budget (mu^2) between kinds of release; equal shares by default. `rule` is
+    "gdp" (exact; full and disjoint batches), "committed" (privacy-loss distributions; full and
+    Poisson batches) or "renyi" (anything); the tightest that applies is the default.
     """
     participation = participation or Everyone(len(counts))
-    asked = dry_run(run, {k: replace(m, noise_multiplier=1.0) for k, m in mechanisms.items()}, participation)
+    asked = dry_run(
+        run, {k: replace(m, noise_multiplier=1.0) for k, m in mechanisms.items()}, participation
+    )
     kinds = [kind for kind in mechanisms if any(a.kind == kind for a in asked)]
     shares = _shares(shares, kinds)
     for kind, silos in dict.fromkeys((a.kind, a.silos) for a in asked):
         for silo in silos:
-            mechanisms[kind].at(0).sensitivity(counts[silo])  # a batch without a record is refused before anything is spent
+            mechanisms[kind].at(0).sensitivity(
+                counts[silo]
+            )  # a batch without a record is refused before anything is spent
     array = budget_array(budgets)
     array = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1, len(counts))))
     name = rule or _default_rule([a.event for a in asked])
     if name == "gdp":
         for sampling in {a.event.sampling for a in asked}:
-            GDP().price(Event(sampling, 1.0), np.asarray(counts))  # refuses sub-sampled batches, in words
+            GDP().price(
+                Event(sampling, 1.0), np.asarray(counts)
+            )  # refuses sub-sampled batches, in words
     groups = dict.fromkeys(a.silos for a in asked)
     parts = [tuple(silo in group for group in groups) for silo in range(len(counts))]
     known = {part: _profile(asked, kinds, shares, parts.index(part)) for part in set(parts)}
@@ -180,15 +209,24 @@ def calibrate(
         for kind, weight in profiles[i].weights:
             multipliers[kind][j, i] = scale * weight
     noisy = {
-        kind: replace(m, noise_multiplier=torch.from_numpy(multipliers[kind]) if kind in kinds else 0.0) for kind, m in mechanisms.items()
+        kind: replace(
+            m, noise_multiplier=torch.from_numpy(multipliers[kind]) if kind in kinds else 0.0
+        )
+        for kind, m in mechanisms.items()
     }
     return Plan(noisy, _rule(name, orders, asked, noisy, len(counts)), asked, tuple(counts), array)
 
 
 def with_multipliers(
-    run: Run, mechanisms: Mapping[str, Gaussian], counts: Sequence[int], budgets: Budget | Sequence, participation: Everyone | None = None
+    run: Run,
+    mechanisms: Mapping[str, Gaussian],
+    counts: Sequence[int],
+    budgets: Budget | Sequence,
+    participation: Everyone | None = None,
 ) -> Plan:
-    """A plan whose noise is given, not calibrated (the paper's constants, or none): `spent` says what it really costs."""
+    """A plan whose noise is given, not calibrated (the paper's constants, or none): `spent` says
+    what it really costs.
+    """
     participation = participation or Everyone(len(counts))
     asked = dry_run(run, mechanisms, participation)
     array = budget_array(budgets)
@@ -196,12 +234,14 @@ def with_multipliers(
     return Plan(dict(mechanisms), GDP(), asked, tuple(counts), array)
 
 
-# --- the solver -----------------------------------------------------------------------------------------------------------------
+# --- the solver ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Profile:
-    """What one silo is asked: relative noise weight of each kind, and the distinct events with their counts at those weights."""
+    """What one silo is asked: relative noise weight of each kind, and the distinct events with
+    their counts at those weights.
+    """
 
     weights: tuple[tuple[str, float], ...]
     events: tuple[tuple[object, float, int], ...]
@@ -218,17 +258,26 @@ def _shares(shares: Mapping[str, float] | None, kinds: Sequence[str]) -> dict[st
     return {kind: given.get(kind, 1.0) / total for kind in kinds}
 
 
-def _profile(asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, float], silo: int) -> _Profile:
+def _profile(
+    asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, float], silo: int
+) -> _Profile:
     mine = [a for a in asked if silo in a.silos]
 
     def total(events: Sequence[tuple[Event | TotalEvent, float]]) -> float:
         buckets: dict[str, np.ndarray] = {}
         for event, weight in events:
-            key, price = _gdp_price(FullBatch() if event.sampling.sampled else event.sampling, weight, event.count)
+            key, price = _gdp_price(
+                FullBatch() if event.sampling.sampled else event.sampling, weight, event.count
+            )
             buckets[key] = buckets.get(key, np.zeros(())) + price
         return float(GDP().total(buckets))
 
-    weights = {kind: math.sqrt(max(total([(a.event, 1.0) for a in mine if a.kind == kind]), 1.0) / shares[kind]) for kind in kinds}
+    weights = {
+        kind: math.sqrt(
+            max(total([(a.event, 1.0) for a in mine if a.kind == kind]), 1.0) / shares[kind]
+        )
+        for kind in kinds
+    }
     merged: dict[tuple[object, float], int] = {}
     for a in mine:
         key = (a.event.sampling, weights[a.kind])
@@ -247,9 +296,16 @@ def _gdp_price(sampling: Sampling, weight: float, count: int) -> tuple[str, np.n
 
 @functools.lru_cache(maxsize=4096)
 def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float, float]:
-    """(scale, Renyi order): the least scale of the noise weights at which this silo's events fit its budget."""
+    """(scale, Renyi order): the least scale of the noise weights at which this silo's events fit
+    its budget.
+    """
     if math.isinf(budget.epsilon) or profile.full == 0:
-        return 0.0, 2.0  # no noise is wanted, or nothing is asked: a question would then cost infinity, and be refused
+        return (
+            0.0,
+            2.0,
+            # no noise is wanted, or nothing is asked: a question would then cost infinity, and be
+            # refused
+        )
     exact = math.sqrt(profile.full) / math.sqrt(float(GDP().capacity(budget_array(budget))))
     if rule == "gdp":
         return exact * ROUND_UP, 2.0
@@ -257,7 +313,9 @@ def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float,
 
         def excess(log_scale: float) -> float:
             scale = math.exp(log_scale)
-            events = tuple((sampling, weight * scale, count) for sampling, weight, count in profile.events)
+            events = tuple(
+                (sampling, weight * scale, count) for sampling, weight, count in profile.events
+            )
             return composed_epsilon(events, budget.delta) - budget.epsilon  # type: ignore[arg-type]
 
         return _least(excess, exact), 2.0
@@ -271,7 +329,10 @@ def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float,
         def excess(log_scale: float) -> float:
             buckets: dict[str, np.ndarray] = {}
             for sampling, weight, count in profile.events:
-                key, price = ledger.price(Event(sampling, weight * math.exp(log_scale), count), np.asarray(n))  # type: ignore[arg-type]
+                key, price = ledger.price(
+                    Event(sampling, weight * math.exp(log_scale), count),  # type: ignore[arg-type]
+                    np.asarray(n),
+                )
                 buckets[key] = buckets.get(key, np.zeros(())) + price
             return float(ledger.total(buckets)) / room - 1
 
@@ -287,7 +348,9 @@ def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float,
 
 
 def _least(excess: Callable[[float], float], guess: float) -> float:
-    """The least scale with excess <= 0, for an excess that falls in log(scale); ends on the safe side."""
+    """The least scale with excess <= 0, for an excess that falls in log(scale); ends on the safe
+    side.
+    """
     low = high = math.log(guess)
     while excess(high) > 0:
         high += 0.7
@@ -310,7 +373,13 @@ def _default_rule(events: Sequence[Event | TotalEvent]) -> str:
     return "renyi" if kinds & {WithoutReplacement, DisjointBatches} else "committed"
 
 
-def _rule(name: str, orders: np.ndarray, asked: Sequence[Asked], mechanisms: Mapping[str, Gaussian], silos: int) -> Rule:
+def _rule(
+    name: str,
+    orders: np.ndarray,
+    asked: Sequence[Asked],
+    mechanisms: Mapping[str, Gaussian],
+    silos: int,
+) -> Rule:
     match name:
         case "gdp":
             return GDP()
@@ -320,8 +389,15 @@ def _rule(name: str, orders: np.ndarray, asked: Sequence[Asked], mechanisms: Map
             most: dict[tuple[Sampling, bytes], Event] = {}
             for a in asked:
                 multiplier = np.asarray(mechanisms[a.kind].noise_multiplier)
-                key = (a.event.sampling, multiplier.tobytes())  # kinds of equal noise are one entry: their events look the same
+                key = (
+                    a.event.sampling,
+                    multiplier.tobytes(),
+                )  # kinds of equal noise are one entry: their events look the same
                 count = a.event.count * np.isin(np.arange(silos), a.silos)
-                most[key] = Event(a.event.sampling, torch.from_numpy(multiplier), most[key].count + count if key in most else count)
+                most[key] = Event(
+                    a.event.sampling,
+                    torch.from_numpy(multiplier),
+                    most[key].count + count if key in most else count,
+                )
             return Committed(tuple(most.values()))
     raise BadInput(f"ledger rule {name!r} is unknown; choose gdp, renyi or committed")

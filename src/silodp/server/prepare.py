@@ -1,7 +1,8 @@
-"""From an order to what runs: the algorithm with its settings, and the noise with which all that it asks fits every silo's budget.
+"""From an order to what runs: the algorithm with its settings, and the noise with which all that it
+asks fits every silo's budget.
 
-This is the one place where an order is planned, whoever is trusted and wherever the records lie: `silodp plan` shows it, a simulation
-and a run over a network follow it.
+This is the one place where an order is planned, whoever is trusted and wherever the records lie:
+`silodp plan` shows it, a simulation and a run over a network follow it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from silodp.server.federation import Everyone, Measured
 from silodp.server.order import Order, budgets_of, least_of_all, targets
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import Plan, Run, calibrate, with_multipliers
-from silodp.server.settings import default_shares, participation_by_name, prepared, samplings_by_name
+from silodp.server.settings import (
+    default_shares,
+    participation_by_name,
+    prepared,
+    samplings_by_name,
+)
 from silodp.server.shuffled import calibrate_shuffled
 
 SCALING = ("ranges", "moments")
@@ -36,18 +42,32 @@ SCALING_SHARE = 0.1
 MOST_ROUNDS = 100_000
 """Of a theorem, which nobody has asked for by a number: a dry run asks every question, too."""
 AGAINST = {
-    "isrl": "epsilon is against everybody who sees what a silo sends, the server and the other silos too",
-    "masks": "epsilon is against the server and the colluding silos together, by masks that nobody is known to break; if all other silos "
-    "collude with the server, a silo is up against its own noise alone",
-    "shuffle": "epsilon is against the server, which sees totals, unless it says otherwise; the shuffler, or whoever else sees a silo's own "
-    "counts, is up against that silo's own noise alone",
-    "central": "epsilon is against whoever sees the model and what the server tells; the server itself sees every record",
+    "isrl": (
+        "epsilon is against everybody who sees what a silo sends, the server and the other "
+        "silos too"
+    ),
+    "masks": (
+        "epsilon is against the server and the colluding silos together, by masks that nobody "
+        "is known to break; if all other silos "
+        "collude with the server, a silo is up against its own noise alone"
+    ),
+    "shuffle": (
+        "epsilon is against the server, which sees totals, unless it says otherwise; the "
+        "shuffler, or whoever else sees a silo's own "
+        "counts, is up against that silo's own noise alone"
+    ),
+    "central": (
+        "epsilon is against whoever sees the model and what the server tells; the server "
+        "itself sees every record"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An order that can be run. Of a curator, who has all records in one place, budgets and plan are of one silo."""
+    """An order that can be run. Of a curator, who has all records in one place, budgets and plan
+    are of one silo.
+    """
 
     order: Order
     algorithm: Algorithm
@@ -65,7 +85,9 @@ class Prepared:
 
     def weights(self, counts: Sequence[int], held_out: Sequence[int] = ()) -> Weights:
         """How silos count in a mean. A total counts records alike, whichever silo holds them."""
-        return Weights("records" if self.order.totals else self.order.weights, tuple(counts), tuple(held_out))
+        return Weights(
+            "records" if self.order.totals else self.order.weights, tuple(counts), tuple(held_out)
+        )
 
     @property
     def least(self) -> int:
@@ -83,19 +105,24 @@ def prepare(
     scaled: int | None = None,
     epsilons: Sequence[float] = (),
 ) -> Prepared:
-    """`budgets` are the silos' own, where they have some. `scaled`: so many features whose scaling is learnt first, within the budget.
+    """`budgets` are the silos' own, where they have some. `scaled`: so many features whose scaling
+    is learnt first, within the budget.
 
-    `epsilons` plan a batch of runs, one for each, that differ from the order in epsilon alone; infinite is without noise, for baselines.
+    `epsilons` plan a batch of runs, one for each, that differ from the order in epsilon alone;
+    infinite is without noise, for baselines.
     """
     algorithm = find(order.algorithm)
     theorem = None
     if order.noise == "theory":
         if order.user_level or order.rule or scaled is not None:
             raise BadInput(
-                "--from-theory takes its noise from a theorem about records as they are; leave out --user-level and --rule, "
+                "--from-theory takes its noise from a theorem about records as they are; "
+                "leave out --user-level and --rule, "
                 "and give --schema, --scale none, or a file of public ranges with --scale"
             )
-        theorem = prescription(order, least_of_all(budgets or targets(order, names, counts)), counts, dimension)
+        theorem = prescription(
+            order, least_of_all(budgets or targets(order, names, counts)), counts, dimension
+        )
         order = by_theorem(order, theorem, min(counts))
     settings = algorithm.schedule(order.schedule)
     samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
@@ -104,7 +131,11 @@ def prepare(
     participation()  # refuses what cannot take part
     run = prepared(algorithm, settings, order.step)
     why = _why_together(order)
-    rehearsed = _together(run, f"{algorithm.name} asks silos one by one, {why}", order.totals) if why else run
+    rehearsed = (
+        _together(run, f"{algorithm.name} asks silos one by one, {why}", order.totals)
+        if why
+        else run
+    )
     who = participation()
     if order.trust == "central":
         mine, counts, who = [least_of_all(mine)], [sum(counts)], Everyone(1)
@@ -118,34 +149,55 @@ def prepare(
 
 
 def asks(order: Order) -> tuple[dict[str, Gaussian], dict[str, float] | None]:
-    """What the order's algorithm releases, by kind, with noise still to be set; and how they split a budget (None: it is one's)."""
+    """What the order's algorithm releases, by kind, with noise still to be set; and how they split
+    a budget (None: it is one's).
+    """
     algorithm = find(order.algorithm)
     samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
-    mechanisms = {kind: Gaussian(kind, order.clip, 0.0, samplings[kind]) for kind in algorithm.kinds}
-    return mechanisms, default_shares(algorithm, algorithm.schedule(order.schedule), order.anchor_share)
+    mechanisms = {
+        kind: Gaussian(kind, order.clip, 0.0, samplings[kind]) for kind in algorithm.kinds
+    }
+    return mechanisms, default_shares(
+        algorithm, algorithm.schedule(order.schedule), order.anchor_share
+    )
 
 
 def _gaussian(
-    order: Order, settings: dict, runs: list[list[Budget]], counts: Sequence[int], who: Everyone, run: Run, scaled: int | None
+    order: Order,
+    settings: dict,
+    runs: list[list[Budget]],
+    counts: Sequence[int],
+    who: Everyone,
+    run: Run,
+    scaled: int | None,
 ) -> Plan:
     """Noise of each silo's own, scaling included, in one dry run."""
     mechanisms, shares = asks(order)
     if order.noise == "paper":
         if order.sampling not in (None, "full"):
-            raise BadInput("the paper's constants are shown for full batches only; leave --sampling out")
+            raise BadInput(
+                "the paper's constants are shown for full batches only; leave --sampling out"
+            )
         cells = [[paper_multipliers(order.algorithm, b, settings) for b in row] for row in runs]
-        noisy = {kind: replace(m, noise_multiplier=_rows([c[kind] for c in row] for row in cells)) for kind, m in mechanisms.items()}
+        noisy = {
+            kind: replace(m, noise_multiplier=_rows([c[kind] for c in row] for row in cells))
+            for kind, m in mechanisms.items()
+        }
         return with_multipliers(run, noisy, counts, runs, who)
     if scaled is not None:
         shares = shares or dict.fromkeys(mechanisms, 1.0)
         mechanisms |= {kind: Gaussian(kind, 1.0, 0.0, FullBatch()) for kind in SCALING}
-        shares = {kind: share * (1 - SCALING_SHARE) for kind, share in shares.items()} | dict.fromkeys(SCALING, SCALING_SHARE / 2)
+        shares = {
+            kind: share * (1 - SCALING_SHARE) for kind, share in shares.items()
+        } | dict.fromkeys(SCALING, SCALING_SHARE / 2)
         run = _after_scaling(run, scaled)
     return calibrate(run, mechanisms, runs, counts, who, shares=shares, rule=order.rule)
 
 
 def _after_scaling(run: Run, features: int) -> Run:
-    def both(fed: Any, problem: Any, w: Tensor, *, ranges: Gaussian, moments: Gaussian, **rest: Gaussian) -> Iterator[Tensor]:
+    def both(
+        fed: Any, problem: Any, w: Tensor, *, ranges: Gaussian, moments: Gaussian, **rest: Gaussian
+    ) -> Iterator[Tensor]:
         learn_scaling(fed.everyone(), features, ranges=ranges, moments=moments)
         yield from run(fed, problem, w, **rest)
 
@@ -162,7 +214,9 @@ def _why_together(order: Order) -> str:
 
 
 def _together(run: Run, why: str, totals: bool) -> Run:
-    """For a dry run: `run`, refused with this sentence as soon as it asks silos one by one, or what cannot be in a total."""
+    """For a dry run: `run`, refused with this sentence as soon as it asks silos one by one, or what
+    cannot be in a total.
+    """
 
     def asked(fed: Any, problem: Any, w: Tensor, **rest: Any) -> Iterator[Tensor]:
         yield from run(_Together(fed, why, totals), problem, w, **rest)
@@ -179,7 +233,10 @@ class _Together:
 
     def measure(self, query: Query) -> Measured:
         if self._totals and not query.statistic.in_totals:
-            raise BadInput(f"totals are of clipped gradients, and no {type(query.statistic).__name__}; use an algorithm such as mb-sgd")
+            raise BadInput(
+                "totals are of clipped gradients, and no "
+                f"{type(query.statistic).__name__}; use an algorithm such as mb-sgd"
+            )
         return self._fed.measure(query)
 
     def cohort(self) -> _Together:
@@ -193,27 +250,57 @@ def _rows(numbers: Iterable[list[float]]) -> Tensor:
     return torch.tensor(list(numbers), dtype=torch.float64)
 
 
-# --- in totals ------------------------------------------------------------------------------------------------------------------
+# --- in totals -----------------------------------------------------------------------------------
 
 
 def _totals(
-    order: Order, algorithm: Algorithm, samplings: Mapping[str, Sampling], runs: list[list[Budget]], counts: Sequence[int],
-    who: Everyone, dimension: int | None, run: Run, scaled: int | None,
-) -> Plan:  # fmt: skip
-    """Levels and noise bits with which the run spends the smallest of the silos' budgets: each total is protected by everybody's noise."""
+    order: Order,
+    algorithm: Algorithm,
+    samplings: Mapping[str, Sampling],
+    runs: list[list[Budget]],
+    counts: Sequence[int],
+    who: Everyone,
+    dimension: int | None,
+    run: Run,
+    scaled: int | None,
+) -> Plan:
+    """Levels and noise bits with which the run spends the smallest of the silos' budgets: each
+    total is protected by everybody's noise.
+    """
     if "local_steps" in algorithm.settings:
-        raise BadInput(f"{algorithm.name} takes local steps, which are no sums over records; totals suit mb-sgd or spider")
+        raise BadInput(
+            f"{algorithm.name} takes local steps, which are no sums over records; totals "
+            "suit mb-sgd or spider"
+        )
     if any(sampling.sampled for sampling in samplings.values()):
-        raise BadInput(f"sampling {order.sampling!r} has no accountant for binomial noise; use full or disjoint with --trust {order.trust}")
+        raise BadInput(
+            f"sampling {order.sampling!r} has no accountant for binomial noise; use full "
+            f"or disjoint with --trust {order.trust}"
+        )
     if scaled is not None:
-        raise BadInput("features are not scaled in totals; give --schema, --scale none, or a file of public ranges with --scale")
+        raise BadInput(
+            "features are not scaled in totals; give --schema, --scale none, or a file of "
+            "public ranges with --scale"
+        )
     if dimension is None:
-        raise BadInput(f"dimension is missing; --trust {order.trust} needs --dimension, the number of parameters of the model")
+        raise BadInput(
+            f"dimension is missing; --trust {order.trust} needs --dimension, the number of "
+            "parameters of the model"
+        )
     least, (mechanisms, shares) = least_of(order, who), asks(order)
     budgets = [least_of_all(row) for row in runs]
     colluding = order.colluding if order.trust == "masks" else None
     return calibrate_shuffled(
-        run, mechanisms, budgets, counts, who, dimension=dimension, least=least, shares=shares, colluding=colluding, drops=order.drops
+        run,
+        mechanisms,
+        budgets,
+        counts,
+        who,
+        dimension=dimension,
+        least=least,
+        shares=shares,
+        colluding=colluding,
+        drops=order.drops,
     )
 
 
@@ -223,24 +310,30 @@ def asked_at_least(who: Everyone) -> int:
 
 
 def least_of(order: Order, who: Everyone, *, fewest: int = 1) -> int:
-    """The fewest silos whose total is passed on: as many as are asked, unless the order says less. BadInput if there may be fewer than `fewest`."""
+    """The fewest silos whose total is passed on: as many as are asked, unless the order says less.
+    BadInput if there may be fewer than `fewest`.
+    """
     most = asked_at_least(who)
     least = most if order.least is None else order.least
     if not fewest <= least <= most:
         raise BadInput(
-            f"least is {least}, the quorum of a total; it must be between {fewest} and {most}, the silos that are asked in a round"
+            f"least is {least}, the quorum of a total; it must be between {fewest} and "
+            f"{most}, the silos that are asked in a round"
         )
     if order.trust == "masks" and least < order.colluding + 2:
         raise BadInput(
-            f"{least} silos with {order.colluding} colluding leave nobody to hide among; use {order.colluding + 2} silos or more"
+            f"{least} silos with {order.colluding} colluding leave nobody to hide among; "
+            f"use {order.colluding + 2} silos or more"
         )
     return least
 
 
-# --- by a theorem ----------------------------------------------------------------------------------------------------------------
+# --- by a theorem --------------------------------------------------------------------------------
 
 
-def prescription(order: Order, budget: Budget, counts: Sequence[int], dimension: int | None) -> theory.Prescription:
+def prescription(
+    order: Order, budget: Budget, counts: Sequence[int], dimension: int | None
+) -> theory.Prescription:
     """The theorem of the order's algorithm at the order's constants, for the smallest silo."""
     counts = [sum(counts)] if order.trust == "central" else counts
     _, _, answering = order.participation.rpartition(":")
@@ -248,53 +341,89 @@ def prescription(order: Order, budget: Budget, counts: Sequence[int], dimension:
     return theory.prescribe(order.algorithm, constants_of(order, budget, counts, dimension, asked))
 
 
-def constants_of(order: Order, budget: Budget, counts: Sequence[int], dimension: int | None, answering: int) -> theory.Constants:
-    given: dict[str, Any] = order.theory | ({"dimension": dimension} if dimension is not None else {})
+def constants_of(
+    order: Order, budget: Budget, counts: Sequence[int], dimension: int | None, answering: int
+) -> theory.Constants:
+    given: dict[str, Any] = order.theory | (
+        {"dimension": dimension} if dimension is not None else {}
+    )
     for name in ("lipschitz", "smoothness", "dimension"):
         if name not in given:
-            raise BadInput(f"the theory needs --{name} as well; --lipschitz, --smoothness and --dimension belong to every theorem")
+            raise BadInput(
+                f"the theory needs --{name} as well; --lipschitz, --smoothness and "
+                "--dimension belong to every theorem"
+            )
     return theory.Constants(
-        **given, records=min(counts), silos=len(counts), answering=answering, epsilon=budget.epsilon, delta=budget.delta
+        **given,
+        records=min(counts),
+        silos=len(counts),
+        answering=answering,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
     )
 
 
 def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
-    """The order with rounds R, batches K, phase q, step and clip of its theorem; n is the smallest silo's number of records."""
+    """The order with rounds R, batches K, phase q, step and clip of its theorem; n is the smallest
+    silo's number of records.
+    """
     if not found.noise:
-        raise BadInput(f"with these constants {found.theorem} answers with the start and asks no silo; give others, or no --from-theory")
+        raise BadInput(
+            f"with these constants {found.theorem} answers with the start and asks no "
+            "silo; give others, or no --from-theory"
+        )
     if (rounds := found.rounds * found.restarts) > MOST_ROUNDS:
         raise BadInput(
-            f"with these constants {found.theorem} asks for {rounds:.3g} rounds, which nobody can wait for; give a smaller epsilon"
+            f"with these constants {found.theorem} asks for {rounds:.3g} rounds, which "
+            "nobody can wait for; give a smaller epsilon"
         )
     assert order.lipschitz is not None
     assert order.smoothness is not None
     out = "last" if found.output in ("w_R", "w_S") else "random"
-    made = replace(order, rounds=found.rounds * found.restarts, step=found.step, clip=order.lipschitz, output=out)
+    made = replace(
+        order,
+        rounds=found.rounds * found.restarts,
+        step=found.step,
+        clip=order.lipschitz,
+        output=out,
+    )
     if found.phase:
         return replace(made, phase=found.phase, slope=order.smoothness, sampling="full")
     if found.inner_steps:
         rate = found.batch / n
         rate = rate if math.floor(rate * n) >= found.batch else math.nextafter(rate, 1.0)
         sampled = f"anchor=full,refine=without-replacement:{rate!r}" if found.batch < n else "full"
-        return replace(made, inner=found.inner_steps, restarts=found.restarts, slope=math.inf, sampling=sampled)
+        return replace(
+            made, inner=found.inner_steps, restarts=found.restarts, slope=math.inf, sampling=sampled
+        )
     return replace(made, sampling="disjoint")
 
 
 def _with_theorems_noise(plan: Plan, found: theory.Prescription) -> Plan:
-    """The plan with the theorem's noise instead of the least: it is priced for what it is, and refused if that is too little."""
+    """The plan with the theorem's noise instead of the least: it is priced for what it is, and
+    refused if that is too little.
+    """
     std = {"minibatch": found.noise.get("sigma"), "anchor": found.noise.get("sigma_1")}
     std["refine"] = found.noise.get("sigma_2_hat", found.noise.get("sigma_2"))
     noisy = {}
     for kind, m in plan.mechanisms.items():
         largest = m.clipped(2 * m.clip) if kind == "refine" else m
         sigma = std[kind]
-        noisy[kind] = m if sigma is None else replace(m, noise_multiplier=_rows([[sigma / largest.sensitivity(n) for n in plan.counts]]))
+        noisy[kind] = (
+            m
+            if sigma is None
+            else replace(
+                m, noise_multiplier=_rows([[sigma / largest.sensitivity(n) for n in plan.counts]])
+            )
+        )
     made = replace(plan, mechanisms=noisy)
     for budget, spent in zip(plan.budgets[0], made.spent()[0].tolist(), strict=True):
         if not spent <= budget.epsilon:
             failed = "; ".join(words for words, holds in found.conditions if not holds)
             raise BadInput(
-                f"the noise of {found.theorem} would spend epsilon {spent:.4g} of {budget.epsilon:g}"
-                f"{f' (a condition fails: {failed})' if failed else ''}; leave --from-theory out, which takes the least noise that suffices"
+                f"the noise of {found.theorem} would spend epsilon {spent:.4g} of "
+                f"{budget.epsilon:g}"
+                f"{f' (a condition fails: {failed})' if failed else ''}; leave "
+                "--from-theory out, which takes the least noise that suffices"
             )
     return made

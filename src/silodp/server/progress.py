@@ -1,9 +1,13 @@
-"""progress.jsonl of a run's folder: a line for each question as soon as it is answered, for whoever looks on.
+"""progress.jsonl of a run's folder: a line for each question as soon as it is answered, for whoever
+looks on.
 
-A line has what is public, or follows from releases alone: who answered and who did not, how long each answer is, how long its noise is
-expected to be, what share of each silo's budget is used up and, by its rule, how much epsilon. Whoever writes holds a lock on the file, so that a reader can tell a run
-that goes on from one that was killed. Before a question goes out, a line with "asking" says what silos will have spent if it is charged: gates charge
-before they answer, and a server may be killed in between. Nothing reads a line back to train with: a torn or missing file loses a picture, not a run.
+A line has what is public, or follows from releases alone: who answered and who did not, how long
+each answer is, how long its noise is expected to be, what share of each silo's budget is used up
+and, by its rule, how much epsilon. Whoever writes holds a lock on the file, so that a reader can
+tell a run that goes on from one that was killed. Before a question goes out, a line with "asking"
+says what silos will have spent if it is charged: gates charge before they answer, and a server may
+be killed in between. Nothing reads a line back to train with: a torn or missing file loses a
+picture, not a run.
 """
 
 from __future__ import annotations
@@ -28,10 +32,16 @@ from silodp.host.portable import OWN, lock
 NAME = "progress.jsonl"
 
 
-def measured(query: Query, values: Tensor, silos: Sequence[int], counts: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
-    """What a look at the releases `values` (M, d) of these silos tells: each one's norm and its noise's, and those of their mean."""
+def measured(
+    query: Query, values: Tensor, silos: Sequence[int], counts: Sequence[int], names: Sequence[str]
+) -> dict[str, Any]:
+    """What a look at the releases `values` (M, d) of these silos tells: each one's norm and its
+    noise's, and those of their mean.
+    """
     norms = values.double().norm(dim=-1).tolist()
-    return measured_norms(query, norms, float(values.double().mean(0).norm()) if norms else None, silos, counts, names)
+    return measured_norms(
+        query, norms, float(values.double().mean(0).norm()) if norms else None, silos, counts, names
+    )
 
 
 def measured_norms(
@@ -43,34 +53,62 @@ def measured_norms(
     names: Sequence[str],
     shares: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """The same of releases and a mean whose norms are known; `shares` are what each silo counts in the mean, alike where nothing is said.
+    """The same of releases and a mean whose norms are known; `shares` are what each silo counts in
+    the mean, alike where nothing is said.
 
-    The noise's norm is std x sqrt(d) with the std of the mechanism. For local steps it is what the steps' noises add up to if gradient and
-    prox operator did not bend them: step x std x sqrt(steps x d).
+    The noise's norm is std x sqrt(d) with the std of the mechanism. For local steps it is what the
+    steps' noises add up to if gradient and prox operator did not bend them: step x std x sqrt(steps
+    x d).
     """
     statistic, mechanism = query.statistic, query.mechanism
     dimension = int(statistic.shape[-1])
-    clip, grown = float(torch.as_tensor(mechanism.clip).max()), math.sqrt(dimension) * statistic.gain
+    clip, grown = (
+        float(torch.as_tensor(mechanism.clip).max()),
+        math.sqrt(dimension) * statistic.gain,
+    )
     own = [mechanism.of(i).event().multiplier for i in silos]
-    noises = [m * 2 * clip / mechanism.sampling.batch(counts[i]) * grown for m, i in zip(own, silos, strict=True)]
+    noises = [
+        m * 2 * clip / mechanism.sampling.batch(counts[i]) * grown
+        for m, i in zip(own, silos, strict=True)
+    ]
     shares = shares or [1 / len(norms) for _ in norms]
     return {
-        "kind": mechanism.kind, "statistic": type(statistic).__name__, "clip": clip, "dimension": dimension,
-        "answered": {names[i]: {"norm": a, "noise": b, "noise_multiplier": m} for i, a, b, m in zip(silos, norms, noises, own, strict=True)},
-        "norm": norm, "noise": math.hypot(*(share * noise for share, noise in zip(shares, noises, strict=True))) if norms else None,
-    }  # fmt: skip
+        "kind": mechanism.kind,
+        "statistic": type(statistic).__name__,
+        "clip": clip,
+        "dimension": dimension,
+        "answered": {
+            names[i]: {"norm": a, "noise": b, "noise_multiplier": m}
+            for i, a, b, m in zip(silos, norms, noises, own, strict=True)
+        },
+        "norm": norm,
+        "noise": math.hypot(*(share * noise for share, noise in zip(shares, noises, strict=True)))
+        if norms
+        else None,
+    }
 
 
-def measured_total(query: Query, total: Tensor, records: int, names: Sequence[str]) -> dict[str, Any]:
-    """The same of a shuffler's total (1, d) over these silos: what their mean tells, and of no silo anything but that it is in it."""
+def measured_total(
+    query: Query, total: Tensor, records: int, names: Sequence[str]
+) -> dict[str, Any]:
+    """The same of a shuffler's total (1, d) over these silos: what their mean tells, and of no silo
+    anything but that it is in it.
+    """
     mechanism, dimension = as_total(query.mechanism), int(total.shape[-1])
-    clip, levels, bits = (torch.as_tensor(v).double().max().item() for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits))
+    clip, levels, bits = (
+        torch.as_tensor(v).double().max().item()
+        for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
+    )
     spread = variance(Parameters(int(levels), int(bits), mechanism.p), records, clip)
     return {
-        "kind": mechanism.kind, "statistic": type(query.statistic).__name__, "clip": clip, "dimension": dimension,
-        "answered": {name: {} for name in names}, "norm": float(analysed(total, mechanism, records).norm()),
+        "kind": mechanism.kind,
+        "statistic": type(query.statistic).__name__,
+        "clip": clip,
+        "dimension": dimension,
+        "answered": {name: {} for name in names},
+        "norm": float(analysed(total, mechanism, records).norm()),
         "noise": math.sqrt(spread * dimension),
-    }  # fmt: skip
+    }
 
 
 def held(folder: Path) -> bool:
@@ -83,18 +121,25 @@ def held(folder: Path) -> bool:
 
 
 class Progress:
-    """The file, held by the one process that writes it. With `keep` it goes on after the lines of the process before.
+    """The file, held by the one process that writes it. With `keep` it goes on after the lines of
+    the process before.
 
-    Else the first line takes the place of those lines, so that whoever gives up before it has lost nothing.
+    Else the first line takes the place of those lines, so that whoever gives up before it has lost
+    nothing.
     """
 
     def __init__(self, folder: Path, *, keep: bool, patience: float = 10.0) -> None:
-        self._file = os.fdopen(os.open(folder / NAME, os.O_RDWR | os.O_CREAT | OWN, 0o644), "r+b", buffering=0)
+        self._file = os.fdopen(
+            os.open(folder / NAME, os.O_RDWR | os.O_CREAT | OWN, 0o644), "r+b", buffering=0
+        )
         deadline = time.monotonic() + patience
         while not lock(self._file):  # a reader holds it for an instant
             if time.monotonic() > deadline:
                 self._file.close()
-                raise BadInput(f"another process writes to {folder}; wait for its end, or choose another folder")
+                raise BadInput(
+                    f"another process writes to {folder}; wait for its end, or choose "
+                    "another folder"
+                )
             time.sleep(0.01)
         whole = self._file.read() if keep else b""
         whole = whole[: whole.rfind(b"\n") + 1]
@@ -102,7 +147,11 @@ class Progress:
         if keep:
             self._file.truncate(len(whole))
             self._file.seek(len(whole))
-        self._known = {found["question"] for found in map(json.loads, whole.splitlines()) if "question" in found}
+        self._known = {
+            found["question"]
+            for found in map(json.loads, whole.splitlines())
+            if "question" in found
+        }
 
     def write(self, question: int, line: Mapping[str, Any], *, replayed: bool = False) -> None:
         """A question that is replayed from a journal is written only if it is missing."""

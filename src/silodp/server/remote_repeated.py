@@ -1,4 +1,6 @@
-"""The channel of evaluations, profiles and curves: whoever asks the same again repeats a question, and pays nothing."""
+"""The channel of evaluations, profiles and curves: whoever asks the same again repeats a question,
+and pays nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ _OPEN = "0" * 40
 
 
 class RepeatedRemote(Remote):
-    """Asks under ids that follow from the run, the silo's name and what it is asked: not from who else is asked, nor in which order.
+    """Asks under ids that follow from the run, the silo's name and what it is asked: not from who
+    else is asked, nor in which order.
 
-    Formal guarantees: one silo is asked the same under the same id, which its ledger answers as it did, and something else under another."""
+    Formal guarantees: one silo is asked the same under the same id, which its ledger answers as it
+    did, and something else under another."""
 
     def __init__(self, cards: Sequence[Card], carrier: Carrier, **about: Any) -> None:
         super().__init__(cards, carrier, **about)

@@ -1,7 +1,9 @@
-"""A run over a network from the server's side: cards in, noise calibrated to each silo's own budget, a run folder out.
+"""A run over a network from the server's side: cards in, noise calibrated to each silo's own
+budget, a run folder out.
 
-The folder has run.json (the order, and the cards it was given for), journal (see `journal`), progress.jsonl (see `progress`), and at the
-end model.safetensors and summary.json. Everything in it is public, or private already. With the same folder the same run goes on where it was killed.
+The folder has run.json (the order, and the cards it was given for), journal (see `journal`),
+progress.jsonl (see `progress`), and at the end model.safetensors and summary.json. Everything in it
+is public, or private already. With the same folder the same run goes on where it was killed.
 """
 
 from __future__ import annotations
@@ -53,41 +55,68 @@ from silodp.server.tally import Progress, Tally
 
 
 def agree(cards: Sequence[Card], problem: Problem, trust: str = "isrl") -> None:
-    """Raises BadInput unless all cards are about this very problem: model, loss, prox, features in one order, classes, torch version."""
+    """Raises BadInput unless all cards are about this very problem: model, loss, prox, features in
+    one order, classes, torch version.
+    """
     if not cards:
         raise BadInput("there is no silo; give the card (silo.json) of each")
     wanted = hashlib.sha256(problem.definition().encode()).hexdigest()
     for card in cards:
-        for field in ("model", "prox", "feature_map", "schema", "features", "classes", "definition"):
-            file = field in ("model", "feature_map") and ".py:" in getattr(card, field)  # by its hash, wherever it lies
+        for field in (
+            "model",
+            "prox",
+            "feature_map",
+            "schema",
+            "features",
+            "classes",
+            "definition",
+        ):
+            file = field in ("model", "feature_map") and ".py:" in getattr(
+                card, field
+            )  # by its hash, wherever it lies
             if getattr(card, field) != getattr(cards[0], field) and not file:
                 raise BadInput(
-                    f"silo {card.name} has another {field} than silo {cards[0].name}; all must approve one and the same problem, and "
+                    f"silo {card.name} has another {field} than silo {cards[0].name}; all "
+                    "must approve one and the same problem, and "
                     f"{disagreement(cards)}"
                 )
         if card.definition != wanted:
             raise BadInput(
-                f"silo {card.name} approves {approves(card)} by its definition, and this run is about another one: its model, prox, loss, schema or "
-                f"torch version (here {torch.__version__}) differs. Train what is approved, or {STEPS}"
+                f"silo {card.name} approves {approves(card)} by its definition, and this "
+                "run is about another one: its model, prox, loss, schema or "
+                f"torch version (here {torch.__version__}) differs. Train what is "
+                f"approved, or {STEPS}"
             )
     agree_on_rule(cards, trust)
 
 
 def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
-    """The order ready to run over these silos: each one's budget for it is its own, or what the order says, which must be less."""
+    """The order ready to run over these silos: each one's budget for it is its own, or what the
+    order says, which must be less.
+    """
     names, counts = [card.name for card in cards], [card.records for card in cards]
     if order.user_level or order.delta or order.rule not in (None, "gdp"):
         raise BadInput(
-            "over a network delta, rule and unit are those of the silos' own ledgers; leave out --delta, --rule and --user-level"
+            "over a network delta, rule and unit are those of the silos' own ledgers; "
+            "leave out --delta, --rule and --user-level"
         )
     samplings = samplings_by_name(order.sampling, find(order.algorithm), order.rounds)
     if any(sampling.sampled for sampling in samplings.values()):
-        raise BadInput(f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint")
+        raise BadInput(
+            f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint"
+        )
     if order.totals:
-        least_of(order, participation_by_name(order.participation, len(cards), order.coins)(), fewest=2)  # never one alone
+        least_of(
+            order, participation_by_name(order.participation, len(cards), order.coins)(), fewest=2
+        )  # never one alone
     if order.trust == "masks" and order.colluding < (most := max(card.colluding for card in cards)):
-        raise BadInput(f"colluding is {order.colluding}, but a silo's policy wants its price to hold against {most}; use that")
-    made = prepare(order, names, counts, budgets=budgets_over(order, cards), dimension=cards[0].parameters)
+        raise BadInput(
+            f"colluding is {order.colluding}, but a silo's policy wants its price to hold "
+            f"against {most}; use that"
+        )
+    made = prepare(
+        order, names, counts, budgets=budgets_over(order, cards), dimension=cards[0].parameters
+    )
     if order.totals:
         _check_room(made.plan, cards)
     return made
@@ -99,19 +128,35 @@ def budgets_over(order: Order, cards: Sequence[Card]) -> list[Budget]:
     for card in cards:
         epsilon = asked[card.name]
         if epsilon is not None and not 0 < epsilon <= card.epsilon:
-            raise BadInput(f"epsilon is {epsilon:g}, but silo {card.name} has {card.epsilon:g} in all; use at most that, and above 0")
+            raise BadInput(
+                f"epsilon is {epsilon:g}, but silo {card.name} has {card.epsilon:g} in "
+                "all; use at most that, and above 0"
+            )
         budgets.append(Budget(card.epsilon if epsilon is None else epsilon, card.delta))
     return budgets
 
 
 def advised(order: Order, cards: Sequence[Card]) -> Advice:
-    """The order with everything chosen that it leaves open, from the silos' cards; the model is the one that they approve."""
+    """The order with everything chosen that it leaves open, from the silos' cards; the model is the
+    one that they approve.
+    """
     card, names = cards[0], tuple(c.name for c in cards)
-    task = Schema.parse(card.schema, f"the card of {card.name}") if card.schema else Task.plain(len(card.classes))
+    task = (
+        Schema.parse(card.schema, f"the card of {card.name}")
+        if card.schema
+        else Task.plain(len(card.classes))
+    )
     counts = tuple(c.records - c.held_out for c in cards)
     said = [set(c.statistics) for c in cards if c.statistics]
     allowed = tuple(sorted(set.intersection(*said))) if said else None
-    facts = Facts(names, counts, kinds_of(task, len(card.features)), task, tuple(budgets_over(order, cards)), statistics=allowed)
+    facts = Facts(
+        names,
+        counts,
+        kinds_of(task, len(card.features)),
+        task,
+        tuple(budgets_over(order, cards)),
+        statistics=allowed,
+    )
     advice = choose(replace(order, model=order.model or card.model), facts)
     return replace(advice, order=replace(advice.order, model=order.model))
 
@@ -119,7 +164,8 @@ def advised(order: Order, cards: Sequence[Card]) -> Advice:
 def _check_room(plan: Plan, cards: Sequence[Card]) -> None:
     """BadInput if a silo's ledger has no room for the run's totals.
 
-    A ledger prices at an order of its own, fitted to its own budget, so that a larger budget has room is likely and not certain.
+    A ledger prices at an order of its own, fitted to its own budget, so that a larger budget has
+    room is likely and not certain.
     """
     for i, card in enumerate(cards):
         own, buckets = Totals.for_budget(Budget(card.epsilon, card.delta)), dict[str, np.ndarray]()
@@ -128,18 +174,29 @@ def _check_room(plan: Plan, cards: Sequence[Card]) -> None:
                 bucket, price = own.price(asked.event, np.asarray(card.records))
                 buckets[bucket] = buckets.get(bucket, np.zeros(())) + price
         if buckets and not own.total(buckets).item() <= 1.0:
-            raise BadInput(f"the run's totals do not fit the ledger of silo {card.name}; use a smaller epsilon")
+            raise BadInput(
+                f"the run's totals do not fit the ledger of silo {card.name}; use a smaller epsilon"
+            )
 
 
 def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
-    """Raises BadInput unless every silo keeps its ledger by the rule that this trust is priced by."""
+    """Raises BadInput unless every silo keeps its ledger by the rule that this trust is priced
+    by.
+    """
     if trust not in ("isrl", *TOTALS):
         raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl, masks or shuffle")
     wanted = "totals" if trust in TOTALS else "gdp"
     for card in cards:
         if card.rule != wanted:
-            planned = "of totals is planned for totals" if trust in TOTALS else "with noise of each silo's own is planned for gdp"
-            raise BadInput(f"silo {card.name} keeps its ledger by the rule {card.rule}; a run {planned}, at every silo")
+            planned = (
+                "of totals is planned for totals"
+                if trust in TOTALS
+                else "with noise of each silo's own is planned for gdp"
+            )
+            raise BadInput(
+                f"silo {card.name} keeps its ledger by the rule {card.rule}; a run "
+                f"{planned}, at every silo"
+            )
 
 
 class Conduct(Run):
@@ -164,29 +221,40 @@ class Conduct(Run):
         held: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
         advice: Mapping[str, Any] | None = None,
     ) -> None:
-        """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key are the ones that it was made with.
+        """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key
+        are the ones that it was made with.
 
-        A new run gets the id `run`, on which peers have agreed, or one of its own. `holds` makes what holds its price at the gates, and
-        `held` is told what each silo holds for the run, before the first question goes out. run.json keeps `advice`, what the order follows.
-        Without `timeouts` silos are waited for as the model's size, and then their first answers, make likely.
+        A new run gets the id `run`, on which peers have agreed, or one of its own. `holds` makes
+        what holds its price at the gates, and `held` is told what each silo holds for the run,
+        before the first question goes out. run.json keeps `advice`, what the order follows. Without
+        `timeouts` silos are waited for as the model's size, and then their first answers, make
+        likely.
         """
         agree(cards, problem, order.trust)
         if (order.trust == "shuffle") != bool(shuffler):
             raise BadInput(
-                f"the trust is {order.trust}, and a shuffler's card is {'' if shuffler else 'not '}given; the two belong together"
+                f"the trust is {order.trust}, and a shuffler's card is "
+                f"{'' if shuffler else 'not '}given; the two belong together"
             )
         super().__init__(plan_order(order, cards), problem, folder, order.coins)
         self._cards, self._there, self._since = tuple(cards), folder.exists(), 0
-        silos = silo_rows([card.name for card in cards], [card.records for card in cards], self.made.budgets)
+        silos = silo_rows(
+            [card.name for card in cards], [card.records for card in cards], self.made.budgets
+        )
         asker = key.public_key().public_bytes_raw().hex()
         about = {
             "kind": "federation",
             "order": order.words(),
             "silos": silos,
             "asker": asker,
-            "cards": [{k: v for k, v in dataclasses.asdict(c).items() if k not in ("checked", "study")} for c in cards],
+            "cards": [
+                {k: v for k, v in dataclasses.asdict(c).items() if k not in ("checked", "study")}
+                for c in cards
+            ],
         }
-        self._partitioned = any(isinstance(asked.event.sampling, DisjointBatches) for asked in self.made.plan.asked)
+        self._partitioned = any(
+            isinstance(asked.event.sampling, DisjointBatches) for asked in self.made.plan.asked
+        )
         own = {
             "advice": advice,
             "study": cards[0].study,
@@ -204,23 +272,42 @@ class Conduct(Run):
             if order.totals:
                 quorum = self.made.least
             releases = max(asked.event.count for asked in self.made.plan.asked)
-            size = {"parameters": problem.dim, "records": max(card.records for card in cards), "releases": releases}
-            asking = {"run": self.run, "key": key, "timeouts": timeouts or Timeouts.estimated(**size), "quorum": quorum}
+            size = {
+                "parameters": problem.dim,
+                "records": max(card.records for card in cards),
+                "releases": releases,
+            }
+            asking = {
+                "run": self.run,
+                "key": key,
+                "timeouts": timeouts or Timeouts.estimated(**size),
+                "quorum": quorum,
+            }
             self._holds = holds(cards, carrier, self.made.plan, **asking, report=held)
-            more: dict[str, Any] = asking | {"journal": self._journal, "report": self._tally.note, "before": self._going_out}
+            more: dict[str, Any] = asking | {
+                "journal": self._journal,
+                "report": self._tally.note,
+                "before": self._going_out,
+            }
             if shuffler:
                 self._remote: Remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **more)
             else:
-                self._remote = (MaskedRemote if order.trust == "masks" else Remote)(cards, carrier, **more)
+                self._remote = (MaskedRemote if order.trust == "masks" else Remote)(
+                    cards, carrier, **more
+                )
             undo.pop_all()
 
     def _federation(self) -> Federation:
         kind = ShuffledFederation if self.made.order.totals else Federation
-        weights = self.made.weights([card.records for card in self._cards], [card.held_out for card in self._cards])
+        weights = self.made.weights(
+            [card.records for card in self._cards], [card.held_out for card in self._cards]
+        )
         return kind(self._remote, self.made.participation(), weights)
 
     def _made(self, w: Tensor) -> None:
-        self._journal.iterate(self.iterates, hashlib.sha256(w.contiguous().cpu().numpy().data).hexdigest())
+        self._journal.iterate(
+            self.iterates, hashlib.sha256(w.contiguous().cpu().numpy().data).hexdigest()
+        )
 
     def _told(self) -> Progress:
         self._since = self._remote.asked
@@ -229,16 +316,26 @@ class Conduct(Run):
     def _going_out(self, charges: Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]) -> None:
         self._holds.keep()
         self._tally.ahead(self._remote.asked, charges)
-        (self.folder / self.result).unlink(missing_ok=True)  # of a run that has stopped before: it goes on, and spends more than that says
+        (self.folder / self.result).unlink(
+            missing_ok=True
+        )  # of a run that has stopped before: it goes on, and spends more than that says
 
     def _stopped(self) -> None:
-        for event, names in (*self._remote.lost, *([self._remote.pending] if self._remote.pending else [])):
+        for event, names in (
+            *self._remote.lost,
+            *([self._remote.pending] if self._remote.pending else []),
+        ):
             self._tally.charge(event, names)
         self._tally.ahead(self._remote.asked, ())
         self._journal.stop(self._since)
 
     def _refused(self) -> None:
-        if self._journal.new and not self._remote.asked and not self._remote.pending and not self._remote.lost:  # no question has gone out
+        if (
+            self._journal.new
+            and not self._remote.asked
+            and not self._remote.pending
+            and not self._remote.lost
+        ):  # no question has gone out
             _discard(self.folder, self._there)
 
     def _close(self) -> None:
@@ -247,23 +344,42 @@ class Conduct(Run):
         self._tally.record.close()
 
     def _without_model(self) -> str:
-        spent = ", ".join(f"{name} epsilon {rounded_up(value, 4)}" for name, value in self._tally.spent().items())
+        spent = ", ".join(
+            f"{name} epsilon {rounded_up(value, 4)}" for name, value in self._tally.spent().items()
+        )
         return f"; spent at most: {spent}; it can be resumed"
 
     def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         card = self._cards[0]
         mapped = self.made.order.feature_map or card.feature_map
-        words = facts(model=self.made.order.model or card.model, prox=card.prox, loss=self.made.order.loss, feature_map=mapped)
-        return words | ({"schema": card.schema} if card.schema else {"plain": plain_text(card.features, card.classes, "label")}), {}
+        words = facts(
+            model=self.made.order.model or card.model,
+            prox=card.prox,
+            loss=self.made.order.loss,
+            feature_map=mapped,
+        )
+        return words | (
+            {"schema": card.schema}
+            if card.schema
+            else {"plain": plain_text(card.features, card.classes, "label")}
+        ), {}
 
     def _found(self, w: Tensor) -> dict[str, Any]:
         silos = self._tally.silos(self._remote.retired)
-        found = {"run": self.run, "ended": self.ended, "iterates": self.iterates, "questions": self._tally.questions, "silos": silos}
+        found = {
+            "run": self.run,
+            "ended": self.ended,
+            "iterates": self.iterates,
+            "questions": self._tally.questions,
+            "silos": silos,
+        }
         return found | {"partitioned": self._partitioned}
 
 
 def _discard(folder: Path, kept: bool) -> None:
-    """Takes away what a new run wrote before its first question; the folder too, unless it was there before."""
+    """Takes away what a new run wrote before its first question; the folder too, unless it was
+    there before.
+    """
     for name in ("journal", "replies", "progress.jsonl", "run.json"):
         (folder / name).unlink(missing_ok=True)
     if not kept:
@@ -271,14 +387,27 @@ def _discard(folder: Path, kept: bool) -> None:
             folder.rmdir()
 
 
-def _open_folder(folder: Path, wanted: dict[str, Any], run: str | None, told: Mapping[str, Any]) -> tuple[str, str]:
-    """The run's id and the hash of its configuration; a new folder gets a new id, and keeps what was `told` when the run began."""
+def _open_folder(
+    folder: Path, wanted: dict[str, Any], run: str | None, told: Mapping[str, Any]
+) -> tuple[str, str]:
+    """The run's id and the hash of its configuration; a new folder gets a new id, and keeps what
+    was `told` when the run began.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         own = {"run": run or secrets.token_hex(16), **told}
-        found = open_run(folder, wanted, own=own, advice="choose another folder, or resume that run as it is")
+        found = open_run(
+            folder, wanted, own=own, advice="choose another folder, or resume that run as it is"
+        )
         if run and found["run"] != run:
-            raise BadInput(f"the run in {folder} has the id {found['run']}, not {run}; choose another folder, or resume that run as it is")
-        return str(found["run"]), hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+            raise BadInput(
+                f"the run in {folder} has the id {found['run']}, not {run}; choose another "
+                "folder, or resume that run as it is"
+            )
+        return str(found["run"]), hashlib.sha256(
+            json.dumps(found, sort_keys=True).encode()
+        ).hexdigest()
     except (OSError, KeyError) as error:
-        raise BadInput(f"the run folder {folder} cannot be used ({type(error).__name__}); choose another") from None
+        raise BadInput(
+            f"the run folder {folder} cannot be used ({type(error).__name__}); choose another"
+        ) from None

@@ -15,34 +15,49 @@ from silodp.server.federation import Balanced, Everyone, Uniform
 
 
 def prepared(algorithm: Algorithm, settings: dict, step) -> Callable[..., Iterator[Tensor]]:
-    """The algorithm with everything set but its mechanisms: what is dry-run to calibrate, and then run."""
+    """The algorithm with everything set but its mechanisms: what is dry-run to calibrate, and then
+    run.
+    """
     return partial(algorithm.run, **settings, step=step)
 
 
-def default_shares(algorithm: Algorithm, settings: dict, anchor: float | None = None) -> dict[str, float] | None:
-    """How the budget is split between anchors and differences: the share given, or one that suits the length of a phase.
+def default_shares(
+    algorithm: Algorithm, settings: dict, anchor: float | None = None
+) -> dict[str, float] | None:
+    """How the budget is split between anchors and differences: the share given, or one that suits
+    the length of a phase.
 
-    The default minimises the mean noise variance of the carried estimate over the rounds between two anchors if differences are clipped at a quarter
-    of the anchor's clip on average (at twice the clip if the slope is inf): odds of anchor to refine of sqrt(2 / (q (q - 1))) / ratio.
+    The default minimises the mean noise variance of the carried estimate over the rounds between
+    two anchors if differences are clipped at a quarter of the anchor's clip on average (at twice
+    the clip if the slope is inf): odds of anchor to refine of sqrt(2 / (q (q - 1))) / ratio.
     """
     if set(algorithm.kinds) != {"anchor", "refine"}:
         if anchor is not None and len(algorithm.kinds) > 1:
             raise BadInput(
-                f"{algorithm.name} has no anchors and differences, but {', '.join(algorithm.kinds)}; leave the anchors' share out"
+                f"{algorithm.name} has no anchors and differences, but "
+                f"{', '.join(algorithm.kinds)}; leave the anchors' share out"
             )
-        return dict.fromkeys(algorithm.kinds, 1 / len(algorithm.kinds)) if len(algorithm.kinds) > 1 else None
+        return (
+            dict.fromkeys(algorithm.kinds, 1 / len(algorithm.kinds))
+            if len(algorithm.kinds) > 1
+            else None
+        )
     if anchor is None:
         q = max(2, settings.get("phase") or settings.get("inner") or 2)
         ratio = 2.0 if math.isinf(settings.get("slope", 1.0)) else 0.25
         odds = math.sqrt(2 / (q * (q - 1))) / ratio
         anchor = odds / (1 + odds)
     if not 0 < anchor < 1:
-        raise BadInput(f"the anchors' share of the budget is {anchor:g}; it must lie strictly between 0 and 1")
+        raise BadInput(
+            f"the anchors' share of the budget is {anchor:g}; it must lie strictly between 0 and 1"
+        )
     return {"anchor": anchor, "refine": 1 - anchor}
 
 
 def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sampling:
-    """ "full", "disjoint", "poisson:RATE" or "without-replacement:RATE"; the algorithm's own habit if none is named."""
+    """ "full", "disjoint", "poisson:RATE" or "without-replacement:RATE"; the algorithm's own habit
+    if none is named.
+    """
     name, colon, rate = (text or ("disjoint" if algorithm.disjoint else "full")).partition(":")
     if colon and name in ("full", "disjoint"):
         raise BadInput(f"sampling {text!r} is unknown; {name} takes no number")
@@ -50,7 +65,10 @@ def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sam
         return FullBatch()
     if name == "disjoint":
         if len(algorithm.kinds) != 1 or "local_steps" in algorithm.settings:
-            raise BadInput(f"{algorithm.name} needs each record more than once; disjoint batches suit prox-sgd and mb-sgd")
+            raise BadInput(
+                f"{algorithm.name} needs each record more than once; disjoint batches suit "
+                "prox-sgd and mb-sgd"
+            )
         return DisjointBatches(rounds)
     if name in ("poisson", "without-replacement"):
         try:
@@ -60,23 +78,31 @@ def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sam
         if not 0 < value <= 1:
             raise BadInput(f"sampling {text!r} needs a rate between 0 and 1, such as {name}:0.1")
         return Poisson(value) if name == "poisson" else WithoutReplacement(value)
-    raise BadInput(f"sampling {text!r} is unknown; use full, disjoint, poisson:RATE or without-replacement:RATE")
+    raise BadInput(
+        f"sampling {text!r} is unknown; use full, disjoint, poisson:RATE or "
+        "without-replacement:RATE"
+    )
 
 
 def samplings_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> dict[str, Sampling]:
-    """The sampling of each kind of release: one for all, or KIND=SAMPLING for each, such as anchor=full,refine=poisson:0.1."""
+    """The sampling of each kind of release: one for all, or KIND=SAMPLING for each, such as
+    anchor=full,refine=poisson:0.1.
+    """
     if "=" not in (text or ""):
         return dict.fromkeys(algorithm.kinds, sampling_by_name(text, algorithm, rounds))
     words = [part.strip().partition("=") for part in (text or "").split(",")]
     said = {name: value for name, _, value in words}
     if said.keys() != set(algorithm.kinds) or len(said) < len(words) or not all(said.values()):
-        raise BadInput(f"sampling {text!r} must name each kind of release of {algorithm.name} once: {', '.join(algorithm.kinds)}")
+        raise BadInput(
+            f"sampling {text!r} must name each kind of release of {algorithm.name} once: "
+            f"{', '.join(algorithm.kinds)}"
+        )
     return {kind: sampling_by_name(said[kind], algorithm, rounds) for kind in algorithm.kinds}
 
 
 def participation_by_name(text: str, silos: int, seed: int) -> Callable[[], Everyone]:
-    """ "all", "uniform:M", "random:M" (between 1 and M, a new number each round), "random:L:M" (between L and M) or "balanced:M"; makes
-    a fresh one at each call."""
+    """ "all", "uniform:M", "random:M" (between 1 and M, a new number each round), "random:L:M"
+    (between L and M) or "balanced:M"; makes a fresh one at each call."""
     name, *numbers = text.split(":")
     if text == "all":
         return lambda: Everyone(silos)
@@ -85,7 +111,10 @@ def participation_by_name(text: str, silos: int, seed: int) -> Callable[[], Ever
         or not 1 <= len(numbers) <= 1 + (name == "random")
         or not all(map(str.isdecimal, numbers))
     ):
-        raise BadInput(f"participation {text!r} is unknown; use all, uniform:M, random:M, random:L:M or balanced:M")
+        raise BadInput(
+            f"participation {text!r} is unknown; use all, uniform:M, random:M, random:L:M "
+            "or balanced:M"
+        )
     answering, least = int(numbers[-1]), int(numbers[0]) if len(numbers) > 1 else 1
     if name == "balanced":
         return lambda: Balanced(silos, answering, seed=seed)

@@ -1,4 +1,6 @@
-"""Several orders within one budget: what it takes to try them all before those who see every one, and its score."""
+"""Several orders within one budget: what it takes to try them all before those who see every one,
+and its score.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,18 @@ SCORE_SHARE = 0.1
 
 
 def plan_several(
-    orders: Sequence[Order], budgets: Sequence[Budget], counts: Sequence[int], *, scaled: int | None, score: Callable[[Port, Gaussian], Any]
+    orders: Sequence[Order],
+    budgets: Sequence[Budget],
+    counts: Sequence[int],
+    *,
+    scaled: int | None,
+    score: Callable[[Port, Gaussian], Any],
 ) -> Plan:
-    """One dry run of all that is asked: `scaled` features are scaled once, then each order is run and scored. All orders get as much.
+    """One dry run of all that is asked: `scaled` features are scaled once, then each order is run
+    and scored. All orders get as much.
 
-    The mechanisms of order i are named i/KIND, and i/score; what is left over where there is no order goes to the scaling.
+    The mechanisms of order i are named i/KIND, and i/score; what is left over where there is no
+    order goes to the scaling.
     """
     rest = 1 - SCALING_SHARE if scaled is not None and orders else 1.0
     mechanisms: dict[str, Gaussian] = {}
@@ -40,8 +49,13 @@ def plan_several(
         parts = split or dict.fromkeys(own, 1.0)
         for kind, mechanism in own.items():
             mechanisms[f"{i}/{kind}"] = replace(mechanism, kind=f"{i}/{kind}")
-            shares[f"{i}/{kind}"] = rest * (1 - SCORE_SHARE) / len(orders) * parts[kind] / sum(parts.values())
-        mechanisms[f"{i}/score"], shares[f"{i}/score"] = Gaussian(f"{i}/score", 1.0, 0.0), rest * SCORE_SHARE / len(orders)
+            shares[f"{i}/{kind}"] = (
+                rest * (1 - SCORE_SHARE) / len(orders) * parts[kind] / sum(parts.values())
+            )
+        mechanisms[f"{i}/score"], shares[f"{i}/score"] = (
+            Gaussian(f"{i}/score", 1.0, 0.0),
+            rest * SCORE_SHARE / len(orders),
+        )
 
     def everything(fed: Any, problem: Any, w: Tensor, **given: Gaussian) -> Iterator[Tensor]:
         if scaled is not None:
@@ -61,4 +75,8 @@ def ready(order: Order) -> Run:
 
 def of_order(mechanisms: dict[str, Gaussian], i: int) -> dict[str, Gaussian]:
     """Those of one order's training, by the names that its algorithm knows."""
-    return {kind.split("/")[1]: m for kind, m in mechanisms.items() if kind.startswith(f"{i}/") and not kind.endswith("/score")}
+    return {
+        kind.split("/")[1]: m
+        for kind, m in mechanisms.items()
+        if kind.startswith(f"{i}/") and not kind.endswith("/score")
+    }

@@ -1,4 +1,6 @@
-"""What each silo of a run over a network was asked, answered and may have been charged, question by question."""
+"""What each silo of a run over a network was asked, answered and may have been charged, question by
+question.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from silodp.server.remote import Card, QuestionReport
 
 @dataclass(frozen=True)
 class Progress:
-    """After each iterate: how many there are, who answered the last question, who did not and why, and the part of each silo's
-    budget for this run that is left if everything that it was sent has been charged."""
+    """After each iterate: how many there are, who answered the last question, who did not and why,
+    and the part of each silo's budget for this run that is left if everything that it was sent has
+    been charged."""
 
     iterate: int
     answered: tuple[str, ...]
@@ -33,7 +36,9 @@ class Progress:
 
 
 class SeenTotals:
-    """What totals of one silo's records have cost so far: before the server, and before whoever sees the silo's own counts."""
+    """What totals of one silo's records have cost so far: before the server, and before whoever
+    sees the silo's own counts.
+    """
 
     def __init__(self) -> None:
         self._server, self._shuffler = Schedule(), Schedule()
@@ -58,7 +63,10 @@ class Tally:
         self._cards, self._plan, self.record, self._iterates = cards, plan, record, 0
         self._charged: list[dict[str, float]] = [{} for _ in cards]
         self._totals = [SeenTotals() for _ in cards]
-        self._answered, self._dropped = Counter[str](), {card.name: Counter[str]() for card in cards}
+        self._answered, self._dropped = (
+            Counter[str](),
+            {card.name: Counter[str]() for card in cards},
+        )
         self._ledgers: dict[str, dict] = {}
         self._last: QuestionReport | None = None
         self.questions = 0
@@ -80,11 +88,15 @@ class Tally:
             if card.name in names:
                 own = event.of(i)
                 bucket, price = self._plan.rule.price(own, np.asarray(card.records))
-                self._charged[i][bucket] = self._charged[i].get(bucket, 0.0) + np.asarray(price).item()
+                self._charged[i][bucket] = (
+                    self._charged[i].get(bucket, 0.0) + np.asarray(price).item()
+                )
                 if own.total:
                     self._totals[i].add(bucket, cast(TotalEvent, own), card.records)
 
-    def ahead(self, question: int, charges: Iterable[tuple[Event | TotalEvent, Collection[str]]]) -> None:
+    def ahead(
+        self, question: int, charges: Iterable[tuple[Event | TotalEvent, Collection[str]]]
+    ) -> None:
         """Writes down what silos will have spent by this question if these are charged too."""
         after = copy.copy(self)
         after._charged, after._totals = copy.deepcopy((self._charged, self._totals))
@@ -93,16 +105,24 @@ class Tally:
         self.record.ahead(question, after._paid())
 
     def _paid(self) -> dict[str, Any]:
-        return {"used": {name: 1 - share for name, share in self.left().items()}, "epsilon": self.spent()}
+        return {
+            "used": {name: 1 - share for name, share in self.left().items()},
+            "epsilon": self.spent(),
+        }
 
     def _look(self, told: QuestionReport, heard: Mapping[str, Heard]) -> None:
-        names, counts = [card.name for card in self._cards], [card.records - card.held_out for card in self._cards]  # those trained on
+        names, counts = (
+            [card.name for card in self._cards],
+            [card.records - card.held_out for card in self._cards],
+        )  # those trained on
         line = {"round": self._iterates + 1, **self._paid(), "dropped": told.dropped}
         if told.total:
             line |= measured_total(told.query, *told.total, told.answered)
         else:
             norms = {i: heard[name].norm or 0.0 for i, name in enumerate(names) if name in heard}
-            line |= measured_norms(told.query, [*norms.values()], told.norm, list(norms), counts, names, told.shares)
+            line |= measured_norms(
+                told.query, [*norms.values()], told.norm, list(norms), counts, names, told.shares
+            )
         self.record.write(told.sequence, line, replayed=told.replayed)
 
     def progress(self, count: int) -> Progress:
@@ -114,8 +134,14 @@ class Tally:
     def left(self) -> dict[str, float]:
         rule = self._plan.rule
         capacity = rule.capacity(self._plan.budgets)[0]
-        spent = [float(rule.total({k: np.asarray(v) for k, v in mine.items()})) if mine else 0.0 for mine in self._charged]
-        return {card.name: 1 - s / float(c) for card, s, c in zip(self._cards, spent, capacity, strict=True)}
+        spent = [
+            float(rule.total({k: np.asarray(v) for k, v in mine.items()})) if mine else 0.0
+            for mine in self._charged
+        ]
+        return {
+            card.name: 1 - s / float(c)
+            for card, s, c in zip(self._cards, spent, capacity, strict=True)
+        }
 
     def spent(self) -> dict[str, float]:
         """At each silo's own delta, which its ledger has too."""
@@ -123,17 +149,28 @@ class Tally:
         for card, mine, seen in zip(self._cards, self._charged, self._totals, strict=True):
             buckets = {bucket: np.asarray(price) for bucket, price in mine.items()}
             totals = self._plan.rule.name == "totals"
-            found[card.name] = seen.epsilon(card.delta) if totals else self._plan.rule.epsilon(buckets, np.asarray(card.delta)).item()
+            found[card.name] = (
+                seen.epsilon(card.delta)
+                if totals
+                else self._plan.rule.epsilon(buckets, np.asarray(card.delta)).item()
+            )
         return found
 
     def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
         found = []
-        for i, (card, spent, budget) in enumerate(zip(self._cards, self.spent().values(), self._plan.budgets[0], strict=True)):
+        for i, (card, spent, budget) in enumerate(
+            zip(self._cards, self.spent().values(), self._plan.budgets[0], strict=True)
+        ):
             row = {
-                "name": card.name, "epsilon": budget.epsilon, "delta": card.delta, "spent_epsilon_at_most": spent,
-                "answered": self._answered[card.name], "dropped": dict(self._dropped[card.name]), "retired": retired.get(card.name),
+                "name": card.name,
+                "epsilon": budget.epsilon,
+                "delta": card.delta,
+                "spent_epsilon_at_most": spent,
+                "answered": self._answered[card.name],
+                "dropped": dict(self._dropped[card.name]),
+                "retired": retired.get(card.name),
                 "ledger": self._ledgers.get(card.name),
-            }  # fmt: skip
+            }
             if self._plan.rule.name == "totals":
                 row["local_epsilon_at_most"] = self._totals[i].local(card.delta)
             found.append(row)

@@ -1,1 +1,3 @@
-"""TRUSTED NOT TO TELL: opens silos' boxes, adds their counts and passes on totals. It sees counts under each silo's own noise, and no record."""
+"""TRUSTED NOT TO TELL: opens silos' boxes, adds their counts and passes on totals. It sees counts
+under each silo's own noise, and no record.
+"""

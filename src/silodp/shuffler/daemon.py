@@ -1,4 +1,6 @@
-"""The shuffler's process, `silodp shuffler serve`: the door on a Unix socket, with a log that has no count in it."""
+"""The shuffler's process, `silodp shuffler serve`: the door on a Unix socket, with a log that has
+no count in it.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,29 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[ShufflerSettin
     entrust([path])  # before a word of it is believed
     settings = ShufflerSettings.load(path)
     daemon.check_files(settings, secret=(settings.seal_key, settings.sign_key, settings.store))
-    with sole(settings.store, "store"), contextlib.closing(Log(settings.log, settings.log_bytes)) as log:
+    with (
+        sole(settings.store, "store"),
+        contextlib.closing(Log(settings.log, settings.log_bytes)) as log,
+    ):
         seal, sign = read_keys(settings)
         store = RoundStore(Path(settings.store), seal=public(seal), sign=public(sign))
         door = ShufflerDoor(
-            Pool(seal, settings.roster, largest=settings.largest), store, key=sign, askers=settings.askers,
-            rounds_per_hour=settings.rounds_per_hour, limit=settings.maximum_frame, noted=lambda note: log.line(line_of(note)),
-        )  # fmt: skip
+            Pool(seal, settings.roster, largest=settings.largest),
+            store,
+            key=sign,
+            askers=settings.askers,
+            rounds_per_hour=settings.rounds_per_hour,
+            limit=settings.maximum_frame,
+            noted=lambda note: log.line(line_of(note)),
+        )
         server = Server(
-            settings, door.handle, refuse=lambda code: encode_outcome(Declined(code), sign), limit=settings.maximum_frame, log=log
+            settings,
+            door.handle,
+            refuse=lambda code: encode_outcome(Declined(code), sign),
+            limit=settings.maximum_frame,
+            log=log,
         )
         started = f"{len(settings.roster)} members, {store.since(0)} rounds passed on so far"
-        daemon.serve(server, log, stop, role="shuffler", started=started, ready=lambda: ready(settings))
+        daemon.serve(
+            server, log, stop, role="shuffler", started=started, ready=lambda: ready(settings)
+        )

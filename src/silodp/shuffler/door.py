@@ -1,7 +1,8 @@
-"""The door of a deployed shuffler: a frame of bytes comes in, a frame of bytes goes out. A round is passed on at most once.
+"""The door of a deployed shuffler: a frame of bytes comes in, a frame of bytes goes out. A round is
+passed on at most once.
 
-What leaves is a total that was stored before, or one code of `relay.DECLINED`. A request that is declined leaves its round open, so that
-more boxes may be sent; nothing of its counts is kept.
+What leaves is a total that was stored before, or one code of `relay.DECLINED`. A request that is
+declined leaves its round open, so that more boxes may be sent; nothing of its counts is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class RoundNote:
-    """What an operator may read of one frame: passed, repeated, or the code of the refusal; and why boxes were dropped, how many each."""
+    """What an operator may read of one frame: passed, repeated, or the code of the refusal; and why
+    boxes were dropped, how many each.
+    """
 
     code: str
     round: str = "-"
@@ -61,7 +64,11 @@ class ShufflerDoor:
             try:
                 reply = self._answer(frame)
             except Exception as error:
-                code = error.code if isinstance(error, Refused) and error.code in DECLINED else "internal"
+                code = (
+                    error.code
+                    if isinstance(error, Refused) and error.code in DECLINED
+                    else "internal"
+                )
                 self._note = replace(self._note, code=code)
                 reply = encode_outcome(Declined(code, hashlib.sha256(frame).hexdigest()), self._key)
             with contextlib.suppress(Exception):  # a full disk stops no total that was stored
@@ -69,7 +76,9 @@ class ShufflerDoor:
             return reply
 
     def _answer(self, frame: bytes) -> bytes:
-        """Decode, asker, what is stored, rate, add, store, send: each only if all before it agreed."""
+        """Decode, asker, what is stored, rate, add, store, send: each only if all before it
+        agreed.
+        """
         request, asker = decode_request(frame, limit=self._limit)
         if asker not in self._askers:
             raise Refused("asker")

@@ -1,18 +1,22 @@
-"""The shuffler's role without I/O: boxes in, one total out. The separate counts live in this file's functions, and end there.
+"""The shuffler's role without I/O: boxes in, one total out. The separate counts live in this file's
+functions, and end there.
 
-Counts only: a shuffler of literal bits is for tests, since a permutation of bits tells the server no more
-than their sum, and takes d K (g + b) bits a silo.
+Counts only: a shuffler of literal bits is for tests, since a permutation of bits tells the server
+no more than their sum, and takes d K (g + b) bits a silo.
 
-**Which boxes count.** Those that open for this round, are signed by a pseudonym on the roster, claim at most `largest` records and have the
-request's bits and coordinates; one for each pseudonym (of several, the one with the smallest SHA-256). From these, every contribution that
-demands a total of more records than all that are left is taken out, again and again until none does. What is left is the largest set in
-which each demand is met, so it depends on the boxes alone and not on their order; one member with a huge demand keeps only itself out.
-This is safe: a contribution leaves only within a total that meets its own demand, and whoever was taken out is in no total at all.
+**Which boxes count.** Those that open for this round, are signed by a pseudonym on the roster,
+claim at most `largest` records and have the request's bits and coordinates; one for each pseudonym
+(of several, the one with the smallest SHA-256). From these, every contribution that demands a total
+of more records than all that are left is taken out, again and again until none does. What is left
+is the largest set in which each demand is met, so it depends on the boxes alone and not on their
+order; one member with a huge demand keeps only itself out. This is safe: a contribution leaves only
+within a total that meets its own demand, and whoever was taken out is in no total at all.
 
 A total needs two contributions, whatever they demand: a total of one is that silo's own counts.
 
-`records` is the members' word. Against members who lie, or who tell the server their noise, only `largest` helps: c of them make up for at
-most c x largest of the records that a silo demands, so a silo that fears c demands so many more.
+`records` is the members' word. Against members who lie, or who tell the server their noise, only
+`largest` helps: c of them make up for at most c x largest of the records that a silo demands, so a
+silo that fears c demands so many more.
 """
 
 from __future__ import annotations
@@ -38,14 +42,18 @@ class NoTotal(Refused):
 class Pool:
     """Opens boxes with the shuffler's key and adds those of its members."""
 
-    def __init__(self, private_key: X25519PrivateKey, roster: Collection[str], *, largest: int) -> None:
+    def __init__(
+        self, private_key: X25519PrivateKey, roster: Collection[str], *, largest: int
+    ) -> None:
         self._key, self._roster, self._largest = private_key, frozenset(roster), largest
 
     def total(self, request: Request) -> Passed:
         """The total of the boxes that count; NoTotal("too-few" | "range") if there is none."""
         taken: dict[str, tuple[str, Contribution]] = {}
         dropped: dict[str, str] = {}
-        for digest, box in sorted((hashlib.sha256(box).hexdigest(), box) for box in set(request.boxes)):
+        for digest, box in sorted(
+            (hashlib.sha256(box).hexdigest(), box) for box in set(request.boxes)
+        ):
             try:
                 pseudonym, contribution = self._opened(box, request)
                 if pseudonym in taken:
@@ -59,7 +67,13 @@ class Pool:
             raise NoTotal("too-few", dropped)
         if records * request.bits >= 2**62:
             raise NoTotal("range", dropped)
-        return Passed(request.round, len(left), records, add_counts([c.counts for c in left.values()]), dropped)
+        return Passed(
+            request.round,
+            len(left),
+            records,
+            add_counts([c.counts for c in left.values()]),
+            dropped,
+        )
 
     def _opened(self, box: bytes, request: Request) -> tuple[str, Contribution]:
         contribution, pseudonym = open_box(box, request.round, self._key)
@@ -73,7 +87,9 @@ class Pool:
 
 
 def _content(contributions: dict[str, Contribution]) -> tuple[dict[str, Contribution], int]:
-    """The largest set of contributions in which each one's demand is met, and how many records it has."""
+    """The largest set of contributions in which each one's demand is met, and how many records it
+    has.
+    """
     while True:
         records = sum(c.records for c in contributions.values())
         left = {digest: c for digest, c in contributions.items() if c.demanded <= records}

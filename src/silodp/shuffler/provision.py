@@ -1,4 +1,6 @@
-"""Makes what a shuffler needs: settings, two keys and a store without a round; and enrols its members."""
+"""Makes what a shuffler needs: settings, two keys and a store without a round; and enrols its
+members.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +25,52 @@ from silodp.shuffler.settings import ShufflerSettings
 from silodp.shuffler.store import RoundStore
 
 COMMENTS = {
-    "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask for totals.",
-    "roster": "The members' pseudonyms, 64 hexadecimal digits each, as the silos themselves have given them to you. No names.",
-    "largest": "Records that one member may claim, at most: what bounds how many a lying one can make up.",
+    "askers": (
+        "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask for totals."
+    ),
+    "roster": (
+        "The members' pseudonyms, 64 hexadecimal digits each, as the silos themselves have "
+        "given them to you. No names."
+    ),
+    "largest": (
+        "Records that one member may claim, at most: what bounds how many a lying one can make up."
+    ),
     "rounds_per_hour": "Totals that are passed on in an hour, at most.",
     "seal_key": "The key that opens the silos' boxes. It stays here.",
     "sign_key": "The key that signs totals. It stays here.",
-    "store": "What has been passed on. It is never made anew, nor restored from a copy: if it is lost, make another shuffler.",
+    "store": (
+        "What has been passed on. It is never made anew, nor restored from a copy: if it is "
+        "lost, make another shuffler."
+    ),
     "log": "Rounds, and how many boxes were dropped and why; no counts.",
     **SITE_COMMENTS,
     "maximum_frame": "Bytes of a request, at most.",
 }
 
 
-def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], largest: int, **changes: Any) -> dict[str, str]:
-    """Afterwards the folder has shuffler.toml, two keys, an empty store and shuffler.json, whose public keys are returned; or BadInput.
+def provision(
+    folder: Path, *, askers: Sequence[str], members: Sequence[str], largest: int, **changes: Any
+) -> dict[str, str]:
+    """Afterwards the folder has shuffler.toml, two keys, an empty store and shuffler.json, whose
+    public keys are returned; or BadInput.
 
-    Without members, who need these keys to have pseudonyms, the roster is written empty: `serve` refuses it until they are in.
-    `changes` are other values for fields of the settings, such as socket_group or rounds_per_hour.
+    Without members, who need these keys to have pseudonyms, the roster is written empty: `serve`
+    refuses it until they are in. `changes` are other values for fields of the settings, such as
+    socket_group or rounds_per_hour.
     """
     checked = tuple(members) or ("0" * 64, "1" * 64)  # written empty, which `serve` refuses
     found: dict[str, Any] = {
-        "askers": tuple(askers), "roster": checked, "largest": largest, "rounds_per_hour": 1000, "seal_key": "seal.key",
-        "sign_key": "sign.key", "store": "rounds.db", "log": "shuffler.log", "socket": "shuffler.sock", **SITE_DEFAULTS,
-    }  # fmt: skip
+        "askers": tuple(askers),
+        "roster": checked,
+        "largest": largest,
+        "rounds_per_hour": 1000,
+        "seal_key": "seal.key",
+        "sign_key": "sign.key",
+        "store": "rounds.db",
+        "log": "shuffler.log",
+        "socket": "shuffler.sock",
+        **SITE_DEFAULTS,
+    }
     settings = ShufflerSettings.of(found | changes)
     seal, sign = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     card = {"seal": public(seal), "sign": public(sign)}
@@ -63,16 +87,24 @@ def provision(folder: Path, *, askers: Sequence[str], members: Sequence[str], la
 
 
 def enrol(path: Path, members: Sequence[str]) -> int:
-    """Adds pseudonyms to the roster in a settings file; how many it has then. A shuffler that runs reads it when it starts again."""
+    """Adds pseudonyms to the roster in a settings file; how many it has then. A shuffler that runs
+    reads it when it starts again.
+    """
     try:
         text = path.read_text("utf-8")
         table = tomllib.loads(text)
         roster = tuple(dict.fromkeys((*table["roster"], *members)))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"settings {str(path)!r} cannot be read ({type(error).__name__}); give a shuffler's shuffler.toml") from None
+        raise BadInput(
+            f"settings {str(path)!r} cannot be read ({type(error).__name__}); give a "
+            "shuffler's shuffler.toml"
+        ) from None
     ShufflerSettings.of(table | {"roster": roster})
     new, lines = re.subn(r"^roster = \[.*\]$", f"roster = {toml(roster)}", text, flags=re.MULTILINE)
     if lines != 1 or tomllib.loads(new) != table | {"roster": [*roster]}:
-        raise BadInput(f"settings {str(path)!r} have no line of the form 'roster = [...]'; write the pseudonyms into them by hand")
+        raise BadInput(
+            f"settings {str(path)!r} have no line of the form 'roster = [...]'; write the "
+            "pseudonyms into them by hand"
+        )
     write(path, new)
     return len(roster)

@@ -1,4 +1,6 @@
-"""A shuffler's settings, one TOML file: who may ask, who is a member, where it listens. Members are pseudonyms; no silo has a name here."""
+"""A shuffler's settings, one TOML file: who may ask, who is a member, where it listens. Members are
+pseudonyms; no silo has a name here.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,14 @@ class ShufflerSettings(Site):
 
     @classmethod
     def load(cls, path: str | Path) -> ShufflerSettings:
-        """The settings in a TOML file, their paths taken from its own folder; BadInput names the field that cannot be used."""
-        return beside(path, cls.of(read_toml("settings", path)), ("seal_key", "sign_key", "store", "log", "socket"))
+        """The settings in a TOML file, their paths taken from its own folder; BadInput names the
+        field that cannot be used.
+        """
+        return beside(
+            path,
+            cls.of(read_toml("settings", path)),
+            ("seal_key", "sign_key", "store", "log", "socket"),
+        )
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> ShufflerSettings:

@@ -1,7 +1,9 @@
-"""Checks for what you add to silodp: give one your object, and it raises AssertionError with one sentence if something is wrong.
+"""Checks for what you add to silodp: give one your object, and it raises AssertionError with one
+sentence if something is wrong.
 
-One check for each kind of thing: `check_algorithm`, `check_prox`, `check_model` (a model with its loss), `check_feature_map`,
-`check_statistic`, `check_mechanism`, `check_sampling` and `check_federation`. None asks that the object is registered anywhere. All that silodp ships passes
+One check for each kind of thing: `check_algorithm`, `check_prox`, `check_model` (a model with its
+loss), `check_feature_map`, `check_statistic`, `check_mechanism`, `check_sampling` and
+`check_federation`. None asks that the object is registered anywhere. All that silodp ships passes
 its own. The names load on first use.
 """
 

@@ -1,4 +1,6 @@
-"""Says whether an algorithm solves the problem when noise is off, and spends what its dry run said when noise is on."""
+"""Says whether an algorithm solves the problem when noise is off, and spends what its dry run said
+when noise is on.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,33 @@ LARGE = 1e6
 
 
 def check_algorithm(
-    algorithm: Algorithm | Callable[..., Iterator[Tensor]] | str, problem: Problem, records: Records, *, optimum: float, step: float, long: dict, short: dict, iterates: int,
+    algorithm: Algorithm | Callable[..., Iterator[Tensor]] | str,
+    problem: Problem,
+    records: Records,
+    *,
+    optimum: float,
+    step: float,
+    long: dict,
+    short: dict,
+    iterates: int,
     sampling: Sampling | None = None,
-) -> None:  # fmt: skip
-    """Says whether an algorithm of yours is sound, on a convex problem: raises AssertionError with one sentence if not.
+) -> None:
+    """Says whether an algorithm of yours is sound, on a convex problem: raises AssertionError with
+    one sentence if not.
 
-    `algorithm` is the generator function itself, or FILE.py:NAME. `long` are settings with which it must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found by
-    an independent solver. `short` are settings for everything else, with which it must yield `iterates` points; `sampling` its batches
-    there. Checked: the optimum; that it asks through fed.mean, fed.measure, fed.cohort and fed.each alone, and knows of the problem its prox alone; that the
-    ledger is charged, in order, what the dry run priced, to at least 99.9 % of every silo's budget and never above; that runs advanced
-    together are the runs one at a time.
+    `algorithm` is the generator function itself, or FILE.py:NAME. `long` are settings with which it
+    must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found
+    by an independent solver. `short` are settings for everything else, with which it must yield
+    `iterates` points; `sampling` its batches there. Checked: the optimum; that it asks through
+    fed.mean, fed.measure, fed.cohort and fed.each alone, and knows of the problem its prox alone;
+    that the ledger is charged, in order, what the dry run priced, to at least 99.9 % of every
+    silo's budget and never above; that runs advanced together are the runs one at a time.
     """
-    name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "name", "") or getattr(algorithm, "__name__", repr(algorithm))
+    name = (
+        algorithm
+        if isinstance(algorithm, str)
+        else getattr(algorithm, "name", "") or getattr(algorithm, "__name__", repr(algorithm))
+    )
     batches = sampling or FullBatch()
     with one_sentence(name):
         found = (
@@ -59,7 +76,9 @@ def check_algorithm(
         )
         for which, settings in (("long", long), ("short", short)):
             _check_settings(found, settings, which)
-        check_narrow(found, problem, records, settings=short, step=step, iterates=iterates, sampling=batches)
+        check_narrow(
+            found, problem, records, settings=short, step=step, iterates=iterates, sampling=batches
+        )
         check_optimum(found, problem, records, optimum=optimum, settings=long, step=step)
         check_charges(found, problem, records, settings=short, step=step, sampling=batches)
         check_runs_do_not_mix(found, problem, records, settings=short, step=step, sampling=batches)
@@ -68,27 +87,55 @@ def check_algorithm(
 def _check_settings(algorithm: Algorithm, settings: dict, which: str) -> None:
     """They are those that it takes, and no other."""
     try:
-        inspect.signature(algorithm.run).bind(None, None, None, **settings, step=None, **dict.fromkeys(algorithm.kinds))
+        inspect.signature(algorithm.run).bind(
+            None, None, None, **settings, step=None, **dict.fromkeys(algorithm.kinds)
+        )
     except TypeError as error:
         wanted = ", ".join(algorithm.settings) or "none"
-        raise AssertionError(f"{algorithm.name}: {which}={settings} does not fit ({error}); its settings are {wanted}") from None
+        raise AssertionError(
+            f"{algorithm.name}: {which}={settings} does not fit ({error}); its settings "
+            f"are {wanted}"
+        ) from None
 
 
-def check_optimum(algorithm: Algorithm, problem: Problem, records: Records, *, optimum: float, settings: dict, step: float) -> None:
-    """Noise off, full batch, nothing clipped: the last iterate has the optimal objective within 1e-4."""
+def check_optimum(
+    algorithm: Algorithm,
+    problem: Problem,
+    records: Records,
+    *,
+    optimum: float,
+    settings: dict,
+    step: float,
+) -> None:
+    """Noise off, full batch, nothing clipped: the last iterate has the optimal objective within
+    1e-4.
+    """
     settings = settings | ({"slope": math.inf} if "slope" in algorithm.settings else {})
-    plan = _plan(algorithm, settings, step, LARGE, FullBatch(), Budget(math.inf, 1e-6), records.counts)
+    plan = _plan(
+        algorithm, settings, step, LARGE, FullBatch(), Budget(math.inf, 1e-6), records.counts
+    )
     fed, _, _ = _connect(problem, records, plan, [0])
     w = output(_run(algorithm, settings, step, fed, problem, torch.zeros(1, problem.dim), plan))
     reached = float(training_loss(problem, w, records))
     apart = abs(reached - optimum)
-    assert apart <= TOLERANCE, f"{algorithm.name}: reached an objective of {reached:.6f}; the reference has {optimum:.6f}, {apart:.2g} away"
+    assert apart <= TOLERANCE, (
+        f"{algorithm.name}: reached an objective of {reached:.6f}; the reference has "
+        f"{optimum:.6f}, {apart:.2g} away"
+    )
 
 
 def check_narrow(
-    algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, iterates: int, sampling: Sampling
+    algorithm: Algorithm,
+    problem: Problem,
+    records: Records,
+    *,
+    settings: dict,
+    step: float,
+    iterates: int,
+    sampling: Sampling,
 ) -> None:
-    """The port that the algorithm sees has `mean`, `cohort` and `each`, the problem `prox` and `dim`; it yields the promised number of points.
+    """The port that the algorithm sees has `mean`, `cohort` and `each`, the problem `prox` and
+    `dim`; it yields the promised number of points.
 
     What it asks is what it asks in a dry run, where every answer is zero.
     """
@@ -96,44 +143,87 @@ def check_narrow(
     fed, _, _ = _connect(problem, records, plan, [0])
     asked: list[Query] = []
     start = torch.zeros(1, problem.dim)
-    points = list(_run(algorithm, settings, step, _Narrow(algorithm.name, fed, asked), _ProxAlone(algorithm.name, problem), start, plan))
-    assert len(points) == iterates, f"{algorithm.name}: yielded {len(points)} iterates with {settings}, not {iterates}"
+    points = list(
+        _run(
+            algorithm,
+            settings,
+            step,
+            _Narrow(algorithm.name, fed, asked),
+            _ProxAlone(algorithm.name, problem),
+            start,
+            plan,
+        )
+    )
+    assert len(points) == iterates, (
+        f"{algorithm.name}: yielded {len(points)} iterates with {settings}, not {iterates}"
+    )
     assert asked, f"{algorithm.name}: asked nothing"
     kinds = {query.mechanism.kind for query in asked}
-    assert kinds <= set(algorithm.kinds), f"{algorithm.name}: made releases of kinds {sorted(kinds)} but names only {algorithm.kinds}"
+    assert kinds <= set(algorithm.kinds), (
+        f"{algorithm.name}: made releases of kinds {sorted(kinds)} but names only {algorithm.kinds}"
+    )
     assert not bool(start.any()), f"{algorithm.name}: changed its starting point in place"
-    dry = dry_run(partial(algorithm.run, **settings, step=step), plan.mechanisms, Everyone(len(records)))
+    dry = dry_run(
+        partial(algorithm.run, **settings, step=step), plan.mechanisms, Everyone(len(records))
+    )
     with_silos = zip(asked, [a.silos for a in dry] + [()] * len(asked), strict=False)
-    _assert_as_priced(algorithm, plan, dry, [(query.mechanism.kind, *_facts(query.event(), silos)) for query, silos in with_silos])
+    _assert_as_priced(
+        algorithm,
+        plan,
+        dry,
+        [(query.mechanism.kind, *_facts(query.event(), silos)) for query, silos in with_silos],
+    )
 
 
 def check_charges(
-    algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, sampling: Sampling, rule: str | None = None
+    algorithm: Algorithm,
+    problem: Problem,
+    records: Records,
+    *,
+    settings: dict,
+    step: float,
+    sampling: Sampling,
+    rule: str | None = None,
 ) -> None:
-    """Events of the dry run, events of the queries and events charged are one list; at its end each silo's budget is spent."""
+    """Events of the dry run, events of the queries and events charged are one list; at its end each
+    silo's budget is spent.
+    """
     budgets = [Budget(0.8 + 0.7 * i, 1e-5 / (i + 1)) for i in range(len(records))]
     plan = _plan(algorithm, settings, step, 1.0, sampling, budgets, records.counts, rule)
     fed, channel, ledger = _connect(problem, records, plan, [0])
     for _ in _run(algorithm, settings, step, fed, problem, torch.zeros(1, problem.dim), plan):
         pass
-    asked = [(query.mechanism.kind, *_facts(query.event(), silos)) for query, silos, _ in channel.log]
+    asked = [
+        (query.mechanism.kind, *_facts(query.event(), silos)) for query, silos, _ in channel.log
+    ]
     charged = [_facts(event, silos) for event, silos in ledger.log]
     _assert_as_priced(algorithm, plan, plan.asked, asked)
     assert [a[1:] for a in asked] == charged, (
-        f"{algorithm.name}: the ledger was charged {len(charged)} events for {len(asked)} queries, or other ones"
+        f"{algorithm.name}: the ledger was charged {len(charged)} events for {len(asked)} "
+        "queries, or other ones"
     )
     spent, planned = ledger.epsilon()[0], np.broadcast_to(plan.spent(), (1, len(records)))[0]
     for i, budget in enumerate(budgets):
         where = f"{algorithm.name}: silo {i} spent {spent[i]:.6f} of epsilon = {budget.epsilon}"
         assert spent[i] <= budget.epsilon, f"{where}, which is too much"
         assert spent[i] >= budget.epsilon * 0.999, f"{where}, less than 99.9 %"
-        assert math.isclose(spent[i], planned[i], rel_tol=1e-6), f"{where} and the plan said {planned[i]:.6f}"
+        assert math.isclose(spent[i], planned[i], rel_tol=1e-6), (
+            f"{where} and the plan said {planned[i]:.6f}"
+        )
 
 
 def check_runs_do_not_mix(
-    algorithm: Algorithm, problem: Problem, records: Records, *, settings: dict, step: float, sampling: Sampling
+    algorithm: Algorithm,
+    problem: Problem,
+    records: Records,
+    *,
+    settings: dict,
+    step: float,
+    sampling: Sampling,
 ) -> None:
-    """Three runs with their own step, clip, slope, noise, start and seed give what each gives alone."""
+    """Three runs with their own step, clip, slope, noise, start and seed give what each gives
+    alone.
+    """
     seeds, factor = [5, 6, 5], torch.tensor([[1.0], [0.5], [0.25]])
     clips, steps = 2.0 * factor.sqrt(), step * factor
     slopes = {"slope": settings["slope"] * (1 + factor)} if "slope" in settings else {}
@@ -146,14 +236,19 @@ def check_runs_do_not_mix(
         own = {name: float(value[j]) for name, value in slopes.items()}
         plan = _unpriced(algorithm, float(clips[j]), noise[j : j + 1], sampling, records.counts)
         fed, _, _ = _connect(problem, records, plan, [seed])
-        alone = list(_run(algorithm, settings | own, float(steps[j]), fed, problem, start[j : j + 1], plan))
+        alone = list(
+            _run(algorithm, settings | own, float(steps[j]), fed, problem, start[j : j + 1], plan)
+        )
         for t, (a, b) in enumerate(zip(together, alone, strict=True)):
             far = float((a[j] - b[0]).abs().max())
             limit = 1e-4 * (1 + float(b.abs().max()))
-            assert far <= limit, f"{algorithm.name}: run {j} of three differs from the run alone by {far:.2g} at iterate {t}"
+            assert far <= limit, (
+                f"{algorithm.name}: run {j} of three differs from the run alone by "
+                f"{far:.2g} at iterate {t}"
+            )
 
 
-# --- what it is run against --------------------------------------------------------------------------------------------------------
+# --- what it is run against ----------------------------------------------------------------------
 
 
 class _Narrow:
@@ -163,7 +258,9 @@ class _Narrow:
         self._name, self._fed, self._asked = name, fed, asked
 
     def mean(self, query: Query) -> Tensor:
-        assert isinstance(query, Query), f"{self._name}: asked {type(query).__name__}, which is not a Query"
+        assert isinstance(query, Query), (
+            f"{self._name}: asked {type(query).__name__}, which is not a Query"
+        )
         self._asked.append(query)
         return self._fed.mean(query)
 
@@ -179,7 +276,8 @@ class _Narrow:
 
     def __getattr__(self, attribute: str) -> None:
         raise AssertionError(
-            f"{self._name}: reached for fed.{attribute}; an algorithm may use fed.mean, fed.measure, fed.cohort and fed.each only"
+            f"{self._name}: reached for fed.{attribute}; an algorithm may use fed.mean, "
+            "fed.measure, fed.cohort and fed.each only"
         )
 
 
@@ -190,7 +288,10 @@ class _ProxAlone:
         self._name, self.prox, self.dim = name, problem.prox, problem.dim
 
     def __getattr__(self, attribute: str) -> None:
-        raise AssertionError(f"{self._name}: reached for problem.{attribute}; what depends on records is asked of the federation")
+        raise AssertionError(
+            f"{self._name}: reached for problem.{attribute}; what depends on records is "
+            "asked of the federation"
+        )
 
 
 class _Ledger(MemoryLedger):
@@ -206,41 +307,80 @@ class _Ledger(MemoryLedger):
 
 
 def _plan(
-    algorithm: Algorithm, settings: dict, step: float, clip: float, sampling: Sampling, budgets: Budget | Sequence[Budget],
-    counts: Sequence[int], rule: str | None = None,
-) -> Plan:  # fmt: skip
+    algorithm: Algorithm,
+    settings: dict,
+    step: float,
+    clip: float,
+    sampling: Sampling,
+    budgets: Budget | Sequence[Budget],
+    counts: Sequence[int],
+    rule: str | None = None,
+) -> Plan:
     mechanisms = {kind: Gaussian(kind, clip, 0.0, sampling) for kind in algorithm.kinds}
-    return calibrate(partial(algorithm.run, **settings, step=step), mechanisms, budgets, counts, rule=rule)
+    return calibrate(
+        partial(algorithm.run, **settings, step=step), mechanisms, budgets, counts, rule=rule
+    )
 
 
-def _unpriced(algorithm: Algorithm, clip, noise_multiplier, sampling: Sampling, counts: Sequence[int]) -> Plan:
+def _unpriced(
+    algorithm: Algorithm, clip, noise_multiplier, sampling: Sampling, counts: Sequence[int]
+) -> Plan:
     """Any noise, against a budget without an end."""
-    mechanisms = {kind: Gaussian(kind, clip, noise_multiplier, sampling) for kind in algorithm.kinds}
-    return Plan(mechanisms, Renyi(2.0), [], tuple(counts), np.full((1, len(counts)), Budget(math.inf, 1e-6)))
+    mechanisms = {
+        kind: Gaussian(kind, clip, noise_multiplier, sampling) for kind in algorithm.kinds
+    }
+    return Plan(
+        mechanisms, Renyi(2.0), [], tuple(counts), np.full((1, len(counts)), Budget(math.inf, 1e-6))
+    )
 
 
-def _connect(problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]) -> tuple[Federation, Recording, _Ledger]:
+def _connect(
+    problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]
+) -> tuple[Federation, Recording, _Ledger]:
     ledger = _Ledger(plan.rule, plan.budgets.tolist(), records.counts)
-    gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
+    gate = Gate(
+        Simulated(problem, records, seeds),
+        ledger,
+        dim=problem.dim,
+        counts=records.counts,
+        runs=len(seeds),
+    )
     channel = Recording(InProcess(gate))
     return Federation(channel, Everyone(len(records))), channel, ledger
 
 
-def _run(algorithm: Algorithm, settings: dict, step, fed, problem, w: Tensor, plan: Plan) -> Iterator[Tensor]:
+def _run(
+    algorithm: Algorithm, settings: dict, step, fed, problem, w: Tensor, plan: Plan
+) -> Iterator[Tensor]:
     """Its points, each looked at as it comes."""
-    for t, point in enumerate(algorithm.run(fed, problem, w, **settings, step=step, **plan.mechanisms)):
-        assert isinstance(point, Tensor), f"{algorithm.name}: iterate {t} is {type(point).__name__}, not a tensor"
-        assert point.shape == w.shape, f"{algorithm.name}: iterate {t} has shape {tuple(point.shape)}, not {tuple(w.shape)}"
+    for t, point in enumerate(
+        algorithm.run(fed, problem, w, **settings, step=step, **plan.mechanisms)
+    ):
+        assert isinstance(point, Tensor), (
+            f"{algorithm.name}: iterate {t} is {type(point).__name__}, not a tensor"
+        )
+        assert point.shape == w.shape, (
+            f"{algorithm.name}: iterate {t} has shape {tuple(point.shape)}, not {tuple(w.shape)}"
+        )
         yield point
 
 
-def _assert_as_priced(algorithm: Algorithm, plan: Plan, dry: Sequence[Asked], asked: Sequence[tuple]) -> None:
+def _assert_as_priced(
+    algorithm: Algorithm, plan: Plan, dry: Sequence[Asked], asked: Sequence[tuple]
+) -> None:
     """What was asked is what the dry run asked, at the plan's noise."""
     assert len(dry) == len(asked), (
-        f"{algorithm.name}: asked {len(asked)} questions, the dry run {len(dry)}; ask the same whatever the answers are"
+        f"{algorithm.name}: asked {len(asked)} questions, the dry run {len(dry)}; ask the "
+        "same whatever the answers are"
     )
     for t, (p, a) in enumerate(zip(dry, asked, strict=True)):
-        priced = p.kind, *_facts(Event(p.event.sampling, plan.mechanisms[p.kind].noise_multiplier, p.event.count), p.silos)
+        priced = (
+            p.kind,
+            *_facts(
+                Event(p.event.sampling, plan.mechanisms[p.kind].noise_multiplier, p.event.count),
+                p.silos,
+            ),
+        )
         assert priced == a, f"{algorithm.name}: query {t} is {a} but the dry run priced {priced}"
 
 

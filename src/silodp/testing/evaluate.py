@@ -1,4 +1,6 @@
-"""Looks at raw data to score a model. A research convenience: nothing here is private, and nothing deployed may import it."""
+"""Looks at raw data to score a model. A research convenience: nothing here is private, and nothing
+deployed may import it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ def _parts(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 def training_loss(problem: Problem, w: Tensor, records: Records) -> Tensor:
     """(J,): F(w) = mean over silos of each silo's mean loss, plus f1(w)."""
     per_silo = [
-        torch.cat([problem.losses(part, records.x[i, :n], records.y[i, :n]).double().mean(-1) for part in _parts(w, records.x[i])])
+        torch.cat(
+            [
+                problem.losses(part, records.x[i, :n], records.y[i, :n]).double().mean(-1)
+                for part in _parts(w, records.x[i])
+            ]
+        )
         for i, n in enumerate(records.counts)
     ]
     return torch.stack(per_silo).mean(0) + problem.prox.value(w).double()
@@ -29,7 +36,9 @@ def training_loss(problem: Problem, w: Tensor, records: Records) -> Tensor:
 
 @torch.no_grad()
 def error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(J,): share of records whose class is predicted wrongly. A model whose output is not finite is wrong everywhere."""
+    """(J,): share of records whose class is predicted wrongly. A model whose output is not finite
+    is wrong everywhere.
+    """
     return torch.cat([_error_rate(problem, part, x, y) for part in _parts(w, x)])
 
 
@@ -42,12 +51,20 @@ def _error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def balanced_accuracy(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(J,): share of records of a class that are predicted rightly, averaged over the classes; always saying one of k classes scores 1/k."""
-    return torch.stack([1 - error_rate(problem, w, x[y == k], y[y == k]) for k in y.unique()]).mean(0)
+    """(J,): share of records of a class that are predicted rightly, averaged over the classes;
+    always saying one of k classes scores 1/k.
+    """
+    return torch.stack([1 - error_rate(problem, w, x[y == k], y[y == k]) for k in y.unique()]).mean(
+        0
+    )
 
 
 def mapping_norm(problem: Problem, w: Tensor, records: Records, step: float) -> Tensor:
-    """(J,): norm of the proximal gradient mapping on the raw data, the paper's measure of stationarity."""
-    total = clipped_sum(problem, w, records.x, records.y, records.mask.to(records.x.dtype), torch.inf)
+    """(J,): norm of the proximal gradient mapping on the raw data, the paper's measure of
+    stationarity.
+    """
+    total = clipped_sum(
+        problem, w, records.x, records.y, records.mask.to(records.x.dtype), torch.inf
+    )
     counts = torch.tensor(records.counts).to(total).unsqueeze(-1)
     return gradient_mapping(w, (total / counts).mean(1), problem.prox, step).norm(dim=-1)

@@ -1,4 +1,6 @@
-"""Says whether a way of connecting silos gives the numbers of the simulation, and adds nothing of its own."""
+"""Says whether a way of connecting silos gives the numbers of the simulation, and adds nothing of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,28 @@ Make = Callable[[Problem, Records, Everyone], Port]
 
 
 def simulated_federation(problem: Problem, records: Records, participation: Everyone) -> Federation:
-    """The reference: all silos in one process, with an infinite budget, which only a simulation can have, so that noise may be off."""
+    """The reference: all silos in one process, with an infinite budget, which only a simulation can
+    have, so that noise may be off.
+    """
     ledger = MemoryLedger(GDP(), Budget(np.inf, 1e-6), records.counts)
     gate = Gate(Simulated(problem, records, [0]), ledger, dim=problem.dim, counts=records.counts)
     return Federation(InProcess(gate), participation)
 
 
 def check_federation(make: Make) -> None:
-    """Says whether a backend of yours brings back the right numbers: raises AssertionError with one sentence if not.
+    """Says whether a backend of yours brings back the right numbers: raises AssertionError with one
+    sentence if not.
 
-    The federation that `make(problem, records, participation)` connects must give the simulation's numbers. Its gates must answer without noise (a test-only gate; a shipped one cannot, see `check_replay`). Checked: equal means for every kind
-    of statistic; a mean weighs the answering silos alike, whatever their size; each round asks whom the participation names; a cohort
-    keeps to its silos while the federation goes on to others.
+    The federation that `make(problem, records, participation)` connects must give the simulation's
+    numbers. Its gates must answer without noise (a test-only gate; a shipped one cannot, see
+    `check_replay`). Checked: equal means for every kind of statistic; a mean weighs the answering
+    silos alike, whatever their size; each round asks whom the participation names; a cohort keeps
+    to its silos while the federation goes on to others.
     """
     random = np.random.default_rng(0)
-    records = Records.of([(random.normal(i, 1, (n, 3)), random.normal(size=n)) for i, n in enumerate((9, 14, 6, 11))])
+    records = Records.of(
+        [(random.normal(i, 1, (n, 3)), random.normal(size=n)) for i, n in enumerate((9, 14, 6, 11))]
+    )
     problem, everyone = Problem(nn.Linear(3, 1), squared_error), Everyone(len(records))
     here, there = torch.randn(2, 1, problem.dim, generator=torch.Generator().manual_seed(0))
     silent = Gaussian("check", 0.8, 0.0)
@@ -51,16 +60,34 @@ def check_federation(make: Make) -> None:
         Query(Grad(here), silent.clipped(0.0)),
         Query(Grad(there), silent.clipped(1e6)),
     )
-    ours, theirs = make(problem, records, everyone), simulated_federation(problem, records, everyone)
+    ours, theirs = (
+        make(problem, records, everyone),
+        simulated_federation(problem, records, everyone),
+    )
     for asked in (query, *others):
         got, wanted = ours.mean(asked), theirs.mean(asked)
-        assert got.shape == wanted.shape == asked.statistic.shape, f"{_name(asked)}: a mean has shape {tuple(got.shape)}"
+        assert got.shape == wanted.shape == asked.statistic.shape, (
+            f"{_name(asked)}: a mean has shape {tuple(got.shape)}"
+        )
         _assert_close(got, wanted, f"{_name(asked)}: differs from the reference")
-    each = torch.stack([simulated_federation(problem, records, Fixed((i,))).mean(query) for i in range(len(records))])
+    each = torch.stack(
+        [
+            simulated_federation(problem, records, Fixed((i,))).mean(query)
+            for i in range(len(records))
+        ]
+    )
     for members in ((0,), (1, 2), tuple(range(len(records)))):
-        wrong = f"{_name(query)}: the mean over silos {members} is not that of their answers, each with weight 1/M"
-        _assert_close(make(problem, records, Fixed(members)).mean(query), each[list(members)].mean(0), wrong)
-    draws, fed = Uniform(len(records), 2, seed=3), make(problem, records, Uniform(len(records), 2, seed=3))
+        wrong = (
+            f"{_name(query)}: the mean over silos {members} is not that of their answers, each "
+            "with weight 1/M"
+        )
+        _assert_close(
+            make(problem, records, Fixed(members)).mean(query), each[list(members)].mean(0), wrong
+        )
+    draws, fed = (
+        Uniform(len(records), 2, seed=3),
+        make(problem, records, Uniform(len(records), 2, seed=3)),
+    )
     for turn in range(6):
         members, port = draws.draw(), fed.cohort() if turn % 2 else fed
         for again in range(3 if turn % 2 else 1):
@@ -68,7 +95,7 @@ def check_federation(make: Make) -> None:
             _assert_close(port.mean(query), each[list(members)].mean(0), wrong)
 
 
-# --- replay -----------------------------------------------------------------------------------------------------------------------
+# --- replay --------------------------------------------------------------------------------------
 
 
 class Recording:
@@ -85,7 +112,9 @@ class Recording:
 
 
 class Replaying:
-    """A channel to nobody: it gives recorded releases again, in order, to whoever asks the recorded queries of the recorded silos."""
+    """A channel to nobody: it gives recorded releases again, in order, to whoever asks the recorded
+    queries of the recorded silos.
+    """
 
     def __init__(self, log: Sequence[tuple[Query, tuple[int, ...], Answered]]) -> None:
         self._left = list(log)
@@ -93,8 +122,12 @@ class Replaying:
     def ask(self, query: Query, silos: Sequence[int]) -> Answered:
         assert self._left, f"{_name(query)}: one query more than was recorded"
         asked, members, release = self._left.pop(0)
-        assert tuple(silos) == members, f"{_name(query)}: asked of silos {tuple(silos)}, recorded for {members}"
-        same = _parts(asked).keys() == _parts(query).keys() and all(_equal(v, _parts(query)[k]) for k, v in _parts(asked).items())
+        assert tuple(silos) == members, (
+            f"{_name(query)}: asked of silos {tuple(silos)}, recorded for {members}"
+        )
+        same = _parts(asked).keys() == _parts(query).keys() and all(
+            _equal(v, _parts(query)[k]) for k, v in _parts(asked).items()
+        )
         assert same, f"{_name(query)}: not the recorded query {_name(asked)}, bit for bit"
         return release
 
@@ -103,13 +136,19 @@ class Replaying:
 
 
 def check_replay(
-    run: Callable[..., Iterator[Tensor]], problem: Problem, w: Tensor, mechanisms: Mapping[str, Gaussian], channel: Channel,
+    run: Callable[..., Iterator[Tensor]],
+    problem: Problem,
+    w: Tensor,
+    mechanisms: Mapping[str, Gaussian],
+    channel: Channel,
     participation: Callable[[], Everyone],
-) -> None:  # fmt: skip
-    """Raises AssertionError unless `run` over `channel`, with the shipped gate's noise, is what its releases make of it in this process.
+) -> None:
+    """Raises AssertionError unless `run` over `channel`, with the shipped gate's noise, is what its
+    releases make of it in this process.
 
-    The releases are recorded and played back to the same generator, which must ask the same queries and reach the same iterates, bit
-    for bit: whatever an algorithm knows, it knows from releases. Also checked: no two releases of the run are equal.
+    The releases are recorded and played back to the same generator, which must ask the same queries
+    and reach the same iterates, bit for bit: whatever an algorithm knows, it knows from releases.
+    Also checked: no two releases of the run are equal.
     """
     recording = Recording(channel)
     first = list(run(Federation(recording, participation()), problem, w, **mechanisms))
@@ -120,11 +159,17 @@ def check_replay(
     for t, (a, b) in enumerate(zip(first, second, strict=True)):
         assert torch.equal(a, b), f"iterate {t} differs in the replay by {(a - b).abs().max():.2g}"
     for (q, _, a), (_, _, b) in pairwise(recording.log):
-        assert a.value.shape != b.value.shape or not torch.equal(a.value, b.value), f"{_name(q)}: two releases in a row are equal"
+        assert a.value.shape != b.value.shape or not torch.equal(a.value, b.value), (
+            f"{_name(q)}: two releases in a row are equal"
+        )
 
 
 def _parts(query: Query) -> dict:
-    return {f"{type(part).__name__}.{k}": v for part in (query.statistic, query.mechanism) for k, v in vars(part).items()}
+    return {
+        f"{type(part).__name__}.{k}": v
+        for part in (query.statistic, query.mechanism)
+        for k, v in vars(part).items()
+    }
 
 
 def _equal(a: object, b: object) -> bool:

@@ -1,6 +1,7 @@
 """Says whether a mechanism's noise, its price and what one record can do to it belong together.
 
-Everything is observed from outside, through an answerer's releases. Statistical checks have a false-alarm rate of 1e-6 each.
+Everything is observed from outside, through an answerer's releases. Statistical checks have a
+false-alarm rate of 1e-6 each.
 """
 
 from __future__ import annotations
@@ -31,14 +32,23 @@ DIM = 10_000
 LOCAL, STEP = 3, 0.5
 
 
-def check_mechanism(mechanism: Gaussian, *, answerer: Make = Simulated, counts: Sequence[int] = (48, 30, 20), seed: int = 0) -> None:
-    """Says whether a mechanism of yours protects and prices as it claims: raises AssertionError with one sentence if not.
+def check_mechanism(
+    mechanism: Gaussian,
+    *,
+    answerer: Make = Simulated,
+    counts: Sequence[int] = (48, 30, 20),
+    seed: int = 0,
+) -> None:
+    """Says whether a mechanism of yours protects and prices as it claims: raises AssertionError
+    with one sentence if not.
 
-    `mechanism` has a finite clip > 0 and a noise multiplier > 0, one for all or one per silo (1, N); `answerer(problem, records, seeds)`
-    makes an answerer for len(seeds) runs, whose noise multiplier of 0 means none (gates refuse that; answerers are told by gates).
-    Checked: one record moves an answer by at most `sensitivity`, and by as much; noise has standard deviation noise multiplier x
-    sensitivity, is Gaussian, and independent between silos, rounds and runs of different seeds; k releases cost k times one; at another
-    clip the noise is in proportion and the price the same.
+    `mechanism` has a finite clip > 0 and a noise multiplier > 0, one for all or one per silo (1,
+    N); `answerer(problem, records, seeds)` makes an answerer for len(seeds) runs, whose noise
+    multiplier of 0 means none (gates refuse that; answerers are told by gates). Checked: one record
+    moves an answer by at most `sensitivity`, and by as much; noise has standard deviation noise
+    multiplier x sensitivity, is Gaussian, and independent between silos, rounds and runs of
+    different seeds; k releases cost k times one; at another clip the noise is in proportion and the
+    price the same.
     """
     _check_price(mechanism, counts)
     _check_reach(mechanism, answerer, counts, seed)
@@ -54,23 +64,33 @@ def _check_price(mechanism: Gaussian, counts: Sequence[int]) -> None:
         assert np.all(price > 0), f"{mechanism}: a release is free by the {rule.name} rule"
         for k in (2, 5):
             many, cost = rule.price(mechanism.event(k), n)
-            assert many == key, f"{mechanism}: {k} releases are charged to {many!r} but one to {key!r}"
+            assert many == key, (
+                f"{mechanism}: {k} releases are charged to {many!r} but one to {key!r}"
+            )
             assert np.allclose(cost, k * price, rtol=1e-12), (
                 f"{mechanism}: {k} releases cost {cost} by the {rule.name} rule, not {k} x {price}"
             )
-        assert np.array_equal(rule.price(other, n)[1], price), f"{mechanism}: the price changed with the clip by the {rule.name} rule"
+        assert np.array_equal(rule.price(other, n)[1], price), (
+            f"{mechanism}: the price changed with the clip by the {rule.name} rule"
+        )
     _, share = Committed((mechanism.event(5),)).price(one, n)
-    assert np.allclose(share, 1 / 5), f"{mechanism}: one of five committed releases uses up {share} of them, not 1/5"
+    assert np.allclose(share, 1 / 5), (
+        f"{mechanism}: one of five committed releases uses up {share} of them, not 1/5"
+    )
 
 
 def _check_reach(mechanism: Gaussian, answerer: Make, counts: Sequence[int], seed: int) -> None:
-    """Neighbours that pull a mean apart as far as clipping lets them: the distance is at most the sensitivity, and attains it."""
+    """Neighbours that pull a mean apart as far as clipping lets them: the distance is at most the
+    sensitivity, and attains it.
+    """
     clip = float(mechanism.clip)
     silent = replace(mechanism, noise_multiplier=0.0)
     limits = [float(mechanism.sensitivity(n)) for n in counts]
     origin, across = torch.zeros(1, 4), torch.tensor([[0.0, 1.0, 0.0, 0.0]])
     gradients = [_pulling(counts, x=(1.0, 1.0, 1.0), y=sign * 1e6 * clip) for sign in (1, -1)]
-    differences = [_pulling(counts, x=(sign * 1e4 * max(1.0, clip), 1.0, 0.0), y=0.0) for sign in (1, -1)]
+    differences = [
+        _pulling(counts, x=(sign * 1e4 * max(1.0, clip), 1.0, 0.0), y=0.0) for sign in (1, -1)
+    ]
     cases: list[tuple[Statistic, list[Records], float]] = [
         (Grad(origin), gradients, 1.0),
         (LocalSteps(origin, 1, STEP), gradients, STEP),
@@ -79,23 +99,34 @@ def _check_reach(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
     problem = Problem(nn.Linear(3, 1), squared_error)
     for statistic, (here, there), factor in cases:
         name, farthest = type(statistic).__name__, [0.0] * len(counts)
-        for trial in range(60):  # the same seed draws the same batches, so only the replaced record differs
+        for trial in range(
+            60
+        ):  # the same seed draws the same batches, so only the replaced record differs
             query = Query(statistic, _round(silent, trial))
             everyone = range(len(counts))
-            both = [answerer(problem, records, [seed + trial]).answer(query, everyone) for records in (here, there)]
+            both = [
+                answerer(problem, records, [seed + trial]).answer(query, everyone)
+                for records in (here, there)
+            ]
             for i, distance in enumerate((both[0] - both[1]).norm(dim=-1)[0].tolist()):
                 farthest[i] = max(farthest[i], distance / factor)
         for i, (far, limit) in enumerate(zip(farthest, limits, strict=True)):
             assert far <= limit * (1 + 1e-6), (
-                f"{mechanism}: one record moved {name} of silo {i} by {far:.6g}, past the sensitivity {limit:.6g}"
+                f"{mechanism}: one record moved {name} of silo {i} by {far:.6g}, past the "
+                f"sensitivity {limit:.6g}"
             )
             floor = limit * (1 - 1e-3) / (1 + CLIP_TOLERANCE)
-            assert far >= floor, f"{mechanism}: one record moved {name} of silo {i} by {far:.6g} at most; the sensitivity is {limit:.6g}"
+            assert far >= floor, (
+                f"{mechanism}: one record moved {name} of silo {i} by {far:.6g} at most; "
+                f"the sensitivity is {limit:.6g}"
+            )
 
 
 def _check_noise(mechanism: Gaussian, answerer: Make, counts: Sequence[int], seed: int) -> None:
     """Records without any gradient: what comes back is noise alone."""
-    answerer_ = answerer(Problem(nn.Linear(DIM, 1, bias=False), squared_error), _blank(counts), [seed, seed + 1])
+    answerer_ = answerer(
+        Problem(nn.Linear(DIM, 1, bias=False), squared_error), _blank(counts), [seed, seed + 1]
+    )
     w = torch.zeros(2, DIM)
     cases: list[tuple[Statistic, float]] = [
         (Grad(w), 1.0),
@@ -104,9 +135,13 @@ def _check_noise(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
     ]
     vectors: dict[str, Tensor] = {}
     for (statistic, factor), r in product(cases, range(2)):
-        value = answerer_.answer(Query(statistic, _round(mechanism, r)), range(len(counts))).double()
+        value = answerer_.answer(
+            Query(statistic, _round(mechanism, r)), range(len(counts))
+        ).double()
         for j, (i, n) in product(range(2), enumerate(counts)):
-            vectors[f"{type(statistic).__name__}, run {j}, silo {i}, round {r}"] = value[j, i] / (factor * _std(mechanism, i, n))
+            vectors[f"{type(statistic).__name__}, run {j}, silo {i}, round {r}"] = value[j, i] / (
+                factor * _std(mechanism, i, n)
+            )
     for name, z in vectors.items():
         _assert_standard_normal(z, f"{mechanism}: {name}")
     limit = stats.norm.isf(FALSE_ALARM / len(vectors) / (len(vectors) - 1)) / DIM**0.5
@@ -114,11 +149,14 @@ def _check_noise(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
     a, b = divmod(int(matrix.abs().argmax()), len(vectors))
     names, r = list(vectors), float(matrix[a, b])
     assert abs(r) < limit, (
-        f"{mechanism}: the noise of ({names[a]}) and of ({names[b]}) is not independent: correlation {r:.3f}, not below {limit:.3f}"
+        f"{mechanism}: the noise of ({names[a]}) and of ({names[b]}) is not independent: "
+        f"correlation {r:.3f}, not below {limit:.3f}"
     )
 
 
-def _check_proportion(mechanism: Gaussian, answerer: Make, counts: Sequence[int], seed: int) -> None:
+def _check_proportion(
+    mechanism: Gaussian, answerer: Make, counts: Sequence[int], seed: int
+) -> None:
     """clipped(c): the noise follows c, down to none at c = 0."""
     problem, records = Problem(nn.Linear(DIM, 1, bias=False), squared_error), _blank(counts)
     w = torch.zeros(1, DIM)
@@ -128,26 +166,45 @@ def _check_proportion(mechanism: Gaussian, answerer: Make, counts: Sequence[int]
             f"{mechanism}: clipped() changed the noise multiplier, and so the price"
         )
         assert there.sampling == mechanism.sampling, f"{mechanism}: clipped() changed the sampling"
-        value = answerer(problem, records, [seed]).answer(Query(Grad(w), there), range(len(counts))).double()
+        value = (
+            answerer(problem, records, [seed])
+            .answer(Query(Grad(w), there), range(len(counts)))
+            .double()
+        )
         if factor == 0:
-            assert bool((value == 0).all()), f"{mechanism}: at clip 0 the answer is not exactly zero"
+            assert bool((value == 0).all()), (
+                f"{mechanism}: at clip 0 the answer is not exactly zero"
+            )
             continue
         for i, n in enumerate(counts):
-            _assert_standard_normal(value[0, i] / (factor * _std(mechanism, i, n)), f"{mechanism}: at {factor} times the clip, silo {i}")
+            _assert_standard_normal(
+                value[0, i] / (factor * _std(mechanism, i, n)),
+                f"{mechanism}: at {factor} times the clip, silo {i}",
+            )
 
 
 def _std(mechanism: Gaussian, silo: int, n: int) -> Tensor:
     """noise multiplier x 2 clip / batch, written out here so that a wrong `sensitivity` shows."""
     multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64).reshape(1, -1)
-    return multiplier[0, silo if multiplier.shape[1] > 1 else 0] * 2 * mechanism.clip / mechanism.sampling.batch(n)
+    return (
+        multiplier[0, silo if multiplier.shape[1] > 1 else 0]
+        * 2
+        * mechanism.clip
+        / mechanism.sampling.batch(n)
+    )
 
 
 def _assert_standard_normal(z: Tensor, what: str) -> None:
     total, (low, high) = float(z.square().sum()), stats.chi2.interval(1 - FALSE_ALARM, len(z))
     ratio = (total / len(z)) ** 0.5
-    assert low < total < high, f"{what}: the noise has {ratio:.3f} times the standard deviation noise multiplier x sensitivity"
+    assert low < total < high, (
+        f"{what}: the noise has {ratio:.3f} times the standard deviation noise multiplier "
+        "x sensitivity"
+    )
     p = stats.kstest(z.numpy(), "norm").pvalue
-    assert p > FALSE_ALARM, f"{what}: the noise has the right size but is not Gaussian (Kolmogorov-Smirnov p = {p:.1g})"
+    assert p > FALSE_ALARM, (
+        f"{what}: the noise has the right size but is not Gaussian (Kolmogorov-Smirnov p = {p:.1g})"
+    )
 
 
 def _round(mechanism: Gaussian, r: int) -> Gaussian:
@@ -159,7 +216,9 @@ def _blank(counts: Sequence[int]) -> Records:
 
 
 def _pulling(counts: Sequence[int], *, x: tuple[float, float, float], y: float) -> Records:
-    """Silos in which record 0 pulls as hard as it can, over both tensors of the model, and nobody else pulls at all."""
+    """Silos in which record 0 pulls as hard as it can, over both tensors of the model, and nobody
+    else pulls at all.
+    """
     silos = []
     for n in counts:
         features, targets = np.zeros((n, 3)), np.zeros(n)

@@ -14,20 +14,30 @@ from silodp.testing.sentence import one_sentence
 Reference = Callable[[Any], tuple[Any, list[Any]]]
 
 
-def check_prox(prox: Prox, dim: int, *, seed: int = 0, dtype: torch.dtype = torch.float64, reference: Reference | None = None) -> None:
+def check_prox(
+    prox: Prox,
+    dim: int,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    reference: Reference | None = None,
+) -> None:
     """Says whether a prox of yours is one: raises AssertionError with one sentence if not.
 
-    It must be, on random vectors of `dim` entries, the proximal operator of the convex f1 in `prox.value`.
+    It must be, on random vectors of `dim` entries, the proximal operator of the convex f1 in
+    `prox.value`.
 
-    Checked: the optimality certificate, firm non-expansiveness, agreement between steps, that rows of a batch do not mix, and that its
-    numbers are shown, as a definition needs them.
-    `reference` maps a cvxpy variable y to (f1(y) as a cvxpy expression, constraints); if given, cvxpy must find the same minimiser.
+    Checked: the optimality certificate, firm non-expansiveness, agreement between steps, that rows
+    of a batch do not mix, and that its numbers are shown, as a definition needs them. `reference`
+    maps a cvxpy variable y to (f1(y) as a cvxpy expression, constraints); if given, cvxpy must find
+    the same minimiser.
     """
     name = prox.__name__ if isinstance(prox, type) else type(prox).__name__
     assert not isinstance(prox, type), f"{name} is a class; give an object of it, with its numbers"
     for part, form in (("value", "value(w)"), ("__call__", "__call__(w, step)")):
         assert callable(getattr(prox, part, None)), (
-            f"{name} has no {form}; a prox is a frozen dataclass with value(w) and __call__(w, step)"
+            f"{name} has no {form}; a prox is a frozen dataclass with value(w) and "
+            "__call__(w, step)"
         )
     random = torch.Generator().manual_seed(seed)
     w, step = _points(dim, random, dtype), _steps(random, dtype)
@@ -44,7 +54,9 @@ def check_prox(prox: Prox, dim: int, *, seed: int = 0, dtype: torch.dtype = torc
 
 def _points(dim: int, random: torch.Generator, dtype: torch.dtype) -> Tensor:
     """Small, middling and large vectors, two with ties, and zero: (6, dim)."""
-    draws = torch.randn(5, dim, generator=random, dtype=torch.float64) * torch.tensor([[0.1], [1.0], [10.0], [1.0], [3.0]])
+    draws = torch.randn(5, dim, generator=random, dtype=torch.float64) * torch.tensor(
+        [[0.1], [1.0], [10.0], [1.0], [3.0]]
+    )
     draws[3:].round_()
     return torch.cat([draws, torch.zeros(1, dim)]).to(dtype)
 
@@ -63,16 +75,24 @@ def _check_shapes(prox: Prox, w: Tensor, step: Tensor) -> None:
     before = w.clone()
     y, value = prox(w, step), prox.value(w)
     for part, found in (("prox", y), ("value", value)):
-        assert isinstance(found, Tensor), f"{prox}: {part} gives {type(found).__name__}, not a tensor"
+        assert isinstance(found, Tensor), (
+            f"{prox}: {part} gives {type(found).__name__}, not a tensor"
+        )
     assert torch.equal(w, before), f"{prox}: the argument was changed in place"
     assert y.shape == w.shape, f"{prox}: prox of shape {tuple(w.shape)} has shape {tuple(y.shape)}"
-    assert value.shape == w.shape[:-1], f"{prox}: value of shape {tuple(w.shape)} has shape {tuple(value.shape)}"
-    assert y.dtype == value.dtype == w.dtype, f"{prox}: {w.dtype} became {y.dtype} in prox and {value.dtype} in value"
+    assert value.shape == w.shape[:-1], (
+        f"{prox}: value of shape {tuple(w.shape)} has shape {tuple(value.shape)}"
+    )
+    assert y.dtype == value.dtype == w.dtype, (
+        f"{prox}: {w.dtype} became {y.dtype} in prox and {value.dtype} in value"
+    )
     assert prox.value(y).isfinite().all(), f"{prox}: prox left the domain, where f1 is finite"
 
 
 def _check_optimal(prox: Prox, w: Tensor, step: Tensor, random: torch.Generator) -> None:
-    """y = prox(w) has the least objective among candidates z, and (w - y) / step is a subgradient of f1 at y."""
+    """y = prox(w) has the least objective among candidates z, and (w - y) / step is a subgradient
+    of f1 at y.
+    """
     y = prox(w, step)
     z = _candidates(prox, y, random)  # (k, 6, dim)
     f_y, f_z, s = prox.value(y), prox.value(z), step[..., 0]
@@ -80,14 +100,23 @@ def _check_optimal(prox: Prox, w: Tensor, step: Tensor, random: torch.Generator)
     objective_z = s * f_z + (z - w).square().sum(-1) / 2
     scale = 1 + objective_y + (w - y).norm(dim=-1) * ((z - y).norm(dim=-1) + y.norm(dim=-1))
     better = objective_y - objective_z - _tolerance(w) * scale
-    assert (better <= 0).all(), f"{prox}: another point has an objective lower by {better.max():.2g}, so prox is not the minimiser"
-    violation = s * f_y + ((w - y) * (z - y)).sum(-1) - s * f_z - _tolerance(w) * (scale + (s * f_z).abs())
+    assert (better <= 0).all(), (
+        f"{prox}: another point has an objective lower by {better.max():.2g}, so prox is "
+        "not the minimiser"
+    )
+    violation = (
+        s * f_y + ((w - y) * (z - y)).sum(-1) - s * f_z - _tolerance(w) * (scale + (s * f_z).abs())
+    )
     violation = violation[f_z.isfinite()]
-    assert (violation <= 0).all(), f"{prox}: step f1(z) >= step f1(y) + <w - y, z - y> fails by {violation.max():.2g}"
+    assert (violation <= 0).all(), (
+        f"{prox}: step f1(z) >= step f1(y) + <w - y, z - y> fails by {violation.max():.2g}"
+    )
 
 
 def _candidates(prox: Prox, y: Tensor, random: torch.Generator) -> Tensor:
-    """Points to beat y: far and near ones, anywhere and inside the domain; those outside it have f1 = +inf and beat nothing."""
+    """Points to beat y: far and near ones, anywhere and inside the domain; those outside it have f1
+    = +inf and beat nothing.
+    """
 
     def normal(*lead: int) -> Tensor:
         return torch.randn(*lead, *y.shape, generator=random, dtype=torch.float64).to(y)
@@ -98,7 +127,9 @@ def _candidates(prox: Prox, y: Tensor, random: torch.Generator) -> Tensor:
         [
             normal(8),
             prox(5 * normal(8), one.expand(8, *one.shape)),
-            weights / weights.sum(-1, keepdim=True) * y.sum(-1, keepdim=True),  # inside a simplex, which random points miss
+            weights
+            / weights.sum(-1, keepdim=True)
+            * y.sum(-1, keepdim=True),  # inside a simplex, which random points miss
             torch.zeros_like(y)[None],
         ]
     )
@@ -107,7 +138,9 @@ def _candidates(prox: Prox, y: Tensor, random: torch.Generator) -> Tensor:
     return torch.cat([far, *near, *between])
 
 
-def _check_firmly_nonexpansive(prox: Prox, w: Tensor, step: Tensor, random: torch.Generator) -> None:
+def _check_firmly_nonexpansive(
+    prox: Prox, w: Tensor, step: Tensor, random: torch.Generator
+) -> None:
     """||prox(u) - prox(v)||^2 <= <prox(u) - prox(v), u - v>, for far and near pairs."""
     for size in (5.0, 0.1):
         other = w + size * torch.randn(w.shape, generator=random, dtype=torch.float64).to(w)
@@ -117,25 +150,47 @@ def _check_firmly_nonexpansive(prox: Prox, w: Tensor, step: Tensor, random: torc
 
 
 def _check_steps_agree(prox: Prox, w: Tensor, step: Tensor) -> None:
-    """y = prox(w, step) is also prox(y + r (w - y), r step) for each r > 0; of an indicator it is a fixed point, whatever the step."""
+    """y = prox(w, step) is also prox(y + r (w - y), r step) for each r > 0; of an indicator it is a
+    fixed point, whatever the step.
+    """
     y = prox(w, step)
     for r in (0.01, 0.5, 20.0):
-        _assert_close(prox(y + r * (w - y), r * step), y, f"{prox}: prox(y + r (w - y), r step) is not y = prox(w, step) for r = {r}")
+        _assert_close(
+            prox(y + r * (w - y), r * step),
+            y,
+            f"{prox}: prox(y + r (w - y), r step) is not y = prox(w, step) for r = {r}",
+        )
     values = prox.value(torch.cat([w, -w, y]))
     if ((values == 0) | values.isinf()).all():
         _assert_close(prox(y, 7 * step), y, f"{prox}: a projected point is not its own projection")
 
 
 def _check_rows_do_not_mix(prox: Prox, w: Tensor, step: Tensor) -> None:
-    """Leading axes, a step for each row, and one step for all, as a number or a tensor, give what single rows give."""
+    """Leading axes, a step for each row, and one step for all, as a number or a tensor, give what
+    single rows give.
+    """
     alone = torch.stack([prox(row, s) for row, s in zip(w, step[:, 0].tolist(), strict=True)])
     values = torch.stack([prox.value(row) for row in w])
-    _assert_close(prox(w, step), alone, f"{prox}: rows with their own steps differ from one row at a time")
-    _assert_close(prox(w.reshape(2, 3, -1), step.reshape(2, 3, 1)).reshape(w.shape), alone, f"{prox}: two leading axes differ from one")
-    _assert_close(prox.value(w.reshape(2, 3, -1)).reshape(-1), values, f"{prox}: value of a batch differs from one row at a time")
+    _assert_close(
+        prox(w, step), alone, f"{prox}: rows with their own steps differ from one row at a time"
+    )
+    _assert_close(
+        prox(w.reshape(2, 3, -1), step.reshape(2, 3, 1)).reshape(w.shape),
+        alone,
+        f"{prox}: two leading axes differ from one",
+    )
+    _assert_close(
+        prox.value(w.reshape(2, 3, -1)).reshape(-1),
+        values,
+        f"{prox}: value of a batch differs from one row at a time",
+    )
     for shape in ((), (1,), (1, 1)):
         shared = step[0].reshape(shape)
-        _assert_close(prox(w, shared), prox(w, shared.item()), f"{prox}: a step of shape {shape} differs from the same number")
+        _assert_close(
+            prox(w, shared),
+            prox(w, shared.item()),
+            f"{prox}: a step of shape {shape} differs from the same number",
+        )
 
 
 def _check_against_cvxpy(prox: Prox, w: Tensor, step: Tensor, reference: Reference) -> None:
@@ -144,13 +199,19 @@ def _check_against_cvxpy(prox: Prox, w: Tensor, step: Tensor, reference: Referen
     for row, s, ours in zip(w, step[:, 0].tolist(), prox(w, step), strict=True):
         y = cp.Variable(len(row))
         f1, constraints = reference(y)
-        problem = cp.Problem(cp.Minimize(s * f1 + cp.sum_squares(y - row.double().numpy()) / 2), constraints)
+        problem = cp.Problem(
+            cp.Minimize(s * f1 + cp.sum_squares(y - row.double().numpy()) / 2), constraints
+        )
         problem.solve(solver=cp.CLARABEL)
         theirs = torch.as_tensor(y.value, dtype=w.dtype)
         error, allowed = (ours - theirs).norm(), max(1e-4, _tolerance(w)) * (1 + row.norm())
-        assert error <= allowed, f"{prox}: differs from cvxpy's minimiser by {error:.2g}, more than {allowed:.2g}"
+        assert error <= allowed, (
+            f"{prox}: differs from cvxpy's minimiser by {error:.2g}, more than {allowed:.2g}"
+        )
 
 
 def _assert_close(got: Tensor, wanted: Tensor, message: str) -> None:
     tolerance = _tolerance(wanted)
-    assert torch.allclose(got, wanted, rtol=tolerance, atol=tolerance), f"{message}; largest difference {(got - wanted).abs().max():.2g}"
+    assert torch.allclose(got, wanted, rtol=tolerance, atol=tolerance), (
+        f"{message}; largest difference {(got - wanted).abs().max():.2g}"
+    )

@@ -1,7 +1,8 @@
-"""Says whether batches are drawn as they are priced: which records are in one, seen from outside, through an answerer's releases.
+"""Says whether batches are drawn as they are priced: which records are in one, seen from outside,
+through an answerer's releases.
 
-Record k's gradient is the k-th unit vector, so an answer times its batch size shows who took part, under noise too small to hide it.
-Statistical checks have a false-alarm rate of 1e-6 each.
+Record k's gradient is the k-th unit vector, so an answer times its batch size shows who took part,
+under noise too small to hide it. Statistical checks have a false-alarm rate of 1e-6 each.
 """
 
 from __future__ import annotations
@@ -30,20 +31,31 @@ RUNS = 400
 NOISE = 1e-3
 
 
-def check_sampling(sampling: Sampling, *, answerer: Make = Simulated, counts: Sequence[int] = (12, 40, 25), seed: int = 0) -> None:
-    """Says whether an answerer of yours draws the batches that `sampling` names: raises AssertionError with one sentence if not.
+def check_sampling(
+    sampling: Sampling,
+    *,
+    answerer: Make = Simulated,
+    counts: Sequence[int] = (12, 40, 25),
+    seed: int = 0,
+) -> None:
+    """Says whether an answerer of yours draws the batches that `sampling` names: raises
+    AssertionError with one sentence if not.
 
-    Checked for all: a record counts once and with weight 1 / sampling.batch(n), padding never. FullBatch: everybody, always.
-    DisjointBatches: batches of floor(n / batches), no record in two, the partition the same whenever it is asked, another for another
-    name or run, each record as likely as any other. Poisson: independent coins at the rate, so that the number of records is binomial
-    and nothing is cut off; an empty batch is noise alone. WithoutReplacement: floor(rate n) distinct records, each as likely, drawn anew.
+    Checked for all: a record counts once and with weight 1 / sampling.batch(n), padding never.
+    FullBatch: everybody, always. DisjointBatches: batches of floor(n / batches), no record in two,
+    the partition the same whenever it is asked, another for another name or run, each record as
+    likely as any other. Poisson: independent coins at the rate, so that the number of records is
+    binomial and nothing is cut off; an empty batch is noise alone. WithoutReplacement: floor(rate
+    n) distinct records, each as likely, drawn anew.
     """
     world = _World(answerer, counts, seed)
     match sampling:
         case FullBatch():
             for r in range(2):
                 who = world.members(sampling)
-                assert bool(who[:, world.real].all()), f"{sampling}: a record was left out in round {r}"
+                assert bool(who[:, world.real].all()), (
+                    f"{sampling}: a record was left out in round {r}"
+                )
         case DisjointBatches():
             _check_partition(world, sampling)
         case Poisson():
@@ -51,7 +63,10 @@ def check_sampling(sampling: Sampling, *, answerer: Make = Simulated, counts: Se
         case WithoutReplacement():
             _check_without_replacement(world, sampling)
         case _:
-            raise AssertionError(f"{sampling}: no conformance suite knows this sampling; its law decides its price, so write one")
+            raise AssertionError(
+                f"{sampling}: no conformance suite knows this sampling; its law decides "
+                "its price, so write one"
+            )
 
 
 def _check_partition(world: _World, sampling: DisjointBatches) -> None:
@@ -60,17 +75,27 @@ def _check_partition(world: _World, sampling: DisjointBatches) -> None:
     for b, who in zip(batches, first, strict=True):
         world.assert_sizes(who, [n // sampling.batches for n in world.counts], f"{b}")
     times = torch.stack(first).int().sum(0)
-    assert int(times.max()) == 1, f"{sampling}: a record is in {int(times.max())} batches of one partition"
+    assert int(times.max()) == 1, (
+        f"{sampling}: a record is in {int(times.max())} batches of one partition"
+    )
     world.members(replace(sampling, partition=sampling.partition + "-other"))
     world.members(FullBatch())
     for b, who in zip(reversed(batches), reversed(first), strict=True):
-        assert torch.equal(world.members(b), who), f"{b}: asked again, the batch has other records; a partition must never be redrawn"
+        assert torch.equal(world.members(b), who), (
+            f"{b}: asked again, the batch has other records; a partition must never be redrawn"
+        )
     alone = world.members(batches[0], [len(world.counts) - 1])
-    assert torch.equal(alone[:, 0], first[0][:, -1]), f"{sampling}: a silo's batch depends on which other silos take part"
+    assert torch.equal(alone[:, 0], first[0][:, -1]), (
+        f"{sampling}: a silo's batch depends on which other silos take part"
+    )
     if sampling.batches > 1:
         other = world.members(replace(batches[0], partition=sampling.partition + "-other"))
-        assert not torch.equal(other, first[0]), f"{sampling}: a partition of another name is the same one"
-        assert not torch.equal(first[0][0], first[0][1]), f"{sampling}: runs of different seeds share one partition"
+        assert not torch.equal(other, first[0]), (
+            f"{sampling}: a partition of another name is the same one"
+        )
+        assert not torch.equal(first[0][0], first[0][1]), (
+            f"{sampling}: runs of different seeds share one partition"
+        )
     for who in first[:2]:
         world.assert_even(who, [n // sampling.batches / n for n in world.counts], f"{sampling}")
 
@@ -82,7 +107,10 @@ def _check_poisson(world: _World, sampling: Poisson) -> None:
     for i, n in enumerate(world.counts):
         sizes = who[:, i].sum(-1).numpy()
         p = _binomial_fit(sizes, n, sampling.rate)
-        assert p > FALSE_ALARM, f"{sampling}: batch sizes of silo {i} are not binomial (p = {p:.1g}): coins are not independent, or cut off"
+        assert p > FALSE_ALARM, (
+            f"{sampling}: batch sizes of silo {i} are not binomial (p = {p:.1g}): coins "
+            "are not independent, or cut off"
+        )
     flat = [r[:, world.real].double() - sampling.rate for r in rounds]
     scale = sampling.rate * (1 - sampling.rate)
     if scale > 0:
@@ -95,7 +123,9 @@ def _check_poisson(world: _World, sampling: Poisson) -> None:
             pairs.append(("two silos", *world.across(rounds[0].double() - sampling.rate)))
         for name, a, b in pairs:
             z = float((a * b).sum()) / (scale * a.numel() ** 0.5)
-            assert abs(z) < stats.norm.isf(FALSE_ALARM / 2), f"{sampling}: the coins of {name} are not independent (z = {z:.1f})"
+            assert abs(z) < stats.norm.isf(FALSE_ALARM / 2), (
+                f"{sampling}: the coins of {name} are not independent (z = {z:.1f})"
+            )
     _check_empty(world, sampling)
 
 
@@ -107,12 +137,15 @@ def _check_empty(world: _World, sampling: Poisson) -> None:
         empty = value[~who[:, i].any(-1), i].double()
         chance = (1 - sampling.rate) ** n
         assert len(empty) or RUNS * chance < 14, (
-            f"{sampling}: no batch of silo {i} was empty in {RUNS} runs, though {RUNS * chance:.0f} should be"
+            f"{sampling}: no batch of silo {i} was empty in {RUNS} runs, though "
+            f"{RUNS * chance:.0f} should be"
         )
         if len(empty):
             total = float((empty / (2 * NOISE)).square().sum())
             low, high = stats.chi2.interval(1 - FALSE_ALARM, empty.numel())
-            assert low < total < high, f"{sampling}: an empty batch of silo {i} is not answered by noise of the usual size"
+            assert low < total < high, (
+                f"{sampling}: an empty batch of silo {i} is not answered by noise of the usual size"
+            )
 
 
 def _check_without_replacement(world: _World, sampling: WithoutReplacement) -> None:
@@ -120,13 +153,19 @@ def _check_without_replacement(world: _World, sampling: WithoutReplacement) -> N
     first, second = world.members(sampling), world.members(sampling)
     for who in (first, second):
         world.assert_sizes(who, sizes, f"{sampling}")
-        world.assert_even(who, [k / n for k, n in zip(sizes, world.counts, strict=True)], f"{sampling}")
+        world.assert_even(
+            who, [k / n for k, n in zip(sizes, world.counts, strict=True)], f"{sampling}"
+        )
     if any(k < n for k, n in zip(sizes, world.counts, strict=True)):
-        assert not torch.equal(first, second), f"{sampling}: the second batch is the first again; it must be drawn anew"
+        assert not torch.equal(first, second), (
+            f"{sampling}: the second batch is the first again; it must be drawn anew"
+        )
 
 
 def _binomial_fit(sizes: np.ndarray, n: int, rate: float) -> float:
-    """p-value of a chi-square fit of the batch sizes to Bin(n, rate), in cells that expect 5 or more."""
+    """p-value of a chi-square fit of the batch sizes to Bin(n, rate), in cells that expect 5 or
+    more.
+    """
     expected = stats.binom.pmf(np.arange(n + 1), n, rate) * len(sizes)
     cells, room = np.zeros(n + 1, int), 0.0
     for k in range(n):
@@ -135,7 +174,11 @@ def _binomial_fit(sizes: np.ndarray, n: int, rate: float) -> float:
         room = 0.0 if cells[k + 1] > cells[k] else room
     wanted = np.bincount(cells, weights=expected)
     got = np.bincount(cells, weights=np.bincount(sizes, minlength=n + 1))
-    return float(stats.chisquare(got, wanted * got.sum() / wanted.sum()).pvalue) if len(wanted) > 1 else 1.0
+    return (
+        float(stats.chisquare(got, wanted * got.sum() / wanted.sum()).pvalue)
+        if len(wanted) > 1
+        else 1.0
+    )
 
 
 class _World:
@@ -145,16 +188,25 @@ class _World:
         self.counts = tuple(counts)
         size = max(counts)
         x = torch.eye(size).expand(len(counts), size, size).contiguous()
-        records = Records(x, torch.full((len(counts), size), -0.5), self.counts, tuple(f"silo-{i}" for i in range(len(counts))))
+        records = Records(
+            x,
+            torch.full((len(counts), size), -0.5),
+            self.counts,
+            tuple(f"silo-{i}" for i in range(len(counts))),
+        )
         self.real = records.mask
         problem = Problem(nn.Linear(size, 1, bias=False), squared_error)
         self._answerer: Answerer = answerer(problem, records, range(seed, seed + RUNS))
         self._w = torch.zeros(RUNS, size)
 
     def answer(self, sampling: Sampling, silos: Sequence[int] | None = None) -> Tensor:
-        """(runs, silos, records): each record's weight in the batch, plus noise of standard deviation 2 x NOISE."""
+        """(runs, silos, records): each record's weight in the batch, plus noise of standard
+        deviation 2 x NOISE.
+        """
         silos = range(len(self.counts)) if silos is None else silos
-        value = self._answerer.answer(Query(Grad(self._w), Gaussian("check", 1.0, NOISE, sampling)), silos)
+        value = self._answerer.answer(
+            Query(Grad(self._w), Gaussian("check", 1.0, NOISE, sampling)), silos
+        )
         return value * torch.tensor([sampling.batch(self.counts[s]) for s in silos])[:, None]
 
     def members(self, sampling: Sampling, silos: Sequence[int] | None = None) -> Tensor:
@@ -164,27 +216,38 @@ class _World:
         assert bool(((value - who).abs() < 20 * NOISE).all()), (
             f"{sampling}: a mean is not divided by the public batch size sampling.batch(n)"
         )
-        assert bool(((who == 0) | (who == 1)).all()), f"{sampling}: a record counts {float(who.abs().max()):.0f} times in one batch"
+        assert bool(((who == 0) | (who == 1)).all()), (
+            f"{sampling}: a record counts {float(who.abs().max()):.0f} times in one batch"
+        )
         real = self.real if silos is None else self.real[list(silos)]
         assert not bool(who[:, ~real].any()), f"{sampling}: a padding row was taken for a record"
         return who.bool()
 
     def across(self, coins: Tensor) -> tuple[Tensor, Tensor]:
         """The coins of the k-th records of one silo and of the next, for each k that both have."""
-        pairs = [(coins[:, i, :m], coins[:, i + 1, :m]) for i, m in enumerate(map(min, pairwise(self.counts)))]
+        pairs = [
+            (coins[:, i, :m], coins[:, i + 1, :m])
+            for i, m in enumerate(map(min, pairwise(self.counts)))
+        ]
         return torch.cat([a for a, _ in pairs], 1), torch.cat([b for _, b in pairs], 1)
 
     def assert_sizes(self, who: Tensor, wanted: Sequence[int], what: str) -> None:
         for i, size in enumerate(wanted):
             got = who[:, i].sum(-1)
-            assert bool((got == size).all()), f"{what}: silo {i} has batches of {sorted(set(got.tolist()))} records, not of {size}"
+            assert bool((got == size).all()), (
+                f"{what}: silo {i} has batches of {sorted(set(got.tolist()))} records, not "
+                f"of {size}"
+            )
 
     def assert_even(self, who: Tensor, rates: Sequence[float], what: str) -> None:
-        """Each record of silo i is in with probability rates[i]: a two-sided binomial test for every record."""
+        """Each record of silo i is in with probability rates[i]: a two-sided binomial test for
+        every record.
+        """
         for i, (n, rate) in enumerate(zip(self.counts, rates, strict=True)):
             hits = who[:, i, :n].sum(0).numpy()
             low, high = stats.binom.interval(1 - FALSE_ALARM / n, len(who), rate)
             bad = (hits < low) | (hits > high)
             assert not bad.any(), (
-                f"{what}: record {bad.argmax()} of silo {i} is in {hits[bad.argmax()] / len(who):.3f} of batches, not in {rate:.3f}"
+                f"{what}: record {bad.argmax()} of silo {i} is in "
+                f"{hits[bad.argmax()] / len(who):.3f} of batches, not in {rate:.3f}"
             )

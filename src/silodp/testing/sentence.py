@@ -10,7 +10,9 @@ from silodp.core.errors import BadInput
 
 @contextlib.contextmanager
 def one_sentence(name: str = "") -> Iterator[None]:
-    """AssertionError in place of whatever is raised inside; where it came from stays visible as its cause."""
+    """AssertionError in place of whatever is raised inside; where it came from stays visible as its
+    cause.
+    """
     try:
         yield
     except AssertionError:
@@ -18,4 +20,6 @@ def one_sentence(name: str = "") -> Iterator[None]:
     except BadInput as error:
         raise AssertionError(str(error)) from error
     except Exception as error:
-        raise AssertionError(f"{name}: raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise AssertionError(
+            f"{name}: raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error

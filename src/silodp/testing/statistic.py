@@ -1,6 +1,8 @@
-"""Says whether one replaced record moves a statistic's sum by no more than is paid for, and nearly by as much.
+"""Says whether one replaced record moves a statistic's sum by no more than is paid for, and nearly
+by as much.
 
-By brute force, through an answerer without noise, over every pair of some records, hostile ones among them.
+By brute force, through an answerer without noise, over every pair of some records, hostile ones
+among them.
 """
 
 from __future__ import annotations
@@ -21,39 +23,59 @@ HOSTILE = (0.0, 1.0, 1e3, -1e3, 1e30, math.nan, math.inf, -math.inf)
 """What every feature of a hostile record is set to."""
 
 
-def hostile_records(features: int, labels: Sequence[float] = (0, 1, 5, -3), *, dtype: torch.dtype = torch.float64) -> list:
+def hostile_records(
+    features: int, labels: Sequence[float] = (0, 1, 5, -3), *, dtype: torch.dtype = torch.float64
+) -> list:
     """(x, y) of records from zero to NaN, each with each label, some of which do not exist."""
-    rows = [torch.full((features,), value, dtype=dtype) for value in HOSTILE] + [1e3 * (torch.arange(features) % 2).to(dtype)]
+    rows = [torch.full((features,), value, dtype=dtype) for value in HOSTILE] + [
+        1e3 * (torch.arange(features) % 2).to(dtype)
+    ]
     return [(x, torch.tensor(y)) for x in rows for y in labels]
 
 
 def check_statistic(
-    statistic: Statistic, records: Sequence[tuple[Tensor, Tensor]], answerer: Callable[[Records], Answerer], *,
-    dim: int, clip: float | None = None, others: int = 4, reaches: float = 0.0,
-) -> None:  # fmt: skip
-    """Says whether a statistic of yours keeps its bound: raises AssertionError with one sentence if not.
+    statistic: Statistic,
+    records: Sequence[tuple[Tensor, Tensor]],
+    answerer: Callable[[Records], Answerer],
+    *,
+    dim: int,
+    clip: float | None = None,
+    others: int = 4,
+    reaches: float = 0.0,
+) -> None:
+    """Says whether a statistic of yours keeps its bound: raises AssertionError with one sentence if
+    not.
 
-    Replacing one record by another of `records` must move the sum by at most 2 clip, the distance that noise is added for, and by `reaches`
-    of it: a bound that nobody comes near wastes noise. `clip` is the smallest that may be asked for (`statistic.norm` unless told).
-    `answerer` answers without noise, and its mean is over all records that it is given. The rest of the silo is some of `records` as well:
-    what they add must not change with the record that is replaced. `hostile_records` makes some to begin with.
+    Replacing one record by another of `records` must move the sum by at most 2 clip, the distance
+    that noise is added for, and by `reaches` of it: a bound that nobody comes near wastes noise.
+    `clip` is the smallest that may be asked for (`statistic.norm` unless told). `answerer` answers
+    without noise, and its mean is over all records that it is given. The rest of the silo is some
+    of `records` as well: what they add must not change with the record that is replaced.
+    `hostile_records` makes some to begin with.
     """
     clip = float(statistic.norm if clip is None else clip)  # type: ignore[union-attr]
     query, n = Query(statistic, Gaussian("check", clip, 1.0)), others + 1
     check(query, dim, [n])
     releases = statistic.releases
-    assert type(releases) is int, f"{statistic}: counts as {releases} releases, which is no whole number"
+    assert type(releases) is int, (
+        f"{statistic}: counts as {releases} releases, which is no whole number"
+    )
     assert releases >= 1, f"{statistic}: counts as {releases} releases, and so is free"
     rest = [records[i % len(records)] for i in range(others)]
     sums = []
     for one in records:
         x, y = (torch.stack(parts) for parts in zip(one, *rest, strict=True))
         value = answerer(Records.of([(x, y)])).answer(query, [0])
-        assert value[:, 0].shape == statistic.shape, f"{statistic}: an answer has shape {tuple(value[:, 0].shape)}, not {statistic.shape}"
+        assert value[:, 0].shape == statistic.shape, (
+            f"{statistic}: an answer has shape {tuple(value[:, 0].shape)}, not {statistic.shape}"
+        )
         sums.append(n * value[0, 0].double())
     assert torch.stack(sums).isfinite().all(), f"{statistic}: a record makes the sum not finite"
     farthest = float(torch.cdist(torch.stack(sums), torch.stack(sums)).max())
     assert farthest <= 2 * clip * (1 + 1e-6), (
-        f"{statistic}: one replaced record moves the sum by {farthest:.9g}, but 2 clip is {2 * clip:.9g}"
+        f"{statistic}: one replaced record moves the sum by {farthest:.9g}, but 2 clip is "
+        f"{2 * clip:.9g}"
     )
-    assert farthest >= reaches * 2 * clip, f"{statistic}: no pair of records reaches {reaches:g} of 2 clip, but only {farthest:.9g}"
+    assert farthest >= reaches * 2 * clip, (
+        f"{statistic}: no pair of records reaches {reaches:g} of 2 clip, but only {farthest:.9g}"
+    )

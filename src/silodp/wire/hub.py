@@ -1,11 +1,15 @@
-"""Where the algorithm's process meets the engine: a Unix socket at the server's host that takes a frame for each silo and gives replies.
+"""Where the algorithm's process meets the engine: a Unix socket at the server's host that takes a
+frame for each silo and gives replies.
 
-The engine's job at the server opens it, and the algorithm runs elsewhere, so either may be killed without the other. Standard library
-only. A message is  header length (4, big-endian) | header, JSON | the frames, one after another, as long as the header says.
-A question's header is {"ask": "exchange", "timeout": seconds, "frames": [[silo, bytes], ...]} or {"ask": "names"}; the reply's is
-{"frames": [[silo, bytes], ...], "removed": [silo, ...]} or {"names": [silo, ...]}. With "stream" in a question, each reply is a message of its own, as it
-comes, and all but the last have "more": the hub reads on from the engine when the one before was taken. Where the frames of a question have a long end in
-common, it is {"ask": "sharing", "end": bytes, ...}: that end follows the frames once, and belongs to each. Nothing here reads a frame.
+The engine's job at the server opens it, and the algorithm runs elsewhere, so either may be killed
+without the other. Standard library only. A message is  header length (4, big-endian) | header, JSON
+| the frames, one after another, as long as the header says. A question's header is {"ask":
+"exchange", "timeout": seconds, "frames": [[silo, bytes], ...]} or {"ask": "names"}; the reply's is
+{"frames": [[silo, bytes], ...], "removed": [silo, ...]} or {"names": [silo, ...]}. With "stream" in
+a question, each reply is a message of its own, as it comes, and all but the last have "more": the
+hub reads on from the engine when the one before was taken. Where the frames of a question have a
+long end in common, it is {"ask": "sharing", "end": bytes, ...}: that end follows the frames once,
+and belongs to each. Nothing here reads a frame.
 """
 
 from __future__ import annotations
@@ -37,29 +41,39 @@ LONGEST = 3600.0
 LONG = 2**20
 """Bytes from which on a common end is sent once."""
 GRACE = 60.0
-"""Seconds beyond the silos' time in which the hub itself must reply, and in which a message must be whole."""
+"""Seconds beyond the silos' time in which the hub itself must reply, and in which a message must be
+whole.
+"""
 
 T = TypeVar("T")
 Asked = Callable[[Mapping[str, bytes], float], Mapping[str, bytes] | Iterable[tuple[str, bytes]]]
 
 
 class Hub:
-    """The engine's job that listens at `path`. Each question has a connection of its own, so that a restart of the job is not noticed."""
+    """The engine's job that listens at `path`. Each question has a connection of its own, so that a
+    restart of the job is not noticed.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.removed: frozenset[str] = frozenset()
-        """Those of the last exchange whom the server's operator has removed: they are asked nothing more."""
+        """Those of the last exchange whom the server's operator has removed: they are asked nothing
+        more.
+        """
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        """The replies that came within `timeout` seconds, by silo; Unreached if it is the hub that does not reply."""
+        """The replies that came within `timeout` seconds, by silo; Unreached if it is the hub that
+        does not reply.
+        """
         return dict(self.stream(frames, timeout))
 
     def stream(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
         """(silo, reply), each as it comes; Unreached where the hub says nothing more."""
         header, pieces = _question(Frames.of(frames))
         self.removed = frozenset()
-        for told, replies in self._ask(header | {"timeout": timeout, "stream": True}, pieces, timeout + GRACE):
+        for told, replies in self._ask(
+            header | {"timeout": timeout, "stream": True}, pieces, timeout + GRACE
+        ):
             self.removed |= {name for name in frames if name in told.get("removed", ())}
             yield from ((name, reply) for name, reply in replies.items() if name in frames)
 
@@ -68,7 +82,9 @@ class Hub:
         ((found, _),) = self._ask({"ask": "names"}, [], GRACE)
         return [name for name in found.get("names", ()) if isinstance(name, str)]
 
-    def _ask(self, header: dict[str, Any], pieces: Sequence[bytes], patience: float) -> Iterator[tuple[dict, Mapping[str, bytes]]]:
+    def _ask(
+        self, header: dict[str, Any], pieces: Sequence[bytes], patience: float
+    ) -> Iterator[tuple[dict, Mapping[str, bytes]]]:
         """What the hub says, within so many seconds but for those in which it is used."""
         deadline = time.monotonic() + patience
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -91,7 +107,9 @@ class Hub:
 
 
 class Direct:
-    """No engine: the gates of this machine, by name and socket. For tests, and for peers whose relay is a folder or a wire of their own."""
+    """No engine: the gates of this machine, by name and socket. For tests, and for peers whose
+    relay is a folder or a wire of their own.
+    """
 
     def __init__(self, sockets: Mapping[str, str | Path]) -> None:
         self._gates = {name: str(path) for name, path in sockets.items()}
@@ -117,19 +135,38 @@ class Later:
 
 
 class Turns(Generic[T]):
-    """What `ask(name, seconds left)` gives for each silo that it gives something for, as it comes: by at most `at_once` threads, however many silos there are.
+    """What `ask(name, seconds left)` gives for each silo that it gives something for, as it comes:
+    by at most `at_once` threads, however many silos there are.
 
-    Whoever has no thread waits for a turn, in an order that is drawn anew each time, and has what is then left of the time. A thread whose reply was not taken yet
-    asks nobody, so that no more than one reply a thread is held; and the time for which somebody uses a reply is not the silos'. What is on its way at the
-    end of the time has so many seconds `beyond` it.
+    Whoever has no thread waits for a turn, in an order that is drawn anew each time, and has what
+    is then left of the time. A thread whose reply was not taken yet asks nobody, so that no more
+    than one reply a thread is held; and the time for which somebody uses a reply is not the silos'.
+    What is on its way at the end of the time has so many seconds `beyond` it.
     """
 
     def __init__(
-        self, names: Sequence[str], ask: Callable[[str, float], T | Later | None], timeout: float, *, at_once: int, beyond: float = 0.0
+        self,
+        names: Sequence[str],
+        ask: Callable[[str, float], T | Later | None],
+        timeout: float,
+        *,
+        at_once: int,
+        beyond: float = 0.0,
     ) -> None:
-        self._ask, self._deadline, self._beyond, self._open = ask, time.monotonic() + timeout, beyond, True
-        self._due = [(0.0, place, name) for place, name in enumerate(random.sample(names, len(names)))]
-        self._threads, self._count, self._guard = min(at_once, len(names)), len(names), threading.Lock()
+        self._ask, self._deadline, self._beyond, self._open = (
+            ask,
+            time.monotonic() + timeout,
+            beyond,
+            True,
+        )
+        self._due = [
+            (0.0, place, name) for place, name in enumerate(random.sample(names, len(names)))
+        ]
+        self._threads, self._count, self._guard = (
+            min(at_once, len(names)),
+            len(names),
+            threading.Lock(),
+        )
         self._came: queue.Queue[tuple[str, T | None]] = queue.Queue(1)
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
@@ -138,7 +175,9 @@ class Turns(Generic[T]):
         try:
             with contextlib.suppress(queue.Empty):
                 for _ in range(self._count):
-                    name, found = self._came.get(timeout=max(0.0, self._deadline + self._beyond - time.monotonic()))
+                    name, found = self._came.get(
+                        timeout=max(0.0, self._deadline + self._beyond - time.monotonic())
+                    )
                     if found is not None:
                         begin = time.monotonic()
                         yield name, found
@@ -163,7 +202,9 @@ class Turns(Generic[T]):
 
     def _turn(self, name: str) -> T | Later | None:
         try:
-            return self._ask(name, left) if (left := self._deadline - time.monotonic()) > 0 else None
+            return (
+                self._ask(name, left) if (left := self._deadline - time.monotonic()) > 0 else None
+            )
         except Exception:  # a silo's, or the engine's
             return None
 
@@ -174,11 +215,17 @@ class Turns(Generic[T]):
 
 
 def serve_hub(
-    path: str | Path, exchange: Asked, names: Callable[[], list[str]], stop: threading.Event, removed: Callable[[], set[str]] = set
+    path: str | Path,
+    exchange: Asked,
+    names: Callable[[], list[str]],
+    stop: threading.Event,
+    removed: Callable[[], set[str]] = set,
 ) -> None:
-    """Listens at `path`, which only this user may open, until `stop` is set. An `exchange` that fails is hung up on, and costs nothing.
+    """Listens at `path`, which only this user may open, until `stop` is set. An `exchange` that
+    fails is hung up on, and costs nothing.
 
-    Questions run side by side, each in a thread of its own; `exchange(frames, timeout)` must be safe to call so. `removed` says who is let in no more.
+    Questions run side by side, each in a thread of its own; `exchange(frames, timeout)` must be
+    safe to call so. `removed` says who is let in no more.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode) or _listens(str(path)):
@@ -193,14 +240,24 @@ def serve_hub(
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 line, _ = listener.accept()
-                threading.Thread(target=_serve, args=(line, exchange, names, removed), daemon=True).start()
+                threading.Thread(
+                    target=_serve, args=(line, exchange, names, removed), daemon=True
+                ).start()
     with contextlib.suppress(FileNotFoundError):
         if os.lstat(path).st_ino == own:
             os.unlink(path)
 
 
-def _serve(line: socket.socket, exchange: Asked, names: Callable[[], list[str]], removed: Callable[[], set[str]]) -> None:
-    with line, contextlib.suppress(Exception):  # whatever goes wrong is told by hanging up; the next question has another line
+def _serve(
+    line: socket.socket,
+    exchange: Asked,
+    names: Callable[[], list[str]],
+    removed: Callable[[], set[str]],
+) -> None:
+    with (
+        line,
+        contextlib.suppress(Exception),
+    ):  # whatever goes wrong is told by hanging up; the next question has another line
         header, frames = _read(Incoming(line), time.monotonic() + GRACE)
         if header["ask"] == "names":
             there = list(names())
@@ -210,10 +267,17 @@ def _serve(line: socket.socket, exchange: Asked, names: Callable[[], list[str]],
             raise ValueError("there are two questions")
         began = time.monotonic()
         found, count, kept = exchange(frames, float(header["timeout"])), 0, dict[str, bytes]()
-        for name, reply in cast("Iterable[tuple[str, bytes]]", found.items() if isinstance(found, Mapping) else found):
+        for name, reply in cast(
+            "Iterable[tuple[str, bytes]]", found.items() if isinstance(found, Mapping) else found
+        ):
             count += 1
             if header.get("stream"):
-                _send(line, {"frames": _listed({name: reply}), "more": True}, [reply], time.monotonic() + GRACE)
+                _send(
+                    line,
+                    {"frames": _listed({name: reply}), "more": True},
+                    [reply],
+                    time.monotonic() + GRACE,
+                )
             else:
                 kept[name] = reply
         metrics.count("silodp_exchanges_total")
@@ -221,10 +285,15 @@ def _serve(line: socket.socket, exchange: Asked, names: Callable[[], list[str]],
         metrics.count("silodp_silent_total", len(frames) - count)
         metrics.count("silodp_exchange_seconds_total", math.ceil(time.monotonic() - began))
         gone = sorted(removed() & frames.keys())
-        _send(line, {"frames": _listed(kept), "removed": gone}, list(kept.values()), time.monotonic() + GRACE)
+        _send(
+            line,
+            {"frames": _listed(kept), "removed": gone},
+            list(kept.values()),
+            time.monotonic() + GRACE,
+        )
 
 
-# --- messages -------------------------------------------------------------------------------------------------------------------
+# --- messages ------------------------------------------------------------------------------------
 
 
 class _TooLong(ValueError):
@@ -245,11 +314,16 @@ def _listed(frames: Mapping[str, bytes]) -> list[tuple[str, int]]:
     return [(name, len(frame)) for name, frame in frames.items()]
 
 
-def _send(line: socket.socket, header: dict[str, Any], pieces: Sequence[bytes], deadline: float) -> None:
+def _send(
+    line: socket.socket, header: dict[str, Any], pieces: Sequence[bytes], deadline: float
+) -> None:
     text = json.dumps(header).encode()
     if len(text) > MAX_HEADER or sum(map(len, pieces)) > MAX_BYTES:
         raise _TooLong
-    for piece in (len(text).to_bytes(4, "big") + text, *filter(None, pieces)):  # to send nothing may fail: the reply may have come
+    for piece in (
+        len(text).to_bytes(4, "big") + text,
+        *filter(None, pieces),
+    ):  # to send nothing may fail: the reply may have come
         line.settimeout(_left(deadline))
         line.sendall(piece)
 
@@ -263,7 +337,11 @@ def _read(incoming: Incoming, deadline: float) -> tuple[dict, Mapping[str, bytes
         raise ValueError("a header is a table")
     sizes = [(str(name), int(length)) for name, length in header.get("frames", ())]
     end = int(header.get("end", 0))
-    if end < 0 or any(length < 0 for _, length in sizes) or end + sum(length for _, length in sizes) > MAX_BYTES:
+    if (
+        end < 0
+        or any(length < 0 for _, length in sizes)
+        or end + sum(length for _, length in sizes) > MAX_BYTES
+    ):
         raise _TooLong
     frames = {name: incoming.read(length, deadline) for name, length in sizes}
     if not end:

@@ -1,4 +1,6 @@
-"""All silos in this process: a query goes to the gate as it is, and the release comes back as it is."""
+"""All silos in this process: a query goes to the gate as it is, and the release comes back as it
+is.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Total:
 
 
 class ThroughShuffler:
-    """The same with a shuffler, or masks, between gate and server: what comes out is the sum over silos, (J, 1, d), or nothing."""
+    """The same with a shuffler, or masks, between gate and server: what comes out is the sum over
+    silos, (J, 1, d), or nothing.
+    """
 
     def __init__(self, gate: Answers, counts: Sequence[int]) -> None:
         self._gate, self._counts = gate, tuple(counts)
@@ -46,5 +50,8 @@ class ThroughShuffler:
         mechanism = as_total(query.mechanism)
         records = mechanism.contributed(self._counts[i] for i in release.silos)
         if records < mechanism.contributions:
-            raise StopRun(f"{records} records were contributed where {mechanism.contributions} are needed; nothing is passed on")
+            raise StopRun(
+                f"{records} records were contributed where {mechanism.contributions} are "
+                "needed; nothing is passed on"
+            )
         return Total(release.value.sum(1, keepdim=True), release.silos)

@@ -1,8 +1,11 @@
-"""A frame to each of many Unix sockets and the replies as they come, in one thread and a bounded memory. Standard library only.
+"""A frame to each of many Unix sockets and the replies as they come, in one thread and a bounded
+memory. Standard library only.
 
-All are asked at once. A reply is given out when it is whole, and the next one when that was taken. `ROOM` bytes of replies are held, and what one more
-needs to be whole, and a copy of the one that is given out: when they are full, only the reply that lacks least is read on, and the gates wait with the others. Each has so many seconds for that
-in all, by its length, and is then hung up on, so that whoever sends slowly keeps the others no longer than that: it may be asked for again, and its gate
+All are asked at once. A reply is given out when it is whole, and the next one when that was taken.
+`ROOM` bytes of replies are held, and what one more needs to be whole, and a copy of the one that is
+given out: when they are full, only the reply that lacks least is read on, and the gates wait with
+the others. Each has so many seconds for that in all, by its length, and is then hung up on, so that
+whoever sends slowly keeps the others no longer than that: it may be asked for again, and its gate
 has it. The time for which somebody uses a reply is not the silos', and is not counted.
 """
 
@@ -18,9 +21,13 @@ from collections.abc import Iterator, Mapping
 from silodp.host.frames import Frames
 
 ROOM = LARGEST = 2**28
-"""Bytes of replies that are held at once, and of one reply: a longer one, or one longer than the question allows, is not read."""
+"""Bytes of replies that are held at once, and of one reply: a longer one, or one longer than the
+question allows, is not read.
+"""
 TURN, PACE, PIECE = 5.0, 2**24, 2**20
-"""Seconds for which the others wait for a reply, and one more for each PACE bytes of it; the most that is read at once."""
+"""Seconds for which the others wait for a reply, and one more for each PACE bytes of it; the most
+that is read at once.
+"""
 AGAIN = 0.01
 """Seconds until a door with a queue is tried again."""
 
@@ -30,7 +37,11 @@ class _Line:
 
     def __init__(self, name: str, line: socket.socket, frames: Frames) -> None:
         self.name, self.line, self._most = name, line, min(LARGEST, frames.most)
-        self.out = [memoryview(piece) for piece in (frames.size(name).to_bytes(4, "big"), *frames.pieces(name)) if piece]
+        self.out = [
+            memoryview(piece)
+            for piece in (frames.size(name).to_bytes(4, "big"), *frames.pieces(name))
+            if piece
+        ]
         self.came, self._length, self.waited_for = bytearray(), b"", 0.0
 
     @property
@@ -50,7 +61,9 @@ class _Line:
             self.out[0] = self.out[0][sent:]
 
     def read(self) -> bool:
-        """Whether the reply is whole. Memory grows with what has come, not with what was announced."""
+        """Whether the reply is whole. Memory grows with what has come, not with what was
+        announced.
+        """
         if len(self._length) < 4:
             self._length += self._received(4 - len(self._length))
             if len(self._length) < 4:
@@ -68,7 +81,9 @@ class _Line:
 
 
 class Exchange:
-    """One of `frames` to each of the `paths` that have one; iterates over (name, reply) until all have replied or so many seconds are over."""
+    """One of `frames` to each of the `paths` that have one; iterates over (name, reply) until all
+    have replied or so many seconds are over.
+    """
 
     def __init__(self, paths: Mapping[str, str], frames: Frames, timeout: float) -> None:
         self._paths, self._frames = paths, frames
@@ -85,7 +100,16 @@ class Exchange:
                 if self._held < ROOM:
                     self._first = None, 0.0
                     self._connect(selector)
-                    ready = [key.data for key, _ in selector.select(min(left, AGAIN) if self._outside else left)] if self._open else []
+                    ready = (
+                        [
+                            key.data
+                            for key, _ in selector.select(
+                                min(left, AGAIN) if self._outside else left
+                            )
+                        ]
+                        if self._open
+                        else []
+                    )
                 else:
                     ready = self._alone(left, selector)
                 for line in ready:
@@ -98,7 +122,9 @@ class Exchange:
         return time.monotonic() - self._paused
 
     def _connect(self, selector: selectors.BaseSelector) -> None:
-        """Whoever is not there is left out. Too many open lines of our own, and a door with a queue, are tried again."""
+        """Whoever is not there is left out. Too many open lines of our own, and a door with a
+        queue, are tried again.
+        """
         for name in list(self._outside):
             try:
                 line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -122,7 +148,9 @@ class Exchange:
             time.sleep(AGAIN)
 
     def _step(self, line: _Line, selector: selectors.BaseSelector) -> bool:
-        """Sends or reads what can be now; whether the reply is whole. A line that fails is let go of."""
+        """Sends or reads what can be now; whether the reply is whole. A line that fails is let go
+        of.
+        """
         before, whole = len(line.came), False
         try:
             if line.out:
@@ -141,7 +169,10 @@ class Exchange:
     def _send(self, line: _Line, selector: selectors.BaseSelector) -> None:
         try:
             line.send()
-        except (BrokenPipeError, ConnectionResetError):  # refused before all was sent: the reply says why
+        except (
+            BrokenPipeError,
+            ConnectionResetError,
+        ):  # refused before all was sent: the reply says why
             line.out.clear()
         if not line.out:
             selector.modify(line.line, selectors.EVENT_READ, line)
@@ -157,7 +188,10 @@ class Exchange:
 
     def _alone(self, left: float, selector: selectors.BaseSelector) -> list[_Line]:
         """The one that lacks least, as long as it may keep the others."""
-        line, now = min((line for line in self._open if line.came), key=lambda line: line.lacking), self._now()
+        line, now = (
+            min((line for line in self._open if line.came), key=lambda line: line.lacking),
+            self._now(),
+        )
         if line is self._first[0]:
             line.waited_for += now - self._first[1]
         self._first = line, now

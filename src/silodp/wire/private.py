@@ -1,7 +1,9 @@
-"""The parts of NVFlare and Flower that are not for others to use, and that are used here all the same: which, what for, and whether they are there.
+"""The parts of NVFlare and Flower that are not for others to use, and that are used here all the
+same: which, what for, and whether they are there.
 
-Each closes a hole, or stands in for a worker of the engine that would run what comes over the wire. A version that was not tried may lack one, or call it no
-more: then nothing is started. What each is checked by while it runs is in docs/deploy.md, "Engines by their front doors".
+Each closes a hole, or stands in for a worker of the engine that would run what comes over the wire.
+A version that was not tried may lack one, or call it no more: then nothing is started. What each is
+checked by while it runs is in docs/deploy.md, "Engines by their front doors".
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ from silodp.core.errors import BadInput
 TRIED = {"nvflare": "2.9.0", "flwr": "1.41.0"}
 """The one version of each engine that all this was tried with."""
 PUBLIC = (
-    "nvflare.apis", "nvflare.lighter", "flwr.app", "flwr.clientapp", "flwr.serverapp",
-)  # fmt: skip
+    "nvflare.apis",
+    "nvflare.lighter",
+    "flwr.app",
+    "flwr.clientapp",
+    "flwr.serverapp",
+)
 """What the engines' own documentation tells others to import."""
 PRIVATE: dict[str, tuple[str, ...]] = {
     "nvflare": (
@@ -87,19 +93,24 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "flwr.proto.runtime_pb2:SendTaskHeartbeatRequest",
     ),
 }
-"""MODULE:NAME of each. What hangs on an engine's objects at run time (its cell's commands, its agent's processors) is looked at by `nvflare.app` itself."""
+"""MODULE:NAME of each. What hangs on an engine's objects at run time (its cell's commands, its
+agent's processors) is looked at by `nvflare.app` itself.
+"""
 
 
 @cache
 def check(engine: str) -> None:
-    """BadInput unless the installed engine is the version that was tried, and has every part that is used of it."""
+    """BadInput unless the installed engine is the version that was tried, and has every part that
+    is used of it.
+    """
     try:
         found = version(engine)
     except PackageNotFoundError:
         raise BadInput(f"{engine} is not installed; install {engine}=={TRIED[engine]}") from None
     if found != TRIED[engine]:
         raise BadInput(
-            f"{engine} {found} is installed, and silodp closes the holes of {TRIED[engine]} alone; install {engine}=={TRIED[engine]}"
+            f"{engine} {found} is installed, and silodp closes the holes of "
+            f"{TRIED[engine]} alone; install {engine}=={TRIED[engine]}"
         )
     for part in PRIVATE[engine]:
         module, _, names = part.partition(":")
@@ -109,5 +120,6 @@ def check(engine: str) -> None:
                 here = vars(here)[name]  # its own, and not what it inherits from an abstract class
         except (ImportError, KeyError):
             raise BadInput(
-                f"{engine} {found} has no {part}, which silodp needs to close a hole; install {engine}=={TRIED[engine]} anew"
+                f"{engine} {found} has no {part}, which silodp needs to close a hole; "
+                f"install {engine}=={TRIED[engine]} anew"
             ) from None

@@ -1,4 +1,6 @@
-"""What every engine's site does alike on one machine: a free port, and processes that outlive whoever started them, known by their folder."""
+"""What every engine's site does alike on one machine: a free port, and processes that outlive
+whoever started them, known by their folder.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def warn(folder: Path) -> None:
 
 
 def watched(role: str, folder: Path) -> None:
-    """From now on this process tells monitoring how it is, and how long the folder's certificates last."""
+    """From now on this process tells monitoring how it is, and how long the folder's certificates
+    last.
+    """
 
     def look() -> None:
         if found := certificates(folder):
@@ -53,20 +57,26 @@ def watched(role: str, folder: Path) -> None:
 
 
 def attended(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs a child that ends with this process, and is told to end when this process is; its exit code."""
+    """Runs a child that ends with this process, and is told to end when this process is; its exit
+    code.
+    """
     child = subprocess.Popen(words, env=environment, preexec_fn=die_with_parent)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     return child.wait()
 
 
 def die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: kill -9 of a courier leaves nothing of it behind
+    ctypes.CDLL(None).prctl(
+        1, signal.SIGKILL
+    )  # PR_SET_PDEATHSIG: kill -9 of a courier leaves nothing of it behind
 
 
 class Processes:
-    """The engine's processes of one folder, each the leader of a group of its own and with a NAME.log there.
+    """The engine's processes of one folder, each the leader of a group of its own and with a
+    NAME.log there.
 
-    processes.json has pid and time of birth of each, which tell it from a later process of the same number.
+    processes.json has pid and time of birth of each, which tell it from a later process of the same
+    number.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +84,10 @@ class Processes:
 
     def started(self) -> dict[str, tuple[int, str]]:
         with contextlib.suppress(FileNotFoundError):
-            return {name: (pid, born) for name, (pid, born) in json.loads(self._file.read_text()).items()}
+            return {
+                name: (pid, born)
+                for name, (pid, born) in json.loads(self._file.read_text()).items()
+            }
         return {}
 
     def pids(self) -> dict[str, int]:
@@ -84,24 +97,47 @@ class Processes:
         pid, born = self.started().get(name, (0, ""))
         return bool(pid) and _born(pid) == born
 
-    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], *, within: Path | None = None) -> int:
-        with open(os.open(self._folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
+    def start(
+        self,
+        name: str,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        within: Path | None = None,
+    ) -> int:
+        with open(
+            os.open(self._folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            "ab",
+        ) as log:
             process = subprocess.Popen(
-                words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=within
+                words,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=within,
             )
         _CHILDREN[process.pid] = process
-        write(self._file, json.dumps(self.started() | {name: (process.pid, _born(process.pid))}, indent=2) + "\n")
+        write(
+            self._file,
+            json.dumps(self.started() | {name: (process.pid, _born(process.pid))}, indent=2) + "\n",
+        )
         return process.pid
 
     def end(self, names: Iterable[str], grace: float) -> None:
-        """Afterwards none of these and none of their groups runs; each has so many seconds to end by itself."""
+        """Afterwards none of these and none of their groups runs; each has so many seconds to end
+        by itself.
+        """
         alive = {self.started()[name][0] for name in names if self.runs(name)}
         for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 60.0)):
             for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, number)
             deadline = time.monotonic() + seconds
-            while (alive := {pid for pid in alive if group_runs(pid)}) and time.monotonic() < deadline:
+            while (
+                alive := {pid for pid in alive if group_runs(pid)}
+            ) and time.monotonic() < deadline:
                 time.sleep(0.05)
 
     def forget(self) -> None:

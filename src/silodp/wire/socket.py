@@ -1,7 +1,9 @@
-"""A courier's way to the gate daemon of its silo: one frame out, one frame back, over a Unix socket. Standard library only.
+"""A courier's way to the gate daemon of its silo: one frame out, one frame back, over a Unix
+socket. Standard library only.
 
-On the socket a frame is preceded by its length, 4 bytes, big-endian. Nothing here reads a frame: queries are signed by the server,
-replies by the silo, and whoever carries them is trusted by neither.
+On the socket a frame is preceded by its length, 4 bytes, big-endian. Nothing here reads a frame:
+queries are signed by the server, replies by the silo, and whoever carries them is trusted by
+neither.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ from typing import Any
 
 CODES = {
     "unreachable": "No gate listens at the socket, or this user may not open it.",
-    "timeout": "The gate did not reply in time; the same query may be asked again, and costs nothing if it was answered.",
+    "timeout": (
+        "The gate did not reply in time; the same query may be asked again, and costs nothing "
+        "if it was answered."
+    ),
     "closed": "The gate hung up before its reply was whole; the same query may be asked again.",
     "size": "The frame, or the reply, is longer than what is carried.",
 }
-"""Every code with which a gate cannot be reached; whatever the gate itself says comes as a reply."""
+"""Every code with which a gate cannot be reached; whatever the gate itself says comes as a reply.
+"""
 
 
 class Unreached(Exception):
@@ -31,7 +37,9 @@ class Unreached(Exception):
 
 
 class Socket:
-    """The gate that listens at `path`. Each question has a connection of its own, so that a restart of the gate is not noticed."""
+    """The gate that listens at `path`. Each question has a connection of its own, so that a restart
+    of the gate is not noticed.
+    """
 
     def __init__(self, path: str | Path, *, limit: int = 2**30) -> None:
         """`limit` is the longest frame or reply, in bytes, that is carried."""
@@ -45,7 +53,9 @@ class Socket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             try:
                 _connect(line, self.path, deadline)
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all was sent: the reply says why
+                with contextlib.suppress(
+                    BrokenPipeError, ConnectionResetError
+                ):  # refused before all was sent: the reply says why
                     for piece in (len(frame).to_bytes(4, "big"), frame):
                         line.settimeout(_left(deadline))
                         line.sendall(piece)
@@ -61,7 +71,9 @@ class Socket:
 
 
 class Incoming:
-    """What comes over a line. Each byte is written once, to where it stays; memory for what was announced is used when it has come."""
+    """What comes over a line. Each byte is written once, to where it stays; memory for what was
+    announced is used when it has come.
+    """
 
     def __init__(self, line: socket.socket) -> None:
         self._line = _Line(line)
@@ -94,7 +106,9 @@ def _connect(line: socket.socket, path: str, deadline: float) -> None:
         line.settimeout(_left(deadline))
         try:
             return line.connect(path)
-        except BlockingIOError:  # so many are at the door that the system does not even let us queue
+        except (
+            BlockingIOError
+        ):  # so many are at the door that the system does not even let us queue
             time.sleep(0.01)
         except TimeoutError:
             raise

@@ -1,8 +1,10 @@
 """Lets go of frames that an engine has done with and still holds, in objects that name each other.
 
-NVFlare's task of a message that was sent and its future are such a pair (`TxTask`, `StreamFuture`): they keep the message's bytes, and a buffer of a piece's
-length, until Python looks for circles. It does so by the number of objects, of which a message has few, and never by their bytes: 100 MiB of 4 MB
-questions had come together before it looked, and 50 silos that fetch 40 MB each would come to 2 GB.
+NVFlare's task of a message that was sent and its future are such a pair (`TxTask`, `StreamFuture`):
+they keep the message's bytes, and a buffer of a piece's length, until Python looks for circles. It
+does so by the number of objects, of which a message has few, and never by their bytes: 100 MiB of 4
+MB questions had come together before it looked, and 50 silos that fetch 40 MB each would come to 2
+GB.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ PIECE = 2**20
 
 
 class Sweep:
-    """Looks for what lies about whenever frames of `room` bytes have been carried since it last did."""
+    """Looks for what lies about whenever frames of `room` bytes have been carried since it last
+    did.
+    """
 
     def __init__(self, room: int = ROOM) -> None:
         self._room, self._carried, self._guard = room, 0, threading.Lock()
 
     def begin(self) -> None:
-        """What is there once the process has started stays, and is looked at no more: a look takes a tenth of the time then."""
+        """What is there once the process has started stays, and is looked at no more: a look takes
+        a tenth of the time then.
+        """
         gc.collect()
         gc.freeze()
 

@@ -1,6 +1,8 @@
-"""A way out through an HTTP proxy: a port of this machine whose every connection is tunnelled (CONNECT) to the server. It reads none of it.
+"""A way out through an HTTP proxy: a port of this machine whose every connection is tunnelled
+(CONNECT) to the server. It reads none of it.
 
-What goes through is the engine's own TLS, so that the proxy sees where it goes and how much, and certificates are checked as without it.
+What goes through is the engine's own TLS, so that the proxy sees where it goes and how much, and
+certificates are checked as without it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ MOST = 2**14
 
 
 def tunnel(target: str, proxy: str) -> str:
-    """HOST:PORT on this machine that leads to `target` through `proxy`, for as long as the process lives."""
+    """HOST:PORT on this machine that leads to `target` through `proxy`, for as long as the process
+    lives.
+    """
     for what, address in (("--proxy", proxy), ("the server's address", target)):
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,253}:[0-9]{1,5}", address):
             raise BadInput(f"{what} is {address!r}; it must be HOST:PORT")

@@ -26,7 +26,9 @@ CONSTANTS = {
 
 @pytest.mark.parametrize("text", ["photo:20", "digit"])
 def test_a_record_changes_no_bit_of_the_features_of_another(text):
-    """Were it otherwise, replacing one record would move several gradients, and the price would be for one."""
+    """Were it otherwise, replacing one record would move several gradients, and the price would be
+    for one.
+    """
     mapped = feature_map(text, load)
     before, other = mapped.of(PICTURES), PICTURES.clone()
     other[3] = 1.0
@@ -35,7 +37,9 @@ def test_a_record_changes_no_bit_of_the_features_of_another(text):
     assert all(torch.equal(before[k], after[k]) for k in range(7) if k != 3)
 
 
-@pytest.mark.parametrize(("text", "width"), [("photo", 128), ("photo:256", 256), ("photo:1", 1), ("digit", 190)])
+@pytest.mark.parametrize(
+    ("text", "width"), [("photo", 128), ("photo:256", 256), ("photo:1", 1), ("digit", 190)]
+)
 def test_features_have_one_public_norm_and_the_width_that_was_asked_for(text, width):
     mapped = feature_map(text, load)
     assert mapped.width(3072) == width
@@ -50,7 +54,10 @@ def test_a_photograph_and_its_mirror_image_have_the_same_features():
 
 
 def test_fewer_features_are_the_first_of_more_up_to_their_norm():
-    few, more = feature_map("photo:10", load).of(PICTURES), feature_map("photo:256", load).of(PICTURES)[:, :10]
+    few, more = (
+        feature_map("photo:10", load).of(PICTURES),
+        feature_map("photo:256", load).of(PICTURES)[:, :10],
+    )
     assert torch.allclose(few, maps.NORM * torch.nn.functional.normalize(more), atol=1e-5)
 
 
@@ -58,7 +65,9 @@ def test_dark_ink_on_white_paper_is_read_like_light_ink():
     digit = torch.full((1, 28, 28), -1.0)
     digit[:, 6:22, 13:16] = 1
     mapped = feature_map("digit", load)
-    assert torch.allclose(mapped.of(digit.reshape(1, -1)), mapped.of(-digit.reshape(1, -1)), atol=1e-5)
+    assert torch.allclose(
+        mapped.of(digit.reshape(1, -1)), mapped.of(-digit.reshape(1, -1)), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 24), (3, 50, 50)])
@@ -101,7 +110,9 @@ def test_a_definition_names_the_map_its_width_and_its_code(monkeypatch, tmp_path
 
 
 def test_core_reads_no_file():
-    reads = re.compile(r"\bopen\(|read_bytes|read_text|load_file|importlib\.resources|pkgutil\.get_data|np\.load|torch\.load")
+    reads = re.compile(
+        r"\bopen\(|read_bytes|read_text|load_file|importlib\.resources|pkgutil\.get_data|np\.load|torch\.load"
+    )
     root = Path(silodp.__file__).parent / "core"
     assert [str(path) for path in root.rglob("*.py") if reads.search(path.read_text())] == []
 
@@ -140,7 +151,13 @@ def picky(x):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("random", "random are other ones when they are made again; let them follow from the record alone$"),
+        (
+            "random",
+            (
+                "random are other ones when they are made again; let them follow from the "
+                "record alone$"
+            ),
+        ),
         ("remembers", "remembers are other ones when they are made again"),
         ("vary", "vary cannot be made .RuntimeError: stack expects each tensor to be equal size"),
         ("fails", "fails cannot be made .ValueError: no map.; mend the function$"),
@@ -152,7 +169,9 @@ def test_a_map_is_tried_twice_and_the_reason_why_it_fails_is_said(tmp_path, name
         build(Words("logistic", Task.plain(2), features=f"{tmp_path}/own.py:{name}"), 3, load=load)
 
 
-def test_the_reason_why_a_map_fails_on_a_record_is_not_said_since_it_could_hold_the_record(tmp_path):
+def test_the_reason_why_a_map_fails_on_a_record_is_not_said_since_it_could_hold_the_record(
+    tmp_path,
+):
     (tmp_path / "own.py").write_text(OWN)
     mapped = feature_map(f"{tmp_path}/own.py:picky", load)
     assert mapped.width(3) == 3

@@ -1,4 +1,6 @@
-"""The search for a change of sign is scipy's, to the last bit: the noise of every plan, and what a ledger has left, rest on it."""
+"""The search for a change of sign is scipy's, to the last bit: the noise of every plan, and what a
+ledger has left, rest on it.
+"""
 
 import math
 
@@ -34,7 +36,10 @@ def test_it_asks_at_the_same_places_and_ends_at_the_same_as_scipys(case):
     assert (mine, asked["mine"]) == (theirs, asked["scipys"])
 
 
-@pytest.mark.parametrize("function", [lambda x: x * x + 1, lambda x: math.nan, lambda x: math.nan if 0 < x < 1 else x - 0.3])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * x + 1, lambda x: math.nan, lambda x: math.nan if 0 < x < 1 else x - 0.3],
+)
 def test_what_has_no_root_is_an_error(function):
     with pytest.raises(ValueError, match="sign"):
         root(function, 0.0, 1.0, 1e-9)

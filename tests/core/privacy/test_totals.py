@@ -1,4 +1,6 @@
-"""The rule of shuffled totals: what it lets pass is within the accountant's bound, and a share of the budget means the same in any mix."""
+"""The rule of shuffled totals: what it lets pass is within the accountant's bound, and a share of
+the budget means the same in any mix.
+"""
 
 import math
 
@@ -17,19 +19,30 @@ N = np.asarray(100)
 
 
 def totals(
-    noise_bits: int, levels: int = 60, *, contributions: int = 1000, dimension: int = 50, count: int = 1, sampling=None
+    noise_bits: int,
+    levels: int = 60,
+    *,
+    contributions: int = 1000,
+    dimension: int = 50,
+    count: int = 1,
+    sampling=None,
 ) -> TotalEvent:
-    return TotalEvent(sampling or FullBatch(), levels, noise_bits, 0.5, contributions, dimension, count)
+    return TotalEvent(
+        sampling or FullBatch(), levels, noise_bits, 0.5, contributions, dimension, count
+    )
 
 
-@pytest.mark.parametrize(("noise_bits", "levels"), [(400, 60), (2000, 60), (2000, 5), (30_000, 200)])
+@pytest.mark.parametrize(
+    ("noise_bits", "levels"), [(400, 60), (2000, 60), (2000, 5), (30_000, 200)]
+)
 @pytest.mark.parametrize("budget", [BUDGET, Budget(0.3, 1e-9), Budget(12.0, 1e-4)])
 def test_a_share_pays_for_divergence_and_tails_at_once(noise_bits, levels, budget):
     rule = Totals.for_budget(budget)
     share = total_share(0.5, 1000, 50, budget, rule.order, levels, noise_bits)
     room = budget.epsilon - renyi_conversion(rule.order, (1 - STAKE) * budget.delta)
     tail = share * STAKE * budget.delta / 50
-    # the divergence at the tail that the share buys is within the share; a larger tail only lowers it
+    # the divergence at the tail that the share buys is within the share; a larger tail only lowers
+    # it
     assert renyi(BinomialSum(1000 * noise_bits, 0.5, levels, 50), rule.order, tail) <= share * room
 
 
@@ -53,7 +66,9 @@ def test_shares_of_different_releases_add_up_to_no_less_than_the_accountant_find
     share = sum(n * float(rule.price(event, N)[1]) for event, n in mix)
     assert share < 1
     releases = [(BinomialSum(1000 * e.noise_bits, 0.5, e.levels, 50), n) for e, n in mix]
-    assert epsilon(releases, BUDGET.delta) <= float(rule.epsilon({"": np.asarray(share)}, np.asarray(0.0)))
+    assert epsilon(releases, BUDGET.delta) <= float(
+        rule.epsilon({"": np.asarray(share)}, np.asarray(0.0))
+    )
 
 
 def test_the_price_counts_on_the_planned_contributions_and_not_on_more():
@@ -64,7 +79,10 @@ def test_the_price_counts_on_the_planned_contributions_and_not_on_more():
 
 def test_batches_of_one_partition_cost_the_largest_of_them():
     rule = Totals.for_budget(BUDGET)
-    buckets = dict(rule.price(totals(bits, sampling=DisjointBatches(3, i)), N) for i, bits in enumerate((5000, 3000, 9000)))
+    buckets = dict(
+        rule.price(totals(bits, sampling=DisjointBatches(3, i)), N)
+        for i, bits in enumerate((5000, 3000, 9000))
+    )
     assert len(buckets) == 3
     assert float(rule.total(buckets)) == float(rule.price(totals(3000), N)[1])
 
@@ -73,7 +91,9 @@ def test_gaussian_releases_are_priced_beside_totals_at_the_same_order():
     rule = Totals.for_budget(BUDGET)
     _, price = rule.price(Event(FullBatch(), 20.0), N)
     rounds = 1 / float(price)
-    assert rounds * rule.order / (2 * 20.0**2) + renyi_conversion(rule.order, (1 - STAKE) * 1e-6) == pytest.approx(2.0)
+    assert rounds * rule.order / (2 * 20.0**2) + renyi_conversion(
+        rule.order, (1 - STAKE) * 1e-6
+    ) == pytest.approx(2.0)
     assert math.isinf(float(rule.price(Event(FullBatch(), 0.0), N)[1]))
 
 
@@ -111,13 +131,23 @@ def scheduled(*releases: tuple[Event | TotalEvent, int | None], delta: float = 1
     return made.epsilon(delta)
 
 
-def test_a_schedules_price_is_the_accountants_own_whatever_the_order_of_its_releases_and_whatever_budget_a_ledger_has():
-    mix = [(totals(20_000, count=3), None), (totals(9000, levels=30), None), (Event(FullBatch(), 8.0, 2), None)]
-    releases = [(BinomialSum(1000 * 20_000, 0.5, 60, 50), 3), (BinomialSum(1000 * 9000, 0.5, 30, 50), 1)]
+def test_a_schedules_price_is_the_accountants_own_whatever_the_order_of_its_releases_and_whatever_budget_a_ledger_has():  # noqa: E501
+    mix = [
+        (totals(20_000, count=3), None),
+        (totals(9000, levels=30), None),
+        (Event(FullBatch(), 8.0, 2), None),
+    ]
+    releases = [
+        (BinomialSum(1000 * 20_000, 0.5, 60, 50), 3),
+        (BinomialSum(1000 * 9000, 0.5, 30, 50), 1),
+    ]
     found = scheduled(*mix)
     assert found == pytest.approx(epsilon(releases, 1e-6, rho=2 / (2 * 8.0**2)), rel=1e-9)
     assert found == scheduled(*reversed(mix)) == scheduled(*[(totals(20_000), None)] * 3, *mix[1:])
-    for budget in (BUDGET, Budget(10.0, 1e-6)):  # each ledger's own order bounds it from above, a large budget's by far
+    for budget in (
+        BUDGET,
+        Budget(10.0, 1e-6),
+    ):  # each ledger's own order bounds it from above, a large budget's by far
         rule = Totals.for_budget(budget)
         share = sum(float(rule.price(event, N)[1]) for event, _ in mix)
         assert found <= float(rule.epsilon({"": np.asarray(share)}, np.asarray(0.0)))
@@ -126,6 +156,8 @@ def test_a_schedules_price_is_the_accountants_own_whatever_the_order_of_its_rele
 
 
 def test_of_a_partition_a_schedule_counts_each_kind_as_often_as_its_fullest_batch():
-    batches = [(totals(5000, count=1 + (i == 1), sampling=DisjointBatches(3, i)), None) for i in range(3)]
+    batches = [
+        (totals(5000, count=1 + (i == 1), sampling=DisjointBatches(3, i)), None) for i in range(3)
+    ]
     assert scheduled(*batches) == scheduled((totals(5000, count=2), None))
     assert scheduled(*batches, (totals(5000), None)) == scheduled((totals(5000, count=3), None))

@@ -1,4 +1,6 @@
-"""The additive model: curves over public ranges, whose coordinates are fixed before any record is seen."""
+"""The additive model: curves over public ranges, whose coordinates are fixed before any record is
+seen.
+"""
 
 import hashlib
 
@@ -44,7 +46,9 @@ def test_the_coordinates_are_orthogonal_over_the_range_and_rougher_ones_are_smal
     covariance = values.T @ values / len(values)
     assert (covariance - covariance.diag().diag()).abs().max() < 1e-3
     assert values.mean(0).abs().max() < 1e-3
-    assert torch.allclose(covariance.diag()[:2], torch.tensor([1 / 3, 1 / 3], dtype=torch.float64), atol=1e-3)
+    assert torch.allclose(
+        covariance.diag()[:2], torch.tensor([1 / 3, 1 / 3], dtype=torch.float64), atol=1e-3
+    )
     assert (covariance.diag()[2:] < 0.8 * covariance.diag()[1:-1]).all()
 
 
@@ -60,7 +64,12 @@ def test_a_curve_goes_through_its_values_at_the_knots_and_stays_constant_beyond_
 def test_by_the_schema_numbers_have_curves_and_booleans_categories_and_indicators_weights():
     model = build(Words("additive:6", SCHEMA), 6, load=load).model
     assert SCHEMA.features[model[0].numbers[0]] == "age"
-    assert [SCHEMA.features[i] for i in model[0].others] == ["age missing", "sex=f", "sex=m", "smoker"]
+    assert [SCHEMA.features[i] for i in model[0].others] == [
+        "age missing",
+        "sex=f",
+        "sex=m",
+        "smoker",
+    ]
     assert model[1].in_features == 2 * 5 + 4
     assert model[1].out_features == 1
     x = torch.zeros(1, 6)
@@ -76,7 +85,16 @@ def test_without_a_schema_every_feature_is_a_number_and_taken_as_standardised():
 
 
 @pytest.mark.parametrize(
-    "word", ["additive", "additive:2", "additive:x", "additive:8:0", "additive:8:1:1", "additive:8:nan", "additive:65"]
+    "word",
+    [
+        "additive",
+        "additive:2",
+        "additive:x",
+        "additive:8:0",
+        "additive:8:1:1",
+        "additive:8:nan",
+        "additive:65",
+    ],
 )
 def test_a_word_that_names_no_basis_is_refused_in_a_sentence(word):
     with pytest.raises(BadInput, match="additive:8"):
@@ -91,9 +109,18 @@ def test_images_have_no_curves():
 def test_what_a_silo_approves_covers_knots_reach_columns_and_every_number_of_the_basis():
     def approved(*options) -> str:
         shapes = Shapes(*options)
-        return hashlib.sha256(Problem(nn.Sequential(shapes, nn.Linear(shapes.width, 1)), logistic).definition().encode()).hexdigest()
+        return hashlib.sha256(
+            Problem(nn.Sequential(shapes, nn.Linear(shapes.width, 1)), logistic)
+            .definition()
+            .encode()
+        ).hexdigest()
 
-    texts = [approved(3, (0, 1), 6, 1.0), approved(3, (0, 2), 6, 1.0), approved(3, (0, 1), 7, 1.0), approved(3, (0, 1), 6, 2.0)]
+    texts = [
+        approved(3, (0, 1), 6, 1.0),
+        approved(3, (0, 2), 6, 1.0),
+        approved(3, (0, 1), 7, 1.0),
+        approved(3, (0, 1), 6, 2.0),
+    ]
     assert len(set(texts)) == 4
     other = Shapes(3, (0, 1), 6, 1.0)
     other.mix[0, 0] += 1e-5

@@ -88,10 +88,15 @@ def made(own: str, width: int = 2, classes: int = 0, **words: str) -> Problem:
     return build(Words(task=Task.plain(classes), **words), width, load=load)
 
 
-@pytest.mark.parametrize(("model", "classes", "prox"), [("linear", 0, "zero"), ("logistic", 2, "l1:0.1"), ("mlp:4", 3, "part:0:3:box:0:1")])
+@pytest.mark.parametrize(
+    ("model", "classes", "prox"),
+    [("linear", 0, "zero"), ("logistic", 2, "l1:0.1"), ("mlp:4", 3, "part:0:3:box:0:1")],
+)
 def test_words_of_what_ships_have_the_definition_that_they_had(model, classes, prox):
     found = build(Words(model, Task.plain(classes), prox), 5, load=load)
-    assert found.definition() == Problem(*model_by_name(model, 5, classes), by_name(prox)).definition()
+    assert (
+        found.definition() == Problem(*model_by_name(model, 5, classes), by_name(prox)).definition()
+    )
 
 
 def test_a_model_in_a_file_is_called_with_features_outputs_and_numbers(own):
@@ -115,7 +120,10 @@ def test_a_loss_in_a_file_is_named_by_its_source(own):
     source = hashlib.sha256(OWN.encode()).hexdigest()
     assert f"loss silodp_extension_{source}.absolute\n" in problem.definition()
     assert not problem.known_loss, "the engine shows it single records"
-    assert f"loss silodp_extension_{source}.Above(level=0.5)\n" in made(own, loss="OWN:Above:0.5").definition()
+    assert (
+        f"loss silodp_extension_{source}.Above(level=0.5)\n"
+        in made(own, loss="OWN:Above:0.5").definition()
+    )
 
 
 def test_another_source_is_another_definition(own):
@@ -128,7 +136,9 @@ def test_another_source_is_another_definition(own):
     same = Path(own).with_name("same.py")
     same.write_text(OWN)
     for name, text in words.items():
-        assert made(str(same), **{name: text}).definition() == before[name], "a file's name is nobody's business"
+        assert made(str(same), **{name: text}).definition() == before[name], (
+            "a file's name is nobody's business"
+        )
 
 
 def test_features_are_made_row_by_row_and_widen_the_model(own):
@@ -147,7 +157,10 @@ def test_features_are_made_row_by_row_and_widen_the_model(own):
         ({"prox": "OWN:absolute"}, "is no prox"),
         ({"prox": "OWN:Near"}, "cannot be called so"),
         ({"prox": "OWN:Near:x"}, "cannot be called so"),
-        ({"prox": "OWN:Unseen:0.1"}, "^Unseen does not show its numbers, .*; make it a frozen dataclass$"),
+        (
+            {"prox": "OWN:Unseen:0.1"},
+            "^Unseen does not show its numbers, .*; make it a frozen dataclass$",
+        ),
         ({"prox": "part:0:2:OWN:Unseen:0.1"}, "^Unseen does not show its numbers"),
         ({"loss": "absolute"}, "must be FILE.py:NAME"),
         ({"loss": "OWN:squares"}, "cannot be run"),

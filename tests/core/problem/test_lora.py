@@ -18,7 +18,11 @@ from silodp.silo.data.records import Records
 
 def transformer() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Unflatten(1, (4, 8)), nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten())
+    return nn.Sequential(
+        nn.Unflatten(1, (4, 8)),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        nn.Flatten(),
+    )
 
 
 def test_an_adapted_module_starts_as_the_module_and_trains_few_parameters():
@@ -26,15 +30,23 @@ def test_an_adapted_module_starts_as_the_module_and_trains_few_parameters():
     adapted = lora(frozen, 2)
     assert torch.allclose(adapted(x), frozen(x), atol=1e-5)
     assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == 2 * (8 + 16) * 2
-    assert all(p.requires_grad for p in frozen.parameters()), "the module that was given is left as it was"
+    assert all(p.requires_grad for p in frozen.parameters()), (
+        "the module that was given is left as it was"
+    )
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention has no batched form in torch.func
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop"
+)  # attention has no batched form in torch.func
 def test_adapters_and_a_head_are_trained_privately_and_the_rest_is_part_of_the_definition():
     problem = Problem(nn.Sequential(lora(transformer(), 1), nn.Linear(32, 2)), cross_entropy)
     assert problem.dim == 2 * (8 + 16) + 66
     frozen = {name: c.clone() for name, c in problem.constants(torch.zeros(1)).items()}
-    assert any("linear1.layer.weight" in line for line in problem.definition().splitlines() if line.startswith("constant"))
+    assert any(
+        "linear1.layer.weight" in line
+        for line in problem.definition().splitlines()
+        if line.startswith("constant")
+    )
     x = torch.randn(2, 60, 32)
     records = Records.of([(part, (part[:, 0] > 0).long()) for part in x])
     mechanisms = {"minibatch": Gaussian("minibatch", 1.0, 0.0)}

@@ -48,7 +48,9 @@ def test_outputs_and_losses_are_those_of_the_model_at_each_point():
         model = net()
         nn.utils.vector_to_parameters(w[j], model.parameters())
         assert torch.allclose(outputs[j], model(x), atol=1e-5)
-        assert torch.allclose(losses[j], functional.cross_entropy(model(x), y, reduction="none"), atol=1e-5)
+        assert torch.allclose(
+            losses[j], functional.cross_entropy(model(x), y, reduction="none"), atol=1e-5
+        )
         assert torch.allclose(problem.losses(w[j : j + 1], x, y)[0], losses[j], atol=1e-5)
 
 
@@ -57,7 +59,11 @@ def test_an_unknown_loss_sees_one_record_at_a_time():
         return (output - output.mean(0)).square().sum(-1) + functional.cross_entropy(output, target)
 
     w, x, y = draws(2, 43), draws(5, 4), torch.tensor([0, 1, 2, 0, 1])
-    assert torch.allclose(Problem(net(), centred).losses(w, x, y), Problem(net(), cross_entropy).losses(w, x, y), atol=1e-5)
+    assert torch.allclose(
+        Problem(net(), centred).losses(w, x, y),
+        Problem(net(), cross_entropy).losses(w, x, y),
+        atol=1e-5,
+    )
 
 
 def test_the_model_is_copied():
@@ -108,7 +114,9 @@ def test_frozen_parameters_and_buffers_are_constants():
     w = torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
     x = draws(6, 4)
     assert torch.allclose(problem.outputs(w[None], x)[0], model(x))
-    assert torch.allclose(problem.outputs(w[None].double(), x.double())[0].float(), model(x), atol=1e-6)
+    assert torch.allclose(
+        problem.outputs(w[None].double(), x.double())[0].float(), model(x), atol=1e-6
+    )
     assert not torch.equal(*problem.initial([0, 1]))
 
 
@@ -121,14 +129,23 @@ def test_the_prox_is_delegated_and_zero_by_default():
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        (nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)), r"layer '1' \(BatchNorm1d\) mixes records.*use GroupNorm or LayerNorm"),
-        (nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False)).eval(), "mixes records"),
+        (
+            nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)),
+            r"layer '1' \(BatchNorm1d\) mixes records.*use GroupNorm or LayerNorm",
+        ),
+        (
+            nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, track_running_stats=False)).eval(),
+            "mixes records",
+        ),
         (nn.Sequential(nn.Conv2d(1, 1, 1), nn.SyncBatchNorm(1)), "mixes records"),
         (
             nn.Sequential(nn.Conv2d(1, 1, 1), nn.InstanceNorm2d(1, track_running_stats=True)),
             "running statistics.*use track_running_stats=False",
         ),
-        (nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.1)), r"layer '1' \(Dropout\) is random.*use p=0, or model.eval\(\)"),
+        (
+            nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.1)),
+            r"layer '1' \(Dropout\) is random.*use p=0, or model.eval\(\)",
+        ),
         (nn.Sequential(nn.Linear(4, 5), nn.RReLU()), "is random"),
         (nn.LSTM(4, 5, num_layers=2, dropout=0.1), "is random"),
         (nn.Sequential(nn.ReLU()), "no trainable parameters"),
@@ -159,17 +176,41 @@ def test_the_definition_names_everything_that_makes_the_function():
     torch.manual_seed(0)
     text = Problem(net(), cross_entropy).definition()
     assert text == Problem(net(), cross_entropy, Zero()).definition()
-    for word in ("silodp.core.problem.losses.cross_entropy", "Zero()", "Tanh()", "parameter 0.weight (5, 4)", f"torch {torch.__version__}"):
+    for word in (
+        "silodp.core.problem.losses.cross_entropy",
+        "Zero()",
+        "Tanh()",
+        "parameter 0.weight (5, 4)",
+        f"torch {torch.__version__}",
+    ):
         assert word in text
-    frozen = [nn.Sequential(nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3)) for _ in range(2)]
-    others = [Problem(m, cross_entropy) for m in (nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), net().eval(), *frozen)]
-    others += [Problem(net(), squared_error), Problem(net(), cross_entropy, L1(0.1)), Problem(net(), nn.CrossEntropyLoss(reduction="none"))]
-    others += [Problem(net(), functools.partial(functional.cross_entropy, label_smoothing=s)) for s in (0.1, 0.2)]
+    frozen = [
+        nn.Sequential(nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3)) for _ in range(2)
+    ]
+    others = [
+        Problem(m, cross_entropy)
+        for m in (nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), net().eval(), *frozen)
+    ]
+    others += [
+        Problem(net(), squared_error),
+        Problem(net(), cross_entropy, L1(0.1)),
+        Problem(net(), nn.CrossEntropyLoss(reduction="none")),
+    ]
+    others += [
+        Problem(net(), functools.partial(functional.cross_entropy, label_smoothing=s))
+        for s in (0.1, 0.2)
+    ]
     others += [Problem(net(), absolute_error)]
     assert len({text, *(p.definition() for p in others)}) == 1 + len(others)
 
 
-@pytest.mark.parametrize("loss", [lambda output, target: output.sum(-1), functools.partial(lambda output, target: output.sum(-1))])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output, target: output.sum(-1),
+        functools.partial(lambda output, target: output.sum(-1)),
+    ],
+)
 def test_a_loss_without_a_name_has_no_definition(loss):
     with pytest.raises(BadInput, match="use a function defined at the top level of a module"):
         Problem(net(), loss).definition()
@@ -178,8 +219,16 @@ def test_a_loss_without_a_name_has_no_definition(loss):
 @pytest.mark.parametrize("loss", SLOPES)
 def test_slopes_are_the_gradients_of_the_losses(loss):
     outputs = draws(2, 3, 1 if loss is logistic else 4, 5).double().requires_grad_()
-    target = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 7, 0]]) if loss is cross_entropy else draws(2, 5, outputs.shape[2]).double()
-    target = torch.randint(2, (2, 5), generator=torch.Generator().manual_seed(0)) if loss is logistic else target
+    target = (
+        torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 7, 0]])
+        if loss is cross_entropy
+        else draws(2, 5, outputs.shape[2]).double()
+    )
+    target = (
+        torch.randint(2, (2, 5), generator=torch.Generator().manual_seed(0))
+        if loss is logistic
+        else target
+    )
     total = sum(loss(outputs[s, j].T, target[s]).nansum() for s in range(2) for j in range(3))
     (expected,) = torch.autograd.grad(total, outputs)
     assert torch.allclose(SLOPES[loss](outputs.detach(), target), expected)
@@ -189,7 +238,10 @@ def test_losses_agree_with_torch():
     z, y = draws(6, 3), torch.tensor([0, 1, 2, 2, 1, 0])
     assert torch.allclose(cross_entropy(z, y), functional.cross_entropy(z, y, reduction="none"))
     bits = (y > 0).float()
-    assert torch.allclose(logistic(z[:, :1], bits), functional.binary_cross_entropy_with_logits(z[:, 0], bits, reduction="none"))
+    assert torch.allclose(
+        logistic(z[:, :1], bits),
+        functional.binary_cross_entropy_with_logits(z[:, 0], bits, reduction="none"),
+    )
     assert torch.allclose(squared_error(z, 2 * z), z.square().sum(-1))
     assert torch.allclose(squared_error(z[:, :1], bits), (z[:, 0] - bits) ** 2)
     assert cross_entropy(z, y + 1).isnan().tolist() == [False, False, True, True, False, False]

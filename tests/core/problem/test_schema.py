@@ -1,4 +1,6 @@
-"""A schema is read with one sentence for each mistake, and its features, hash and task are functions of it alone."""
+"""A schema is read with one sentence for each mistake, and its features, hash and task are
+functions of it alone.
+"""
 
 import copy
 import json
@@ -32,7 +34,10 @@ task = "binary"
 classes = ["no", "yes"]
 weights = [1, 4]
 """
-IMAGES = '[images]\nheight = 2\nwidth = 3\nchannels = 1\nresize = true\n[label]\ntask = "binary"\nclasses = ["cat", "dog"]\n'
+IMAGES = (
+    "[images]\nheight = 2\nwidth = 3\nchannels = 1\nresize = true\n[label]\ntask = "
+    '"binary"\nclasses = ["cat", "dog"]\n'
+)
 TABLE = tomllib.loads(TEXT)
 
 
@@ -50,12 +55,34 @@ def changed(place: str, value: object = None, table: dict = TABLE) -> dict:
 
 def test_the_features_follow_from_the_schema_alone():
     schema = Schema.of(TABLE)
-    assert schema.features == ("age", "age missing", "sex=female", "sex=male", "sex=other", "sex missing", "smoker")
+    assert schema.features == (
+        "age",
+        "age missing",
+        "sex=female",
+        "sex=male",
+        "sex=other",
+        "sex missing",
+        "smoker",
+    )
     assert schema.task == Task("binary", 2, (1.0, 4.0))
-    assert Schema.of(tomllib.loads(IMAGES)).features == ("c0y0x0", "c0y0x1", "c0y0x2", "c0y1x0", "c0y1x1", "c0y1x2")
+    assert Schema.of(tomllib.loads(IMAGES)).features == (
+        "c0y0x0",
+        "c0y0x1",
+        "c0y0x2",
+        "c0y1x0",
+        "c0y1x1",
+        "c0y1x2",
+    )
 
 
-@pytest.mark.parametrize("text", [TEXT, IMAGES, '[columns.a]\ntype="boolean"\n[label]\ntask="survival"\ntime="t"\nevent="e"\nedges=[1, 2]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        IMAGES,
+        '[columns.a]\ntype="boolean"\n[label]\ntask="survival"\ntime="t"\nevent="e"\nedges=[1, 2]',
+    ],
+)
 def test_the_one_spelling_gives_the_same_schema_again(text):
     schema = Schema.of(tomllib.loads(text))
     again = Schema.parse(schema.text, "the card")
@@ -97,7 +124,9 @@ SURVIVAL = {"task": "survival", "time": "t", "event": "e", "edges": [6, 12, 24]}
 
 
 def test_tasks():
-    assert Schema.of(changed("label", REGRESSION)).task == Task("regression", huber=0.2)  # in units of the scaled label, [-1, 1]
+    assert Schema.of(changed("label", REGRESSION)).task == Task(
+        "regression", huber=0.2
+    )  # in units of the scaled label, [-1, 1]
     assert Schema.of(changed("label", SURVIVAL)).task == Task("survival", bins=3)
     count, ordinal = (Schema.of(changed("label", label)) for label in (COUNT, ORDINAL))
     assert (count.task, ordinal.task) == (Task("count", most=20.0), Task("ordinal", 3))
@@ -112,7 +141,11 @@ def test_tasks():
         ("columns", {}, "has no columns"),
         ("label", None, r"no table \[label\]"),
         ("colums", {}, "the field 'colums' is unknown"),
-        ("columns.age.type", "float", "column 'age': type is 'float'; it must be one of number, category, boolean"),
+        (
+            "columns.age.type",
+            "float",
+            "column 'age': type is 'float'; it must be one of number, category, boolean",
+        ),
         ("columns.age.type", None, "column 'age': type is None"),
         ("columns.age.range", None, "column 'age': range is None; it must be"),
         ("columns.age.range", [110, 0], "low < high"),
@@ -123,7 +156,11 @@ def test_tasks():
         ("columns.age.missing", "own", "a number within the range"),
         ("columns.age.missing", "refuse", "indicator is True; .* only with a value for missing"),
         ("columns.age.categories", ["a"], "the field 'categories' is unknown"),
-        ("columns.sex.categories", None, "categories is None; it must be a list of 1 or more different texts"),
+        (
+            "columns.sex.categories",
+            None,
+            "categories is None; it must be a list of 1 or more different texts",
+        ),
         ("columns.sex.categories", [1, 2], "in quotes"),
         ("columns.sex.categories", ["a", "a"], "different texts"),
         ("columns.sex.missing", 3, '"own" or "refuse"'),
@@ -132,7 +169,11 @@ def test_tasks():
         ("columns.age missing", {"type": "boolean"}, "names 'age missing' twice"),
         ("ignore", "id", "ignore is 'id'; it must be a list"),
         ("ignore", ["age"], "names 'age' twice"),
-        ("label.task", "classes", "it must be one of binary, multiclass, ordinal, regression, count, survival"),
+        (
+            "label.task",
+            "classes",
+            "it must be one of binary, multiclass, ordinal, regression, count, survival",
+        ),
         ("label.column", None, "column is None; it must be the name of a column"),
         ("label.classes", ["yes"], "2 or more different texts"),
         ("label.classes", ["a", "b", "c"], "'binary' with 3 classes"),

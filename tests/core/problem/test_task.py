@@ -1,4 +1,6 @@
-"""The losses of every task: what they say, that their slopes are their gradients, and that a silo's sum is a sum over records."""
+"""The losses of every task: what they say, that their slopes are their gradients, and that a silo's
+sum is a sum over records.
+"""
 
 import itertools
 import math
@@ -9,7 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.losses import Hazard, Huber, Ordinal, Poisson, Weighted, cross_entropy, logistic, predicted, squared_error
+from silodp.core.problem.losses import (
+    Hazard,
+    Huber,
+    Ordinal,
+    Poisson,
+    Weighted,
+    cross_entropy,
+    logistic,
+    predicted,
+    squared_error,
+)
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
@@ -35,7 +47,9 @@ def targets(task: Task, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
     if task.kind == "count":
         return torch.randint(0, 5, shape, generator=generator).float()
-    return torch.randint(0, 2 * task.bins + 1 if task.bins else task.classes, shape, generator=generator)
+    return torch.randint(
+        0, 2 * task.bins + 1 if task.bins else task.classes, shape, generator=generator
+    )
 
 
 @pytest.mark.parametrize("one_logit", [False, True])
@@ -43,7 +57,10 @@ def targets(task: Task, *shape: int) -> Tensor:
 def test_slopes_are_the_gradients_of_the_losses(name, one_logit):
     outputs_, loss = TASKS[name].head(one_logit=one_logit)
     problem = Problem(nn.Linear(2, outputs_), loss)
-    outputs, target = draws(2, 3, outputs_, 25).double().requires_grad_(), targets(TASKS[name], 2, 25)
+    outputs, target = (
+        draws(2, 3, outputs_, 25).double().requires_grad_(),
+        targets(TASKS[name], 2, 25),
+    )
     total = sum(loss(outputs[s, j].T, target[s]).sum() for s in range(2) for j in range(3))
     (expected,) = torch.autograd.grad(total, outputs)
     assert problem.slope is not None
@@ -53,7 +70,9 @@ def test_slopes_are_the_gradients_of_the_losses(name, one_logit):
 @pytest.mark.parametrize("model", ["logistic", "mlp:4"])
 @pytest.mark.parametrize("name", TASKS)
 def test_the_clipped_sum_is_that_of_each_record_alone(name, model):
-    """The known slope over all records at once, against torch's gradient of one record's loss, clipped and summed one by one."""
+    """The known slope over all records at once, against torch's gradient of one record's loss,
+    clipped and summed one by one.
+    """
     task = TASKS[name]
     model = "linear" if task.kind in ("regression", "count") and model == "logistic" else model
     problem = Problem(*model_by_name(model, 4, task))
@@ -64,14 +83,20 @@ def test_the_clipped_sum_is_that_of_each_record_alone(name, model):
         problem.losses(point[None], record[None], target[None]).sum().backward()
         assert point.grad is not None
         expected += point.grad * min(1, 0.3 / max(float(point.grad.norm()), 1e-12))
-    assert torch.allclose(clipped_sum(problem, w, x, y, torch.ones(1, 6).double(), 0.3)[0, 0], expected, atol=1e-5)
+    assert torch.allclose(
+        clipped_sum(problem, w, x, y, torch.ones(1, 6).double(), 0.3)[0, 0], expected, atol=1e-5
+    )
 
 
 def test_weights_multiply_the_loss_of_their_class():
     z, y = draws(6, 3), torch.tensor([0, 1, 2, 2, 1, 0])
-    assert torch.allclose(Weighted(cross_entropy, (1.0, 2.0, 5.0))(z, y), torch.tensor([1.0, 2, 5, 5, 2, 1]) * cross_entropy(z, y))
     assert torch.allclose(
-        Weighted(logistic, (1.0, 3.0))(z[:, :1], y.clamp(max=1)), torch.tensor([1.0, 3, 3, 3, 3, 1]) * logistic(z[:, :1], y.clamp(max=1))
+        Weighted(cross_entropy, (1.0, 2.0, 5.0))(z, y),
+        torch.tensor([1.0, 2, 5, 5, 2, 1]) * cross_entropy(z, y),
+    )
+    assert torch.allclose(
+        Weighted(logistic, (1.0, 3.0))(z[:, :1], y.clamp(max=1)),
+        torch.tensor([1.0, 3, 3, 3, 3, 1]) * logistic(z[:, :1], y.clamp(max=1)),
     )
     with pytest.raises(BadInput, match="cross_entropy and logistic"):
         Weighted(squared_error, (1.0, 2.0))
@@ -79,11 +104,15 @@ def test_weights_multiply_the_loss_of_their_class():
 
 def test_huber_agrees_with_torch():
     z, y = 3 * draws(50, 1), draws(50, seed=1)
-    assert torch.allclose(Huber(0.7)(z, y), functional.huber_loss(z[:, 0], y, reduction="none", delta=0.7))
+    assert torch.allclose(
+        Huber(0.7)(z, y), functional.huber_loss(z[:, 0], y, reduction="none", delta=0.7)
+    )
 
 
 def test_the_hazards_make_one_distribution_over_all_that_can_be_seen():
-    """With everybody followed to the end, exp(-loss) over 'the event in bin b', b = 0..K-1, and 'never', sums to 1."""
+    """With everybody followed to the end, exp(-loss) over 'the event in bin b', b = 0..K-1, and
+    'never', sums to 1.
+    """
     z, hazard = draws(1, 4), Hazard(4)
     outcomes = torch.tensor([1, 3, 5, 7, 8])
     chances = torch.exp(-hazard(z.expand(5, 4), outcomes))
@@ -95,7 +124,9 @@ def test_the_hazards_make_one_distribution_over_all_that_can_be_seen():
 @pytest.mark.parametrize(("target", "bins"), [(0, 0), (2, 1), (4, 2), (8, 4)])
 def test_whoever_is_lost_counts_only_in_the_bins_survived(target, bins):
     z = draws(1, 4)
-    assert float(Hazard(4)(z, torch.tensor([target]))) == pytest.approx(float(functional.softplus(z[0, :bins]).sum()))
+    assert float(Hazard(4)(z, torch.tensor([target]))) == pytest.approx(
+        float(functional.softplus(z[0, :bins]).sum())
+    )
 
 
 def test_a_target_that_no_survival_label_has_is_nan_and_contributes_nothing():
@@ -126,7 +157,9 @@ def test_ordinal_chances_are_those_of_proportional_odds_and_sum_to_one():
 
 
 def test_ordered_classes_have_one_score_and_thresholds_that_training_orders():
-    """Classes by the thresholds -1, 0.5 and 2 of a logistic score: gradient descent finds weights and thresholds, with one weight a feature."""
+    """Classes by the thresholds -1, 0.5 and 2 of a logistic score: gradient descent finds weights
+    and thresholds, with one weight a feature.
+    """
     problem = Problem(*model_by_name("logistic", 3, TASKS["ordinal"]))
     assert problem.dim == 3 + 3
     x, u = draws(4000, 3), torch.rand(4000, 1, generator=torch.Generator().manual_seed(5))
@@ -145,7 +178,12 @@ def test_a_class_outside_the_order_is_nan_and_contributes_nothing(target):
 
 
 def test_every_parameter_of_a_task_is_in_the_definition():
-    tasks = [*TASKS.values(), Task("binary", 2, weights=(1.0, 8.0)), Task("regression", huber=0.5), Task("survival", bins=4)]
+    tasks = [
+        *TASKS.values(),
+        Task("binary", 2, weights=(1.0, 8.0)),
+        Task("regression", huber=0.5),
+        Task("survival", bins=4),
+    ]
     tasks += [Task("count", most=5.0), Task("ordinal", 5)]
     tasks += [Task("multiclass", 3), Task("regression")]
     texts = [Problem(nn.Linear(3, task.head()[0]), task.head()[1]).definition() for task in tasks]
@@ -154,7 +192,10 @@ def test_every_parameter_of_a_task_is_in_the_definition():
 
 
 def test_a_schema_is_part_of_the_definition():
-    plain, one, other = (Problem(nn.Linear(3, 2), cross_entropy, schema=schema).definition() for schema in ("", "a", "b"))
+    plain, one, other = (
+        Problem(nn.Linear(3, 2), cross_entropy, schema=schema).definition()
+        for schema in ("", "a", "b")
+    )
     assert len({plain, one, other}) == 3
     assert "schema" not in plain
 
@@ -193,6 +234,13 @@ def test_a_model_that_does_not_fit_is_refused(name, task, sentence):
 
 def test_outputs_follow_from_the_task():
     heads = {name: TASKS[name].head()[0] for name in TASKS}
-    assert heads == {"weighted classes": 3, "weighted binary": 2, "huber": 1, "survival": 3, "count": 1, "ordinal": 3}
+    assert heads == {
+        "weighted classes": 3,
+        "weighted binary": 2,
+        "huber": 1,
+        "survival": 3,
+        "count": 1,
+        "ordinal": 3,
+    }
     assert Task("binary", 2).head(one_logit=True) == (1, logistic)
     assert math.prod(model_by_name("logistic", 4, TASKS["survival"])[0][0].weight.shape) == 12  # type: ignore[index]

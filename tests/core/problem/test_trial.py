@@ -1,4 +1,6 @@
-"""A model and a loss of a user's own are tried as a run uses them: what a run would trip over, or learn nothing from, is one sentence."""
+"""A model and a loss of a user's own are tried as a run uses them: what a run would trip over, or
+learn nothing from, is one sentence.
+"""
 
 import pytest
 
@@ -103,7 +105,7 @@ class Word(nn.Module):
 
     def forward(self, x):
         return self.table(x.long()).mean(1)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -111,7 +113,10 @@ def made(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
 
     def made(model, loss="", classes=2):
-        words = (f"{tmp_path}/own.py:{text[4:]}" if text.startswith("own:") else text for text in (model, loss))
+        words = (
+            f"{tmp_path}/own.py:{text[4:]}" if text.startswith("own:") else text
+            for text in (model, loss)
+        )
         named, loss = words
         return build(Words(named, Task.plain(classes), loss=loss), 5, load=load)
 
@@ -125,34 +130,84 @@ def made(tmp_path):
             "logistic",
             "own:ce",
             2,
-            r"the loss \S*own.py:ce cannot be run on label 1 of a model with 1 output \(IndexError: .*\); logistic has one",
+            (
+                r"the loss \S*own.py:ce cannot be run on label 1 of a model with 1 output "
+                r"\(IndexError: .*\); logistic has one"
+            ),
         ),
         ("logistic", "own:ce", 3, ""),
-        ("mlp:2", "own:hot", 3, "hot runs on one record, but cannot be differentiated for records side by side .*; use tensor operations"),
-        ("mlp:2", "own:wide", 3, r"wide gives numbers of shape \(1, 3\) for one record; it should give one number per record"),
+        (
+            "mlp:2",
+            "own:hot",
+            3,
+            (
+                "hot runs on one record, but cannot be differentiated for records side by side "
+                ".*; use tensor operations"
+            ),
+        ),
+        (
+            "mlp:2",
+            "own:wide",
+            3,
+            (
+                r"wide gives numbers of shape \(1, 3\) for one record; it should give one "
+                r"number per record"
+            ),
+        ),
         ("linear", "own:square", 0, r"square gives numbers of shape \(1, 1\) for one record"),
         ("mlp:2", "own:nothing", 3, "nothing gives NoneType for one record"),
         ("logistic", "own:root", 2, "root is not finite at the start on label 0"),
         ("linear", "own:root", 0, "root is not finite at the start on target 0.0"),
         ("linear", "own:logs", 0, ""),
-        ("mlp:2", "own:centred", 3, r"centred mixes records: it gives numbers of shape \(3,\) for 3 records, other than for each alone"),
+        (
+            "mlp:2",
+            "own:centred",
+            3,
+            (
+                r"centred mixes records: it gives numbers of shape \(3,\) for 3 records, other "
+                r"than for each alone"
+            ),
+        ),
         ("mlp:2", "own:mean", 3, ""),
         ("logistic", "own:bce", 2, ""),
         ("own:net", "own:ce", 2, ""),
         ("own:net", "", 0, ""),
         ("own:one", "own:bce", 2, ""),
-        ("own:one", "", 3, r"the model \S*own.py:one gives outputs of shape \(3, 1\) for 3 records, but this task needs \(3, 3\)"),
-        ("own:more", "own:ce", 2, r"the model \S*own.py:more gives outputs of shape \(3, 3\) for 3 records, but this task needs \(3, 2\)"),
+        (
+            "own:one",
+            "",
+            3,
+            (
+                r"the model \S*own.py:one gives outputs of shape \(3, 1\) for 3 records, but "
+                r"this task needs \(3, 3\)"
+            ),
+        ),
+        (
+            "own:more",
+            "own:ce",
+            2,
+            (
+                r"the model \S*own.py:more gives outputs of shape \(3, 3\) for 3 records, but "
+                r"this task needs \(3, 2\)"
+            ),
+        ),
         ("own:flat", "", 0, r"flat gives outputs of shape \(3,\) for 3 records"),
         ("own:Mixing", "", 2, "the model .*Mixing mixes records"),
-        ("own:Asking", "", 2, "Asking runs on one record, but cannot be differentiated for records side by side"),
+        (
+            "own:Asking",
+            "",
+            2,
+            "Asking runs on one record, but cannot be differentiated for records side by side",
+        ),
         ("own:Drawing", "", 2, "Drawing mixes records|Drawing runs on one record"),
         ("own:Endless", "", 2, "Endless gives outputs that are not finite at the start"),
         ("own:Pair", "", 2, "Pair gives tuple for 3 records"),
         ("own:Word", "", 2, ""),
     ],
 )
-def test_what_a_run_would_trip_over_is_refused_and_nothing_else(made, model, loss, classes, sentence):
+def test_what_a_run_would_trip_over_is_refused_and_nothing_else(
+    made, model, loss, classes, sentence
+):
     if not sentence:
         assert made(model, loss, classes).dim
         return

@@ -1,6 +1,8 @@
-"""A second implementation of docs/protocol.md, from its words alone: the standard library and `cryptography`, and nothing of silodp.
+"""A second implementation of docs/protocol.md, from its words alone: the standard library and
+`cryptography`, and nothing of silodp.
 
-`python tests/core/protocol/second.py` writes the outputs in docs/vectors/*.json again from their inputs; masks.json is made elsewhere.
+`python tests/core/protocol/second.py` writes the outputs in docs/vectors/*.json again from their
+inputs; masks.json is made elsewhere.
 """
 
 import hashlib
@@ -18,7 +20,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 VECTORS = Path(__file__).parents[3] / "docs/vectors"
 VERSIONS = 2, 3
 
-# --- section 1: frames ----------------------------------------------------------------------------------------------------------------
+# --- section 1: frames ---------------------------------------------------------------------------
 
 
 def frame(magic: str, body: bytes, private_key: str | None, version: int) -> bytes:
@@ -49,17 +51,25 @@ def refusal(raw: bytes, magic: str, limit: int, *, unsigned: bool) -> str:
     return ""
 
 
-# --- section 2: bodies ----------------------------------------------------------------------------------------------------------------
+# --- section 2: bodies ---------------------------------------------------------------------------
 
 
 def text(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
 
 
 def spelled(value: object) -> object:
-    """Every number that is not whole as hexadecimal text; {"real": 2} is a number that happens to be whole."""
+    """Every number that is not whole as hexadecimal text; {"real": 2} is a number that happens to
+    be whole.
+    """
     if isinstance(value, dict):
-        return float(value["real"]).hex() if set(value) == {"real"} else {key: spelled(v) for key, v in value.items()}
+        return (
+            float(value["real"]).hex()
+            if set(value) == {"real"}
+            else {key: spelled(v) for key, v in value.items()}
+        )
     if isinstance(value, list):
         return [spelled(v) for v in value]
     return value.hex() if isinstance(value, float) else value
@@ -71,7 +81,11 @@ def tensor(given: dict) -> tuple[str, list[int], bytes]:
         raw = bytes.fromhex(given["bytes"])
         return "U8", given.get("shape", [len(raw)]), raw
     letter = {"F32": "f", "F64": "d"}[given["type"]]
-    return given["type"], given["shape"], struct.pack(f"<{math.prod(given['shape'])}{letter}", *given["numbers"])
+    return (
+        given["type"],
+        given["shape"],
+        struct.pack(f"<{math.prod(given['shape'])}{letter}", *given["numbers"]),
+    )
 
 
 def body(fields: dict, tensors: dict[str, dict]) -> bytes:
@@ -87,16 +101,24 @@ def body(fields: dict, tensors: dict[str, dict]) -> bytes:
 
 
 def message(given: dict) -> dict:
-    """Sections 3 and 4: body, digest and frame of one message; "fields" in JSON alone, or with tensors."""
-    made = body(given["fields"], given["tensors"]) if "tensors" in given else text(spelled(given["fields"])).encode("ascii")
+    """Sections 3 and 4: body, digest and frame of one message; "fields" in JSON alone, or with
+    tensors.
+    """
+    made = (
+        body(given["fields"], given["tensors"])
+        if "tensors" in given
+        else text(spelled(given["fields"])).encode("ascii")
+    )
     out = {"body": made.hex(), "digest": hashlib.sha256(made).hexdigest()}
     if "round" in given["fields"]:
         everybody = given["fields"] | {"silo": "all", "query": "all"}
         out["round"] = hashlib.sha256(body(everybody, given["tensors"])).hexdigest()
-    return out | {"frame": frame(given["magic"], made, given["private_key"], given["version"]).hex()}
+    return out | {
+        "frame": frame(given["magic"], made, given["private_key"], given["version"]).hex()
+    }
 
 
-# --- section 5: the release -----------------------------------------------------------------------------------------------------------
+# --- section 5: the release ----------------------------------------------------------------------
 
 
 def lattice_step(clip: float, d: int) -> float:
@@ -119,13 +141,22 @@ def whole(row: list[float], clip: float, gamma: float) -> list[int]:
 
 
 def release(given: dict) -> dict:
-    """A Gaussian release of these vectors, one for each record of a full batch, with this noise; all but the noise is decided."""
-    clip, z, rows = given["clip"], given["noise_multiplier"], [[float(v) for v in row] for row in given["rows"]]
+    """A Gaussian release of these vectors, one for each record of a full batch, with this noise;
+    all but the noise is decided.
+    """
+    clip, z, rows = (
+        given["clip"],
+        given["noise_multiplier"],
+        [[float(v) for v in row] for row in given["rows"]],
+    )
     n, d = len(rows), len(rows[0])
     gamma = lattice_step(clip, d)
     k = [whole(row, clip, gamma) for row in rows]
     scale = math.nextafter(z * (2 * clip / gamma), math.inf)
-    total = [sum(column) + noise for column, noise in zip(zip(*k, strict=True), given["noise"], strict=True)]
+    total = [
+        sum(column) + noise
+        for column, noise in zip(zip(*k, strict=True), given["noise"], strict=True)
+    ]
     value = [gamma * t / n for t in total]
     most, width = 2 * clip / gamma * n + 12 * scale, 3
     while most * 64 > scale * 2.0 ** (8 * width - 1):
@@ -134,19 +165,39 @@ def release(given: dict) -> dict:
     top = 2 ** (8 * width - 1) - 1
     packed = [max(-top, min(top, round(v * (n / unit)))) for v in value]
     return {
-        "step": gamma.hex(), "integers": k, "scale": scale.hex(), "value": [v.hex() for v in value], "unit": unit.hex(), "width": width,
-        "packed": b"".join(p.to_bytes(width, "little", signed=True) for p in packed).hex(), "read": [(p * unit / n).hex() for p in packed],
-    }  # fmt: skip
+        "step": gamma.hex(),
+        "integers": k,
+        "scale": scale.hex(),
+        "value": [v.hex() for v in value],
+        "unit": unit.hex(),
+        "width": width,
+        "packed": b"".join(p.to_bytes(width, "little", signed=True) for p in packed).hex(),
+        "read": [(p * unit / n).hex() for p in packed],
+    }
 
 
-# --- section 6: the ledger's chain ----------------------------------------------------------------------------------------------------
+# --- section 6: the ledger's chain ---------------------------------------------------------------
 
 
 def hashed(what: str, value: object) -> str:
     return hashlib.sha256(f"silodp ledger 1 {what}\n{text(value)}".encode()).hexdigest()
 
 
-COLUMNS = ("sequence", "time", "act", "query_id", "digest", "run", "asker", "kind", "event", "bucket", "amount", "total", "previous")
+COLUMNS = (
+    "sequence",
+    "time",
+    "act",
+    "query_id",
+    "digest",
+    "run",
+    "asker",
+    "kind",
+    "event",
+    "bucket",
+    "amount",
+    "total",
+    "previous",
+)
 
 
 def chain(given: dict) -> dict:
@@ -159,8 +210,10 @@ def chain(given: dict) -> dict:
         if entry["act"] == "charge":
             sampling = entry["event"]["sampling"]
             if sampling["type"] == "DisjointBatches":
-                bucket = f"{sampling['partition']}@{generation}/{sampling['batches']}/{sampling['index']}"
-            amount = entry["event"]["count"] / float.fromhex(entry["event"]["noise_multiplier"]) ** 2
+                bucket = f"{sampling['partition']}@{generation}/{sampling['batches']}/{sampling['index']}"  # noqa: E501
+            amount = (
+                entry["event"]["count"] / float.fromhex(entry["event"]["noise_multiplier"]) ** 2
+            )
             buckets[bucket] = buckets[bucket] + amount if bucket in buckets else amount
         elif entry["act"] == "records":
             generation = sequence
@@ -172,14 +225,20 @@ def chain(given: dict) -> dict:
         row = entry | made | {"sequence": sequence, "event": text(entry["event"]), "previous": head}
         head = hashed("entry", [row[name] for name in COLUMNS])
         out.append(entry | made | {"hash": head})
-    return {"genesis": genesis, "entries": out, "anchor": text({"ledger": given["settings"]["ledger"], "count": len(out), "head": head})}
+    return {
+        "genesis": genesis,
+        "entries": out,
+        "anchor": text({"ledger": given["settings"]["ledger"], "count": len(out), "head": head}),
+    }
 
 
-# --- section 7: totals ----------------------------------------------------------------------------------------------------------------
+# --- section 7: totals ---------------------------------------------------------------------------
 
 
 def opened(given: dict) -> dict:
-    """What is in a shuffler's box: a sealed box is made by chance, so that the vector is its opening."""
+    """What is in a shuffler's box: a sealed box is made by chance, so that the vector is its
+    opening.
+    """
     info = b"silodp shuffle 1 " + bytes.fromhex(given["round"])
     private_key = X25519PrivateKey.from_private_bytes(bytes.fromhex(given["shuffler_private_key"]))
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
@@ -191,7 +250,13 @@ def opened(given: dict) -> dict:
     assert magic == b"SDPC\x01"
     assert round_.hex() == given["round"]
     assert len(plain) == end + 96
-    return {"demanded": demanded, "records": records, "bits": bits, "counts": counts, "pseudonym": plain[end : end + 32].hex()}
+    return {
+        "demanded": demanded,
+        "records": records,
+        "bits": bits,
+        "counts": counts,
+        "pseudonym": plain[end : end + 32].hex(),
+    }
 
 
 def relayed(given: dict) -> dict:
@@ -199,19 +264,47 @@ def relayed(given: dict) -> dict:
     if "code" in given:
         made = struct.pack("<B32s16s", 0, bytes.fromhex(given["request"]), given["code"].encode())
     else:
-        sizes = given["contributions"], given["records"], len(given["totals"]), len(given["dropped"])
-        made = struct.pack("<B32sQQQQ", 1, bytes.fromhex(given["round"]), *sizes) + struct.pack(f"<{sizes[2]}q", *given["totals"])
-        made += b"".join(struct.pack("<32s16s", bytes.fromhex(k), code.encode()) for k, code in sorted(given["dropped"].items()))
+        sizes = (
+            given["contributions"],
+            given["records"],
+            len(given["totals"]),
+            len(given["dropped"]),
+        )
+        made = struct.pack("<B32sQQQQ", 1, bytes.fromhex(given["round"]), *sizes) + struct.pack(
+            f"<{sizes[2]}q", *given["totals"]
+        )
+        made += b"".join(
+            struct.pack("<32s16s", bytes.fromhex(k), code.encode())
+            for k, code in sorted(given["dropped"].items())
+        )
     return {"body": made.hex(), "frame": frame("SDPT", made, given["private_key"], 2).hex()}
 
 
 def framed(given: dict) -> dict:
     if "code" in given:
-        return {"code": refusal(bytes.fromhex(given["frame"]), given["magic"], given["limit"], unsigned=given["unsigned"])}
-    return {"frame": frame(given["magic"], bytes.fromhex(given["body"]), given["private_key"], given["version"]).hex()}
+        return {
+            "code": refusal(
+                bytes.fromhex(given["frame"]),
+                given["magic"],
+                given["limit"],
+                unsigned=given["unsigned"],
+            )
+        }
+    return {
+        "frame": frame(
+            given["magic"], bytes.fromhex(given["body"]), given["private_key"], given["version"]
+        ).hex()
+    }
 
 
-MADE = {"frames": framed, "messages": message, "release": release, "ledger": chain, "boxes": opened, "relayed": relayed}
+MADE = {
+    "frames": framed,
+    "messages": message,
+    "release": release,
+    "ledger": chain,
+    "boxes": opened,
+    "relayed": relayed,
+}
 """Which function makes the outputs of which file."""
 
 
@@ -223,4 +316,7 @@ if __name__ == "__main__":
     for file in MADE:
         path = VECTORS / f"{file}.json"
         known = json.loads(path.read_text())
-        path.write_text(json.dumps(known | {"vectors": [again(file, v) for v in known["vectors"]]}, indent=1) + "\n")
+        path.write_text(
+            json.dumps(known | {"vectors": [again(file, v) for v in known["vectors"]]}, indent=1)
+            + "\n"
+        )

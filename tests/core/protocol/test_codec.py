@@ -1,4 +1,6 @@
-"""The codec: what is encoded comes back bit for bit, and of all other bytes nothing comes through but one of four codes."""
+"""The codec: what is encoded comes back bit for bit, and of all other bytes nothing comes through
+but one of four codes.
+"""
 
 import json
 import os
@@ -52,27 +54,58 @@ LIMIT = 2**16
 CODES = {"size", "malformed", "version", "signature"}
 LONG = int(os.environ.get("SILODP_LONG", "5000"))
 
-w, v, k = torch.tensor([[1.0, -0.0, float("nan"), 1e-310]], dtype=torch.float64), torch.ones(1, 4), torch.tensor([0.0, 1.0, 2.0])
+w, v, k = (
+    torch.tensor([[1.0, -0.0, float("nan"), 1e-310]], dtype=torch.float64),
+    torch.ones(1, 4),
+    torch.tensor([0.0, 1.0, 2.0]),
+)
 STATISTICS = [
-    Grad(w), Grad(v), GradDiff(w, v), LocalSteps(v, 7, 0.1), LocalSteps(v, -3, -1e-320), SteeredSteps(v, 7, 0.1, w),
-    Histogram(k, 5), Moments(-k, k.double()), Score(w, 10**9, 0.1), Score(v, -1, -1e-320), ClassCounts(3), MissingRates(-(2**53)),
+    Grad(w),
+    Grad(v),
+    GradDiff(w, v),
+    LocalSteps(v, 7, 0.1),
+    LocalSteps(v, -3, -1e-320),
+    SteeredSteps(v, 7, 0.1, w),
+    Histogram(k, 5),
+    Moments(-k, k.double()),
+    Score(w, 10**9, 0.1),
+    Score(v, -1, -1e-320),
+    ClassCounts(3),
+    MissingRates(-(2**53)),
     GroupScore(v, -1, 2**53, 7),
-]  # fmt: skip
-SAMPLINGS = [FullBatch(), DisjointBatches(5, 2, "part-1"), DisjointBatches(-1, 2**53), Poisson(1e-300), WithoutReplacement(0.3)]
-QUERIES = [Query(s, Gaussian("anchor", 0.1 + i, 1 / 3, b)) for i, s in enumerate(STATISTICS) for b in SAMPLINGS]
+]
+SAMPLINGS = [
+    FullBatch(),
+    DisjointBatches(5, 2, "part-1"),
+    DisjointBatches(-1, 2**53),
+    Poisson(1e-300),
+    WithoutReplacement(0.3),
+]
+QUERIES = [
+    Query(s, Gaussian("anchor", 0.1 + i, 1 / 3, b))
+    for i, s in enumerate(STATISTICS)
+    for b in SAMPLINGS
+]
 
 
 def envelope(query=QUERIES[0], **changes) -> Envelope:
-    return Envelope(**{"silo": "silo-a", "run": "run.1", "query_id": "q-1", "model": MODEL, "query": query} | changes)
+    return Envelope(
+        **{"silo": "silo-a", "run": "run.1", "query_id": "q-1", "model": MODEL, "query": query}
+        | changes
+    )
 
 
 def same(a: object, b: object) -> bool:
     """Equal to the last bit, tensors with their types."""
     if isinstance(a, torch.Tensor):
         assert isinstance(b, torch.Tensor)
-        return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        return (
+            a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+        )
     if hasattr(a, "__dataclass_fields__"):
-        return type(a) is type(b) and all(same(getattr(a, f), getattr(b, f)) for f in a.__dataclass_fields__)
+        return type(a) is type(b) and all(
+            same(getattr(a, f), getattr(b, f)) for f in a.__dataclass_fields__
+        )
     return a == b
 
 
@@ -90,7 +123,9 @@ def test_a_query_comes_back_bit_for_bit_with_its_asker_and_a_digest_of_its_own(q
     assert same(sent, got)
     assert asker == KEY.public_key().public_bytes_raw().hex()
     assert encode_query(got, KEY) == frame
-    assert digest != decode_query(encode_query(envelope(query, query_id="q-2"), KEY), limit=LIMIT)[2]
+    assert (
+        digest != decode_query(encode_query(envelope(query, query_id="q-2"), KEY), limit=LIMIT)[2]
+    )
 
 
 def test_a_body_is_a_safetensors_file():
@@ -102,14 +137,22 @@ def test_a_body_is_a_safetensors_file():
 
 @pytest.mark.parametrize("key", [None, KEY])
 def test_a_reply_comes_back_bit_for_bit_signed_or_not(key):
-    for reply in (Answer("silo-a", "q-1", MODEL, w, Event(Poisson(0.5), 1 / 3, 4), 17, "cd" * 32), Refusal("budget")):
+    for reply in (
+        Answer("silo-a", "q-1", MODEL, w, Event(Poisson(0.5), 1 / 3, 4), 17, "cd" * 32),
+        Refusal("budget"),
+    ):
         frame = encode_reply(reply, key)
         assert same(reply, decode_reply(frame, limit=LIMIT))
         if key is None:
             with pytest.raises(Refused, match="signature"):
                 decode_reply(frame, limit=LIMIT, silo_key=MODEL)
         else:
-            assert same(reply, decode_reply(frame, limit=LIMIT, silo_key=KEY.public_key().public_bytes_raw().hex()))
+            assert same(
+                reply,
+                decode_reply(
+                    frame, limit=LIMIT, silo_key=KEY.public_key().public_bytes_raw().hex()
+                ),
+            )
 
 
 @pytest.mark.parametrize(
@@ -126,8 +169,14 @@ def test_a_reply_comes_back_bit_for_bit_signed_or_not(key):
         ({"query": Query(Grad(torch.ones(1, 4).half()), Gaussian("a", 1.0, 1.0))}, "point"),
         ({"query": Query(Grad(v), Gaussian("a", float("nan"), 1.0))}, "finite"),
         ({"query": Query(Grad(v), Gaussian("a", 1.0, torch.ones(1, 2)))}, "one"),
-        ({"query": Query(SteeredSteps(v, 2, 1.0, torch.ones(3, 4)), Gaussian("a", 1.0, 1.0))}, "point"),
-        ({"query": Query(SteeredSteps(v, 2, 1.0, torch.ones(1, 2, 4)), Gaussian("a", 1.0, 1.0))}, "point"),
+        (
+            {"query": Query(SteeredSteps(v, 2, 1.0, torch.ones(3, 4)), Gaussian("a", 1.0, 1.0))},
+            "point",
+        ),
+        (
+            {"query": Query(SteeredSteps(v, 2, 1.0, torch.ones(1, 2, 4)), Gaussian("a", 1.0, 1.0))},
+            "point",
+        ),
         ({"query": Query(LocalSteps(v, 10**300, 1.0), Gaussian("a", 1.0, 1.0))}, "integer"),
         ({"query": Query(LocalSteps(v, True, 1.0), Gaussian("a", 1.0, 1.0))}, "integer"),
     ],
@@ -156,7 +205,7 @@ def test_size_version_and_length_are_checked_first():
     assert code(b"") == code(frame[:OVERHEAD]) == code(frame[:50]) == "malformed"
 
 
-# --- well signed and wrong: what reaches the parser --------------------------------------------------------------------------------
+# --- well signed and wrong: what reaches the parser ----------------------------------------------
 
 
 def resigned(body: bytes) -> bytes:
@@ -184,7 +233,9 @@ CHANGES = {
     "no silo": lambda h, f: f.pop("silo"),
     "unknown statistic": lambda h, f: f["statistic"].update(name="Loss"),
     "a sampling as statistic": lambda h, f: f["statistic"].update(name="FullBatch"),
-    "unknown tensor": lambda h, f: h.update(x={"dtype": "F64", "shape": [1, 0], "data_offsets": [32, 32]}),
+    "unknown tensor": lambda h, f: h.update(
+        x={"dtype": "F64", "shape": [1, 0], "data_offsets": [32, 32]}
+    ),
     "integer tensor": lambda h, f: h["w"].update(dtype="I64"),
     "half tensor": lambda h, f: h["w"].update(dtype="F16"),
     "wrong shape": lambda h, f: h["w"].update(shape=[2, 2]),
@@ -225,7 +276,13 @@ def test_the_same_content_in_another_spelling_is_malformed():
         b"1" * 5000,
     ):
         assert code(resigned(len(text).to_bytes(8, "little") + text + data)) == "malformed"
-    assert code(resigned(body + b"\0")) == code(resigned(body[:-1])) == code(resigned(b"")) == code(resigned(b"\xff" * 8)) == "malformed"
+    assert (
+        code(resigned(body + b"\0"))
+        == code(resigned(body[:-1]))
+        == code(resigned(b""))
+        == code(resigned(b"\xff" * 8))
+        == "malformed"
+    )
 
 
 def test_mutated_bodies_and_frames_raise_nothing_but_the_four_codes():
@@ -236,7 +293,9 @@ def test_mutated_bodies_and_frames_raise_nothing_but_the_four_codes():
         frame = rng.choice(frames)
         body = bytearray(frame[OVERHEAD:])
         for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(body)) if rng.random() < 0.3 else rng.randrange(8, len(body) - 40)
+            at = (
+                rng.randrange(len(body)) if rng.random() < 0.3 else rng.randrange(8, len(body) - 40)
+            )
             match rng.randrange(4):
                 case 0:
                     body[at] ^= 1 << rng.randrange(8)
@@ -250,7 +309,9 @@ def test_mutated_bodies_and_frames_raise_nothing_but_the_four_codes():
             got, _, _ = decode_query(resigned(bytes(body)), limit=LIMIT)
         except Refused as refusal:
             outcomes.add(refusal.code)
-        else:  # a flipped bit of a tensor or of an id is another valid query, and must then be canonical
+        else:
+            # a flipped bit of a tensor or of an id is another valid query, and must then be
+            # canonical
             assert encode_query(got, KEY)[OVERHEAD:] == bytes(body)
         flipped = bytearray(frame)
         flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)

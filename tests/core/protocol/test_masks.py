@@ -1,4 +1,6 @@
-"""Masks: the published bytes, worked out a second time without any library, and what answers tell whoever lacks a member's."""
+"""Masks: the published bytes, worked out a second time without any library, and what answers tell
+whoever lacks a member's.
+"""
 
 import hashlib
 import hmac
@@ -26,10 +28,21 @@ class Member:
 
     def __init__(self, number: int, trials: int = 100) -> None:
         seed = hashlib.sha256(f"member {number}".encode()).digest()
-        self.identity, self.key = Ed25519PrivateKey.from_private_bytes(seed), X25519PrivateKey.from_private_bytes(seed[::-1])
-        self.row = replace(masks.offered(self.identity, self.key, epoch=seed[:16], **ABOUT), trials=trials)
+        self.identity, self.key = (
+            Ed25519PrivateKey.from_private_bytes(seed),
+            X25519PrivateKey.from_private_bytes(seed[::-1]),
+        )
+        self.row = replace(
+            masks.offered(self.identity, self.key, epoch=seed[:16], **ABOUT), trials=trials
+        )
 
-    def answer(self, counts: np.ndarray, rows: tuple[masks.Row, ...], digest: str = "cd" * 32, modulus: int = 32) -> bytes:
+    def answer(
+        self,
+        counts: np.ndarray,
+        rows: tuple[masks.Row, ...],
+        digest: str = "cd" * 32,
+        modulus: int = 32,
+    ) -> bytes:
         return masks.masked(counts, self.key, self.row, rows, digest, modulus)
 
 
@@ -38,14 +51,21 @@ def cohort(size: int) -> tuple[list[Member], tuple[masks.Row, ...]]:
     return members, masks.read_table(masks.write_table(m.row for m in members))
 
 
-# --- the published bytes, without a library -------------------------------------------------------------------------------------------
+# --- the published bytes, without a library ------------------------------------------------------
 
 
 def x25519(scalar: bytes, point: bytes) -> bytes:
     """RFC 7748, section 5."""
     p, k = 2**255 - 19, int.from_bytes(scalar, "little")
     k = k & ~7 & (2**255 - 1) | 2**254
-    x1, x2, z2, x3, z3, swap = int.from_bytes(point, "little") % 2**255, 1, 0, int.from_bytes(point, "little") % 2**255, 1, 0
+    x1, x2, z2, x3, z3, swap = (
+        int.from_bytes(point, "little") % 2**255,
+        1,
+        0,
+        int.from_bytes(point, "little") % 2**255,
+        1,
+        0,
+    )
     for t in reversed(range(255)):
         bit = k >> t & 1
         if swap ^ bit:
@@ -71,10 +91,26 @@ def chacha20(key: bytes, blocks: int) -> bytes:
 
     out = b""
     for counter in range(blocks):
-        start = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key), counter, 0, 0, 0]
+        start = [
+            *struct.unpack("<4I", b"expand 32-byte k"),
+            *struct.unpack("<8I", key),
+            counter,
+            0,
+            0,
+            0,
+        ]
         state = start[:]
         for _ in range(10):
-            for quarter in ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15), (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14)):  # fmt: skip
+            for quarter in (
+                (0, 4, 8, 12),
+                (1, 5, 9, 13),
+                (2, 6, 10, 14),
+                (3, 7, 11, 15),
+                (0, 5, 10, 15),
+                (1, 6, 11, 12),
+                (2, 7, 8, 13),
+                (3, 4, 9, 14),
+            ):
                 turn(state, *quarter)
         out += struct.pack("<16I", *(a + b & 0xFFFFFFFF for a, b in zip(state, start, strict=True)))
     return out
@@ -88,7 +124,10 @@ def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
 @pytest.mark.parametrize("vector", VECTORS["answers"], ids=lambda v: f"{v['modulus']}")
 def test_the_published_vectors_are_those_of_the_primitives_and_of_the_code(vector):
     digest, bits = vector["digest"], vector["modulus"]
-    rows = [{k: bytes.fromhex(v) if isinstance(v, str) else v for k, v in member.items()} for member in VECTORS["members"]]
+    rows = [
+        {k: bytes.fromhex(v) if isinstance(v, str) else v for k, v in member.items()}
+        for member in VECTORS["members"]
+    ]
     made = masks.read_table(bytes.fromhex(VECTORS["table"]))
     by = {row.identity: row for row in made}
     assert sorted(by) == [row.identity for row in made]
@@ -100,15 +139,28 @@ def test_the_published_vectors_are_those_of_the_primitives_and_of_the_code(vecto
             low, high = sorted((member, other), key=lambda m: m["identity"])
             secret = x25519(member["private_key"], other["key"])
             key = hkdf(
-                secret, bytes.fromhex(digest), b"silodp masks 1 pair" + low["identity"] + high["identity"] + low["key"] + high["key"]
+                secret,
+                bytes.fromhex(digest),
+                b"silodp masks 1 pair"
+                + low["identity"]
+                + high["identity"]
+                + low["key"]
+                + high["key"],
             )
-            vector_of_pair = np.frombuffer(chacha20(key, 2), f"<u{bits // 8}")[: len(counts)].astype(object)
+            vector_of_pair = np.frombuffer(chacha20(key, 2), f"<u{bits // 8}")[
+                : len(counts)
+            ].astype(object)
             words = words + vector_of_pair if low is member else words - vector_of_pair
         wanted = b"".join(int(word % 2**bits).to_bytes(bits // 8, "little") for word in words)
         assert answer == wanted.hex()
         own = X25519PrivateKey.from_private_bytes(member["private_key"])
-        assert masks.masked(np.array(counts), own, by[member["identity"]], made, digest, bits).hex() == answer
-        assert masks.is_signed(by[member["identity"]], definition=VECTORS["definition"], run=VECTORS["run"])
+        assert (
+            masks.masked(np.array(counts), own, by[member["identity"]], made, digest, bits).hex()
+            == answer
+        )
+        assert masks.is_signed(
+            by[member["identity"]], definition=VECTORS["definition"], run=VECTORS["run"]
+        )
     total = masks.add_masked([bytes.fromhex(a) for a in vector["answers"]], bits)
     assert total.tolist() == [sum(c) % 2**bits for c in zip(*vector["counts"], strict=True)]
 
@@ -120,7 +172,7 @@ def test_a_fingerprint_is_16_of_256_words_and_as_published():
         assert fingerprint(key) == words == " ".join(WORDS[byte] for byte in digest[:16])
 
 
-# --- sums -----------------------------------------------------------------------------------------------------------------------------
+# --- sums ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("modulus", [32, 64])
@@ -140,15 +192,21 @@ def test_answers_to_other_questions_and_of_other_cohorts_do_not_cancel():
     other = members[0].answer(counts, rows, digest="ce" * 32)
     assert (masks.add_masked([other, *answers[1:]], 32) != 0).mean() > 0.99
     smaller = masks.read_table(masks.write_table(m.row for m in members[:2]))
-    assert (masks.add_masked([members[0].answer(counts, smaller), answers[1], answers[2]], 32) != 0).mean() > 0.99
-    inflated = masks.read_table(masks.write_table([replace(members[0].row, trials=10**6), *(m.row for m in members[1:])]))
+    assert (
+        masks.add_masked([members[0].answer(counts, smaller), answers[1], answers[2]], 32) != 0
+    ).mean() > 0.99
+    inflated = masks.read_table(
+        masks.write_table([replace(members[0].row, trials=10**6), *(m.row for m in members[1:])])
+    )
     with pytest.raises(Refused, match="cohort"):
         members[0].answer(counts, inflated)
 
 
 @pytest.mark.parametrize(("size", "seen"), [(2, 1), (3, 1), (3, 2), (5, 4)])
 def test_any_set_of_answers_that_lacks_an_honest_members_is_uniform(size, seen):
-    """Chi-square of the bytes of every answer and of their sum: false alarms below 1e-4 a case, with keys that are fixed."""
+    """Chi-square of the bytes of every answer and of their sum: false alarms below 1e-4 a case,
+    with keys that are fixed.
+    """
     members, rows = cohort(size)
     counts = np.full(20_000, 12345)
     answers = [m.answer(counts, rows) for m in members[:seen]]
@@ -157,10 +215,12 @@ def test_any_set_of_answers_that_lacks_an_honest_members_is_uniform(size, seen):
         assert chisquare(tally).pvalue > 1e-5
     rest = members[seen:]
     if len(rest) == 1:  # the last answer makes the sum plain
-        assert set(masks.add_masked([*answers, rest[0].answer(counts, rows)], 32).tolist()) == {12345 * size}
+        assert set(masks.add_masked([*answers, rest[0].answer(counts, rows)], 32).tolist()) == {
+            12345 * size
+        }
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------------------------
+# --- what is refused -----------------------------------------------------------------------------
 
 
 def test_a_table_holds_nobody_twice_in_one_spelling_with_noise_of_everybody():
@@ -170,7 +230,15 @@ def test_a_table_holds_nobody_twice_in_one_spelling_with_noise_of_everybody():
     first, second = table[: masks.ROW], table[masks.ROW : 2 * masks.ROW]
     copied = replace(rows[2], key=rows[0].key)
     quiet = replace(rows[2], trials=0)
-    for bad in (b"", first, table[:-1], table + b"\0", second + first, first + first, first + second + second):
+    for bad in (
+        b"",
+        first,
+        table[:-1],
+        table + b"\0",
+        second + first,
+        first + first,
+        first + second + second,
+    ):
         with pytest.raises(Refused, match="cohort"):
             masks.read_table(bad)
     for row in (copied, quiet):
@@ -184,16 +252,22 @@ def test_a_key_counts_only_with_its_own_identitys_signature_for_this_problem_run
     assert not masks.is_signed(row, **ABOUT | {"run": "run-2"})
     assert not masks.is_signed(row, **ABOUT | {"definition": "ac" * 32})
     for changed in (
-        replace(row, epoch=bytes(16)), replace(row, key=Member(1).row.key), replace(row, identity=Member(1).row.identity),
+        replace(row, epoch=bytes(16)),
+        replace(row, key=Member(1).row.key),
+        replace(row, identity=Member(1).row.identity),
         replace(row, signature=bytes(64)),
-    ):  # fmt: skip
+    ):
         assert not masks.is_signed(changed, **ABOUT)
 
 
-@pytest.mark.parametrize("point", [bytes(32), (1).to_bytes(32, "little"), (2**255 - 20).to_bytes(32, "little")])
+@pytest.mark.parametrize(
+    "point", [bytes(32), (1).to_bytes(32, "little"), (2**255 - 20).to_bytes(32, "little")]
+)
 def test_a_key_without_a_secret_is_refused(point):
     members, _rows = cohort(3)
-    weak = masks.read_table(masks.write_table([*(m.row for m in members[:2]), replace(members[2].row, key=point)]))
+    weak = masks.read_table(
+        masks.write_table([*(m.row for m in members[:2]), replace(members[2].row, key=point)])
+    )
     with pytest.raises(Refused, match="cohort"):
         members[0].answer(np.zeros(4, np.int64), weak)
 

@@ -43,13 +43,27 @@ def test_what_is_rounded_away_is_a_small_part_of_the_noise_and_the_range_holds()
 
 def test_how_many_bytes_there_are_follows_from_no_number():
     packing = Packing(0.5, 10.0, 3)
-    lengths = {packing.packed(np.full(5, v)).nbytes for v in (0.0, 1e-300, 1.0, 1e30, math.inf, -math.inf)}
+    lengths = {
+        packing.packed(np.full(5, v)).nbytes for v in (0.0, 1e-300, 1.0, 1e30, math.inf, -math.inf)
+    }
     assert lengths == {15}
-    assert packing.unpacked(packing.packed(np.array([1e30, -1e30]))).tolist() == [0.5 * (2**23 - 1) / 10, -0.5 * (2**23 - 1) / 10]
+    assert packing.unpacked(packing.packed(np.array([1e30, -1e30]))).tolist() == [
+        0.5 * (2**23 - 1) / 10,
+        -0.5 * (2**23 - 1) / 10,
+    ]
 
 
 @pytest.mark.parametrize(
-    "wrong", [(0.3, 1.0, 3), (0.0, 1.0, 3), (math.inf, 1.0, 3), (0.5, -1.0, 3), (0.5, math.nan, 3), (0.5, 1.0, 2), (0.5, 1.0, 7)]
+    "wrong",
+    [
+        (0.3, 1.0, 3),
+        (0.0, 1.0, 3),
+        (math.inf, 1.0, 3),
+        (0.5, -1.0, 3),
+        (0.5, math.nan, 3),
+        (0.5, 1.0, 2),
+        (0.5, 1.0, 7),
+    ],
 )
 def test_senseless_packings_are_refused(wrong):
     with pytest.raises(BadInput):
@@ -59,13 +73,19 @@ def test_senseless_packings_are_refused(wrong):
 def test_a_packed_reply_comes_back_on_its_lattice_and_no_other_spelling_does():
     packing = Packing(2.0**-10, 50.0, 3)
     value = torch.from_numpy(2.0**-10 * np.arange(-500, 500.0) / 50.0)[None]
-    frame = encode_reply(Answer("silo", "q", "0" * 64, value, Event(FullBatch(), 1.0, 1), 1, "0" * 64, packing))
+    frame = encode_reply(
+        Answer("silo", "q", "0" * 64, value, Event(FullBatch(), 1.0, 1), 1, "0" * 64, packing)
+    )
     got = decode_reply(frame, limit=2**20)
     assert isinstance(got, Answer)
     assert torch.equal(got.value, value)
     assert len(frame) < 4 * 1000
     body = frame[OVERHEAD:]
-    for old, new in ((b'"U8"', b'"F64"'), (b"[1000,3]", b"[3000,1]"), (b"0x1.0000000000000p-10", b"0x1.8000000000000p-10")):
+    for old, new in (
+        (b'"U8"', b'"F64"'),
+        (b"[1000,3]", b"[3000,1]"),
+        (b"0x1.0000000000000p-10", b"0x1.8000000000000p-10"),
+    ):
         assert old in body
         changed = body.replace(old, new)
         with pytest.raises(Refused, match="malformed"):

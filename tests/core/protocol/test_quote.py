@@ -47,13 +47,21 @@ def test_a_request_comes_back_as_it_was_sent_with_its_asker():
         7,
         PUBLIC,
     )
-    assert [(kind, vars(event)) for kind, event in request.events] == [(kind, vars(event)) for kind, event in EVENTS]
+    assert [(kind, vars(event)) for kind, event in request.events] == [
+        (kind, vars(event)) for kind, event in EVENTS
+    ]
     assert len(digest) == 64
     release = ReleaseRequest("hospital-a", "run", "hold", "a" * 64, 8)
     assert decode_hold(encode_hold(release, KEY))[0] == release
 
 
-@pytest.mark.parametrize("reply", [HoldReply("a", "r", "h", "b" * 64, "", 60, 0.25, 0.5), HoldReply("a", "r", "h", "b" * 64, "budget")])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        HoldReply("a", "r", "h", "b" * 64, "", 60, 0.25, 0.5),
+        HoldReply("a", "r", "h", "b" * 64, "budget"),
+    ],
+)
 def test_a_reply_comes_back_from_its_silo_alone(reply):
     frame = encode_hold_reply(reply, KEY)
     assert decode_hold_reply(frame, silo_key=PUBLIC) == reply
@@ -96,10 +104,24 @@ def test_what_would_cost_a_gate_too_much_to_price_or_to_read_is_not_sent():
     ):
         encode_hold(replace(REQUEST, events=tuple(("k", event(i)) for i in range(MOST))), KEY)
         with pytest.raises(BadInput, match="at most 64 prices"):
-            encode_hold(replace(REQUEST, events=tuple(("k", event(i)) for i in range(MOST + 1))), KEY)
+            encode_hold(
+                replace(REQUEST, events=tuple(("k", event(i)) for i in range(MOST + 1))), KEY
+            )
     with pytest.raises(BadInput, match="use fewer batches"):
-        encode_hold(replace(REQUEST, events=tuple(("k", Event(DisjointBatches(9999, i, "p"), 1.0)) for i in range(9999))), KEY)
-    encode_hold(replace(REQUEST, events=tuple(("k", Event(DisjointBatches(1500, i, "p"), 1.0)) for i in range(1500))), KEY)
+        encode_hold(
+            replace(
+                REQUEST,
+                events=tuple(("k", Event(DisjointBatches(9999, i, "p"), 1.0)) for i in range(9999)),
+            ),
+            KEY,
+        )
+    encode_hold(
+        replace(
+            REQUEST,
+            events=tuple(("k", Event(DisjointBatches(1500, i, "p"), 1.0)) for i in range(1500)),
+        ),
+        KEY,
+    )
 
 
 @settings(deadline=None)

@@ -23,13 +23,15 @@ from silodp.core.protocol.relay import (
     encode_outcome,
     encode_request,
     outcome_length,
-)  # fmt: skip
+)
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2))
 NAME, OTHER_NAME = (key.public_key().public_bytes_raw().hex() for key in (KEY, OTHER))
 ROUND, LIMIT = "ab" * 32, 10**5
 ASKED = Request(ROUND, 3, 9, (b"a" * box_length(3), b"b" * box_length(3)))
-TOTAL = Passed(ROUND, 2, 50, np.array([0, 2**61, 7]), {"02" * 32: "duplicate", "01" * 32: "too-few"})
+TOTAL = Passed(
+    ROUND, 2, 50, np.array([0, 2**61, 7]), {"02" * 32: "duplicate", "01" * 32: "too-few"}
+)
 
 
 def code(decode, frame: bytes, **options) -> str:
@@ -49,23 +51,37 @@ def test_requests_and_outcomes_come_back_as_they_were_and_are_as_long_as_foretol
     assert len(frame) == outcome_length(3, 2)
     for word in DECLINED:
         for digest in ("", "cd" * 32):
-            back = decode_outcome(encode_outcome(Declined(word, digest), KEY), limit=LIMIT, shuffler_key=NAME)
+            back = decode_outcome(
+                encode_outcome(Declined(word, digest), KEY), limit=LIMIT, shuffler_key=NAME
+            )
             assert isinstance(back, Declined)
             assert (back.code, back.digest) == (word, digest)
 
 
 def test_only_the_shufflers_signature_makes_an_outcome_and_no_frame_is_another_kind():
     for outcome in (TOTAL, Declined("rate")):
-        assert code(decode_outcome, encode_outcome(outcome, OTHER), shuffler_key=NAME) == "signature"
-        assert code(decode_outcome, encode_outcome(outcome, KEY), shuffler_key="") == "signature", "no key is not any key"
+        assert (
+            code(decode_outcome, encode_outcome(outcome, OTHER), shuffler_key=NAME) == "signature"
+        )
+        assert code(decode_outcome, encode_outcome(outcome, KEY), shuffler_key="") == "signature", (
+            "no key is not any key"
+        )
     body = encode_request(ASKED, KEY)[frames.OVERHEAD :]
-    assert code(decode_request, frames.sign_frame(REQUEST, frames.VERSION, body, None)) == "signature"
-    assert code(decode_request, frames.sign_frame(OUTCOME, frames.VERSION, body, KEY)) == "malformed"
-    assert code(decode_request, frames.sign_frame(REQUEST, frames.VERSION + 1, body, KEY)) == "version"
+    assert (
+        code(decode_request, frames.sign_frame(REQUEST, frames.VERSION, body, None)) == "signature"
+    )
+    assert (
+        code(decode_request, frames.sign_frame(OUTCOME, frames.VERSION, body, KEY)) == "malformed"
+    )
+    assert (
+        code(decode_request, frames.sign_frame(REQUEST, frames.VERSION + 1, body, KEY)) == "version"
+    )
     assert (
         code(
             decode_outcome,
-            frames.sign_frame(OUTCOME, frames.VERSION, encode_outcome(TOTAL, KEY)[frames.OVERHEAD :], None),
+            frames.sign_frame(
+                OUTCOME, frames.VERSION, encode_outcome(TOTAL, KEY)[frames.OVERHEAD :], None
+            ),
             shuffler_key=NAME,
         )
         == "signature"
@@ -87,12 +103,32 @@ def test_each_changed_bit_of_a_frame_is_refused():
 
 
 def test_a_signed_body_is_read_in_one_spelling_or_not_at_all():
-    """Bytes changed, added, cut and doubled under a good signature: what is read spells the same bytes again."""
+    """Bytes changed, added, cut and doubled under a good signature: what is read spells the same
+    bytes again.
+    """
     generator, read = random.Random(1), 0
     for frame, magic, decode, encode, options in (
-        (encode_request(ASKED, KEY), REQUEST, lambda f, **o: decode_request(f, **o)[0], encode_request, {}),
-        (encode_outcome(TOTAL, KEY), OUTCOME, decode_outcome, encode_outcome, {"shuffler_key": NAME}),
-        (encode_outcome(Declined("rate"), KEY), OUTCOME, decode_outcome, encode_outcome, {"shuffler_key": NAME}),
+        (
+            encode_request(ASKED, KEY),
+            REQUEST,
+            lambda f, **o: decode_request(f, **o)[0],
+            encode_request,
+            {},
+        ),
+        (
+            encode_outcome(TOTAL, KEY),
+            OUTCOME,
+            decode_outcome,
+            encode_outcome,
+            {"shuffler_key": NAME},
+        ),
+        (
+            encode_outcome(Declined("rate"), KEY),
+            OUTCOME,
+            decode_outcome,
+            encode_outcome,
+            {"shuffler_key": NAME},
+        ),
     ):
         body = frame[frames.OVERHEAD :]
         for _ in range(700):
@@ -122,16 +158,37 @@ def test_junk_is_refused_with_a_code(seed):
     generator = random.Random(seed)
     for _ in range(500):
         junk = generator.randbytes(generator.randint(0, 300))
-        for start in (b"", REQUEST, *(magic + bytes([frames.COMMON]) for magic in (REQUEST, OUTCOME))):
+        for start in (
+            b"",
+            REQUEST,
+            *(magic + bytes([frames.COMMON]) for magic in (REQUEST, OUTCOME)),
+        ):
             assert code(decode_request, start + junk) in ("malformed", "version", "signature")
-            assert code(decode_outcome, start + junk, shuffler_key=NAME) in ("malformed", "version", "signature")
+            assert code(decode_outcome, start + junk, shuffler_key=NAME) in (
+                "malformed",
+                "version",
+                "signature",
+            )
 
 
 def test_what_makes_no_request_or_outcome_is_not_even_sent():
-    for change in ({"dimension": 4}, {"dimension": 0}, {"bits": 0}, {"bits": 2**53}, {"boxes": ()}, {"round": "AB" * 32}, {"round": "x"}):
+    for change in (
+        {"dimension": 4},
+        {"dimension": 0},
+        {"bits": 0},
+        {"bits": 2**53},
+        {"boxes": ()},
+        {"round": "AB" * 32},
+        {"round": "x"},
+    ):
         with pytest.raises(BadInput):
             encode_request(replace(ASKED, **change), KEY)
-    for change in ({"totals": np.array([-1])}, {"totals": np.zeros(0)}, {"totals": np.zeros((2, 2))}, {"dropped": {"01" * 32: "rate"}}):
+    for change in (
+        {"totals": np.array([-1])},
+        {"totals": np.zeros(0)},
+        {"totals": np.zeros((2, 2))},
+        {"dropped": {"01" * 32: "rate"}},
+    ):
         with pytest.raises(BadInput):
             encode_outcome(replace(TOTAL, **change), KEY)
     with pytest.raises(BadInput, match="rate"):

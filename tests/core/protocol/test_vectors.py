@@ -1,4 +1,6 @@
-"""The published bytes of docs/protocol.md: made once by an implementation that knows nothing of silodp (`second`), and once by silodp."""
+"""The published bytes of docs/protocol.md: made once by an implementation that knows nothing of
+silodp (`second`), and once by silodp.
+"""
 
 import ast
 import dataclasses
@@ -37,11 +39,18 @@ def _second():
 
 
 second = _second()
-VECTORS = {file: json.loads((ROOT / f"docs/vectors/{file}.json").read_text())["vectors"] for file in second.MADE}
+VECTORS = {
+    file: json.loads((ROOT / f"docs/vectors/{file}.json").read_text())["vectors"]
+    for file in second.MADE
+}
 
 
 def of(*files):
-    return [pytest.param(file, vector, id=f"{file}: {vector['name']}") for file in files for vector in VECTORS[file]]
+    return [
+        pytest.param(file, vector, id=f"{file}: {vector['name']}")
+        for file in files
+        for vector in VECTORS[file]
+    ]
 
 
 def private(key):
@@ -52,12 +61,17 @@ def public(key):
     return private(key).public_key().public_bytes_raw().hex()
 
 
-# --- from the words of the page ---------------------------------------------------------------------------------------------------------
+# --- from the words of the page ------------------------------------------------------------------
 
 
 def test_the_second_implementation_imports_nothing_but_the_standard_library_and_cryptography():
     tree = ast.parse((HERE / "second.py").read_text())
-    named = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    named = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     named |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in named} <= sys.stdlib_module_names | {"cryptography"}
 
@@ -73,7 +87,11 @@ def test_the_page_names_every_file_of_vectors_and_every_file_is_checked(file):
     assert {path.stem for path in (ROOT / "docs/vectors").glob("*.json")} == {*second.MADE, "masks"}
 
 
-@pytest.mark.parametrize("kind", [*STATISTICS.values(), *SAMPLINGS.values(), *MECHANISMS.values()], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [*STATISTICS.values(), *SAMPLINGS.values(), *MECHANISMS.values()],
+    ids=lambda kind: kind.__name__,
+)
 def test_the_page_has_every_kind_of_question_with_its_fields(kind):
     """A row `| Name | field kind, ... |` of a table."""
     wanted = ", ".join(f"`{field}` {what}" for field, what in kind.wire.items()) or "none"
@@ -83,17 +101,31 @@ def test_the_page_has_every_kind_of_question_with_its_fields(kind):
 def test_the_page_has_the_version_and_every_magic_of_the_code():
     assert second.VERSIONS == frames.SPOKEN
     assert f"Versions {frames.COMMON} and {frames.VERSION}" in PAGE
-    for magic in (codec.QUERY, codec.REPLY, quote.HOLD, quote.HELD, offers.KEYS, offers.OFFER, relay.REQUEST, relay.OUTCOME):
+    for magic in (
+        codec.QUERY,
+        codec.REPLY,
+        quote.HOLD,
+        quote.HELD,
+        offers.KEYS,
+        offers.OFFER,
+        relay.REQUEST,
+        relay.OUTCOME,
+    ):
         assert f"`{magic.decode()}`" in PAGE
 
 
-# --- by silodp --------------------------------------------------------------------------------------------------------------------------
+# --- by silodp -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("file", "vector"), of("frames"))
 def test_silodp_makes_and_refuses_the_same_frames(file, vector):
     if "code" not in vector:
-        made = frames.sign_frame(vector["magic"].encode(), vector["version"], bytes.fromhex(vector["body"]), private(vector["private_key"]))
+        made = frames.sign_frame(
+            vector["magic"].encode(),
+            vector["version"],
+            bytes.fromhex(vector["body"]),
+            private(vector["private_key"]),
+        )
         assert made.hex() == vector["frame"]
         return
     read = frames.open_frame if vector["unsigned"] else frames.open_signed
@@ -113,19 +145,31 @@ def test_silodp_reads_every_message_and_writes_the_same_bytes(file, vector):
         case "SDPQ":
             read, asker, digest = codec.decode_query(frame, limit=limit)
             assert codec.encode_query(read, key) == frame
-            assert (asker, digest, read.query_id) == (public(vector["private_key"]), vector["digest"], fields["query"])
+            assert (asker, digest, read.query_id) == (
+                public(vector["private_key"]),
+                vector["digest"],
+                fields["query"],
+            )
             assert type(read.query.statistic).__name__ == fields["statistic"]["name"]
             assert float(read.query.mechanism.clip) == fields["mechanism"]["clip"]["real"]
             assert "round" not in vector or read.shuffle_round == vector["round"]
         case "SDPR":
-            read = codec.decode_reply(frame, limit=limit, silo_key=public(vector["private_key"]) if key else None)
+            read = codec.decode_reply(
+                frame, limit=limit, silo_key=public(vector["private_key"]) if key else None
+            )
             assert codec.encode_reply(read, key) == frame
             if "packed" in fields:  # 1, -2 and 123456 units of 2^-18, over 40
-                assert read.value.tolist() == [[2**-18 / 40, -2 * 2**-18 / 40, 123456 * 2**-18 / 40]]
+                assert read.value.tolist() == [
+                    [2**-18 / 40, -2 * 2**-18 / 40, 123456 * 2**-18 / 40]
+                ]
         case "SDPH":
             read, asker, digest = quote.decode_hold(frame)
             assert quote.encode_hold(read, key) == frame
-            assert (asker, digest, read.number) == (public(vector["private_key"]), vector["digest"], fields["number"])
+            assert (asker, digest, read.number) == (
+                public(vector["private_key"]),
+                vector["digest"],
+                fields["number"],
+            )
         case "SDPK":
             read = quote.decode_hold_reply(frame, silo_key=public(vector["private_key"]))
             assert quote.encode_hold_reply(read, key) == frame
@@ -165,14 +209,21 @@ def test_silodp_chains_prices_and_adds_up_the_same_ledger(file, vector):
     assert settings.genesis == vector["genesis"]
     tally, previous = Tally(settings), settings.genesis
     for sequence, given in enumerate(vector["entries"], 1):
-        row = given | {"sequence": sequence, "event": canonical(given["event"]), "previous": previous}
+        row = given | {
+            "sequence": sequence,
+            "event": canonical(given["event"]),
+            "previous": previous,
+        }
         entry = Entry.of([row[name] for name in COLUMNS])
         tally.apply(entry)
         with pytest.raises(Altered):
             Entry.of([(row | {"run": "another"})[name] for name in COLUMNS])
         previous = entry.hash
     tally.check_total()
-    assert canonical({"ledger": settings.ledger, "count": tally.sequence, "head": tally.head}) == vector["anchor"]
+    assert (
+        canonical({"ledger": settings.ledger, "count": tally.sequence, "head": tally.head})
+        == vector["anchor"]
+    )
 
 
 @pytest.mark.parametrize(("file", "vector"), of("boxes"))

@@ -46,33 +46,65 @@ def test_a_new_file_is_a_new_statistic_that_the_codec_can_write(tmp_path, monkey
         sys.modules.pop(f"{statistics.__name__}.novel", None)
 
 
-@pytest.mark.parametrize(("package", "base", "listed"), [(statistics, Statistic, STATISTICS), (mechanisms, Mechanism, MECHANISMS)])
+@pytest.mark.parametrize(
+    ("package", "base", "listed"),
+    [(statistics, Statistic, STATISTICS), (mechanisms, Mechanism, MECHANISMS)],
+)
 def test_every_frozen_kind_in_the_package_is_listed_with_all_its_fields(package, base, listed):
     for module in pkgutil.iter_modules(package.__path__):
         for kind in vars(importlib.import_module(f"{package.__name__}.{module.name}")).values():
             if isinstance(kind, type) and issubclass(kind, base) and dataclasses.is_dataclass(kind):
                 assert listed[kind.__name__] is kind
-                assert set(kind.wire) | {"sampling"} >= {field.name for field in dataclasses.fields(kind)}
+                assert set(kind.wire) | {"sampling"} >= {
+                    field.name for field in dataclasses.fields(kind)
+                }
 
 
 def test_what_nobody_says_is_denied():
-    """A statistic goes into no total, and a sampling is priced by no exact rule, unless its own file says so."""
+    """A statistic goes into no total, and a sampling is priced by no exact rule, unless its own
+    file says so.
+    """
     assert not Statistic.in_totals
     assert Sampling.sampled
     assert not Sampling.whole
-    assert {name for name, kind in STATISTICS.items() if kind.in_totals} == {"Grad", "GradDiff", "ScoreTotal"}
-    assert {name for name, kind in SAMPLINGS.items() if not kind.sampled} == {"FullBatch", "DisjointBatches"}
+    assert {name for name, kind in STATISTICS.items() if kind.in_totals} == {
+        "Grad",
+        "GradDiff",
+        "ScoreTotal",
+    }
+    assert {name for name, kind in SAMPLINGS.items() if not kind.sampled} == {
+        "FullBatch",
+        "DisjointBatches",
+    }
 
 
 def test_three_files_alone_ask_which_statistic_or_mechanism_it_is():
-    """What differs between kinds is on the kinds themselves, or a new one would have to be known in many places."""
-    kinds, root, found = {"Statistic", "Rowed", "Mechanism", *STATISTICS, *MECHANISMS}, Path(silodp.__file__).parent, set()
+    """What differs between kinds is on the kinds themselves, or a new one would have to be known in
+    many places.
+    """
+    kinds, root, found = (
+        {"Statistic", "Rowed", "Mechanism", *STATISTICS, *MECHANISMS},
+        Path(silodp.__file__).parent,
+        set(),
+    )
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             asked = node.cls if isinstance(node, ast.MatchClass) else None
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("isinstance", "issubclass")
+            ):
                 asked = node.args[1]
-            names = {getattr(part, "id", getattr(part, "attr", None)) for part in ast.walk(asked)} if asked else set()
+            names = (
+                {getattr(part, "id", getattr(part, "attr", None)) for part in ast.walk(asked)}
+                if asked
+                else set()
+            )
             if names & kinds:
                 found.add(path.relative_to(root).as_posix())
-    assert found <= {"core/mechanisms/totals.py", "server/estimates/moments.py", "silo/answer/exact.py"}
+    assert found <= {
+        "core/mechanisms/totals.py",
+        "server/estimates/moments.py",
+        "silo/answer/exact.py",
+    }

@@ -1,4 +1,6 @@
-"""Each held-out record is in one cell at most, by its own group and by whether the model says its class."""
+"""Each held-out record is in one cell at most, by its own group and by whether the model says its
+class.
+"""
 
 import math
 
@@ -32,7 +34,12 @@ def cells(statistic, x, y, problem=PROBLEM):
 
 def test_a_record_is_in_the_cell_of_its_group_and_of_whether_the_model_is_right():
     x = [[1.0, 0, 0, 5], [0.0, 1, 0, 5], [0.0, 0, 1, -5], [0.0, 0, 1, 5]]
-    assert cells(GroupScore(W, 0, 3, 0), x, [1, 1, 0, 0]) == [3, 4, 5, 2]  # right in 0, 1 and 2, and wrong in 2
+    assert cells(GroupScore(W, 0, 3, 0), x, [1, 1, 0, 0]) == [
+        3,
+        4,
+        5,
+        2,
+    ]  # right in 0, 1 and 2, and wrong in 2
     assert cells(GroupScore(W, 1, 2, 0), x, [1, 1, 0, 0]) == [None, 2, 3, 1]
 
 
@@ -45,9 +52,16 @@ def test_a_yes_or_no_is_told_by_its_sign():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_record_whose_value_is_missing_or_not_finite_is_in_no_cell(bad):
     assert cells(GroupScore(W, 0, 3, 0), [[0.0, 0, 0, 5], [bad, 1, 0, 5]], [1, 1]) == [None, None]
-    assert cells(GroupScore(W, 1, 1, 1), [[0.0, 1, 1, 5], [0.0, 1, 0, 5], [0.0, 1, bad, 5], [0.0, bad, 0, 5]], [1] * 4) == [
-        None, 3, None, None,
-    ]  # fmt: skip
+    assert cells(
+        GroupScore(W, 1, 1, 1),
+        [[0.0, 1, 1, 5], [0.0, 1, 0, 5], [0.0, 1, bad, 5], [0.0, bad, 0, 5]],
+        [1] * 4,
+    ) == [
+        None,
+        3,
+        None,
+        None,
+    ]
 
 
 def test_what_the_model_cannot_say_is_wrong_in_its_own_group():
@@ -78,7 +92,10 @@ class TwoCells(GroupScore):
 
     def rows(self, problem, run, dtype=None):
         rows = super().rows(problem, run, dtype)
-        return lambda x, y: rows(x, y) + rows(x, y).sum(1, keepdim=True) * torch.eye(self.cells, dtype=torch.float64)[0]
+        return lambda x, y: (
+            rows(x, y)
+            + rows(x, y).sum(1, keepdim=True) * torch.eye(self.cells, dtype=torch.float64)[0]
+        )
 
 
 def whole(problem):
@@ -95,13 +112,18 @@ def whole(problem):
 def test_one_replaced_record_leaves_one_cell_and_enters_another(monkeypatch):
     monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
     problem, records = Problem(nn.Linear(4, 3), cross_entropy), hostile_records(4)
-    for asked in (GroupScore(problem.initial([1]), 0, 3, 0), GroupScore(problem.initial([1]), 1, 1, 0)):
+    for asked in (
+        GroupScore(problem.initial([1]), 0, 3, 0),
+        GroupScore(problem.initial([1]), 1, 1, 0),
+    ):
         for answerer in (lambda r: Quiet(problem, r, [0]), whole(problem)):
             check_statistic(asked, records, answerer, dim=problem.dim, reaches=0.99)
 
 
 def test_a_record_in_two_cells_is_seen(monkeypatch):
-    """In simulation by what it moves; a gate's integers are checked, and one that is in two cells counts for nothing."""
+    """In simulation by what it moves; a gate's integers are checked, and one that is in two cells
+    counts for nothing.
+    """
     monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
     mistake, records = TwoCells(W, 0, 3, 0), hostile_records(4)
     with pytest.raises(AssertionError, match="one replaced record moves the sum by"):

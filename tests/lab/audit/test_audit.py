@@ -1,7 +1,9 @@
-"""The audit reaches the claims and not more, every known mistake is caught, and the pipeline as shipped passes.
+"""The audit reaches the claims and not more, every known mistake is caught, and the pipeline as
+shipped passes.
 
-False-alarm rates, over the choice of seeds: 6e-7 for each attack row (5 standard errors), 1e-6 for each statistical probe. Seeds are fixed;
-the deployed gate's noise is from the operating system, and what is asserted of it holds with probability 1 or fails as rarely as stated.
+False-alarm rates, over the choice of seeds: 6e-7 for each attack row (5 standard errors), 1e-6 for
+each statistical probe. Seeds are fixed; the deployed gate's noise is from the operating system, and
+what is asserted of it holds with probability 1 or fails as rarely as stated.
 """
 
 import json
@@ -25,7 +27,7 @@ from silodp.server.algorithms import ALGORITHMS
 LONG = bool(os.environ.get("SILODP_LONG"))
 
 
-# --- formulas -----------------------------------------------------------------------------------------------------------------------
+# --- formulas ------------------------------------------------------------------------------------
 
 
 def test_clopper_pearson_has_its_textbook_values():
@@ -36,16 +38,23 @@ def test_clopper_pearson_has_its_textbook_values():
 
 @pytest.mark.parametrize("mu", [0.3, 1.5])
 def test_a_gaussian_fit_finds_the_separation_and_its_error(mu):
-    """Over 300 repetitions the standardised error has mean 0 and variance 1, within 5 standard errors."""
+    """Over 300 repetitions the standardised error has mean 0 and variance 1, within 5 standard
+    errors.
+    """
     random = np.random.default_rng(1)
-    fits = [bounds.gdp_fit(random.normal(-mu * mu / 2, mu, 400), random.normal(mu * mu / 2, mu, 300)) for _ in range(300)]
+    fits = [
+        bounds.gdp_fit(random.normal(-mu * mu / 2, mu, 400), random.normal(mu * mu / 2, mu, 300))
+        for _ in range(300)
+    ]
     z = np.array([(m - mu) / e for m, e in fits])
     assert abs(z.mean()) < 5 / math.sqrt(300)
     assert 0.65 < z.var() < 1.5
 
 
 def test_threshold_bounds_are_below_the_truth_as_often_as_they_say():
-    """At level 0.05 at most 5 % of 400 bounds may be above the truth; 40 would have probability 4e-6."""
+    """At level 0.05 at most 5 % of 400 bounds may be above the truth; 40 would have probability
+    4e-6.
+    """
     random = np.random.default_rng(2)
     mu = 1.0
     epsilon = gdp_epsilon(mu, 0.01)
@@ -62,7 +71,11 @@ def test_threshold_bounds_come_near_the_truth_with_many_runs():
     random = np.random.default_rng(3)
     first, second = random.normal(-0.5, 1, 10**6), random.normal(0.5, 1, 10**6)
     assert 0.99 < bounds.gdp_lower(first, second, 0.05) < 1.0
-    assert 0.8 * gdp_epsilon(1.0, 0.05) < bounds.epsilon_lower(first, second, 0.05, 0.05) < gdp_epsilon(1.0, 0.05)
+    assert (
+        0.8 * gdp_epsilon(1.0, 0.05)
+        < bounds.epsilon_lower(first, second, 0.05, 0.05)
+        < gdp_epsilon(1.0, 0.05)
+    )
 
 
 def test_bounds_survive_scores_that_tell_everything_or_nothing():
@@ -74,7 +87,8 @@ def test_bounds_survive_scores_that_tell_everything_or_nothing():
 
 
 @pytest.mark.parametrize(
-    ("m", "r", "v", "epsilon", "delta"), [(20, 12, 11, 0.7, 0.0), (50, 50, 40, 1.0, 1e-3), (8, 5, 0, 0.5, 0.1), (9, 9, 9, 2.0, 1e-5)]
+    ("m", "r", "v", "epsilon", "delta"),
+    [(20, 12, 11, 0.7, 0.0), (50, 50, 40, 1.0, 1e-3), (8, 5, 0, 0.5, 0.1), (9, 9, 9, 2.0, 1e-5)],
 )
 def test_the_one_run_tail_is_that_of_the_paper(m, r, v, epsilon, delta):
     """Against the loop of the paper's appendix, with binomials summed term by term."""
@@ -90,19 +104,23 @@ def test_the_one_run_tail_is_that_of_the_paper(m, r, v, epsilon, delta):
 
 def test_the_one_run_bound_of_a_hundred_right_guesses_is_that_of_the_binomial():
     q = 0.05 ** (1 / 100)
-    assert bounds.one_run_epsilon(100, 100, 100, 0.0, 0.05) == pytest.approx(math.log(q / (1 - q)), rel=1e-4)
+    assert bounds.one_run_epsilon(100, 100, 100, 0.0, 0.05) == pytest.approx(
+        math.log(q / (1 - q)), rel=1e-4
+    )
     assert bounds.one_run_epsilon(100, 100, 50, 1e-5, 0.05) == 0
     with pytest.raises(ValueError, match="impossible"):
         bounds.one_run_p_value(10, 11, 3, 1.0, 0.0)
 
 
-# --- the transcript attack ------------------------------------------------------------------------------------------------------------
+# --- the transcript attack -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon", report.CLAIMS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_attack_reaches_the_claim_of_every_algorithm_and_no_more(algorithm, epsilon):
-    row = report.row_of(Case(algorithm, epsilon, report.SETTINGS[algorithm]), "simulated", 1500, seed=0)
+    row = report.row_of(
+        Case(algorithm, epsilon, report.SETTINGS[algorithm]), "simulated", 1500, seed=0
+    )
     error = math.sqrt(2 / 1500 + row["mu"] ** 2 / 6000)
     assert abs(row["mu"] - row["claimed_mu"]) < 5 * error
     assert not row["alarm"]
@@ -135,7 +153,7 @@ def test_every_row_has_seeds_of_its_own_and_every_algorithm_a_row():
         report.cases(["sgd"])
 
 
-# --- mutants --------------------------------------------------------------------------------------------------------------------------
+# --- mutants -------------------------------------------------------------------------------------
 
 CAUGHT_BY = {
     "per-layer clipping": "transcript attack",
@@ -162,7 +180,11 @@ CAUGHT_BY = {
 def test_there_are_eighteen_mutants_of_a_silo():
     assert len(mutants.OF_A_SILO) == 18
     assert mutants.OF_A_SILO.keys() == CAUGHT_BY.keys()
-    assert len(mutants.MUTANTS) == 18 + len(mutants.OF_A_SHUFFLE) + len(mutants.OF_MASKS) + len(mutants.OF_ANSWERS) == 106
+    assert (
+        len(mutants.MUTANTS)
+        == 18 + len(mutants.OF_A_SHUFFLE) + len(mutants.OF_MASKS) + len(mutants.OF_ANSWERS)
+        == 106
+    )
 
 
 @pytest.mark.parametrize("name", CAUGHT_BY)
@@ -178,26 +200,41 @@ def test_what_the_examiner_reports_is_what_the_probes_say():
 
 @pytest.mark.parametrize("seed", range(20 if LONG else 1))
 def test_the_pipeline_as_shipped_passes_every_probe(seed):
-    probes = [name for name in mutants.probes_of(None) if LONG or name not in mutants.ANSWERS | mutants.BATCHES]  # in test_audit_answers
+    probes = [
+        name
+        for name in mutants.probes_of(None)
+        if LONG or name not in mutants.ANSWERS | mutants.BATCHES
+    ]  # in test_audit_answers
     assert mutants.examine(None, seed * 10_000, probes=probes) == {}
 
 
 def test_a_probe_that_alarms_on_the_shipped_pipeline_does_not_count(monkeypatch):
     monkeypatch.setattr(mutants, "spread", lambda work, tasks, **_: (work(*task) for task in tasks))
-    monkeypatch.setattr(mutants, "examine", lambda name, seed, ignored=(), probes=None: {} if ignored else {"broken": "always"})
+    monkeypatch.setattr(
+        mutants,
+        "examine",
+        lambda name, seed, ignored=(), probes=None: {} if ignored else {"broken": "always"},
+    )
     rows, shipped = mutants.examine_all()
     assert shipped == {"broken": "always"}
     assert not any(row["caught"] for row in rows)
 
 
 def impossible(output: float, mean: float) -> bool:
-    """Whether no float whatever gives `output` when it is added to `mean` in float64: such an output rules this mean out for certain."""
+    """Whether no float whatever gives `output` when it is added to `mean` in float64: such an
+    output rules this mean out for certain.
+    """
     near = output - mean
-    return all(mean + noise != output for noise in (math.nextafter(near, -math.inf), near, math.nextafter(near, math.inf)))
+    return all(
+        mean + noise != output
+        for noise in (math.nextafter(near, -math.inf), near, math.nextafter(near, math.inf))
+    )
 
 
 def test_float_noise_has_outputs_that_only_one_neighbour_can_give_and_lattice_noise_has_none():
-    """Mironov 2012 in float64: sums 0 and 1 under the same noise. A lattice of step 2^-16 has one support for both."""
+    """Mironov 2012 in float64: sums 0 and 1 under the same noise. A lattice of step 2^-16 has one
+    support for both.
+    """
     noise = np.random.default_rng(4).normal(0, 2, 1000)
     assert not any(impossible(0.0 + z, 0.0) for z in noise)
     assert sum(impossible(0.0 + z, 1.0) for z in noise) > 100
@@ -205,7 +242,7 @@ def test_float_noise_has_outputs_that_only_one_neighbour_can_give_and_lattice_no
     assert not any(impossible(0.0 + z, 1.0) for z in whole)
 
 
-# --- one run --------------------------------------------------------------------------------------------------------------------------
+# --- one run -------------------------------------------------------------------------------------
 
 
 def few(epsilon, algorithm="mb-sgd", **more):
@@ -239,29 +276,55 @@ def test_one_run_shows_something_at_a_large_claim_also_through_shared_layers(wbc
 def test_one_run_refutes_a_claim_with_twenty_times_too_little_noise(wbcd):
     def quiet(*words, **more):
         plan = SOUND.calibrate(*words, **more)
-        return replace(plan, mechanisms={k: replace(g, noise_multiplier=g.noise_multiplier / 20) for k, g in plan.mechanisms.items()})
+        return replace(
+            plan,
+            mechanisms={
+                k: replace(g, noise_multiplier=g.noise_multiplier / 20)
+                for k, g in plan.mechanisms.items()
+            },
+        )
 
     class Lenient(SOUND.ledger):
         def charge(self, event, silos):
             pass
 
-    row = onerun.one_run(few(1.0, guesses=100), *wbcd, pipeline=replace(SOUND, calibrate=quiet, ledger=Lenient))
+    row = onerun.one_run(
+        few(1.0, guesses=100), *wbcd, pipeline=replace(SOUND, calibrate=quiet, ledger=Lenient)
+    )
     assert row["empirical_epsilon"] > 1.0
     assert row["alarm"]
 
 
-# --- the command ----------------------------------------------------------------------------------------------------------------------
+# --- the command ---------------------------------------------------------------------------------
 
 
 def test_audit_prints_rows_and_fills_a_run_folder(silodp, tmp_path):
-    code, out, _ = silodp("audit", "--algorithm", "momentum", "--epsilon", 6, "--runs", 300, "--json")
+    code, out, _ = silodp(
+        "audit", "--algorithm", "momentum", "--epsilon", 6, "--runs", 300, "--json"
+    )
     (row,) = json.loads(out)["rows"]
     assert code == 0
-    assert row.keys() >= {"algorithm", "claimed_epsilon", "empirical_epsilon", "confidence", "runs", "lower_bound"}
+    assert row.keys() >= {
+        "algorithm",
+        "claimed_epsilon",
+        "empirical_epsilon",
+        "confidence",
+        "runs",
+        "lower_bound",
+    }
     assert row["runs"] == 300
-    for name in ("audit.csv", "curves.csv", "audit.json", "audit.png", "audit.svg", "environment.json"):
+    for name in (
+        "audit.csv",
+        "curves.csv",
+        "audit.json",
+        "audit.png",
+        "audit.svg",
+        "environment.json",
+    ):
         assert (tmp_path / "runs" / "audit" / name).stat().st_size > 0
-    assert "momentum" in silodp("audit", "--algorithm", "momentum", "--epsilon", 6, "--runs", 300)[1]
+    assert (
+        "momentum" in silodp("audit", "--algorithm", "momentum", "--epsilon", 6, "--runs", 300)[1]
+    )
 
 
 def test_an_alarm_and_a_surviving_mutant_exit_with_1(silodp, monkeypatch):
@@ -282,14 +345,22 @@ def test_an_alarm_and_a_surviving_mutant_exit_with_1(silodp, monkeypatch):
         "says": "half",
     }
     for alarm in (False, True):
-        monkeypatch.setattr(report_answers, "answers", lambda alarm=alarm: ([answer | {"alarm": alarm}], {}))
+        monkeypatch.setattr(
+            report_answers, "answers", lambda alarm=alarm: ([answer | {"alarm": alarm}], {})
+        )
         code, out, _ = silodp("audit")
         assert code == int(alarm)
         assert "Grad, Gaussian, FullBatch" in out
         assert ("ALARM: half" in out) == alarm
     good = {"mutant": "m", "caught": True, "caught_by": "p", "says": "s"}
-    for rows, shipped, code in (([good], {}, 0), ([good | {"caught": False}], {}, 1), ([good], {"p": "s"}, 1)):
-        monkeypatch.setattr(mutants, "examine_all", lambda seed, tick, rows=rows, shipped=shipped: (rows, shipped))
+    for rows, shipped, code in (
+        ([good], {}, 0),
+        ([good | {"caught": False}], {}, 1),
+        ([good], {"p": "s"}, 1),
+    ):
+        monkeypatch.setattr(
+            mutants, "examine_all", lambda seed, tick, rows=rows, shipped=shipped: (rows, shipped)
+        )
         assert silodp("audit", "--mutants")[0] == code
         assert json.loads(silodp("audit", "--mutants", "--json")[1])["rows"] == rows
 
@@ -299,7 +370,9 @@ def test_one_run_is_a_command_for_a_silo(silodp, tmp_path):
     code, out, _ = silodp(*words, "--data", "wbcd", "--algorithm", "spider", "--json")
     assert code == 0
     assert json.loads(out)["rows"][0]["canaries"] == 60
-    np.savez(tmp_path / "own.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=np.arange(40) % 2)
+    np.savez(
+        tmp_path / "own.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=np.arange(40) % 2
+    )
     assert "right guesses" in silodp(*words, "--silo", "own.npz")[1]
 
 

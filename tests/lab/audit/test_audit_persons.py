@@ -1,4 +1,6 @@
-"""At claim 1 an attacker learns no more of a person than is claimed, and far more where the same file is trained by rows."""
+"""At claim 1 an attacker learns no more of a person than is claimed, and far more where the same
+file is trained by rows.
+"""
 
 import pytest
 
@@ -23,11 +25,15 @@ def test_a_person_is_protected_as_claimed_whatever_rows_it_has(first):
 
 
 def test_the_same_file_by_rows_gives_a_person_away():
-    """What a person is promised by nobody: the same people, in a file that is trained on row by row."""
+    """What a person is promised by nobody: the same people, in a file that is trained on row by
+    row.
+    """
     worlds = []
     for world in persons():
         there = present(world.y)
-        worlds.append(Records(world.x[there][None], world.y[there][None], (int(there.sum()),), world.names))
+        worlds.append(
+            Records(world.x[there][None], world.y[there][None], (int(there.sum()),), world.names)
+        )
     stage = Stage(CASE, CASE.plan(worlds[0].counts, SOUND), (worlds[0], worlds[1]), SOUND)
     assert bound(played(stage, 1000, 0)) > 4.0
 
@@ -42,4 +48,7 @@ def test_an_answer_of_a_deployed_gate_tells_no_more_of_a_person_than_is_charged(
 
 
 def test_a_gate_that_clips_rows_gives_a_person_away():
-    assert gdp_lower(*attack_gate(150, pipeline=MUTANTS["clips rows, not persons, at the gate"]), 1e-6) > 2.0
+    assert (
+        gdp_lower(*attack_gate(150, pipeline=MUTANTS["clips rows, not persons, at the gate"]), 1e-6)
+        > 2.0
+    )

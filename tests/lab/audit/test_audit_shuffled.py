@@ -1,7 +1,9 @@
-"""The audit of a shuffle reaches what its noise allows and not the claim, every known mistake is caught, and the shipped parts pass.
+"""The audit of a shuffle reaches what its noise allows and not the claim, every known mistake is
+caught, and the shipped parts pass.
 
-False-alarm rates as in test_audit: 6e-7 for each attack row (5 standard errors), 1e-6 for each statistical probe. The deployed silos' coins
-are the operating system's, so those rates are of every run of this file.
+False-alarm rates as in test_audit: 6e-7 for each attack row (5 standard errors), 1e-6 for each
+statistical probe. The deployed silos' coins are the operating system's, so those rates are of every
+run of this file.
 """
 
 import math
@@ -23,26 +25,40 @@ COUNTS = (RECORDS,) * SILOS
 
 
 def separation(mechanism, records: int, *, rounding: float = 1 / 4) -> float:
-    """mu of a Gaussian as wide as the coins of so many records and their rounding, for a record that moves by all g levels."""
-    return mechanism.levels / math.sqrt(records * (mechanism.noise_bits * mechanism.p * (1 - mechanism.p) + rounding))
+    """mu of a Gaussian as wide as the coins of so many records and their rounding, for a record
+    that moves by all g levels.
+    """
+    return mechanism.levels / math.sqrt(
+        records * (mechanism.noise_bits * mechanism.p * (1 - mechanism.p) + rounding)
+    )
 
 
 def error_of(mu: float, runs: int) -> float:
     return math.sqrt(2 / runs + mu * mu / (4 * runs))
 
 
-# --- the attack -------------------------------------------------------------------------------------------------------------------
+# --- the attack ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("algorithm", "epsilon"), [("prox-sgd", 6.0), ("prox-svrg", 6.0), ("spider", 6.0), ("spider", 1.0)])
-def test_the_server_of_a_shuffle_learns_what_the_noise_allows_and_less_than_the_claim(algorithm, epsilon):
+@pytest.mark.parametrize(
+    ("algorithm", "epsilon"),
+    [("prox-sgd", 6.0), ("prox-svrg", 6.0), ("spider", 6.0), ("spider", 1.0)],
+)
+def test_the_server_of_a_shuffle_learns_what_the_noise_allows_and_less_than_the_claim(
+    algorithm, epsilon
+):
     case = Case(algorithm, epsilon, report.SETTINGS[algorithm], gap=report.COINS)
     plan = plan_of(case, COUNTS, SOUND)
     disjoint = isinstance(case.batches, DisjointBatches)
-    square = sum((1 if disjoint else plan.count(kind, 0)) * separation(m, m.contributions) ** 2 for kind, m in plan.mechanisms.items())
+    square = sum(
+        (1 if disjoint else plan.count(kind, 0)) * separation(m, m.contributions) ** 2
+        for kind, m in plan.mechanisms.items()
+    )
     row = report.row_of(case, "shuffle", 1000, seed=0)
     assert abs(row["mu"] - math.sqrt(square)) < 5 * error_of(row["mu"], 1000)
-    assert 0.75 * epsilon < gdp_epsilon(math.sqrt(square), case.delta) < epsilon  # the gap is what proofs cost, and no more
+    assert (
+        0.75 * epsilon < gdp_epsilon(math.sqrt(square), case.delta) < epsilon
+    )  # the gap is what proofs cost, and no more
     assert not row["alarm"]
 
 
@@ -55,7 +71,7 @@ def test_totals_of_deployed_silos_give_away_what_their_coins_allow_and_less_than
     assert 0.85 * case.epsilon < gdp_epsilon(most, case.delta) < case.epsilon
 
 
-def test_the_shuffler_learns_from_one_silos_counts_what_its_own_coins_allow_and_less_than_its_local_epsilon():
+def test_the_shuffler_learns_from_one_silos_counts_what_its_own_coins_allow_and_less_than_its_local_epsilon():  # noqa: E501
     case = Case("mb-sgd", 6.0, {"rounds": 1})
     coins = shuffle.numerical(RECORDS, canary_problem().dim, 6.0, case.delta)
     mu, error = bounds.gdp_fit(*attack_counts(case, 600))
@@ -64,7 +80,7 @@ def test_the_shuffler_learns_from_one_silos_counts_what_its_own_coins_allow_and_
     assert 0.85 * case.epsilon < gdp_epsilon(most, case.delta) < case.epsilon
 
 
-def test_one_silos_counts_tell_the_shuffler_more_than_the_totals_tell_the_server_as_its_ledger_says():
+def test_one_silos_counts_tell_the_shuffler_more_than_the_totals_tell_the_server_as_its_ledger_says():  # noqa: E501
     case = Case("mb-sgd", 1.0, {"rounds": 1})
     mechanism = plan_of(case, COUNTS, SOUND).mechanisms["minibatch"]
     made = Schedule()
@@ -79,12 +95,12 @@ def test_every_claim_has_rows_of_totals_and_of_one_silos_counts():
     for gate in ("shuffle", "deployed shuffle", "deployed counts"):
         assert {case.epsilon for case, found in rows if found == gate} == set(report.CLAIMS)
         assert all(case.gap for case, found in rows if found == gate)
-    assert {report.special_of({"gate": gate, "gap": "", "sampling": "full"}) for _, gate in rows} == {
-        view for view, _ in report.ATTACKS.values()
-    }
+    assert {
+        report.special_of({"gate": gate, "gap": "", "sampling": "full"}) for _, gate in rows
+    } == {view for view, _ in report.ATTACKS.values()}
 
 
-# --- mutants ----------------------------------------------------------------------------------------------------------------------
+# --- mutants -------------------------------------------------------------------------------------
 
 CAUGHT_BY = {
     "levels over half the range": "estimate from totals",

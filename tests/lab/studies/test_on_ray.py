@@ -18,7 +18,9 @@ STUDY = replace(TINY, methods=("mb-sgd", "mb-sgd-open"))
 
 def test_without_ray_and_for_the_verdict_a_sentence_says_what_to_do(silodp, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    code, _, said = silodp("reproduce", "wbcd", "--reduced", "--on", "ray", "--out", tmp_path / "run")
+    code, _, said = silodp(
+        "reproduce", "wbcd", "--reduced", "--on", "ray", "--out", tmp_path / "run"
+    )
     assert (code, "pip install 'silodp[ray]'" in said) == (2, True)
     for words in (["wbcd", "--on", "moon"], ["verdict", "wbcd", "--on", "ray"]):
         code, _, said = silodp("reproduce", *words, "--out", tmp_path / "run")
@@ -38,8 +40,12 @@ def cluster():
         ray.shutdown()
 
 
-def test_a_cluster_finds_the_same_tables_goes_on_where_it_stopped_and_raises_what_a_task_raises(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "_spread", lambda work, tasks, on_gpu: (work(*task) for task in tasks))
+def test_a_cluster_finds_the_same_tables_goes_on_where_it_stopped_and_raises_what_a_task_raises(
+    cluster, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        sweep, "_spread", lambda work, tasks, on_gpu: (work(*task) for task in tasks)
+    )
     here, there = tmp_path / "here", tmp_path / "there"
     rows = carry_out({here: STUDY})[here]
     some = cluster.spread
@@ -55,7 +61,9 @@ def test_a_cluster_finds_the_same_tables_goes_on_where_it_stopped_and_raises_wha
     cluster.spread = interrupted
     with pytest.raises(KeyboardInterrupt):
         carry_out({there: STUDY}, cluster=cluster)
-    cluster.spread = lambda work, tasks, on_gpu: taken.extend([0] * len(tasks)) or some(work, tasks, on_gpu)
+    cluster.spread = lambda work, tasks, on_gpu: (
+        taken.extend([0] * len(tasks)) or some(work, tasks, on_gpu)
+    )
     assert carry_out({there: STUDY}, cluster=cluster)[there] == rows
     assert taken.count(0) + taken.count(1) == len(STUDY.arms()) * STUDY.trials
     for name in ("figure.csv", "summary.json", "data.json"):

@@ -1,4 +1,6 @@
-"""Local SGD's steps in one kernel: on a GPU they end where torch's end, and their noise is as large."""
+"""Local SGD's steps in one kernel: on a GPU they end where torch's end, and their noise is as
+large.
+"""
 
 import pytest
 import torch
@@ -16,17 +18,27 @@ def made(std=0.0, adam=False, hostile=False):
     """Networks of three silos and five settings, and forty steps on none to four records."""
     draw = torch.Generator().manual_seed(1)
     problem = Problem(nn.Sequential(nn.Linear(50, 64), nn.ReLU(), nn.Linear(64, 2)), cross_entropy)
-    x, y = torch.randn(STEPS, SILOS, MOST, 50, generator=draw), torch.randint(0, 2, (STEPS, SILOS, MOST), generator=draw)
+    x, y = (
+        torch.randn(STEPS, SILOS, MOST, 50, generator=draw),
+        torch.randint(0, 2, (STEPS, SILOS, MOST), generator=draw),
+    )
     there = torch.arange(MOST) < torch.randint(0, MOST + 1, (STEPS, SILOS, 1), generator=draw)
     if hostile:
         x[3, 0, 0], x[5, 1, 1, 7], x[9, 2, 0] = 1e30, 3e38, -1e25  # finite, but not their squares
-    settings = (torch.tensor([0.1, 0.5, 1.0, 5.0, 1e4]), torch.tensor([0.3, 0.1, 0.05, 0.02, 0.01]) / (10 if adam else 1))
+    settings = (
+        torch.tensor([0.1, 0.5, 1.0, 5.0, 1e4]),
+        torch.tensor([0.3, 0.1, 0.05, 0.02, 0.01]) / (10 if adam else 1),
+    )
     w = problem.initial([0, 1, 2]).unsqueeze(1).repeat(1, RUNS, 1)
     parts = [part.contiguous().cuda() for part in problem.split(w).values()]
     clips, paces = (v.view(1, RUNS, 1).cuda() for v in settings)
     deviation = torch.full((SILOS, RUNS, 1), std).cuda()
     random = torch.Generator("cuda").manual_seed(2)
-    return problem, parts, Round(x.cuda(), y.cuda(), there.cuda(), clips, paces, deviation, std > 0, adam, random)
+    return (
+        problem,
+        parts,
+        Round(x.cuda(), y.cuda(), there.cuda(), clips, paces, deviation, std > 0, adam, random),
+    )
 
 
 def whole(parts):
@@ -51,7 +63,13 @@ def test_the_kernels_noise_is_as_large_as_its_price_says():
     moved = whole(_walk_on_gpu(parts, steps)) - start
     for run in range(RUNS):
         expected = float(steps.paces[0, run, 0]) * 0.7 * STEPS**0.5
-        assert float(moved[:, run].std()) == pytest.approx(expected, rel=0.04), "0.7 % is one standard error"
+        assert float(moved[:, run].std()) == pytest.approx(expected, rel=0.04), (
+            "0.7 % is one standard error"
+        )
     shared = moved / steps.paces.double().cpu()
-    assert float((shared - shared[:, :1]).abs().max()) < 1e-3 * float(shared.abs().max()), "a silo's networks share their draws"
-    assert abs(float((shared[0, 0] * shared[1, 0]).mean())) < 0.1 * float(shared.var()), "silos do not"
+    assert float((shared - shared[:, :1]).abs().max()) < 1e-3 * float(shared.abs().max()), (
+        "a silo's networks share their draws"
+    )
+    assert abs(float((shared[0, 0] * shared[1, 0]).mean())) < 0.1 * float(shared.var()), (
+        "silos do not"
+    )

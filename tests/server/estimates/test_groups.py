@@ -28,7 +28,11 @@ SCHEMA = Schema.of(TABLE)
 def test_groups_are_at_the_features_that_the_schema_makes_of_their_column(by):
     found = groups_of(SCHEMA, by, trust="isrl")
     names = SCHEMA.features[found.first : found.first + found.features + found.indicator]
-    wanted = {"sex": ("sex=female", "sex=male", "sex=other"), "smoker": ("smoker", "smoker missing"), "alone": ("alone",)}
+    wanted = {
+        "sex": ("sex=female", "sex=male", "sex=other"),
+        "smoker": ("smoker", "smoker missing"),
+        "alone": ("alone",),
+    }
     assert names == wanted[by]
     assert found.names == (("female", "male", "other") if by == "sex" else ("no", "yes"))
     assert ("counts as yes" if by == "alone" else "in no group") in found.note
@@ -37,15 +41,33 @@ def test_groups_are_at_the_features_that_the_schema_makes_of_their_column(by):
 @pytest.mark.parametrize(
     ("schema", "by", "about", "sentence"),
     [
-        (SCHEMA, "age", {}, r"--by is 'age'; it must be a category or boolean column of the schema: sex, smoker, alone$"),
+        (
+            SCHEMA,
+            "age",
+            {},
+            (
+                r"--by is 'age'; it must be a category or boolean column of the schema: sex, "
+                r"smoker, alone$"
+            ),
+        ),
         (SCHEMA, "one", {}, "sex, smoker, alone"),
         (SCHEMA, "ill", {}, "sex, smoker, alone"),
-        (Schema.of(TABLE | {"columns": {"age": TABLE["columns"]["age"]}}), "age", {}, "it has none"),
+        (
+            Schema.of(TABLE | {"columns": {"age": TABLE["columns"]["age"]}}),
+            "age",
+            {},
+            "it has none",
+        ),
         (None, "sex", {}, "no schema"),
         (SCHEMA, "sex", {"feature_map": "own.py:f"}, "own.py:f"),
         (SCHEMA, "sex", {"trust": "masks"}, "under masks .* --trust isrl"),
         (SCHEMA, "sex", {"trust": "shuffle"}, "under shuffle .* --trust isrl"),
-        (Schema.of(TABLE | {"label": {"column": "ill", "task": "count", "most": 9}}), "sex", {}, "a count has none"),
+        (
+            Schema.of(TABLE | {"label": {"column": "ill", "task": "count", "most": 9}}),
+            "sex",
+            {},
+            "a count has none",
+        ),
     ],
 )
 def test_what_cannot_be_asked_by_is_said_in_a_sentence(schema, by, about, sentence):
@@ -53,14 +75,26 @@ def test_what_cannot_be_asked_by_is_said_in_a_sentence(schema, by, about, senten
         groups_of(schema, by, **{"trust": "isrl"} | about)
 
 
-@pytest.mark.parametrize(("records", "accuracy", "noise"), [(400, 0.8, 0.005), (150, 0.97, 0.002), (60, 0.6, 0.005), (2000, 0.5, 0.03)])
+@pytest.mark.parametrize(
+    ("records", "accuracy", "noise"),
+    [(400, 0.8, 0.005), (150, 0.97, 0.002), (60, 0.6, 0.005), (2000, 0.5, 0.03)],
+)
 def test_an_interval_holds_the_share_in_the_population_with_95_per_cent(records, accuracy, noise):
-    """2,000 draws of records and noise: with 95 per cent a count is within 0.02 (4 standard errors) of that; too few are too noisy."""
+    """2,000 draws of records and noise: with 95 per cent a count is within 0.02 (4 standard errors)
+    of that; too few are too noisy.
+    """
     random, n, missed, drowned = np.random.default_rng(7), 2000, 0, 0
     for _ in range(2000):
         own = random.binomial(n, records / n) if records < n else n
         right = random.binomial(own, accuracy)
-        found = told(share(right / n + noise * random.normal(), (own - right) / n + noise * random.normal(), noise, n))
+        found = told(
+            share(
+                right / n + noise * random.normal(),
+                (own - right) / n + noise * random.normal(),
+                noise,
+                n,
+            )
+        )
         if found["too_noisy"]:
             drowned += 1
             continue

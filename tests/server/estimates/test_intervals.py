@@ -1,4 +1,6 @@
-"""Intervals include the privacy noise, cover as they say, and are not called 95 % where they do not."""
+"""Intervals include the privacy noise, cover as they say, and are not called 95 % where they do
+not.
+"""
 
 import json
 import math
@@ -22,7 +24,12 @@ def bought_of(x, y, noise=0.0, classes=0, bound=None):
     gram = Gram(x.shape[1], classes, 1.0, bound or math.sqrt(2 + x.shape[1]))
     i, j = np.triu_indices(gram.size)
     value = (z.T @ z / len(y))[i, j] * np.where(i == j, 1.0, 41 / 29)
-    return Bought(gram, torch.tensor(value, **F64)[None], torch.full((1, 1), noise, **F64), torch.full((1, 1), float(len(y)), **F64))
+    return Bought(
+        gram,
+        torch.tensor(value, **F64)[None],
+        torch.full((1, 1), noise, **F64),
+        torch.full((1, 1), float(len(y)), **F64),
+    )
 
 
 def drawn(n=400, seed=0):
@@ -43,9 +50,14 @@ def test_without_noise_they_are_the_textbook_s():
     assert float(made.p_value[0, 1]) < 1e-6 < 0.01 < float(made.p_value[0, 3])
 
 
-@pytest.mark.parametrize("design", [Design(2, (500,), 1.0), Design(3, (300, 700), 3.0), Design(5, (1500,), 3.0, common=0.3)])
+@pytest.mark.parametrize(
+    "design",
+    [Design(2, (500,), 1.0), Design(3, (300, 700), 3.0), Design(5, (1500,), 3.0, common=0.3)],
+)
 def test_they_cover_the_truth_as_often_as_they_say(design):
-    """2,000 replications: a share of 95 % is between 93 and 97 % but once in 20,000 coefficients; seeds are fixed."""
+    """2,000 replications: a share of 95 % is between 93 and 97 % but once in 20,000 coefficients;
+    seeds are fixed.
+    """
     (row,) = measure(2000, (design,))
     assert row["called_95"]
     assert 0.93 <= row["least"] <= row["largest"] <= 0.97
@@ -53,7 +65,8 @@ def test_they_cover_the_truth_as_often_as_they_say(design):
 
 def test_intervals_that_leave_the_privacy_noise_out_do_not_cover(monkeypatch):
     monkeypatch.setattr(
-        "silodp.lab.studies.coverage.covers", lambda full, theta, noise, n, random, most: _without(full, theta, noise, n, random)
+        "silodp.lab.studies.coverage.covers",
+        lambda full, theta, noise, n, random, most: _without(full, theta, noise, n, random),
     )
     (row,) = measure(400, (Design(2, (500,), 1.0),))
     assert row["largest"] < 0.6
@@ -63,7 +76,9 @@ def test_intervals_that_leave_the_privacy_noise_out_do_not_cover(monkeypatch):
 def _without(full, theta, noise, n, random):
     each = torch.randn(full.shape, generator=random, **F64).triu() / math.sqrt(2)
     made = coefficients(
-        full + noise * (each + each.triu(1).mT), torch.zeros(len(full), 1, **F64), torch.full((len(full), 1), float(n), **F64)
+        full + noise * (each + each.triu(1).mT),
+        torch.zeros(len(full), 1, **F64),
+        torch.full((len(full), 1), float(n), **F64),
     )
     return (made.low <= theta) & (theta <= made.high)
 
@@ -108,11 +123,39 @@ def test_a_run_s_estimates_are_in_the_columns_own_units(silodp, tmp_path):
     for name, n in (("a", 4000), ("b", 3000)):
         age, smoker = random.uniform(0, 100, n), random.integers(0, 2, n)
         pressure = 110 + 0.5 * age + 20 * smoker + random.normal(0, 10, n)
-        rows = "\n".join(f"{a:.3f},{'true' if s else 'false'},{p:.3f}" for a, s, p in zip(age, smoker, pressure, strict=True))
+        rows = "\n".join(
+            f"{a:.3f},{'true' if s else 'false'},{p:.3f}"
+            for a, s, p in zip(age, smoker, pressure, strict=True)
+        )
         (tmp_path / f"{name}.csv").write_text(f"age,smoker,pressure\n{rows}\n")
     (tmp_path / "schema.toml").write_text(SCHEMA)
-    words = ("--silo", "a.csv", "--silo", "b.csv", "--schema", "schema.toml", "--model", "linear", "--algorithm", "one-shot")
-    code, _, err = silodp("train", *words, "--weights", "records", "--clip", 2, "--epsilon", 3, "--seed", 1, "--out", "run", "--json")
+    words = (
+        "--silo",
+        "a.csv",
+        "--silo",
+        "b.csv",
+        "--schema",
+        "schema.toml",
+        "--model",
+        "linear",
+        "--algorithm",
+        "one-shot",
+    )
+    code, _, err = silodp(
+        "train",
+        *words,
+        "--weights",
+        "records",
+        "--clip",
+        2,
+        "--epsilon",
+        3,
+        "--seed",
+        1,
+        "--out",
+        "run",
+        "--json",
+    )
     assert code == 0, err
     found = json.loads(silodp("estimate", "run", "--json")[1])
     rows = {row["name"]: row for row in found["coefficients"]}

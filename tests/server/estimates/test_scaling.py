@@ -44,7 +44,9 @@ def mechanisms(noise_multiplier):
 
 def learnt(silos, noise_multiplier, seed=0):
     channel, _ = channel_to(silos, seed=seed)
-    mean, scale = learn_scaling(Federation(channel, Everyone(len(silos))), silos[0].shape[1], **mechanisms(noise_multiplier))
+    mean, scale = learn_scaling(
+        Federation(channel, Everyone(len(silos))), silos[0].shape[1], **mechanisms(noise_multiplier)
+    )
     return mean.numpy(), scale.numpy()
 
 
@@ -115,7 +117,9 @@ def test_it_asks_for_one_histogram_and_one_pair_of_moments_with_noise_for_their_
 
 
 def test_all_that_the_server_learns_it_learns_from_releases():
-    """The recorded releases alone, without a silo behind them, give the same scaling; and silos behind other releases another one."""
+    """The recorded releases alone, without a silo behind them, give the same scaling; and silos
+    behind other releases another one.
+    """
     silos = drawn(300, 200)
     channel, _ = channel_to(silos)
     first = learn_scaling(Federation(channel, Everyone(2)), len(MEAN), **mechanisms(1.0))
@@ -126,10 +130,18 @@ def test_all_that_the_server_learns_it_learns_from_releases():
 
 
 def test_the_servers_side_names_no_record():
-    """It imports core and the port, nothing that could hold data (import-linter keeps silo out of all of server)."""
+    """It imports core and the port, nothing that could hold data (import-linter keeps silo out of
+    all of server).
+    """
     tree = ast.parse(inspect.getsource(scaling))
-    modules = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module.startswith("silodp")}
-    assert all(m.startswith("silodp.core.") or m == "silodp.server.federation" for m in modules), modules
+    modules = {
+        n.module
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ImportFrom) and n.module.startswith("silodp")
+    }
+    assert all(m.startswith("silodp.core.") or m == "silodp.server.federation" for m in modules), (
+        modules
+    )
 
 
 def test_bins_are_public_powers_of_two():

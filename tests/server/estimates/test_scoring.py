@@ -1,4 +1,6 @@
-"""What a server makes of scores and profiles: the silos' own figures, with intervals that hold as often as they say."""
+"""What a server makes of scores and profiles: the silos' own figures, with intervals that hold as
+often as they say.
+"""
 
 import math
 from types import SimpleNamespace
@@ -12,7 +14,14 @@ from torch import nn
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget
-from silodp.core.problem.losses import Hazard, Ordinal, Weighted, cross_entropy, logistic, squared_error
+from silodp.core.problem.losses import (
+    Hazard,
+    Ordinal,
+    Weighted,
+    cross_entropy,
+    logistic,
+    squared_error,
+)
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Label
 from silodp.server.estimates.profile import profile, releases
@@ -65,19 +74,32 @@ def test_without_noise_the_figures_are_those_of_the_records_pooled_and_by_silo()
         loss = np.minimum(np.log1p(np.exp(margin)) - y * margin, 3.0).mean()
         assert row.figures["loss"].value == pytest.approx(loss, abs=1e-5)
         assert row.figures["accuracy"].value == pytest.approx(((margin > 0) == y).mean())
-        assert row.figures["auc"].value == pytest.approx(exact_auc(margin, y), abs=3e-3)  # 200 bins: ties within one count half
+        assert row.figures["auc"].value == pytest.approx(
+            exact_auc(margin, y), abs=3e-3
+        )  # 200 bins: ties within one count half
         right = [((margin > 0) == y)[y == k].mean() for k in (0, 1)]
         assert row.figures["balanced accuracy"].value == pytest.approx(np.mean(right))
         assert row.figures["larger class"].value == pytest.approx(max(y.mean(), 1 - y.mean()))
         risk = 1 / (1 + np.exp(-margin))
-        assert row.figures["calibration in the large"].value == pytest.approx(risk.mean() - y.mean(), abs=1e-5)
-        assert row.figures["calibration slope"].value == pytest.approx(np.polyfit(risk, y, 1)[0], rel=2e-3)
-        assert row.figures["accuracy"].sampling == pytest.approx(math.sqrt(0.25 / row.held_out), rel=0.5)
+        assert row.figures["calibration in the large"].value == pytest.approx(
+            risk.mean() - y.mean(), abs=1e-5
+        )
+        assert row.figures["calibration slope"].value == pytest.approx(
+            np.polyfit(risk, y, 1)[0], rel=2e-3
+        )
+        assert row.figures["accuracy"].sampling == pytest.approx(
+            math.sqrt(0.25 / row.held_out), rel=0.5
+        )
 
 
 def test_of_a_number_errors_are_clipped_and_in_its_unit():
     data, problem = silos("number"), Problem(nn.Linear(FEATURES, 1), squared_error)
-    (row, *_) = score(connected(problem, data)[0], W, Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 0, "cap": 2.0})
+    (row, *_) = score(
+        connected(problem, data)[0],
+        W,
+        Gaussian("s", 1.0, 0.0),
+        **ASKED | {"classes": 0, "cap": 2.0},
+    )
     x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
     error = np.minimum(np.abs(x @ W[0, :2].numpy() + W[0, 2].item() - y), 2.0)
     assert set(row.figures) == {"squared error", "absolute error"}
@@ -101,20 +123,35 @@ def test_of_survival_times_there_is_a_loss_and_nothing_else():
     data = [(x, np.arange(len(x)) % 7) for x, _ in silos()]
     label = Label("survival", ("t", "died"), edges=(1.0, 2.0, 3.0))
     w = problem.initial([0])
-    (row, *_) = score(connected(problem, data)[0], w, Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 0}, label=label)
+    (row, *_) = score(
+        connected(problem, data)[0],
+        w,
+        Gaussian("s", 1.0, 0.0),
+        **ASKED | {"classes": 0},
+        label=label,
+    )
     x, y = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*data, strict=True))
     assert set(row.figures) == {"loss"}
-    assert row.figures["loss"].value == pytest.approx(float(problem.losses(w, x, y).clamp(max=3.0).mean()), rel=1e-4)
+    assert row.figures["loss"].value == pytest.approx(
+        float(problem.losses(w, x, y).clamp(max=3.0).mean()), rel=1e-4
+    )
 
 
 def test_of_many_classes_there_is_a_balanced_accuracy_and_no_auc():
-    problem, w = Problem(nn.Linear(FEATURES, 3), cross_entropy), 3 * Problem(nn.Linear(FEATURES, 3), cross_entropy).initial([0])
+    problem, w = (
+        Problem(nn.Linear(FEATURES, 3), cross_entropy),
+        3 * Problem(nn.Linear(FEATURES, 3), cross_entropy).initial([0]),
+    )
     data = [(x, np.digitize(x[:, 0] + x[:, 1], (-1.0, 1.5))) for x, _ in silos()]
-    (row, *_) = score(connected(problem, data)[0], w, Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 3})
+    (row, *_) = score(
+        connected(problem, data)[0], w, Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 3}
+    )
     x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
     right = problem.outputs(w, torch.from_numpy(x))[0].argmax(1).numpy() == y
     assert set(row.figures) == {"loss", "accuracy", "balanced accuracy", "larger class"}
-    assert row.figures["balanced accuracy"].value == pytest.approx(np.mean([right[y == k].mean() for k in range(3)]))
+    assert row.figures["balanced accuracy"].value == pytest.approx(
+        np.mean([right[y == k].mean() for k in range(3)])
+    )
     assert row.figures["larger class"].value == pytest.approx(np.bincount(y).max() / len(y))
 
 
@@ -122,18 +159,31 @@ def test_of_classes_in_an_order_there_is_what_was_before():
     problem = Problem(nn.Linear(FEATURES, 2), Ordinal(3))
     data = [(x, np.arange(len(x)) % 3) for x, _ in silos()]
     label = Label("ordinal", ("stage",), classes=("a", "b", "c"))
-    (row, *_) = score(connected(problem, data)[0], problem.initial([0]), Gaussian("s", 1.0, 0.0), **ASKED | {"classes": 3}, label=label)
+    (row, *_) = score(
+        connected(problem, data)[0],
+        problem.initial([0]),
+        Gaussian("s", 1.0, 0.0),
+        **ASKED | {"classes": 3},
+        label=label,
+    )
     assert set(row.figures) == {"loss", "accuracy"}
 
 
 def test_a_model_that_always_says_the_larger_class_is_told_from_a_useful_one_with_a_larger_error():
     random = np.random.default_rng(2)
     y = (random.random(4000) < 0.2).astype(np.int64)
-    x = np.stack([y * 1.6 + random.normal(size=4000), random.normal(size=4000)], 1).astype(np.float32)
+    x = np.stack([y * 1.6 + random.normal(size=4000), random.normal(size=4000)], 1).astype(
+        np.float32
+    )
     asked = {"names": ("a",), "held_out": (4000,), "classes": 2, "bins": 10, "cap": 4.0}
     budgets = [Budget(1.0, 1e-6)]
     majority, useful = (
-        score(connected(PROBLEM, [(x, y)])[0], torch.tensor([w]), gaussian_for("score", budgets), **asked)[0].figures
+        score(
+            connected(PROBLEM, [(x, y)])[0],
+            torch.tensor([w]),
+            gaussian_for("score", budgets),
+            **asked,
+        )[0].figures
         for w in ([0.0, 0.0, -1.4], [1.6, 0.0, -0.9])
     )
     assert majority["accuracy"].value > useful["accuracy"].high
@@ -145,7 +195,9 @@ def test_a_model_that_always_says_the_larger_class_is_told_from_a_useful_one_wit
 
 
 def test_risks_are_those_that_are_predicted_whatever_weights_the_classes_had():
-    """Records from the model's own odds: with the weights taken back out the risks come true, with them left in they do not."""
+    """Records from the model's own odds: with the weights taken back out the risks come true, with
+    them left in they do not.
+    """
     random = np.random.default_rng(5)
     x = random.normal(size=(20000, FEATURES)).astype(np.float32)
     margin = x @ W[0, :2].numpy() + W[0, 2].item()
@@ -153,7 +205,9 @@ def test_risks_are_those_that_are_predicted_whatever_weights_the_classes_had():
     weighted = Problem(nn.Linear(FEATURES, 1), Weighted(logistic, (1.0, 4.0)))
     asked = {"names": ("a",), "held_out": (20000,), "classes": 2, "bins": 20, "cap": 4.0}
     for problem, off in ((weighted, 0.0), (PROBLEM, 0.22)):
-        (row, *_) = score(connected(problem, [(x, y)])[0], W, Gaussian("s", 1.0, 0.0), **asked, loss=problem.loss)
+        (row, *_) = score(
+            connected(problem, [(x, y)])[0], W, Gaussian("s", 1.0, 0.0), **asked, loss=problem.loss
+        )
         assert row.figures["calibration in the large"].value == pytest.approx(off, abs=0.03)
         told = [abs((b.risk_low + b.risk_high) / 2 - b.observed) for b in row.reliability]
         assert (max(told) < 0.08) == (off == 0.0)
@@ -168,12 +222,21 @@ def test_an_evaluation_takes_the_budget_it_was_given_and_no_more():
 
 
 def test_intervals_of_accuracy_and_loss_hold_as_often_as_they_say():
-    """150 evaluations at 95 per cent: fewer than 131 hits has a probability of 1e-4 if the interval is right, more than 149.5 one of 5e-4."""
+    """150 evaluations at 95 per cent: fewer than 131 hits has a probability of 1e-4 if the interval
+    is right, more than 149.5 one of 5e-4.
+    """
     data = silos()
-    truth = score(connected(PROBLEM, data)[0], W, Gaussian("score", 1.0, 0.0), **ASKED | {"bins": 10})[0].figures
+    truth = score(
+        connected(PROBLEM, data)[0], W, Gaussian("score", 1.0, 0.0), **ASKED | {"bins": 10}
+    )[0].figures
     hits = dict.fromkeys(truth, 0)
     for seed in range(150):
-        found = score(connected(PROBLEM, data, seed=seed)[0], W, Gaussian("score", 1.0, 5.0), **ASKED | {"bins": 10})[0].figures
+        found = score(
+            connected(PROBLEM, data, seed=seed)[0],
+            W,
+            Gaussian("score", 1.0, 5.0),
+            **ASKED | {"bins": 10},
+        )[0].figures
         for name in hits:
             hits[name] += found[name].low <= truth[name].value <= found[name].high
     assert all(hits[name] >= 131 for name in hits), hits
@@ -182,18 +245,29 @@ def test_intervals_of_accuracy_and_loss_hold_as_often_as_they_say():
 
 @pytest.mark.parametrize(("noise", "width"), [(0.0005, 0.01), (0.005, 0.1), (0.05, 1.0)])
 def test_the_interval_of_an_auc_covers_it_at_little_and_at_drowning_noise(noise, width):
-    """600 draws at 95 per cent: below 92 per cent has a probability of 4e-4 where the interval is exact."""
+    """600 draws at 95 per cent: below 92 per cent has a probability of 4e-4 where the interval is
+    exact.
+    """
     random = np.random.default_rng(1)
     negative, positive = np.array([4, 3, 2, 1, 0, 0]) / 15, np.array([0, 0, 1, 1, 2, 1]) / 15
     truth = auc(negative, positive, noise=0.0, n=1000).value
     order = np.tri(6, k=-1) + np.eye(6) / 2
     assert truth == pytest.approx(positive @ order @ negative / (positive.sum() * negative.sum()))
-    found = [auc(*(part + noise * random.normal(size=6) for part in (negative, positive)), noise=noise, n=1000) for _ in range(600)]
+    found = [
+        auc(
+            *(part + noise * random.normal(size=6) for part in (negative, positive)),
+            noise=noise,
+            n=1000,
+        )
+        for _ in range(600)
+    ]
     assert np.mean([figure.low <= truth <= figure.high for figure in found]) > 0.92
     assert np.median([figure.high - figure.low for figure in found]) <= width
     if noise < 0.01:
         errors = np.array([figure.value - truth for figure in found])
-        assert np.median([figure.noise for figure in found]) == pytest.approx(errors.std(), rel=0.15)
+        assert np.median([figure.noise for figure in found]) == pytest.approx(
+            errors.std(), rel=0.15
+        )
 
 
 def test_one_class_alone_has_no_auc_and_the_interval_says_so():
@@ -221,11 +295,19 @@ def test_a_silo_that_does_not_answer_is_left_out():
 
 def test_where_nobody_answers_it_is_said_who_refused_and_why_each_reason_once():
     def asking(*refusals):
-        return SimpleNamespace(each=lambda: {i: SimpleNamespace(mean=Mock(side_effect=refusal)) for i, refusal in enumerate(refusals)})
+        return SimpleNamespace(
+            each=lambda: {
+                i: SimpleNamespace(mean=Mock(side_effect=refusal))
+                for i, refusal in enumerate(refusals)
+            }
+        )
 
-    many = asking(Absent("", {"a": "statistic"}), Absent("", {"b": "statistic"}), Absent("", {"c": "silent"}))
+    many = asking(
+        Absent("", {"a": "statistic"}), Absent("", {"b": "statistic"}), Absent("", {"c": "silent"})
+    )
     reason = (
-        r"Score \(a statistic, b statistic, c silent\)\. \(statistic\): The policy does not allow this statistic; the gates' logs say why"
+        r"Score \(a statistic, b statistic, c silent\)\. \(statistic\): The policy does not "
+        r"allow this statistic; the gates' logs say why"
     )
     with pytest.raises(BadInput, match=f"{reason}, and their policies must allow Score$"):
         score(many, W, Gaussian("score", 1.0, 0.0), **ASKED)
@@ -241,7 +323,7 @@ def test_a_senseless_question_is_not_asked(change):
         score(connected(PROBLEM, silos())[0], W, Gaussian("score", 1.0, 1.0), **ASKED | change)
 
 
-# --- profiles -----------------------------------------------------------------------------------------------------------------------------
+# --- profiles ------------------------------------------------------------------------------------
 
 
 def holed(seed=0):
@@ -254,11 +336,17 @@ def holed(seed=0):
 
 
 def test_a_profile_finds_means_deviations_missing_rates_and_classes_within_its_error_bars():
-    """Every figure lies within 5 of its standard errors (and, for moments, what clamping to the range costs)."""
+    """Every figure lies within 5 of its standard errors (and, for moments, what clamping to the
+    range costs).
+    """
     data, budget = holed(), Budget(3.0, 1e-6)
     fed, ledger = connected(PROBLEM, data, budgets=3.0)
     found = profile(
-        fed, gaussian_for("profile", [budget] * 2, releases("01")), features=("a", "b"), classes=("no", "yes"), counts=(3000, 1500)
+        fed,
+        gaussian_for("profile", [budget] * 2, releases("01")),
+        features=("a", "b"),
+        classes=("no", "yes"),
+        counts=(3000, 1500),
     )
     x, y = (np.concatenate(parts) for parts in zip(*data, strict=True))
     for j, row in enumerate(found["features"]):
@@ -275,7 +363,9 @@ def test_a_profile_finds_means_deviations_missing_rates_and_classes_within_its_e
 
 
 def test_error_bars_of_counts_and_missing_rates_are_the_noise_that_is_there():
-    """200 profiles of the same records: the spread of a figure is its standard error to 25 per cent (5 sigma of a chi-square of 199)."""
+    """200 profiles of the same records: the spread of a figure is its standard error to 25 per cent
+    (5 sigma of a chi-square of 199).
+    """
     data, mechanism = holed(), Gaussian("profile", 1.0, 2.0)
     shown = []
     for seed in range(200):

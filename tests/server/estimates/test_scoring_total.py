@@ -1,4 +1,6 @@
-"""Scores as totals through a shuffler: the held-out records' own figures, what one record can do to them, and what they cost."""
+"""Scores as totals through a shuffler: the held-out records' own figures, what one record can do to
+them, and what they cost.
+"""
 
 from dataclasses import replace
 
@@ -40,11 +42,15 @@ def silo(n, seed):
 
 def deployed(data):
     n = len(data[1])
-    return Exact(PROBLEM, Records.of([data]), partition=lambda *_: np.arange(n), held_out_share=SHARE)
+    return Exact(
+        PROBLEM, Records.of([data]), partition=lambda *_: np.arange(n), held_out_share=SHARE
+    )
 
 
 class Added:
-    """Deployed silos and a shuffler that adds what they say, each paying from a ledger of totals."""
+    """Deployed silos and a shuffler that adds what they say, each paying from a ledger of
+    totals.
+    """
 
     def __init__(self, data):
         self.silos = [deployed(part) for part in data]
@@ -55,13 +61,19 @@ class Added:
         values = []
         for i in silos:
             self.silos[i].check(query)
-            values.append(Gate(self.silos[i], self.ledgers[i], dim=PROBLEM.dim, counts=[self.counts[i]]).answer(query, [0]).value)
+            values.append(
+                Gate(self.silos[i], self.ledgers[i], dim=PROBLEM.dim, counts=[self.counts[i]])
+                .answer(query, [0])
+                .value
+            )
         return Total(torch.stack(values).sum(0).double(), tuple(silos))
 
 
 def parts(data):
     held = [held_out(len(y), SHARE) for _, y in data]
-    x, y = (np.concatenate([part[k][h] for part, h in zip(data, held, strict=True)]) for k in (0, 1))
+    x, y = (
+        np.concatenate([part[k][h] for part, h in zip(data, held, strict=True)]) for k in (0, 1)
+    )
     rows = Score(W, 4, 3.0).rows(PROBLEM, 0)(torch.from_numpy(x), torch.from_numpy(y))
     return [int(h.sum()) for h in held], rows.mean(0).numpy()
 
@@ -74,8 +86,12 @@ def test_a_total_has_the_held_out_records_own_figures_and_takes_the_budget():
     (found,) = score_total(channel, query, counts=COUNTS, held_out=held, **ASKED)
     assert (found.name, found.held_out) == ("all", sum(held))
     for name in ("loss", "accuracy", "auc", "balanced accuracy", "calibration in the large"):
-        width = max(found.figures[name].high - found.figures[name].low, 4 * found.figures[name].noise)
-        assert found.figures[name].low - width <= truth[name].value <= found.figures[name].high + width
+        width = max(
+            found.figures[name].high - found.figures[name].low, 4 * found.figures[name].noise
+        )
+        assert (
+            found.figures[name].low - width <= truth[name].value <= found.figures[name].high + width
+        )
     assert all(0.9 < ledger.used().item() <= 1 for ledger in channel.ledgers)
     made = Schedule()
     made.add("", query.event())
@@ -96,7 +112,9 @@ def test_the_noise_that_is_stated_is_the_noise_that_is_there():
         (row,) = score_total(channel, query, counts=(40, 24), held_out=held, **ASKED)
         found.append((row.figures["accuracy"].value, row.figures["calibration in the large"].value))
         noise = row.figures["calibration in the large"].noise
-    assert np.std([c for _, c in found]) == pytest.approx(noise, rel=0.4)  # 100 draws: 5.7 standard errors of a standard deviation
+    assert np.std([c for _, c in found]) == pytest.approx(
+        noise, rel=0.4
+    )  # 100 draws: 5.7 standard errors of a standard deviation
     assert np.mean([c for _, c in found]) == pytest.approx(2 * mean[2] - 1, abs=6 * noise / 10)
 
 
@@ -116,8 +134,12 @@ def test_whatever_a_record_holds_its_vector_is_within_the_ball_that_is_priced():
 
 
 def test_only_the_held_out_records_are_in_it_and_the_others_lend_their_noise(monkeypatch):
-    """Without noise, and with even levels: a record of the training part is at the middle, whatever it holds."""
-    monkeypatch.setattr(shuffle, "binomial", lambda random, trials, p, size: np.full(size, int(trials * p)))
+    """Without noise, and with even levels: a record of the training part is at the middle, whatever
+    it holds.
+    """
+    monkeypatch.setattr(
+        shuffle, "binomial", lambda random, trials, p, size: np.full(size, int(trials * p))
+    )
     x, y = silo(40, 7)
     held = held_out(40, SHARE)
     query = shuffled_for(W, BUDGET, (40,), **ASKED)
@@ -127,7 +149,9 @@ def test_only_the_held_out_records_are_in_it_and_the_others_lend_their_noise(mon
         changed, labels = x.copy(), y.copy()
         changed[k], labels[k] = 50.0, 1 - y[k]
         moved = float((deployed((changed, labels)).answer(query, [0])[0, 0] - before).abs().max())
-        assert (moved > 400) == bool(held[k]), "rounding moves a total by a few tens, another label by half of the levels"
+        assert (moved > 400) == bool(held[k]), (
+            "rounding moves a total by a few tens, another label by half of the levels"
+        )
 
 
 def test_it_is_for_totals_alone_and_a_clip_below_its_norm_is_refused():
@@ -139,12 +163,18 @@ def test_it_is_for_totals_alone_and_a_clip_below_its_norm_is_refused():
     with pytest.raises(Refused):
         check(Query(statistic, query.mechanism.clipped(statistic.norm * 0.999)), PROBLEM.dim, [40])
     with pytest.raises(Refused):
-        Exact(PROBLEM, Records.of([silo(40, 1)]), partition=lambda *_: np.arange(40)).check(query)  # nothing is held out
+        Exact(PROBLEM, Records.of([silo(40, 1)]), partition=lambda *_: np.arange(40)).check(
+            query
+        )  # nothing is held out
 
 
 def test_fewer_silos_than_all_may_be_counted_on_for_noise():
-    everybody, fewer = (shuffled_for(W, BUDGET, COUNTS, least, **ASKED).mechanism for least in (None, 1))
+    everybody, fewer = (
+        shuffled_for(W, BUDGET, COUNTS, least, **ASKED).mechanism for least in (None, 1)
+    )
     assert (everybody.contributions, fewer.contributions) == (640, 240)
     assert fewer.noise_bits > everybody.noise_bits
     many = Problem(nn.Linear(FEATURES, 3), cross_entropy)
-    assert shuffled_for(many.initial([0]), BUDGET, COUNTS, **ASKED | {"classes": 3}).statistic.shape == (1, 3 + 6)
+    assert shuffled_for(
+        many.initial([0]), BUDGET, COUNTS, **ASKED | {"classes": 3}
+    ).statistic.shape == (1, 3 + 6)

@@ -1,4 +1,6 @@
-"""No question chooses a shape: whatever is asked, a gate computes in chunks that it tried before it served."""
+"""No question chooses a shape: whatever is asked, a gate computes in chunks that it tried before it
+served.
+"""
 
 import itertools
 import math
@@ -24,8 +26,9 @@ from silodp.silo.data.records import Records
 
 N, FEATURES, PLACES = 100, 40, 2
 SMALL = 2**12
-"""Numbers in a chunk, so that so few records are several: 99 and 1 of gradients, chunks of 3 and one of 1 of scores. Measured by its own two cells for
-each of 40 groups, a score by groups would have 51 and 49."""
+"""Numbers in a chunk, so that so few records are several: 99 and 1 of gradients, chunks of 3 and
+one of 1 of scores. Measured by its own two cells for each of 40 groups, a score by groups would
+have 51 and 49."""
 FIELDS = {
     INTEGER: [0, 1, 40, 100],
     REAL: [1.0],
@@ -54,18 +57,28 @@ class Watched(nn.Module):
 
 def answerer(model: nn.Module, person: bool) -> Exact:
     torch.manual_seed(0)
-    x, y = np.random.default_rng(0).normal(size=(N, PLACES, FEATURES)).astype(np.float32), np.arange(N * PLACES).reshape(N, PLACES) % 2
+    x, y = (
+        np.random.default_rng(0).normal(size=(N, PLACES, FEATURES)).astype(np.float32),
+        np.arange(N * PLACES).reshape(N, PLACES) % 2,
+    )
     problem = Problem(model, logistic, person=Person("p", PLACES) if person else None)
     records = Records.of([(x, y) if person else (x[:, 0], y[:, 0])])
     return Exact(problem, records, partition=lambda name, batches: np.arange(N), held_out_share=0.2)
 
 
 def questions(kind: type[Statistic], asked: Exact) -> list[Statistic]:
-    """One of every choice of its fields that a gate does not refuse, from the fields that it names itself."""
-    choices = [[asked.problem.initial([1]).double()] if field == POINT else FIELDS[field] for field in kind.wire.values()]
+    """One of every choice of its fields that a gate does not refuse, from the fields that it names
+    itself.
+    """
+    choices = [
+        [asked.problem.initial([1]).double()] if field == POINT else FIELDS[field]
+        for field in kind.wire.values()
+    ]
     found = []
     for values in itertools.product(*choices):
-        apart = [v + i if isinstance(v, torch.Tensor) else v for i, v in enumerate(values)]  # a range has another end than start
+        apart = [
+            v + i if isinstance(v, torch.Tensor) else v for i, v in enumerate(values)
+        ]  # a range has another end than start
         statistic = kind(*apart)
         try:
             statistic.check(asked.problem.dim, 1)
@@ -81,27 +94,41 @@ def ask(asked: Exact, statistic: Statistic) -> None:
     """By itself, and in a total where it may be, with noise that takes no time."""
     clip = float(getattr(statistic, "norm", 1.0))
     if statistic.in_totals:
-        asked.answer(Query(statistic, Shuffled("a", clip, levels=2, noise_bits=1, contributions=N)), [0])
+        asked.answer(
+            Query(statistic, Shuffled("a", clip, levels=2, noise_bits=1, contributions=N)), [0]
+        )
     if not (statistic.in_totals and statistic.on_held_out):
         asked.answer(Query(statistic, Gaussian("a", clip, 1.0)), [0])
 
 
 @pytest.fixture
 def chunks(monkeypatch):
-    """The numbers of records in a chunk that were tried, and those that were computed for an answer."""
+    """The numbers of records in a chunk that were tried, and those that were computed for an
+    answer.
+    """
     tried, used, verify, computed = set(), set(), slots.verify, slots.computed
     monkeypatch.setattr(slots, "CHUNK", SMALL)
     monkeypatch.setattr(
-        exact, "verify", lambda rows, like, sizes, dim, **more: tried.update(sizes) or verify(rows, like, sizes, dim, **more)
+        exact,
+        "verify",
+        lambda rows, like, sizes, dim, **more: (
+            tried.update(sizes) or verify(rows, like, sizes, dim, **more)
+        ),
     )
-    monkeypatch.setattr(exact, "computed", lambda rows, x, *rest: used.add(len(x)) or computed(rows, x, *rest))
-    monkeypatch.setattr(exact.lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+    monkeypatch.setattr(
+        exact, "computed", lambda rows, x, *rest: used.add(len(x)) or computed(rows, x, *rest)
+    )
+    monkeypatch.setattr(
+        exact.lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64)
+    )
     return tried, used
 
 
 @pytest.mark.parametrize("person", [False, True])
 @pytest.mark.parametrize("name", sorted(STATISTICS))
-def test_whatever_is_asked_the_model_and_its_records_are_in_shapes_that_were_tried(name, person, chunks):
+def test_whatever_is_asked_the_model_and_its_records_are_in_shapes_that_were_tried(
+    name, person, chunks
+):
     model, (tried, used) = Watched(), chunks
     asked = answerer(model, person)
     asked.verify()
@@ -122,7 +149,9 @@ def test_products_are_made_in_the_chunks_that_were_tried(chunks, monkeypatch):
     monkeypatch.setattr(
         Products,
         "_records",
-        lambda self, points, x, *rest, **more: seen.add((len(points), *x.shape)) or records(self, points, x, *rest, **more),
+        lambda self, points, x, *rest, **more: (
+            seen.add((len(points), *x.shape)) or records(self, points, x, *rest, **more)
+        ),
     )
     monkeypatch.setattr("silodp.silo.answer.products.MOST", 16)
     asked = answerer(nn.Sequential(nn.Linear(FEATURES, 10), nn.Tanh(), nn.Linear(10, 1)), False)

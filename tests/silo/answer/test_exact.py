@@ -1,4 +1,6 @@
-"""The deployed answerer: exact integers on a lattice, a bound that no record can break, and noise that nobody can switch off."""
+"""The deployed answerer: exact integers on a lattice, a bound that no record can break, and noise
+that nobody can switch off.
+"""
 
 import inspect
 import math
@@ -36,11 +38,15 @@ def records(x=None, y=None) -> Records:
 
 def problem(loss=cross_entropy, prox=None, outputs=3) -> Problem:
     torch.manual_seed(3)
-    return Problem(nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs)), loss, prox)
+    return Problem(
+        nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs)), loss, prox
+    )
 
 
 def answerer(given=None, of=None) -> Exact:
-    return Exact(of or problem(), given or records(), partition=lambda name, batches: np.arange(N)[::-1])
+    return Exact(
+        of or problem(), given or records(), partition=lambda name, batches: np.arange(N)[::-1]
+    )
 
 
 @pytest.fixture
@@ -57,7 +63,9 @@ def clipped_mean(x, y, w, reference=None, clip=0.5, of=None) -> np.ndarray:
         for sign, point in ((1, w), (-1, reference)):
             if point is not None:
                 p = point[0].double().requires_grad_()
-                loss = of.loss(torch.func.functional_call(of.model, of.split(p), (xi[None],)), yi[None]).sum()
+                loss = of.loss(
+                    torch.func.functional_call(of.model, of.split(p), (xi[None],)), yi[None]
+                ).sum()
                 g = g + sign * torch.autograd.grad(loss, p)[0]
         total = total + g * min(1.0, clip / float(g.norm()))
     return (total / len(x)).numpy()
@@ -69,18 +77,26 @@ W = problem().initial([1])
 @pytest.mark.parametrize("sampling", [FullBatch(), Poisson(0.1), DisjointBatches(3, 1)])
 def test_how_an_answer_is_packed_follows_from_the_query_and_loses_little_of_it(sampling):
     query = Query(Grad(W), Gaussian("a", 0.5, 2.0, sampling))
-    made = [answerer(records(x=np.full((N, FEATURES), fill, np.float32))).packing(query) for fill in (0.0, 1e30, math.nan)]
+    made = [
+        answerer(records(x=np.full((N, FEATURES), fill, np.float32))).packing(query)
+        for fill in (0.0, 1e30, math.nan)
+    ]
     assert made[0] == made[1] == made[2]
     assert made[0] is not None
     assert made[0].width == 3
     value = answerer().answer(query, [0])[0, 0].numpy()
     lost = made[0].unpacked(made[0].packed(value)) - value
-    assert np.abs(lost).max() <= 2.0 * 2 * 0.5 / sampling.batch(N) / 64  # the noise's standard deviation by 64
+    assert (
+        np.abs(lost).max() <= 2.0 * 2 * 0.5 / sampling.batch(N) / 64
+    )  # the noise's standard deviation by 64
     for steps in (1, 2):
         assert answerer().packing(Query(LocalSteps(W, steps, 0.1), query.mechanism)) is None
 
 
-QUERIES = {"grad": Query(Grad(W), Gaussian("a", 0.5, 2.0)), "difference": Query(GradDiff(W, 0.9 * W), Gaussian("a", 0.05, 2.0))}
+QUERIES = {
+    "grad": Query(Grad(W), Gaussian("a", 0.5, 2.0)),
+    "difference": Query(GradDiff(W, 0.9 * W), Gaussian("a", 0.05, 2.0)),
+}
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
@@ -88,16 +104,22 @@ def test_without_its_noise_the_answer_is_the_clipped_mean_to_the_lattice(silent,
     data, clip = records(), query.mechanism.clip
     got = answerer(data).answer(query, [0]).numpy()
     assert got.shape == (1, 1, problem().dim)
-    wanted = clipped_mean(data.x[0], data.y[0], W, getattr(query.statistic, "reference", None), clip)
+    wanted = clipped_mean(
+        data.x[0], data.y[0], W, getattr(query.statistic, "reference", None), clip
+    )
     gamma, d = lattice_step(clip, problem().dim), problem().dim
     assert np.linalg.norm(got[0, 0] - wanted) <= gamma * math.sqrt(d)
     np.testing.assert_allclose(got * N / gamma, np.round(got * N / gamma), rtol=1e-15)
 
 
 def test_the_noise_has_the_promised_deviation():
-    """240 x 39 draws: the empirical std is within 4 % of 2 z C / n, at a false-alarm rate of about 1e-7 (5.4 sigma)."""
+    """240 x 39 draws: the empirical std is within 4 % of 2 z C / n, at a false-alarm rate of about
+    1e-7 (5.4 sigma).
+    """
     query = Query(Grad(W), Gaussian("a", 0.5, 3.0))
-    asked = answerer(records(x=np.full((N, FEATURES), np.nan)))  # nobody contributes: noise around zero
+    asked = answerer(
+        records(x=np.full((N, FEATURES), np.nan))
+    )  # nobody contributes: noise around zero
     draws = torch.cat([asked.answer(query, [0])[0] for _ in range(240)])
     assert float(draws.std() / (3.0 * 2 * 0.5 / N)) == pytest.approx(1, abs=0.04)
     assert len(torch.unique(draws)) > 0.99 * draws.numel()
@@ -106,7 +128,11 @@ def test_the_noise_has_the_promised_deviation():
 def test_batches_follow_the_sampling_and_the_stored_partition(silent, monkeypatch):
     data, seen = records(), []
     wrapped = Exact._sum
-    monkeypatch.setattr(Exact, "_sum", lambda self, rows, chosen, *rest: seen.append(chosen) or wrapped(self, rows, chosen, *rest))
+    monkeypatch.setattr(
+        Exact,
+        "_sum",
+        lambda self, rows, chosen, *rest: seen.append(chosen) or wrapped(self, rows, chosen, *rest),
+    )
     asked = answerer(data)
 
     def ask(sampling) -> np.ndarray:
@@ -115,10 +141,17 @@ def test_batches_follow_the_sampling_and_the_stored_partition(silent, monkeypatc
     value = ask(DisjointBatches(7, 2))
     at = np.arange(N)[::-1][16:24]
     np.testing.assert_array_equal(seen[-1], at)
-    assert np.linalg.norm(value - clipped_mean(data.x[0][at.copy()], data.y[0][at.copy()], W)) < 1e-4
+    assert (
+        np.linalg.norm(value - clipped_mean(data.x[0][at.copy()], data.y[0][at.copy()], W)) < 1e-4
+    )
     value = ask(Poisson(0.4))
     assert 5 <= len(seen[-1]) <= 45  # Bin(60, 0.4): beyond has probability below 1e-6
-    assert np.linalg.norm(value - clipped_mean(data.x[0][seen[-1]], data.y[0][seen[-1]], W) * len(seen[-1]) / 24) < 1e-4
+    assert (
+        np.linalg.norm(
+            value - clipped_mean(data.x[0][seen[-1]], data.y[0][seen[-1]], W) * len(seen[-1]) / 24
+        )
+        < 1e-4
+    )
     ask(WithoutReplacement(0.25))
     assert len(set(seen[-1])) == len(seen[-1]) == 15
 
@@ -134,11 +167,16 @@ def test_local_steps_are_steps_of_noisy_means_through_the_prox(silent):
     data, of = records(), problem(prox=L1(0.01))
     value = answerer(data, of).answer(Query(LocalSteps(W, 3, 0.5), Gaussian("a", 0.5, 2.0)), [0])[0]
     drift = torch.linspace(-1, 1, W.shape[-1])[None]
-    steered = answerer(data, of).answer(Query(SteeredSteps(W, 3, 0.5, drift), Gaussian("a", 0.5, 2.0)), [0])[0]
+    steered = answerer(data, of).answer(
+        Query(SteeredSteps(W, 3, 0.5, drift), Gaussian("a", 0.5, 2.0)), [0]
+    )[0]
     for got, push in ((value, 0.0), (steered, drift.double())):
         local = W.double()
         for _ in range(3):
-            local = of.prox(local - 0.5 * (torch.from_numpy(clipped_mean(data.x[0], data.y[0], local)) + push), 0.5)
+            local = of.prox(
+                local - 0.5 * (torch.from_numpy(clipped_mean(data.x[0], data.y[0], local)) + push),
+                0.5,
+            )
         assert float((got - (local - W.double())).norm()) < 1e-4
 
 
@@ -164,7 +202,9 @@ def histogram_sum(x, edges):
 
 
 def moments_sum(x, low, high):
-    u = np.nan_to_num(np.clip(2 * (x.astype(np.float64) - low.numpy()) / (high - low).numpy() - 1, -1, 1))
+    u = np.nan_to_num(
+        np.clip(2 * (x.astype(np.float64) - low.numpy()) / (high - low).numpy() - 1, -1, 1)
+    )
     return np.concatenate([u.sum(0), (u**2).sum(0)])
 
 
@@ -173,12 +213,19 @@ def test_feature_statistics_are_those_of_a_loop_and_of_the_simulation(silent):
     x[3, 1], x[4, 2], x[5, 0] = np.nan, np.inf, -np.inf
     data, edges = records(x=x), torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     low, high = torch.full((FEATURES,), -2.0), torch.full((FEATURES,), 1.5)
-    for statistic, wanted in ((Histogram(edges, FEATURES), histogram_sum(x, edges)), (Moments(low, high), moments_sum(x, low, high))):
+    for statistic, wanted in (
+        (Histogram(edges, FEATURES), histogram_sum(x, edges)),
+        (Moments(low, high), moments_sum(x, low, high)),
+    ):
         clip = math.sqrt(FEATURES * (1 if isinstance(statistic, Histogram) else 2))
         query = Query(statistic, Gaussian("a", clip, 2.0))
         answerer(data).check(query)
-        np.testing.assert_allclose(answerer(data).answer(query, [0])[0, 0].numpy(), wanted / N, atol=3e-5)
-        simulated = Simulated(problem(), data, [0]).answer(Query(statistic, Gaussian("a", clip, 0.0)), [0])
+        np.testing.assert_allclose(
+            answerer(data).answer(query, [0])[0, 0].numpy(), wanted / N, atol=3e-5
+        )
+        simulated = Simulated(problem(), data, [0]).answer(
+            Query(statistic, Gaussian("a", clip, 0.0)), [0]
+        )
         np.testing.assert_allclose(simulated[0, 0].numpy(), wanted / N, rtol=1e-12)
 
 
@@ -186,9 +233,11 @@ def test_a_clip_of_zero_gives_exactly_zero():
     assert not answerer().answer(Query(Grad(W), Gaussian("a", 0.0, 2.0)), [0]).any()
 
 
-# --- no record can do more than its clip ---------------------------------------------------------------------------------------------
+# --- no record can do more than its clip ---------------------------------------------------------
 
-numbers = st.floats(width=64) | st.sampled_from([0.0, -0.0, 5e-324, 1e308, -1.7e308, math.inf, -math.inf, math.nan, 1e-200])
+numbers = st.floats(width=64) | st.sampled_from(
+    [0.0, -0.0, 5e-324, 1e308, -1.7e308, math.inf, -math.inf, math.nan, 1e-200]
+)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
@@ -208,17 +257,30 @@ def test_rows_within_and_beyond_the_clip_keep_all_but_a_sliver_of_their_length()
     rng = torch.Generator().manual_seed(0)
     for d in (1, 2, 3, 1000, 70_000):
         rows = torch.randn(4, d, generator=rng, dtype=torch.float64)
-        rows *= torch.tensor([[0.3], [1.0], [5.0], [1e300]], dtype=torch.float64) / rows.norm(dim=1, keepdim=True)
+        rows *= torch.tensor([[0.3], [1.0], [5.0], [1e300]], dtype=torch.float64) / rows.norm(
+            dim=1, keepdim=True
+        )
         lengths = quantised(rows, 1.0, gamma := lattice_step(1.0, d)).double().norm(dim=1) * gamma
         assert bool((lengths <= 1).all())
-        torch.testing.assert_close(lengths, torch.tensor([0.3, 1, 1, 1], dtype=torch.float64), atol=2.0**-GRAIN, rtol=0)
+        torch.testing.assert_close(
+            lengths, torch.tensor([0.3, 1, 1, 1], dtype=torch.float64), atol=2.0**-GRAIN, rtol=0
+        )
 
 
 def test_a_vector_that_escapes_the_float_clip_is_caught_in_integers(monkeypatch):
-    """As if the float norm were wrong by any factor: what then passes the bound contributes zero, and int64 never wraps."""
-    rows, gamma = torch.ones(3, 50, dtype=torch.float64) * torch.tensor([[1e-3], [1.0], [1.0]]), lattice_step(1.0, 50)
+    """As if the float norm were wrong by any factor: what then passes the bound contributes zero,
+    and int64 never wraps.
+    """
+    rows, gamma = (
+        torch.ones(3, 50, dtype=torch.float64) * torch.tensor([[1e-3], [1.0], [1.0]]),
+        lattice_step(1.0, 50),
+    )
     for factor in (0.99, 1e-3, 1e-12):
-        monkeypatch.setattr(torch.linalg, "vector_norm", lambda u, factor=factor, **_: torch.full((3, 1), 50**0.5 * factor))
+        monkeypatch.setattr(
+            torch.linalg,
+            "vector_norm",
+            lambda u, factor=factor, **_: torch.full((3, 1), 50**0.5 * factor),
+        )
         rows[2] = rows[2] / 0.5
         integers = quantised(rows, 1.0, gamma)
         assert integers[0].any()
@@ -236,15 +298,27 @@ def test_replacing_one_record_changes_its_own_row_alone_to_the_last_bit(loss, mo
     of = problem(loss, outputs=1 if loss is squared_error else 3)
     w, totals, base = of.initial([1]), [], records()
     bound = (Fraction(0.5) / Fraction(gamma := lattice_step(0.5, of.dim))) ** 2
-    for bad_x, bad_y in ((0, 0), (math.nan, 0), (3e38, 1), (math.inf, 2), (1, 99), (-1, -5), (0, 2**62)):
+    for bad_x, bad_y in (
+        (0, 0),
+        (math.nan, 0),
+        (3e38, 1),
+        (math.inf, 2),
+        (1, 99),
+        (-1, -5),
+        (0, 2**62),
+    ):
         x, y = base.x[0].numpy().copy(), base.y[0].numpy().copy()
         x[17], y[17] = bad_x, bad_y
         asked = answerer(records(x, y), of)
         totals.append(asked._sum(asked._gradients([w]), np.arange(N), 0.5, gamma, of.dim))
     for total in totals:
-        assert sum(int(k) ** 2 for k in (total - totals[1])) <= bound  # totals[1], of NaN, is the sum of all the others
+        assert (
+            sum(int(k) ** 2 for k in (total - totals[1])) <= bound
+        )  # totals[1], of NaN, is the sum of all the others
     if loss is not squared_error:
-        np.testing.assert_array_equal(totals[4], totals[1])  # a label that does not exist: zero too, and nobody else moved by a bit
+        np.testing.assert_array_equal(
+            totals[4], totals[1]
+        )  # a label that does not exist: zero too, and nobody else moved by a bit
         np.testing.assert_array_equal(totals[5], totals[1])
 
 
@@ -259,7 +333,9 @@ def test_a_record_that_breaks_a_batch_takes_nobody_with_it():
         return x * 2
 
     np.testing.assert_array_equal(slots.computed(rows, x, y, 2)[:, 0], [0, 2, 4, 0, 8])
-    np.testing.assert_array_equal(slots.computed(lambda x, y: rows(x, y, beside=4), x, y, 2)[:, 0], [0, 2, 4, 6, 8])
+    np.testing.assert_array_equal(
+        slots.computed(lambda x, y: rows(x, y, beside=4), x, y, 2)[:, 0], [0, 2, 4, 6, 8]
+    )
 
 
 def test_a_computation_that_fails_on_every_record_gives_noise_around_zero(monkeypatch):
@@ -272,7 +348,7 @@ def test_a_computation_that_fails_on_every_record_gives_noise_around_zero(monkey
     assert float(value.abs().max()) < 10 * 2.0 * 2 * 0.5 / N
 
 
-# --- what is refused before the charge, and what does not exist -----------------------------------------------------------------------
+# --- what is refused before the charge, and what does not exist ----------------------------------
 
 
 @pytest.mark.parametrize(
@@ -306,7 +382,9 @@ def test_the_lattice_fits_int64_and_the_noise_its_sampler_at_every_dimension(d):
         assert clip / gamma < 2**30 and exact.MAX_RECORDS * int(clip / gamma + 1) < 2**62  # noqa: PT018
         query = Query(Grad(torch.zeros(1, 1).expand(1, d)), Gaussian("a", clip, 100.0))
         check_lattice(query, d, N)
-        assert Fraction(noise_scale(query.mechanism, gamma)) >= 100 * 2 * Fraction(clip) / Fraction(gamma)
+        assert Fraction(noise_scale(query.mechanism, gamma)) >= 100 * 2 * Fraction(clip) / Fraction(
+            gamma
+        )
 
 
 def test_there_is_no_seed_and_no_switch_and_only_one_silo():
@@ -319,12 +397,35 @@ def test_there_is_no_seed_and_no_switch_and_only_one_silo():
         lattice.Keystream.__init__,
     ]
     code += [member for _, member in inspect.getmembers(Exact, inspect.isfunction)]
-    names = {name.lower() for function in code for name in inspect.signature(function).parameters} | {n.lower() for n in vars(answerer())}
-    for word in ("seed", "generator", "random", "noise", "debug", "test", "off", "disable", "private", "secure"):
+    names = {
+        name.lower() for function in code for name in inspect.signature(function).parameters
+    } | {n.lower() for n in vars(answerer())}
+    for word in (
+        "seed",
+        "generator",
+        "random",
+        "noise",
+        "debug",
+        "test",
+        "off",
+        "disable",
+        "private",
+        "secure",
+    ):
         assert not any(word in name for name in names), word
-    assert set(inspect.signature(Exact).parameters) == {"problem", "records", "partition", "held_out_share", "mapped"}
+    assert set(inspect.signature(Exact).parameters) == {
+        "problem",
+        "records",
+        "partition",
+        "held_out_share",
+        "mapped",
+    }
     with pytest.raises(BadInput, match="one silo"):
-        Exact(problem(), Records.of([(np.ones((2, 5)), np.ones(2))] * 2), partition=lambda *_: np.arange(2))
+        Exact(
+            problem(),
+            Records.of([(np.ones((2, 5)), np.ones(2))] * 2),
+            partition=lambda *_: np.arange(2),
+        )
 
 
 @pytest.mark.parametrize("clip", [0.3, 1.0, 77.7])
@@ -332,8 +433,24 @@ def test_there_is_no_seed_and_no_switch_and_only_one_silo():
 def test_products_of_any_floats_are_integers_no_farther_apart_than_their_noise_is_for(clip, size):
     """By Python's integers, over all pairs; orthogonal factors come within a thousandth of it."""
     gamma = lattice_step(clip, size * (size + 1) // 2)
-    far = 1e3 * clip * np.concatenate([np.eye(size), np.random.default_rng(1).normal(size=(20, size)), np.full((1, size), 1e300)])
-    rows = multiplied(torch.from_numpy(np.concatenate([far, [[np.nan] * size, [np.inf] * size, [0.0] * size]])), clip, gamma).tolist()
-    most = max(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) for one in rows for other in rows)
+    far = (
+        1e3
+        * clip
+        * np.concatenate(
+            [
+                np.eye(size),
+                np.random.default_rng(1).normal(size=(20, size)),
+                np.full((1, size), 1e300),
+            ]
+        )
+    )
+    rows = multiplied(
+        torch.from_numpy(np.concatenate([far, [[np.nan] * size, [np.inf] * size, [0.0] * size]])),
+        clip,
+        gamma,
+    ).tolist()
+    most = max(
+        sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) for one in rows for other in rows
+    )
     allowed = (2 * Fraction(clip) / Fraction(gamma)) ** 2
     assert 0.998 * allowed < most <= allowed

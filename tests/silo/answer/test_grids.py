@@ -1,4 +1,6 @@
-"""What torch's own interpreter makes of a layer's factors is what Python makes of them, to the last bit, and a record's own."""
+"""What torch's own interpreter makes of a layer's factors is what Python makes of them, to the last
+bit, and a record's own.
+"""
 
 import math
 
@@ -10,7 +12,9 @@ from silodp.silo.answer.grids import inputs_of, on_grids, run, scale_of, square_
 
 def factors(terms, places, seed=0):
     rng = torch.Generator().manual_seed(seed)
-    made = [[torch.randn(40, places, width, generator=rng) for _ in range(terms)] for width in (7, 3)]
+    made = [
+        [torch.randn(40, places, width, generator=rng) for _ in range(terms)] for width in (7, 3)
+    ]
     for at, bad in enumerate((math.nan, math.inf, -math.inf, 3e38, 1e-40, 0.0)):
         made[at % 2][0][at, 0, at % 3] = bad
     return made
@@ -31,7 +35,11 @@ def numbers(call, terms, places, bias):
 def test_torchs_interpreter_gives_the_same_bits_as_python_in_every_call(terms, places, bias):
     plain = numbers(lambda function: function, terms, places, bias)
     for _ in range(4):  # it looks at the first calls, and may arrange the later ones otherwise
-        for mine, theirs in zip(plain, numbers(lambda function: run(function, torch.zeros(1)), terms, places, bias), strict=True):
+        for mine, theirs in zip(
+            plain,
+            numbers(lambda function: run(function, torch.zeros(1)), terms, places, bias),
+            strict=True,
+        ):
             assert torch.equal(mine.nan_to_num(-1.0), theirs.nan_to_num(-1.0))
 
 

@@ -1,7 +1,8 @@
 """Exact noise: its law, its three cases, what it trusts of floats, and that nobody can seed it.
 
-The streams here are seeded through the private seam (a Keystream subclass that only tests have), so no statistical test can flake; its
-stated false-alarm rate says how surprised one may be when a change of the code makes it fail.
+The streams here are seeded through the private seam (a Keystream subclass that only tests have), so
+no statistical test can flake; its stated false-alarm rate says how surprised one may be when a
+change of the code makes it fail.
 """
 
 import copy
@@ -32,7 +33,9 @@ class SeededKeystream(Keystream):
 
     def __init__(self, seed):
         super().__init__()
-        self._known = Cipher(algorithms.ChaCha20(seed.to_bytes(32, "little"), bytes(16)), mode=None).encryptor()
+        self._known = Cipher(
+            algorithms.ChaCha20(seed.to_bytes(32, "little"), bytes(16)), mode=None
+        ).encryptor()
 
     def bytes(self, n):
         return self._known.update(bytes(n))
@@ -79,7 +82,9 @@ def half_integers(scale, width):
 
 @pytest.mark.parametrize("scale", [1.0, 1.3, 2.0, 2.7, 10.3, 63.9])
 def test_each_integer_has_the_probability_of_its_cell(scale):
-    """Chi-square against Phi((k + 1/2)/s) - Phi((k - 1/2)/s), k by k; false alarms 1e-6 per scale."""
+    """Chi-square against Phi((k + 1/2)/s) - Phi((k - 1/2)/s), k by k; false alarms 1e-6 per
+    scale.
+    """
     draws = lattice._draw(scale, 500_000, SeededKeystream(1))
     assert chi_square(draws, half_integers(scale, 3), lambda x: stats.norm.cdf(x / scale)) > ALARM
 
@@ -99,13 +104,20 @@ def test_the_chi_square_sees_a_law_as_near_as_the_discrete_gaussian():
 
 
 def test_tails_are_counted_exactly():
-    """Two-sided binomial tests of how often |k| passes 3, 4, 4.8 and 5 s in 8 million draws, both sides; false alarms 8e-6."""
+    """Two-sided binomial tests of how often |k| passes 3, 4, 4.8 and 5 s in 8 million draws, both
+    sides; false alarms 8e-6.
+    """
     scale = 20.0
     draws = lattice._draw(scale, 8_000_000, SeededKeystream(4))
     for multiple in (3, 4, 4.8, 5):
         beyond = int(multiple * scale)
         for count in ((draws > beyond).sum(), (draws < -beyond).sum()):
-            assert stats.binomtest(int(count), len(draws), stats.norm.sf((beyond + 0.5) / scale)).pvalue > ALARM
+            assert (
+                stats.binomtest(
+                    int(count), len(draws), stats.norm.sf((beyond + 0.5) / scale)
+                ).pvalue
+                > ALARM
+            )
 
 
 def test_the_tail_case_has_the_conditional_law():
@@ -114,7 +126,12 @@ def test_the_tail_case_has_the_conditional_law():
     tail = [abs(int(lattice._draw(scale, 1, Prefixed(stream, 19))[0])) for _ in range(1_500)]
     edges = np.arange(48, 56) + 0.5
     assert min(tail) >= 47
-    assert chi_square(np.array(tail), edges, lambda x: np.maximum(0, 1 - stats.norm.sf(x / scale) * 2.0**20)) > ALARM
+    assert (
+        chi_square(
+            np.array(tail), edges, lambda x: np.maximum(0, 1 - stats.norm.sf(x / scale) * 2.0**20)
+        )
+        > ALARM
+    )
 
 
 class Prefixed(Keystream):
@@ -132,8 +149,12 @@ class Prefixed(Keystream):
 
 
 def test_coordinates_and_calls_are_uncorrelated():
-    """Correlations of values and of squares, between neighbours and between two keys, within 4.9 sigma; false alarms 4e-6."""
-    first, second = (lattice._draw(8.0, 300_000, SeededKeystream(seed)).astype(float) for seed in (6, 7))
+    """Correlations of values and of squares, between neighbours and between two keys, within 4.9
+    sigma; false alarms 4e-6.
+    """
+    first, second = (
+        lattice._draw(8.0, 300_000, SeededKeystream(seed)).astype(float) for seed in (6, 7)
+    )
     for left, right in ((first[1:], first[:-1]), (first, second)):
         for power in (1, 2):
             assert abs(np.corrcoef(left**power, right**power)[0, 1]) < 4.9 / math.sqrt(len(left))
@@ -146,7 +167,9 @@ def test_coordinates_and_calls_are_uncorrelated():
 @pytest.mark.parametrize("scale", [1.0, 2.7, 64.0, 2.0**20 + 0.1, 2.0**40])
 @pytest.mark.parametrize("multiple", [0.0, 0.4, 1.7, 4.2, 5.9, 13.0])
 def test_a_near_tie_is_decided_by_the_first_bit_that_differs(scale, multiple, sign):
-    """p agrees with Q((k + 1/2)/s), computed by mpmath, for as many words as it takes, and then is one unit below or above it."""
+    """p agrees with Q((k + 1/2)/s), computed by mpmath, for as many words as it takes, and then is
+    one unit below or above it.
+    """
     k, unit = int(multiple * scale), 1 / mpmath.mpf(scale)
     threshold, next_threshold = (upper_tail((k + mpmath.mpf(0.5) + i) * unit) for i in (0, 1))
     fewest = next(n for n in range(1, 9) if mpmath.ldexp(threshold - next_threshold, 64 * n) > 4)
@@ -166,7 +189,11 @@ def test_the_tail_goes_as_deep_as_the_bits_do():
         p = mpmath.ldexp(mpmath.mpf(12345678901234567890), -64 * (zero_words + 1))
         (k,) = lattice._draw(1000.3, 1, ScriptedKeystream(*words))
         with mpmath.workprec(2000):
-            assert upper_tail((k + mpmath.mpf(0.5)) / mpmath.mpf(1000.3)) < p < upper_tail((k - mpmath.mpf(0.5)) / mpmath.mpf(1000.3))
+            assert (
+                upper_tail((k + mpmath.mpf(0.5)) / mpmath.mpf(1000.3))
+                < p
+                < upper_tail((k - mpmath.mpf(0.5)) / mpmath.mpf(1000.3))
+            )
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.3, 2.0**20, 2.0**40])
@@ -195,9 +222,11 @@ def test_near_ties_settled_slowly_agree_with_the_fast_case():
 
 
 def test_ndtri_keeps_the_bound_that_the_fast_case_asks_of_it():
-    """|ndtri(p) - Phi^-1(p)| on [2^-20, 1/2]: a grid in p, one in log p, both sides of Cephes's branch at exp(-2), and next to 1/2.
+    """|ndtri(p) - Phi^-1(p)| on [2^-20, 1/2]: a grid in p, one in log p, both sides of Cephes's
+    branch at exp(-2), and next to 1/2.
 
-    The bound asked is 2^-44; the largest error seen is also held to a sixteenth of it, so that a worse scipy is noticed before it matters.
+    The bound asked is 2^-44; the largest error seen is also held to a sixteenth of it, so that a
+    worse scipy is noticed before it matters.
     """
     grid = np.concatenate(
         [
@@ -231,9 +260,13 @@ def test_the_integer_enclosures_hold_and_are_narrow():
             for x in [*rng.uniform(0, 9, 40), 1e-9, 2.0**-41]:
                 a, b = float(x).as_integer_ratio()
                 low, high = lattice._gauss_integral(a, b, bits)
-                exact = mpmath.ldexp(mpmath.erf(mpmath.mpf(x) / mpmath.sqrt(2)) * mpmath.sqrt(mpmath.pi / 2), bits)
+                exact = mpmath.ldexp(
+                    mpmath.erf(mpmath.mpf(x) / mpmath.sqrt(2)) * mpmath.sqrt(mpmath.pi / 2), bits
+                )
                 assert low <= exact <= high
-                assert high - low < 2 ** (12 + x * x), "wide enclosures would only waste bits, but x^2 guard bits should do"
+                assert high - low < 2 ** (12 + x * x), (
+                    "wide enclosures would only waste bits, but x^2 guard bits should do"
+                )
 
 
 # ---- an independent sampler ----
@@ -255,15 +288,29 @@ def opendp_gaussian():
 
 
 def test_opendp_and_silodp_each_keep_their_own_law(opendp_gaussian):
-    """OpenDP's discrete Gaussian at s = 2 under the same chi-square; OpenDP cannot be seeded, so false alarms are 1e-9."""
+    """OpenDP's discrete Gaussian at s = 2 under the same chi-square; OpenDP cannot be seeded, so
+    false alarms are 1e-9.
+    """
     edges = half_integers(2.0, 3)
     assert chi_square(opendp_gaussian(2.0, 20_000), edges, discrete_gaussian_cdf(2.0)) > 1e-9
-    assert chi_square(lattice._draw(2.0, 20_000, SeededKeystream(11)), edges, lambda x: stats.norm.cdf(x / 2)) > 1e-9
+    assert (
+        chi_square(
+            lattice._draw(2.0, 20_000, SeededKeystream(11)), edges, lambda x: stats.norm.cdf(x / 2)
+        )
+        > 1e-9
+    )
 
 
 def test_opendp_and_silodp_agree_at_a_large_scale(opendp_gaussian):
-    """Two-sample Kolmogorov-Smirnov at s = 1000, where the two laws differ by less than 1e-6; false alarms 1e-9."""
-    assert stats.ks_2samp(opendp_gaussian(1000.0, 20_000), lattice._draw(1000.0, 300_000, SeededKeystream(12))).pvalue > 1e-9
+    """Two-sample Kolmogorov-Smirnov at s = 1000, where the two laws differ by less than 1e-6; false
+    alarms 1e-9.
+    """
+    assert (
+        stats.ks_2samp(
+            opendp_gaussian(1000.0, 20_000), lattice._draw(1000.0, 300_000, SeededKeystream(12))
+        ).pvalue
+        > 1e-9
+    )
 
 
 # ---- entropy ----
@@ -349,7 +396,10 @@ def test_coins_fall_with_their_probability(probability):
 def test_a_coin_is_exact_to_the_last_bit_of_the_float():
     p = 1.5 * 2.0**-70  # the first word of p is 0, the second 3/2 2^58
     threshold = 3 << 57
-    assert [bool(ScriptedKeystream(*words).coins(1, p)[0]) for words in ((0, threshold - 1), (0, threshold))] == [True, False]
+    assert [
+        bool(ScriptedKeystream(*words).coins(1, p)[0])
+        for words in ((0, threshold - 1), (0, threshold))
+    ] == [True, False]
     assert not ScriptedKeystream(1).coins(1, p)[0]
     assert ScriptedKeystream(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0).coins(1, 5e-324)[0]
     assert Keystream().coins(100, 1.0).all()

@@ -1,4 +1,6 @@
-"""No question chooses how much memory a gate takes: what would take more than is stated is refused before the charge, all else is made in pieces."""
+"""No question chooses how much memory a gate takes: what would take more than is stated is refused
+before the charge, all else is made in pieces.
+"""
 
 import numpy as np
 import pytest
@@ -46,10 +48,18 @@ class Largest(TorchDispatchMode):
 
 def answerer(places: int = PLACES, features: int = FEATURES, persons: int = N) -> Exact:
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(persons, places, features)).astype(np.float32), rng.integers(0, 2, (persons, places))
+    x, y = (
+        rng.normal(size=(persons, places, features)).astype(np.float32),
+        rng.integers(0, 2, (persons, places)),
+    )
     y[1:, places // 2 :] = -1  # places without a row
     problem = Problem(nn.Sequential(nn.Linear(features, 1)), logistic, person=Person("p", places))
-    return Exact(problem, Records.of([(x, y)]), partition=lambda name, batches: np.arange(persons), held_out_share=0.5)
+    return Exact(
+        problem,
+        Records.of([(x, y)]),
+        partition=lambda name, batches: np.arange(persons),
+        held_out_share=0.5,
+    )
 
 
 def query(statistic) -> Query:
@@ -57,15 +67,23 @@ def query(statistic) -> Query:
 
 
 @pytest.mark.parametrize("statistic", ASKED, ids=lambda statistic: type(statistic).__name__)
-def test_what_is_made_of_a_persons_rows_is_made_in_pieces_and_is_the_same_to_the_last_integer(statistic, monkeypatch):
-    monkeypatch.setattr(exact.lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+def test_what_is_made_of_a_persons_rows_is_made_in_pieces_and_is_the_same_to_the_last_integer(
+    statistic, monkeypatch
+):
+    monkeypatch.setattr(
+        exact.lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64)
+    )
     asked = answerer()
     whole = asked.answer(query(statistic), [0])
     monkeypatch.setattr(slots, "CHUNK", SMALL)
     with Largest() as largest:
         pieces = asked.answer(query(statistic), [0])
-    assert largest.numbers <= max(SMALL, statistic.shape[-1], N * PLACES * FEATURES)  # the last is what the records are
-    if statistic.factors(asked.problem, 0) or statistic.numbers == 0:  # integers, and cells that are halves, quarters ...
+    assert largest.numbers <= max(
+        SMALL, statistic.shape[-1], N * PLACES * FEATURES
+    )  # the last is what the records are
+    if (
+        statistic.factors(asked.problem, 0) or statistic.numbers == 0
+    ):  # integers, and cells that are halves, quarters ...
         assert torch.equal(pieces, whole)
     torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-5)
 
@@ -80,7 +98,10 @@ def test_the_widest_rows_of_the_most_places_take_a_few_chunks_and_not_gigabytes(
 
 def test_products_of_a_persons_rows_are_the_same_in_any_pieces(monkeypatch):
     rng = np.random.default_rng(1)
-    factors, real = torch.from_numpy(rng.normal(size=(4 * 9, 7))), torch.from_numpy(rng.random((4, 9)) < 0.7)
+    factors, real = (
+        torch.from_numpy(rng.normal(size=(4 * 9, 7))),
+        torch.from_numpy(rng.random((4, 9)) < 0.7),
+    )
     gamma = lattice_step(1.0, 28)
     whole = multiplied(factors, 1.0, gamma, real)
     monkeypatch.setattr(slots, "CHUNK", 1)

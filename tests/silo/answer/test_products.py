@@ -1,4 +1,6 @@
-"""Sums by exact products: a record's integers are its own, the sum is that of integers, and no record moves it by more than its bound."""
+"""Sums by exact products: a record's integers are its own, the sum is that of integers, and no
+record moves it by more than its bound.
+"""
 
 import math
 
@@ -22,17 +24,41 @@ N, MINE, CLIP = 45, [0, 7, 16, 31, 44], 0.5
 
 def small_network():
     return nn.Sequential(
-        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)),
-        *(Residual(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Tanh()), nn.Conv2d(4, 24, 4), nn.Flatten(), nn.LayerNorm(24), nn.Linear(24, 3)),
-    )  # fmt: skip
+        *(
+            nn.Unflatten(1, (1, 8, 8)),
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
+        *(
+            Residual(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Tanh()),
+            nn.Conv2d(4, 24, 4),
+            nn.Flatten(),
+            nn.LayerNorm(24),
+            nn.Linear(24, 3),
+        ),
+    )
 
 
 MODELS = {
     "logistic": (lambda: nn.Sequential(nn.Linear(64, 1)), logistic),
-    "mlp": (lambda: nn.Sequential(nn.Linear(64, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)), cross_entropy),
-    "places": (lambda: nn.Sequential(nn.Unflatten(1, (2, 32)), nn.Linear(32, 20), nn.Sigmoid(), nn.Flatten(), nn.Linear(40, 3)), cross_entropy),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(64, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)),
+        cross_entropy,
+    ),
+    "places": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 32)),
+            nn.Linear(32, 20),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(40, 3),
+        ),
+        cross_entropy,
+    ),
     "network": (small_network, cross_entropy),
-}  # fmt: skip
+}
 
 
 def problem_of(name: str) -> Problem:
@@ -51,10 +77,16 @@ def records(others: float | None = None) -> Records:
 
 
 def points_of(of: Problem) -> list[list[torch.Tensor]]:
-    """Gradients and differences at ordinary and at hostile points: layers that cancel, overflow and next to nothing."""
+    """Gradients and differences at ordinary and at hostile points: layers that cancel, overflow and
+    next to nothing.
+    """
     w = of.initial([1]).double()
     rng = torch.Generator().manual_seed(0)
-    wild = w * 10.0 ** (12 * torch.rand(w.shape, generator=rng, dtype=torch.float64)) * torch.randn(w.shape, generator=rng).sign()
+    wild = (
+        w
+        * 10.0 ** (12 * torch.rand(w.shape, generator=rng, dtype=torch.float64))
+        * torch.randn(w.shape, generator=rng).sign()
+    )
     return [[w], [w, 0.999 * w], [w, -w], [wild], [1e30 * w], [1e-30 * w], [wild, w]]
 
 
@@ -64,9 +96,19 @@ def drawn(batch) -> np.ndarray:
     return mask
 
 
-def of_silo(made: Products, points, batch, data: Records | None = None, clip: float = CLIP, threads: int = 1) -> np.ndarray:
+def of_silo(
+    made: Products, points, batch, data: Records | None = None, clip: float = CLIP, threads: int = 1
+) -> np.ndarray:
     data = data or records()
-    return made.sum(points, data.x[0], data.y[0], drawn(batch), clip, lattice_step(clip, made._problem.dim), threads=threads)
+    return made.sum(
+        points,
+        data.x[0],
+        data.y[0],
+        drawn(batch),
+        clip,
+        lattice_step(clip, made._problem.dim),
+        threads=threads,
+    )
 
 
 @pytest.fixture(params=MODELS)
@@ -99,31 +141,43 @@ def test_a_records_integers_are_the_same_whatever_the_others_hold(made):
         rows, kept = made.rows(points, CLIP, gamma), []
         for others in (None, math.nan, math.inf, 3e38, 1e-40, 0.0):
             data = records(others)
-            whole = torch.cat([rows(data.x[0, at : at + 16], data.y[0, at : at + 16]) for at in (0, 16, 32)])
+            whole = torch.cat(
+                [rows(data.x[0, at : at + 16], data.y[0, at : at + 16]) for at in (0, 16, 32)]
+            )
             kept.append(whole[MINE])
         assert all(torch.equal(values.nan_to_num(), kept[0].nan_to_num()) for values in kept)
 
 
 def test_no_record_moves_a_sum_by_more_than_its_bound_in_any_batch(made):
-    """Joining a batch, a record moves S by at most C / gamma, and replaced by another one by at most 2 C / gamma; exactly, in integers."""
+    """Joining a batch, a record moves S by at most C / gamma, and replaced by another one by at
+    most 2 C / gamma; exactly, in integers.
+    """
     gamma = lattice_step(CLIP, made._problem.dim)
     most = int((CLIP / gamma) ** 2)
     for points in points_of(made._problem):
         for others in (None, 3e38, 0.5):
             for batch in ([], [1, 2, 8, 30], list(range(N))):
                 rest = [i for i in batch if i != 7]
-                with_it, without = (of_silo(made, points, b, records(others)) for b in ([*rest, 7], rest))
+                with_it, without = (
+                    of_silo(made, points, b, records(others)) for b in ([*rest, 7], rest)
+                )
                 assert sum(int(k) ** 2 for k in with_it - without) <= most
 
 
 def test_products_of_a_chunk_are_those_of_integers(made):
-    """What a chunk adds is rho times the whole sum over records and places, in Python's own integers."""
+    """What a chunk adds is rho times the whole sum over records and places, in Python's own
+    integers.
+    """
     data, of = records(), made._problem
     points = [made._tracer.parameters(w) for w in points_of(of)[0]]
-    chunk, kept = made._records(points, data.x[0, :16], data.y[0, :16], CLIP, lattice_step(CLIP, of.dim))
+    chunk, kept = made._records(
+        points, data.x[0, :16], data.y[0, :16], CLIP, lattice_step(CLIP, of.dim)
+    )
     assert bool(kept.all())
     totals = chunk.added(kept)
-    for layer, a, v, rho in zip(chunk.layers[len(chunk.wholes) :], chunk.a, chunk.v, chunk.rhos, strict=True):
+    for layer, a, v, rho in zip(
+        chunk.layers[len(chunk.wholes) :], chunk.a, chunk.v, chunk.rhos, strict=True
+    ):
         left, right = (factor.flatten(0, 1).numpy().astype(object) for factor in (v, a))
         assert all(float(v).is_integer() for factor in (left, right) for v in factor.flatten())
         exact = np.vectorize(int)(left).astype(object).T @ np.vectorize(int)(right).astype(object)
@@ -133,8 +187,13 @@ def test_products_of_a_chunk_are_those_of_integers(made):
 
 
 def test_a_record_above_its_bound_is_zero_and_nobody_else_is(made, monkeypatch):
-    """Where clipping itself is wrong, the check of integers still keeps the bound: a mistake of floats costs accuracy, never privacy."""
-    points, gamma = [made._tracer.parameters(w) for w in points_of(made._problem)[0]], lattice_step(CLIP, made._problem.dim)
+    """Where clipping itself is wrong, the check of integers still keeps the bound: a mistake of
+    floats costs accuracy, never privacy.
+    """
+    points, gamma = (
+        [made._tracer.parameters(w) for w in points_of(made._problem)[0]],
+        lattice_step(CLIP, made._problem.dim),
+    )
 
     def integers() -> torch.Tensor:
         chunk, kept = made._records(points, records().x[0, :16], records().y[0, :16], CLIP, gamma)
@@ -157,19 +216,39 @@ def test_models_that_are_not_known_to_the_last_module_go_record_by_record():
     frozen[0].weight.requires_grad_(False)
     for model in (
         nn.Sequential(Own(64, 3)),
-        nn.Sequential(nn.Linear(64, 6), nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.Bilinear(1, 1, 1)),
+        nn.Sequential(
+            nn.Linear(64, 6), nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.Bilinear(1, 1, 1)
+        ),
         frozen,
     ):
         assert Products.of(Problem(model, cross_entropy), (64,)) is None
-    assert Products.of(Problem(nn.Sequential(nn.Linear(64, 3)), lambda output, target: output.sum(-1)), (64,)) is None
+    assert (
+        Products.of(
+            Problem(nn.Sequential(nn.Linear(64, 3)), lambda output, target: output.sum(-1)), (64,)
+        )
+        is None
+    )
 
 
-MIXING = {  # of which the loss of a chunk is broadcast along its records, though each record by itself is sound
-    "an axis beside the records'": (lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)), Huber(0.3), (1, 8)),
-    "no axis of outputs": (lambda: nn.Sequential(nn.Linear(8, 3), nn.Flatten(0, 1)), Huber(0.3), (8,)),
+# of which the loss of a chunk is broadcast along its records, though each record by itself is sound
+MIXING = {
+    "an axis beside the records'": (
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)),
+        Huber(0.3),
+        (1, 8),
+    ),
+    "no axis of outputs": (
+        lambda: nn.Sequential(nn.Linear(8, 3), nn.Flatten(0, 1)),
+        Huber(0.3),
+        (8,),
+    ),
     "as many outputs as records": (lambda: nn.Sequential(nn.Linear(8, 16)), logistic, (8,)),
-    "a sum of other axes": (lambda: nn.Sequential(nn.Linear(8, 8), Residual(nn.Linear(8, 8), MeanPool()), nn.Flatten()), cross_entropy, (3, 8)),
-}  # fmt: skip
+    "a sum of other axes": (
+        lambda: nn.Sequential(nn.Linear(8, 8), Residual(nn.Linear(8, 8), MeanPool()), nn.Flatten()),
+        cross_entropy,
+        (3, 8),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MIXING)
@@ -183,32 +262,47 @@ def test_targets_that_would_be_broadcast_along_records_go_record_by_record():
 
 
 def test_a_gate_sees_labels_that_mix_in_chunks_of_every_size(monkeypatch):
-    """Where nothing else looks, the gate's own test does: a slope that takes the next record's target, in a last chunk of two as well."""
+    """Where nothing else looks, the gate's own test does: a slope that takes the next record's
+    target, in a last chunk of two as well.
+    """
     monkeypatch.setattr(products, "MOST", 16)
     traced = Products._traced
     monkeypatch.setattr(Products, "_traced", lambda self, w, x, y: traced(self, w, x, y.roll(1)))
     for n in (2, 18, 45):
-        data = Records.of([(np.random.default_rng(0).normal(size=(n, 64)).astype(np.float32), np.arange(n) % 2)])
+        data = Records.of(
+            [(np.random.default_rng(0).normal(size=(n, 64)).astype(np.float32), np.arange(n) % 2)]
+        )
         with pytest.raises(BadInput, match="depends on the"):
-            Exact(problem_of("logistic"), data, partition=lambda name, batches: np.arange(0)).verify()
+            Exact(
+                problem_of("logistic"), data, partition=lambda name, batches: np.arange(0)
+            ).verify()
 
 
 def test_the_sum_is_the_same_to_the_last_bit_with_any_number_of_threads(made):
     for points in points_of(made._problem):
         alone = of_silo(made, points, range(0, N, 2))
         for threads in (2, 5):
-            np.testing.assert_array_equal(of_silo(made, points, range(0, N, 2), threads=threads), alone)
+            np.testing.assert_array_equal(
+                of_silo(made, points, range(0, N, 2), threads=threads), alone
+            )
 
 
 def test_what_is_known_of_records_changes_no_bit(made, monkeypatch):
-    """Of ordinary records and of hostile ones, in any batch; and it is known of chunks as they are asked, for layers that no point changes."""
+    """Of ordinary records and of hostile ones, in any batch; and it is known of chunks as they are
+    asked, for layers that no point changes.
+    """
     for others in (None, math.nan, math.inf, 3e38, 1e-40, 0.0):
         data = records(others)
         x, y = data.x[0], data.y[0]
-        known, words = made.known(x), (drawn(range(0, N, 2)), CLIP, lattice_step(CLIP, made._problem.dim))
+        known, words = (
+            made.known(x),
+            (drawn(range(0, N, 2)), CLIP, lattice_step(CLIP, made._problem.dim)),
+        )
         assert len(known) == (3 if isinstance(made._problem.model[0], nn.Linear) else 0)
         for points in points_of(made._problem):
-            np.testing.assert_array_equal(made.sum(points, x, y, *words, 1.0, 2, known), made.sum(points, x, y, *words))
+            np.testing.assert_array_equal(
+                made.sum(points, x, y, *words, 1.0, 2, known), made.sum(points, x, y, *words)
+            )
     monkeypatch.setattr(products, "KEPT", N * 65 - 1)
     assert made.known(x) == []
 
@@ -221,7 +315,10 @@ def test_a_gate_tries_what_it_keeps_of_its_records(monkeypatch):
         return Exact(problem_of("mlp"), records(), partition=lambda name, batches: np.arange(N))
 
     def mixed(self, x):
-        return [{layer: (a + (a[-1:] > 0), *more) for layer, (a, *more) in chunk.items()} for chunk in made(self, x)]
+        return [
+            {layer: (a + (a[-1:] > 0), *more) for layer, (a, *more) in chunk.items()}
+            for chunk in made(self, x)
+        ]
 
     assert gate()._known
     monkeypatch.setattr(Products, "known", mixed)
@@ -235,17 +332,29 @@ def test_stretched_gradients_are_clipped_as_those_of_a_shorter_clip(made):
     for clip in (0.37, 2.0**-390, 2.0**390):
         for points in points_of(of):
             words = points, data.x[0], data.y[0]
-            full, without = (made.sum(*words, drawn(batch), radius, 1.0, radius / clip) for batch in (range(N), [*range(7), *range(8, N)]))
+            full, without = (
+                made.sum(*words, drawn(batch), radius, 1.0, radius / clip)
+                for batch in (range(N), [*range(7), *range(8, N)])
+            )
             assert sum(int(k) ** 2 for k in full - without) <= int(radius) ** 2
     rows = Gradients(of, points_of(of)[0])(data.x[0].double(), data.y[0])
     wanted = (rows * (0.37 / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(0).numpy()
-    got = made.sum(points_of(of)[0], data.x[0], data.y[0], drawn(range(N)), radius, 1.0, radius / 0.37) * 0.37 / radius
+    got = (
+        made.sum(
+            points_of(of)[0], data.x[0], data.y[0], drawn(range(N)), radius, 1.0, radius / 0.37
+        )
+        * 0.37
+        / radius
+    )
     assert np.linalg.norm(got - wanted) <= N * 0.37 * 2.0**-14
 
 
 def test_a_gate_does_not_serve_where_a_layer_raises_on_a_record_beside_others(monkeypatch):
     """It would raise after a charge: nobody asks a chunk of products again."""
-    asked, traced = Exact(problem_of("mlp"), records(), partition=lambda name, batches: np.arange(N)), Products._traced
+    asked, traced = (
+        Exact(problem_of("mlp"), records(), partition=lambda name, batches: np.arange(N)),
+        Products._traced,
+    )
 
     def raising(self, w, x, y):
         if bool(x.isnan().any()):
@@ -269,13 +378,18 @@ def test_a_gate_does_not_serve_where_a_product_of_integers_is_not_exact(monkeypa
     asked = Exact(problem_of("mlp"), records(), partition=lambda name, batches: np.arange(N))
     asked.verify()
     plain = torch.Tensor.__matmul__
-    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda self, other: plain(self.float(), other.float()).double())
+    monkeypatch.setattr(
+        torch.Tensor, "__matmul__", lambda self, other: plain(self.float(), other.float()).double()
+    )
     with pytest.raises(BadInput, match="not exact"):
         asked.verify()
 
 
 def test_a_gate_does_not_serve_where_a_record_depends_on_the_others(monkeypatch):
-    asked, traced = Exact(problem_of("mlp"), records(), partition=lambda name, batches: np.arange(N)), Products._traced
+    asked, traced = (
+        Exact(problem_of("mlp"), records(), partition=lambda name, batches: np.arange(N)),
+        Products._traced,
+    )
 
     def mixed(self, w, x, y):
         more = 1 + 2.0**-23 * (x.nan_to_num().flip(0).sum(1, keepdim=True) > 0).float()

@@ -1,4 +1,6 @@
-"""Scores, class counts and missing rates at the gate: what one record can do to them, what they cost, and what is refused."""
+"""Scores, class counts and missing rates at the gate: what one record can do to them, what they
+cost, and what is refused.
+"""
 
 import contextlib
 import hashlib
@@ -52,16 +54,26 @@ def point(name, scale=1.0):
 
 
 def some_records(name):
-    """Ordinary and hostile records: values that are huge or not finite, labels that do not exist."""
+    """Ordinary and hostile records: values that are huge or not finite, labels that do not
+    exist.
+    """
     random = torch.Generator().manual_seed(4)
     rows = [torch.randn(FEATURES, generator=random) * 5 for _ in range(6)]
-    rows += [torch.full((FEATURES,), value) for value in (0.0, *BAD)] + [torch.tensor([math.nan, 1.0, 2.0])]
-    labels = [0.0, float(point(name)[0, -1]), 1e30, -3.0, math.nan, math.inf] if name in NUMBERS else [0, 1, 3, -7, 2**62]
+    rows += [torch.full((FEATURES,), value) for value in (0.0, *BAD)] + [
+        torch.tensor([math.nan, 1.0, 2.0])
+    ]
+    labels = (
+        [0.0, float(point(name)[0, -1]), 1e30, -3.0, math.nan, math.inf]
+        if name in NUMBERS
+        else [0, 1, 3, -7, 2**62]
+    )
     return [(x, torch.tensor(y)) for x in rows for y in labels]
 
 
 def deployed(problem, share=0.0):
-    return lambda records: Exact(problem, records, partition=lambda *_: np.arange(records.counts[0]), held_out_share=share)
+    return lambda records: Exact(
+        problem, records, partition=lambda *_: np.arange(records.counts[0]), held_out_share=share
+    )
 
 
 @pytest.fixture
@@ -75,7 +87,9 @@ class Quiet(Simulated):
 
 
 def whole_silo(problem, scored):
-    """The deployed answerer with all records in the part that is asked about, so that brute force over one position says all."""
+    """The deployed answerer with all records in the part that is asked about, so that brute force
+    over one position says all.
+    """
 
     def make(records):
         asked = Exact(problem, records, partition=lambda *_: np.arange(records.counts[0]))
@@ -86,7 +100,10 @@ def whole_silo(problem, scored):
 
 
 STATISTICS = {
-    **{f"score {name}": (name, lambda name=name: Score(point(name), BINS.get(name, 0), 2.0)) for name in PROBLEMS},
+    **{
+        f"score {name}": (name, lambda name=name: Score(point(name), BINS.get(name, 0), 2.0))
+        for name in PROBLEMS
+    },
     "score, huge w": ("logit", lambda: Score(point("logit", 1e30), 5, 1e-300)),
     "classes": ("four", lambda: ClassCounts(4)),
     "groups": ("four", lambda: GroupScore(point("four"), 0, FEATURES, 0)),
@@ -99,20 +116,28 @@ STATISTICS = {
 def test_one_replaced_record_moves_a_sum_by_at_most_two_clips_and_by_as_much(case, silent):
     name, make = STATISTICS[case]
     problem, statistic = PROBLEMS[name], make()
-    for answerer in (lambda records: Quiet(problem, records, [0]), whole_silo(problem, statistic.on_held_out)):
-        # of the third number one pair of records reaches a half: right or wrong, and a loss of 0 or 1, say too much of it
+    for answerer in (
+        lambda records: Quiet(problem, records, [0]),
+        whole_silo(problem, statistic.on_held_out),
+    ):
+        # of the third number one pair of records reaches a half: right or wrong, and a loss of 0 or
+        # 1, say too much of it
         reaches = 0.9 if getattr(statistic, "bins", 0) else 0.99
         check_statistic(statistic, some_records(name), answerer, dim=problem.dim, reaches=reaches)
 
 
 def test_a_clip_of_half_the_reach_is_all_that_is_needed_and_no_less_is_taken():
-    assert Score(point("two"), 5, 1.0).norm == pytest.approx(math.sqrt(5) / 2)  # loss, right or not, risk and a cell: 1 + 1 + 1 + 2
+    assert Score(point("two"), 5, 1.0).norm == pytest.approx(
+        math.sqrt(5) / 2
+    )  # loss, right or not, risk and a cell: 1 + 1 + 1 + 2
     assert Score(point("four"), 0, 1.0).norm == pytest.approx(math.sqrt(2) / 2)
     assert ClassCounts(4).norm == pytest.approx(math.sqrt(2) / 2)
     assert GroupScore(W, 0, 3, 0).norm == pytest.approx(math.sqrt(2) / 2)
     for numbers in (1, 2, 3, 7, 30, 784):
         norm = MissingRates(numbers).norm
-        assert 4 * Fraction(norm) ** 2 >= numbers > 4 * Fraction(math.nextafter(norm, 0)) ** 2  # rounded up, in exact arithmetic
+        assert (
+            4 * Fraction(norm) ** 2 >= numbers > 4 * Fraction(math.nextafter(norm, 0)) ** 2
+        )  # rounded up, in exact arithmetic
 
 
 def test_a_row_whose_cells_sum_to_more_than_one_or_are_below_zero_is_no_row():
@@ -128,20 +153,36 @@ def test_a_row_whose_cells_sum_to_more_than_one_or_are_below_zero_is_no_row():
         [0.5, 0.5, 0.5, 0.1],
     ]
     kept = levelled(torch.tensor(rows, dtype=torch.float64), 1, 2.0**-18).double() * 2.0**-18
-    assert kept.tolist() == [[0.5, 1, 0, 0], [0] * 4, shared, [0] * 4, [0] * 4, [0.5, 0, 0, 0], [0] * 4, [0] * 4]
+    assert kept.tolist() == [
+        [0.5, 1, 0, 0],
+        [0] * 4,
+        shared,
+        [0] * 4,
+        [0] * 4,
+        [0.5, 0, 0, 0],
+        [0] * 4,
+        [0] * 4,
+    ]
 
 
 @pytest.mark.parametrize("rows", range(1, 21))
 def test_a_persons_cells_are_never_rounded_past_one(rows):
-    """Each of so many rows in a cell of its own: rounded to the nearest, a third and two thirds would each go up."""
+    """Each of so many rows in a cell of its own: rounded to the nearest, a third and two thirds
+    would each go up.
+    """
     person = torch.full((1, rows), 1 / rows, dtype=torch.float64)
     whole = levelled(person, 0, 2.0**-16)
     assert 2**16 - rows <= int(whole.sum()) <= 2**16
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.floats(width=64, allow_nan=True, allow_infinity=True), min_size=6, max_size=6), st.integers(0, 6))
-def test_whatever_the_floats_a_row_on_the_lattice_has_numbers_and_cells_that_sum_to_one_at_most(row, numbers):
+@given(
+    st.lists(st.floats(width=64, allow_nan=True, allow_infinity=True), min_size=6, max_size=6),
+    st.integers(0, 6),
+)
+def test_whatever_the_floats_a_row_on_the_lattice_has_numbers_and_cells_that_sum_to_one_at_most(
+    row, numbers
+):
     gamma = 2.0**-18
     whole = levelled(torch.tensor([row], dtype=torch.float64), numbers, gamma)[0].tolist()
     assert all(0 <= k <= 2**18 for k in whole[:numbers])
@@ -154,12 +195,26 @@ def test_a_score_is_what_a_loop_over_records_finds(name, silent):
     problem, w, cap, bins = PROBLEMS[name], point(name), 1.5, BINS.get(name, 0)
     random = np.random.default_rng(3)
     x = random.normal(size=(N, FEATURES)).astype(np.float32)
-    y = random.normal(size=N).astype(np.float32) if name in NUMBERS else random.integers(0, 4 if name in ("four", "steps") else 2, N)
+    y = (
+        random.normal(size=N).astype(np.float32)
+        if name in NUMBERS
+        else random.integers(0, 4 if name in ("four", "steps") else 2, N)
+    )
     wanted = np.zeros(2 + (1 + 2 * bins if bins else 0))
     for xi, yi in zip(x, y, strict=True):
-        output = problem.outputs(w.double(), torch.tensor(xi[None], dtype=torch.float64))[0, 0].detach().numpy()
+        output = (
+            problem.outputs(w.double(), torch.tensor(xi[None], dtype=torch.float64))[0, 0]
+            .detach()
+            .numpy()
+        )
         if name in NUMBERS:
-            error = min(abs((output[0] if name == "number" else min(math.exp(output[0]), 9.0)) - yi), cap) / cap
+            error = (
+                min(
+                    abs((output[0] if name == "number" else min(math.exp(output[0]), 9.0)) - yi),
+                    cap,
+                )
+                / cap
+            )
             wanted[:2] += error**2, error
             continue
         if name == "steps":
@@ -170,7 +225,10 @@ def test_a_score_is_what_a_loop_over_records_finds(name, silent):
             continue
         logits = np.array([0.0, output[0]]) if name == "logit" else output
         chances = np.exp(logits) / np.exp(logits).sum()
-        loss, right = -np.log(chances[yi]) * (6.0 if name == "weighted" and yi else 1.0), logits.argmax() == yi
+        loss, right = (
+            -np.log(chances[yi]) * (6.0 if name == "weighted" and yi else 1.0),
+            logits.argmax() == yi,
+        )
         wanted[:2] += min(loss, cap) / cap, right
         if name == "four":
             wanted[2] += (chances.max() - right + 1) / 2
@@ -187,10 +245,14 @@ def test_a_score_is_what_a_loop_over_records_finds(name, silent):
 def test_several_points_are_scored_as_one_by_one():
     problem, (x, y) = PROBLEMS["two"], data_of_two_classes()
     points = torch.cat([point("two"), -point("two")])
-    both = Quiet(problem, Records.of([(x, y)] * 2), [0, 1]).answer(Query(Score(points, 4, 1.0), Gaussian("score", 1.0, 1.0)), [0, 1])
+    both = Quiet(problem, Records.of([(x, y)] * 2), [0, 1]).answer(
+        Query(Score(points, 4, 1.0), Gaussian("score", 1.0, 1.0)), [0, 1]
+    )
     assert both.shape == (2, 2, 11)
     for j in range(2):
-        alone = Quiet(problem, Records.of([(x, y)]), [0]).answer(Query(Score(points[j : j + 1], 4, 1.0), Gaussian("score", 1.0, 1.0)), [0])
+        alone = Quiet(problem, Records.of([(x, y)]), [0]).answer(
+            Query(Score(points[j : j + 1], 4, 1.0), Gaussian("score", 1.0, 1.0)), [0]
+        )
         assert torch.allclose(both[j], alone[0].expand(2, -1))
 
 
@@ -214,7 +276,7 @@ def test_a_model_that_mixes_records_cannot_mix_those_that_are_scored():
     assert torch.equal(rows(x, y)[0], rows(mixed, y)[0])
 
 
-# --- held out -------------------------------------------------------------------------------------------------------------------------
+# --- held out ------------------------------------------------------------------------------------
 
 
 def data_of_two_classes(n=N, seed=5):
@@ -223,7 +285,9 @@ def data_of_two_classes(n=N, seed=5):
 
 
 def test_the_split_follows_from_position_and_n_alone():
-    """The figure is fixed, so that no version of anything moves a record; parts are even along an ordered file."""
+    """The figure is fixed, so that no version of anything moves a record; parts are even along an
+    ordered file.
+    """
     assert hashlib.sha256(held_out(1000, 0.2).tobytes()).hexdigest()[:16] == "b281042109938319"
     for n, share in ((5, 0.2), (100, 0.25), (999, 0.3)):
         assert held_out(n, share).sum() == int(share * n)
@@ -248,14 +312,19 @@ def test_a_split_that_leaves_a_part_empty_is_refused():
 
 
 def test_training_never_sees_held_out_records_and_a_score_sees_no_others(silent):
-    """A deployed silo whose held-out records change: gradients stay to the last bit; and the reverse for scores."""
+    """A deployed silo whose held-out records change: gradients stay to the last bit; and the
+    reverse for scores.
+    """
     problem, w, held = PROBLEMS["two"], point("two"), held_out(N, 0.25)
     x, y = data_of_two_classes()
     asked = {}
     for where, mask in (("none", np.zeros(N, bool)), ("held", held), ("train", ~held)):
         changed = np.where(mask[:, None], -3 * x, x)
         gate = deployed(problem, 0.25)(Records.of([(changed, y)]))
-        asked[where] = [gate.answer(Query(s, Gaussian("a", 1.0, 1.0)), [0]) for s in (Grad(w), Score(w, 4, 1.0), GroupScore(w, 0, 2, 0))]
+        asked[where] = [
+            gate.answer(Query(s, Gaussian("a", 1.0, 1.0)), [0])
+            for s in (Grad(w), Score(w, 4, 1.0), GroupScore(w, 0, 2, 0))
+        ]
     assert torch.equal(asked["none"][0], asked["held"][0])
     assert not torch.equal(asked["none"][0], asked["train"][0])
     for scored in (1, 2):
@@ -272,26 +341,40 @@ def test_a_mean_is_over_its_part_and_its_noise_is_for_the_sum_of_all(monkeypatch
     full = deployed(problem)(Records.of([(x[~held_out(N, 0.25)], y[~held_out(N, 0.25)])]))
     query = Query(Grad(w), Gaussian("a", 1.0, 1.0))
     assert torch.allclose(gate.answer(query, [0]), full.answer(query, [0]), atol=1e-12)
-    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: scales.append(scale) or np.zeros(size, np.int64))
+    monkeypatch.setattr(
+        lattice,
+        "rounded_gaussian",
+        lambda scale, size: scales.append(scale) or np.zeros(size, np.int64),
+    )
     for asked in (query, Query(Score(w, 4, 1.0), Gaussian("a", 1.0, 3.0))):
         gate.answer(asked, [0])
-        assert scales[-1] == noise_scale(asked.mechanism, lattice_step(1.0, asked.statistic.shape[-1]))
+        assert scales[-1] == noise_scale(
+            asked.mechanism, lattice_step(1.0, asked.statistic.shape[-1])
+        )
 
 
 @pytest.mark.parametrize(("features", "hidden"), [(64, 2), (2, 64)])
-def test_a_score_takes_no_more_records_at_once_than_memory_has_room_for(monkeypatch, features, hidden):
+def test_a_score_takes_no_more_records_at_once_than_memory_has_room_for(
+    monkeypatch, features, hidden
+):
     """Room for 2^10 numbers: its own row has two, but a record and the model have many more."""
-    problem = Problem(nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 4)), cross_entropy)
+    problem = Problem(
+        nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 4)), cross_entropy
+    )
     seen, computed = [], slots.computed
     monkeypatch.setattr(slots, "CHUNK", 2**10)
-    monkeypatch.setattr(exact, "computed", lambda make, x, *rest: seen.append(len(x)) or computed(make, x, *rest))
-    gate = deployed(problem, 0.5)(Records.of([(np.zeros((200, features), np.float32), np.zeros(200, np.int64))]))
+    monkeypatch.setattr(
+        exact, "computed", lambda make, x, *rest: seen.append(len(x)) or computed(make, x, *rest)
+    )
+    gate = deployed(problem, 0.5)(
+        Records.of([(np.zeros((200, features), np.float32), np.zeros(200, np.int64))])
+    )
     gate.answer(asking(Score(problem.initial([0]), 0, 1.0)), [0])
     assert sum(seen) == 200
     assert max(seen) * max(features, problem.dim) <= 2**10
 
 
-# --- price and refusals ---------------------------------------------------------------------------------------------------------------
+# --- price and refusals --------------------------------------------------------------------------
 
 
 def simulated_gate(budget=math.inf, name="two"):
@@ -302,12 +385,16 @@ def simulated_gate(budget=math.inf, name="two"):
 
 
 def asking(statistic, clip=None, noise=4.0, **rest):
-    return Query(statistic, Gaussian("score", statistic.norm if clip is None else clip, noise, **rest))
+    return Query(
+        statistic, Gaussian("score", statistic.norm if clip is None else clip, noise, **rest)
+    )
 
 
 def test_a_score_costs_what_any_gaussian_release_costs_each_time():
     gate, ledger = simulated_gate()
-    for times, statistic in enumerate([Score(point("two"), 4, 1.0)] * 2 + [ClassCounts(2), MissingRates(FEATURES)], 1):
+    for times, statistic in enumerate(
+        [Score(point("two"), 4, 1.0)] * 2 + [ClassCounts(2), MissingRates(FEATURES)], 1
+    ):
         gate.answer(asking(statistic), [0])
         assert ledger.rule.total(ledger._buckets).item() == pytest.approx(times / 16)
 
@@ -336,7 +423,10 @@ HOSTILE = {
     "cap inf": (asking(Score(W, 4, math.inf)), "clip"),
     "cap -1": (asking(Score(W, 4, -1.0)), "clip"),
     "a clip below the reach": (asking(Score(W, 4, 1.0), clip=0.99), "clip"),
-    "a clip just below the reach": (asking(ClassCounts(2), clip=math.sqrt(2) / 2 * (1 - 1e-9)), "clip"),
+    "a clip just below the reach": (
+        asking(ClassCounts(2), clip=math.sqrt(2) / 2 * (1 - 1e-9)),
+        "clip",
+    ),
     "a clip of zero": (asking(Score(W, 4, 1.0), clip=0.0), "clip"),
     "a huge clip": (asking(Score(W, 4, 1.0), clip=1e6), "clip"),
     "a part of the records": (asking(Score(W, 4, 1.0), sampling=Poisson(0.5)), "batch"),
@@ -350,7 +440,10 @@ HOSTILE = {
     "groups from below the first feature": (asking(GroupScore(W, -1, 2, 0)), "shape"),
     "groups with two places for gaps": (asking(GroupScore(W, 0, 2, 2)), "shape"),
     "groups that are no integer": (asking(GroupScore(W, 0, 2.0, 0)), "shape"),
-    "groups of a w with NaN": (asking(GroupScore(torch.full_like(W, math.nan), 0, 2, 0)), "not-finite"),
+    "groups of a w with NaN": (
+        asking(GroupScore(torch.full_like(W, math.nan), 0, 2, 0)),
+        "not-finite",
+    ),
     "groups at another clip": (asking(GroupScore(W, 0, 2, 0), clip=0.5), "clip"),
     "negative noise": (asking(ClassCounts(2), noise=-1.0), "noise"),
 }
@@ -366,19 +459,32 @@ def test_hostile_questions_are_refused_before_any_charge(case):
     assert not ledger._buckets
 
 
-def test_a_deployed_silo_without_held_out_records_refuses_scores_and_one_ulp_of_clip_too_little(silent):
+def test_a_deployed_silo_without_held_out_records_refuses_scores_and_one_ulp_of_clip_too_little(
+    silent,
+):
     data = Records.of([data_of_two_classes()])
     with pytest.raises(Refused, match="batch"):
         deployed(PROBLEMS["two"])(data).check(asking(Score(W, 4, 1.0)))
     with pytest.raises(Refused, match="batch"):
         deployed(PROBLEMS["two"])(data).check(asking(GroupScore(W, 0, 2, 0)))
     gate = deployed(PROBLEMS["two"], 0.25)(data)
-    for statistic in (Score(W, 4, 1.0), Score(W, 0, 1.0), GroupScore(W, 0, 2, 1), ClassCounts(2), MissingRates(FEATURES)):
+    for statistic in (
+        Score(W, 4, 1.0),
+        Score(W, 0, 1.0),
+        GroupScore(W, 0, 2, 1),
+        ClassCounts(2),
+        MissingRates(FEATURES),
+    ):
         gate.check(asking(statistic))
         short = asking(statistic, clip=math.nextafter(statistic.norm, 0))
         with pytest.raises(Refused, match="clip"):
             gate.check(short)
-    for first, features, indicator in ((0, 4, 0), (3, 1, 0), (0, 3, 1), (2**53, 1, 0)):  # beyond the silo's features
+    for first, features, indicator in (
+        (0, 4, 0),
+        (3, 1, 0),
+        (0, 3, 1),
+        (2**53, 1, 0),
+    ):  # beyond the silo's features
         with pytest.raises(Refused, match="shape"):
             gate.check(asking(GroupScore(W, first, features, indicator)))
 
@@ -393,17 +499,20 @@ def test_a_query_survives_its_bytes():
         assert type(got.statistic) is type(statistic)
         assert got.statistic.shape == statistic.shape
         assert all(
-            torch.equal(v, got.statistic.w) if name == "w" else v == getattr(got.statistic, name) for name, v in vars(statistic).items()
+            torch.equal(v, got.statistic.w) if name == "w" else v == getattr(got.statistic, name)
+            for name, v in vars(statistic).items()
         )
     with pytest.raises(BadInput):
         encode_query(Envelope("silo", "run", "q", "0" * 64, asking(Score(W, 4, math.nan))), key)
 
 
 def test_a_w_made_to_isolate_one_record_tells_no_more_than_its_price():
-    """The server knows all other records, and builds w so that only the target's cell and loss move.
+    """The server knows all other records, and builds w so that only the target's cell and loss
+    move.
 
-    600 releases of each neighbour, at noise multiplier 1: projected on the true difference they are N(0, 1) apart by mu = 1 at most. The
-    estimate has a standard error of sqrt(2 / 600) = 0.058; it must lie in 1 +- 0.3 (5 sigma), so that the noise is neither too little nor wasted.
+    600 releases of each neighbour, at noise multiplier 1: projected on the true difference they are
+    N(0, 1) apart by mu = 1 at most. The estimate has a standard error of sqrt(2 / 600) = 0.058; it
+    must lie in 1 +- 0.3 (5 sigma), so that the noise is neither too little nor wasted.
     """
     problem = PROBLEMS["logit"]
     x, y = np.zeros((8, FEATURES), np.float32), np.zeros(8, np.int64)
@@ -420,9 +529,17 @@ def test_a_w_made_to_isolate_one_record_tells_no_more_than_its_price():
         gate.check(query)
         draws.append(torch.stack([gate.answer(query, [0])[0, 0] for _ in range(600)]).numpy())
     direction = np.zeros(11)
-    direction[[0, 1, 2, 3, 7]] = 1, -1, -0.5, -1, 1  # the loss rises, right becomes wrong, the risk too low, one cell becomes another
+    direction[[0, 1, 2, 3, 7]] = (
+        1,
+        -1,
+        -0.5,
+        -1,
+        1,
+    )  # the loss rises, right becomes wrong, the risk too low, one cell becomes another
     apart = (draws[1] - draws[0]) @ direction / np.linalg.norm(direction)
-    noise = np.concatenate([d @ direction - (d @ direction).mean() for d in draws]) / np.linalg.norm(direction)
+    noise = np.concatenate(
+        [d @ direction - (d @ direction).mean() for d in draws]
+    ) / np.linalg.norm(direction)
     assert float(apart.mean() / noise.std()) == pytest.approx(1.0, abs=0.3)
 
 
@@ -433,7 +550,10 @@ def test_missing_values_are_those_that_were_missing_when_they_were_read(silent):
     data = Records.of([(x, y)])
     filled = replace(data, x=data.x.nan_to_num(0.0), missing=data.absent)
     for records in (data, filled):
-        for answerer in (Quiet(PROBLEMS["two"], records, [0]), whole_silo(PROBLEMS["two"], False)(records)):
+        for answerer in (
+            Quiet(PROBLEMS["two"], records, [0]),
+            whole_silo(PROBLEMS["two"], False)(records),
+        ):
             value = answerer.answer(asking(MissingRates(FEATURES)), [0])[0, 0]
             np.testing.assert_allclose(value.numpy(), [0.25, 0, 0], atol=1e-9)
     parts = split_records(filled, 0.25)

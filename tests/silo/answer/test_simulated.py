@@ -1,4 +1,6 @@
-"""The simulated answerer: it passes the mechanism and sampling suites, and those suites see each way in which it could be broken."""
+"""The simulated answerer: it passes the mechanism and sampling suites, and those suites see each
+way in which it could be broken.
+"""
 
 import copy
 import math
@@ -56,7 +58,7 @@ def test_the_mechanism_passes_its_conformance_suite(mechanism):
     check_mechanism(mechanism)
 
 
-# --- planted bugs, each seen by a suite -------------------------------------------------------------------------------------------
+# --- planted bugs, each seen by a suite ----------------------------------------------------------
 
 
 class SharedNoise(Simulated):
@@ -106,7 +108,13 @@ class Unclipped(Simulated):
     """Differences clipped nowhere, under noise for clipped ones."""
 
     def _mean(self, w, reference, mechanism, silos, limit=None):
-        return super()._mean(w, reference, mechanism if reference is None else mechanism.clipped(math.inf), silos, limit)
+        return super()._mean(
+            w,
+            reference,
+            mechanism if reference is None else mechanism.clipped(math.inf),
+            silos,
+            limit,
+        )
 
 
 class PerTensor(Simulated):
@@ -118,7 +126,13 @@ class PerTensor(Simulated):
             alone = super()._mean(w, reference, mechanism.clipped(math.inf), silos, limit)
             parts.append(self.problem.split(alone)[name].flatten(2))
         scaled = [
-            p * (mechanism.clip / self._batch(mechanism.sampling, silos).to(p) / p.norm(dim=-1, keepdim=True)).clamp(max=1) for p in parts
+            p
+            * (
+                mechanism.clip
+                / self._batch(mechanism.sampling, silos).to(p)
+                / p.norm(dim=-1, keepdim=True)
+            ).clamp(max=1)
+            for p in parts
         ]
         return torch.cat([p.nan_to_num(0.0) for p in scaled], dim=-1)
 
@@ -205,7 +219,13 @@ class SilentWhenEmpty(Simulated):
 
     def answer(self, query, silos):
         value = super().answer(query, silos)
-        return torch.where((value.abs() * self._batch(query.mechanism.sampling, silos) > 0.5).any(-1, keepdim=True), value, 0.0)
+        return torch.where(
+            (value.abs() * self._batch(query.mechanism.sampling, silos) > 0.5).any(
+                -1, keepdim=True
+            ),
+            value,
+            0.0,
+        )
 
 
 class WithReplacement(Simulated):
@@ -213,7 +233,9 @@ class WithReplacement(Simulated):
 
     def _weight(self, sampling, silos):
         weight = super()._weight(sampling, silos)
-        return weight + weight * (torch.rand(weight.shape, generator=torch.Generator().manual_seed(0)) < 0.1)
+        return weight + weight * (
+            torch.rand(weight.shape, generator=torch.Generator().manual_seed(0)) < 0.1
+        )
 
 
 @pytest.mark.parametrize(
@@ -235,13 +257,15 @@ def test_the_sampling_suite_sees_a_broken_answerer(broken, sampling, message):
         check_sampling(sampling, answerer=broken)
 
 
-# --- its own ground -----------------------------------------------------------------------------------------------------------------
+# --- its own ground ------------------------------------------------------------------------------
 
 COUNTS = (7, 12, 4)
 
 
 def network():
-    return Problem(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), cross_entropy, L1(0.01))
+    return Problem(
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), cross_entropy, L1(0.01)
+    )
 
 
 def silos(seed=0):
@@ -254,7 +278,9 @@ def clipped_mean(problem, w, x, y, clip, reference=None):
 
     def gradient(point, k):
         point = point.clone().requires_grad_()
-        return torch.autograd.grad(problem.losses(point[None], x[k : k + 1], y[k : k + 1]).sum(), point)[0]
+        return torch.autograd.grad(
+            problem.losses(point[None], x[k : k + 1], y[k : k + 1]).sum(), point
+        )[0]
 
     total = torch.zeros_like(w)
     for k in range(len(x)):
@@ -272,10 +298,16 @@ def test_a_gradient_is_the_mean_of_records_clipped_as_one_vector():
     problem, records = network(), Records.of(silos())
     w = points(problem, 2)
     for clip in (0.3, 100.0):
-        got = Simulated(problem, records, [0]).answer(Query(Grad(w), Gaussian("g", clip, 0.0)), (0, 1, 2))
+        got = Simulated(problem, records, [0]).answer(
+            Query(Grad(w), Gaussian("g", clip, 0.0)), (0, 1, 2)
+        )
         for j in range(2):
             for i, n in enumerate(COUNTS):
-                assert torch.allclose(got[j, i], clipped_mean(problem, w[j], records.x[i, :n], records.y[i, :n], clip), atol=1e-6)
+                assert torch.allclose(
+                    got[j, i],
+                    clipped_mean(problem, w[j], records.x[i, :n], records.y[i, :n], clip),
+                    atol=1e-6,
+                )
 
 
 def test_a_difference_is_clipped_as_a_difference():
@@ -294,12 +326,16 @@ def test_local_steps_are_a_loop_of_clipped_proximal_steps_in_each_silo():
     w = points(problem, 2)
     steps = torch.tensor([[0.5], [0.1]])
     clips = torch.tensor([[0.2], [5.0]])
-    got = Simulated(problem, records, [0]).answer(Query(LocalSteps(w, 4, steps), Gaussian("g", clips, 0.0)), (2, 0))
+    got = Simulated(problem, records, [0]).answer(
+        Query(LocalSteps(w, 4, steps), Gaussian("g", clips, 0.0)), (2, 0)
+    )
     for j in range(2):
         for k, i in enumerate((2, 0)):
             n, local = COUNTS[i], w[j]
             for _ in range(4):
-                g = clipped_mean(problem, local, records.x[i, :n], records.y[i, :n], float(clips[j]))
+                g = clipped_mean(
+                    problem, local, records.x[i, :n], records.y[i, :n], float(clips[j])
+                )
                 local = problem.prox(local - steps[j] * g, float(steps[j]))
             assert torch.allclose(got[j, k], local - w[j], atol=1e-5)
 
@@ -309,7 +345,9 @@ def test_steered_steps_add_their_drift_to_every_noisy_gradient(dtype):
     problem, records = network(), Records.of(silos())
     w, steps = points(problem, 2), torch.tensor([[0.5], [0.1]])
     drift = points(problem, 2, seed=4).to(dtype)
-    got = Simulated(problem, records, [0]).answer(Query(SteeredSteps(w, 3, steps, drift), Gaussian("g", 0.2, 0.0)), (1,))
+    got = Simulated(problem, records, [0]).answer(
+        Query(SteeredSteps(w, 3, steps, drift), Gaussian("g", 0.2, 0.0)), (1,)
+    )
     for j in range(2):
         n, local = COUNTS[1], w[j]
         for _ in range(3):
@@ -322,17 +360,28 @@ def test_a_drift_changes_no_noise():
     problem, records = network(), Records.of(silos())
     w, mechanism = points(problem), Gaussian("g", 0.2, 3.0)
     plain = Simulated(problem, records, [0]).answer(Query(LocalSteps(w, 1, 0.5), mechanism), (0,))
-    steered = Simulated(problem, records, [0]).answer(Query(SteeredSteps(w, 1, 0.5, w), mechanism), (0,))
+    steered = Simulated(problem, records, [0]).answer(
+        Query(SteeredSteps(w, 1, 0.5, w), mechanism), (0,)
+    )
     assert torch.allclose(steered, plain - 0.5 * w[:, None], atol=1e-5)
 
 
 def test_a_model_that_needs_the_fallback_answers_like_any_other():
-    problem = Problem(nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(4, 2)), cross_entropy)
+    problem = Problem(
+        nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Flatten(), nn.Linear(4, 2)),
+        cross_entropy,
+    )
     records = Records.of(silos())
     w = points(problem)
-    got = Simulated(problem, records, [0]).answer(Query(Grad(w), Gaussian("g", 0.3, 0.0)), (0, 1, 2))
+    got = Simulated(problem, records, [0]).answer(
+        Query(Grad(w), Gaussian("g", 0.3, 0.0)), (0, 1, 2)
+    )
     for i, n in enumerate(COUNTS):
-        assert torch.allclose(got[0, i], clipped_mean(problem, w[0], records.x[i, :n], records.y[i, :n], 0.3), atol=1e-6)
+        assert torch.allclose(
+            got[0, i],
+            clipped_mean(problem, w[0], records.x[i, :n], records.y[i, :n], 0.3),
+            atol=1e-6,
+        )
 
 
 def test_silos_asked_alone_answer_as_they_do_together():
@@ -340,18 +389,24 @@ def test_silos_asked_alone_answer_as_they_do_together():
     query = Query(Grad(points(problem)), Gaussian("g", 0.3, 0.0))
     together = Simulated(problem, records, [0]).answer(query, (0, 1, 2))
     for i in range(3):
-        assert torch.allclose(Simulated(problem, records, [0]).answer(query, (i,))[:, 0], together[:, i], atol=1e-7)
+        assert torch.allclose(
+            Simulated(problem, records, [0]).answer(query, (i,))[:, 0], together[:, i], atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30, 1e38])
 @pytest.mark.parametrize("statistic", ["grad", "difference", "local"])
 def test_a_bad_record_contributes_at_most_its_clip_and_changes_nobody_elses_part(bad, statistic):
     problem, data = network(), silos()
-    clean = Records.of([(x[1:] if i == 0 else x, y[1:] if i == 0 else y) for i, (x, y) in enumerate(data)])
+    clean = Records.of(
+        [(x[1:] if i == 0 else x, y[1:] if i == 0 else y) for i, (x, y) in enumerate(data)]
+    )
     data[0][0][0] = bad
     dirty = Records.of(data)
     w = points(problem)
-    made = {"grad": Grad(w), "difference": GradDiff(w, w * 0.5), "local": LocalSteps(w, 1, 1.0)}[statistic]
+    made = {"grad": Grad(w), "difference": GradDiff(w, w * 0.5), "local": LocalSteps(w, 1, 1.0)}[
+        statistic
+    ]
     smooth = Problem(problem.model, problem.loss)
     query = Query(made, Gaussian("g", 0.3, 0.0))
     got, wanted = (Simulated(smooth, r, [0]).answer(query, (0, 1, 2)) for r in (dirty, clean))
@@ -367,28 +422,40 @@ def test_a_bad_record_contributes_at_most_its_clip_and_changes_nobody_elses_part
 def test_at_clip_zero_the_answer_is_exactly_zero(statistic):
     problem, records = Problem(nn.Linear(3, 2), cross_entropy), Records.of(silos())
     w = points(problem, 2)
-    made = {"grad": Grad(w), "difference": GradDiff(w, w * 0.5), "local": LocalSteps(w, 3, 1.0)}[statistic]
+    made = {"grad": Grad(w), "difference": GradDiff(w, w * 0.5), "local": LocalSteps(w, 3, 1.0)}[
+        statistic
+    ]
     for clip in (0.0, torch.zeros(2, 1)):
-        got = Simulated(problem, records, [0]).answer(Query(made, Gaussian("g", clip, 5.0)), (0, 1, 2))
+        got = Simulated(problem, records, [0]).answer(
+            Query(made, Gaussian("g", clip, 5.0)), (0, 1, 2)
+        )
         assert bool((got == 0).all())
 
 
 def test_a_run_at_clip_zero_leaves_the_noise_of_the_others():
     problem, records = Problem(nn.Linear(3, 2), cross_entropy), Records.of(silos())
     w = points(problem, 2)
-    got = Simulated(problem, records, [0]).answer(Query(Grad(w), Gaussian("g", torch.tensor([[0.0], [1.0]]), 5.0)), (0, 1, 2))
+    got = Simulated(problem, records, [0]).answer(
+        Query(Grad(w), Gaussian("g", torch.tensor([[0.0], [1.0]]), 5.0)), (0, 1, 2)
+    )
     assert bool((got[0] == 0).all())
     assert bool((got[1] != 0).all())
 
 
 def test_noise_is_never_shared_between_silos_rounds_or_seeds():
-    """Exact: no two of these pure-noise vectors have an entry in common (for floats of a continuous law, but for a chance below 1e-3)."""
+    """Exact: no two of these pure-noise vectors have an entry in common (for floats of a continuous
+    law, but for a chance below 1e-3).
+    """
     problem = Problem(nn.Linear(50, 1, bias=False), squared_error)
     records = Records.of([(np.zeros((n, 50)), np.zeros(n)) for n in (8, 8, 8)])
     answerer = Simulated(problem, records, [1, 2])
     w = torch.zeros(2, 50)
     queries = [Grad(w), Grad(w), GradDiff(w, w), LocalSteps(w, 1, 1.0)]
-    vectors = [v for q in queries for v in answerer.answer(Query(q, Gaussian("g", 1.0, 1.0)), (0, 1, 2)).flatten(0, 1).abs()]
+    vectors = [
+        v
+        for q in queries
+        for v in answerer.answer(Query(q, Gaussian("g", 1.0, 1.0)), (0, 1, 2)).flatten(0, 1).abs()
+    ]
     values = torch.cat(vectors).tolist()
     assert len(set(values)) >= len(values) - 2
 
@@ -397,24 +464,37 @@ def test_runs_of_one_seed_share_their_draws_and_a_seed_repeats_itself():
     problem, records = network(), Records.of(silos())
     w = points(problem).expand(3, -1)
     query = Query(Grad(w), Gaussian("g", 1.0, 1.0, Poisson(0.5)))
-    first, again = (Simulated(problem, records, [4, 5, 4]).answer(query, (0, 1, 2)) for _ in range(2))
+    first, again = (
+        Simulated(problem, records, [4, 5, 4]).answer(query, (0, 1, 2)) for _ in range(2)
+    )
     assert torch.equal(first, again)
     assert torch.equal(first[0], first[2])
     assert not torch.equal(first[0], first[1])
 
 
 def test_feature_statistics_count_every_record_once_and_carry_the_noise_of_their_norm():
-    data = [(np.array([[0.5, -3.0], [2.5, np.nan], [0.1, 0.2]]), np.zeros(3)), (np.array([[9.0, 9.0]]), np.zeros(1))]
+    data = [
+        (np.array([[0.5, -3.0], [2.5, np.nan], [0.1, 0.2]]), np.zeros(3)),
+        (np.array([[9.0, 9.0]]), np.zeros(1)),
+    ]
     answerer = Simulated(network(), Records.of(data), [0])
     edges = torch.tensor([-1.0, 0.0, 1.0])
     shares = answerer.answer(Query(Histogram(edges, 2), Gaussian("ranges", 2**0.5, 0.0)), (0, 1))
-    assert shares[0, 0].reshape(2, 4).tolist() == pytest.approx(np.array([[0, 0, 2, 1], [1, 0, 1, 0]]) / 3)
+    assert shares[0, 0].reshape(2, 4).tolist() == pytest.approx(
+        np.array([[0, 0, 2, 1], [1, 0, 1, 0]]) / 3
+    )
     assert shares[0, 1].tolist() == [0, 0, 0, 1] * 2
-    query = Query(Moments(torch.tensor([-1.0, -4.0]), torch.tensor([1.0, 4.0])), Gaussian("moments", 2.0, 0.0))
+    query = Query(
+        Moments(torch.tensor([-1.0, -4.0]), torch.tensor([1.0, 4.0])), Gaussian("moments", 2.0, 0.0)
+    )
     moments = answerer.answer(query, (0, 1))
     u = np.array([[0.5, -0.75], [1.0, 0.0], [0.1, 0.05]])
-    assert moments[0, 0].tolist() == pytest.approx(np.concatenate([u.mean(0), (u**2).mean(0)]).tolist(), abs=1e-6)
-    noisy = answerer.answer(Query(Histogram(torch.linspace(-9, 9, 4000), 2), Gaussian("ranges", 2**0.5, 3.0)), (0, 1))
+    assert moments[0, 0].tolist() == pytest.approx(
+        np.concatenate([u.mean(0), (u**2).mean(0)]).tolist(), abs=1e-6
+    )
+    noisy = answerer.answer(
+        Query(Histogram(torch.linspace(-9, 9, 4000), 2), Gaussian("ranges", 2**0.5, 3.0)), (0, 1)
+    )
     std = noisy.std(-1)[0]
     assert std.tolist() == pytest.approx([3.0 * 2 * 2**0.5 / 3, 3.0 * 2 * 2**0.5], rel=0.05)
 
@@ -425,7 +505,10 @@ def test_one_record_moves_feature_statistics_by_at_most_their_sensitivity(bad):
     edges = torch.tensor([-1.0, 0.0, 1.0])
     cases = [
         (Histogram(edges, features), features**0.5),
-        (Moments(torch.full((features,), -1.0), torch.full((features,), 1.0)), (2 * features) ** 0.5),
+        (
+            Moments(torch.full((features,), -1.0), torch.full((features,), 1.0)),
+            (2 * features) ** 0.5,
+        ),
     ]
     here, there = np.full((n, features), 0.5), np.full((n, features), 0.5)
     here[0], there[0] = bad, -bad
@@ -433,7 +516,10 @@ def test_one_record_moves_feature_statistics_by_at_most_their_sensitivity(bad):
     for statistic, norm in cases:
         mechanism = Gaussian("features", norm, 0.0)
         query = Query(statistic, mechanism)
-        a, b = (Simulated(network(), Records.of([(x, np.zeros(n))]), [0]).answer(query, (0,)) for x in (here, there))
+        a, b = (
+            Simulated(network(), Records.of([(x, np.zeros(n))]), [0]).answer(query, (0,))
+            for x in (here, there)
+        )
         assert bool(torch.isfinite(a).all())
         assert float((a - b).norm()) <= float(mechanism.sensitivity(n))
 

@@ -1,4 +1,6 @@
-"""Every record in its slot: its integers are the same in every batch and whatever the others hold, and sampling hides what is charged for."""
+"""Every record in its slot: its integers are the same in every batch and whatever the others hold,
+and sampling hides what is charged for.
+"""
 
 import math
 import threading
@@ -33,7 +35,9 @@ COINS = {"levels": 8, "noise_bits": 4, "contributions": 15}
 
 
 class Sequence(nn.Module):
-    """A small transformer: four tokens of four features, one layer of attention, one output a class."""
+    """A small transformer: four tokens of four features, one layer of attention, one output a
+    class.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,20 +64,40 @@ class Tokens(nn.Module):
         return self.head(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], 1))
 
 
-ROWS = [(i, j) for i in range(16) for j in range(i + 4, 16, 4)]  # records have four equal tokens of four features: so have images rows
-PIXELS = [(4 * channel + column, 4 * channel + 2 + column) for channel in range(3) for column in range(2)]
+ROWS = [
+    (i, j) for i in range(16) for j in range(i + 4, 16, 4)
+]  # records have four equal tokens of four features: so have images rows
+PIXELS = [
+    (4 * channel + column, 4 * channel + 2 + column) for channel in range(3) for column in range(2)
+]
 MODELS = {  # with the layer in which numbers are made to cancel, and which of its inputs are equal
     "linear": (lambda: nn.Sequential(nn.Linear(16, 1)), squared_error, "0.weight", ROWS),
     "logistic": (lambda: nn.Sequential(nn.Linear(16, 1)), logistic, "0.weight", ROWS),
-    "mlp": (lambda: nn.Sequential(nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)), cross_entropy, "0.weight", ROWS),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)),
+        cross_entropy,
+        "0.weight",
+        ROWS,
+    ),
     "cnn": (
-        lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 4, 4)),
+            nn.Conv2d(1, 3, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(12, 3),
+        ),
         cross_entropy,
         "4.weight",
         PIXELS,
     ),
     "transformer": (Sequence, cross_entropy, "head.weight", ROWS),
-    "raising loss": (lambda: nn.Sequential(nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, 3)), strict, "0.weight", ROWS),
+    "raising loss": (
+        lambda: nn.Sequential(nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, 3)),
+        strict,
+        "0.weight",
+        ROWS,
+    ),
     "raising model": (Tokens, cross_entropy, "head.weight", [(i + 5, j + 5) for i, j in ROWS if i]),
 }
 
@@ -99,11 +123,18 @@ def records(name: str, others: float | str = "ordinary") -> Records:
 
 
 def answerer(name: str, others: float | str = "ordinary", of=Exact, **more) -> Exact:
-    return of(problem_of(name), records(name, others), partition=lambda partition, batches: np.arange(N)[::-1], **more)
+    return of(
+        problem_of(name),
+        records(name, others),
+        partition=lambda partition, batches: np.arange(N)[::-1],
+        **more,
+    )
 
 
 def hostile_points(name: str, trials: int = 12) -> list[torch.Tensor]:
-    """Points at which rounding decides: L x - L x and something small in one layer, which is left or lost; also overflow and next to nothing."""
+    """Points at which rounding decides: L x - L x and something small in one layer, which is left
+    or lost; also overflow and next to nothing.
+    """
     of, rng = problem_of(name), np.random.default_rng(0)
     layer, twins = MODELS[name][2:]
     w = of.initial([1]).double()
@@ -113,10 +144,16 @@ def hostile_points(name: str, trials: int = 12) -> list[torch.Tensor]:
         weight = parameters[layer].zero_()
         for row in weight:
             large, gone = twins[rng.integers(len(twins))]
-            row[rng.choice([i for i in range(len(row)) if i not in (large, gone)])] = rng.choice([-1, 1]) * 1e5
+            row[rng.choice([i for i in range(len(row)) if i not in (large, gone)])] = (
+                rng.choice([-1, 1]) * 1e5
+            )
             row[large], row[gone] = 1e25, -1e25
         points.append(torch.cat([value.flatten() for value in parameters.values()])[None])
-    return points if isinstance(of.model, Sequence | Tokens) or of.loss is strict else [*points, 1e200 * w, 1e-310 * w]
+    return (
+        points
+        if isinstance(of.model, Sequence | Tokens) or of.loss is strict
+        else [*points, 1e200 * w, 1e-310 * w]
+    )
 
 
 def integers(asked: Exact, rows, batch, dim: int, clip: float = 0.5, **more) -> np.ndarray:
@@ -124,7 +161,9 @@ def integers(asked: Exact, rows, batch, dim: int, clip: float = 0.5, **more) -> 
 
 
 def each(asked: Exact, rows, dim: int, clip: float = 0.5) -> np.ndarray:
-    """(n, d): every record's integers, where each is asked by itself (`test_products` has the others)."""
+    """(n, d): every record's integers, where each is asked by itself (`test_products` has the
+    others).
+    """
     found, computed, asked._products = [], slots.computed, None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "computed", lambda *what: found.append(computed(*what)) or found[-1])
@@ -135,7 +174,9 @@ def each(asked: Exact, rows, dim: int, clip: float = 0.5) -> np.ndarray:
 @pytest.fixture
 def short_chunks(monkeypatch):
     """Sixteen records in a chunk, thirteen in the last."""
-    monkeypatch.setattr(exact, "slots", lambda n, width: [slice(0, 16), slice(16, 32), slice(32, n)])
+    monkeypatch.setattr(
+        exact, "slots", lambda n, width: [slice(0, 16), slice(16, 32), slice(32, n)]
+    )
 
 
 class Gathering(Exact):
@@ -146,7 +187,12 @@ class Gathering(Exact):
             return np.zeros(dim, np.int64)
         return (
             quantised(
-                rows(self._x[chosen].double(), self._y[chosen].clone() if self._y.dtype == torch.int64 else self._y[chosen].double()),
+                rows(
+                    self._x[chosen].double(),
+                    self._y[chosen].clone()
+                    if self._y.dtype == torch.int64
+                    else self._y[chosen].double(),
+                ),
                 clip,
                 gamma,
             )
@@ -155,7 +201,9 @@ class Gathering(Exact):
         )
 
 
-BATCHES = [sorted(np.random.default_rng(k).choice(N, size=k, replace=False)) for k in (1, 3, 4, 8, 21, 44)]
+BATCHES = [
+    sorted(np.random.default_rng(k).choice(N, size=k, replace=False)) for k in (1, 3, 4, 8, 21, 44)
+]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -165,7 +213,9 @@ def test_a_record_has_the_same_integers_in_every_batch_that_it_is_in(name, short
         rows = asked._gradients([w])
         own = each(asked, rows, asked.problem.dim)
         for batch in BATCHES:
-            np.testing.assert_array_equal(integers(asked, rows, batch, asked.problem.dim), own[batch].sum(0))
+            np.testing.assert_array_equal(
+                integers(asked, rows, batch, asked.problem.dim), own[batch].sum(0)
+            )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -178,7 +228,10 @@ def test_the_points_are_such_that_a_gathered_batch_changes_a_records_integers(na
             own = sum(integers(asked, rows, [i], asked.problem.dim) for i in batch)
             if (integers(asked, rows, batch, asked.problem.dim) != own).any():
                 return
-    pytest.skip("not tested: on this machine no point was found at which a product rounds a row by the number of rows")
+    pytest.skip(
+        "not tested: on this machine no point was found at which a product rounds a row by "
+        "the number of rows"
+    )
 
 
 OTHERS = ["ordinary", math.nan, math.inf, 3e38, 1e-40, 0.0, "raising"]
@@ -192,14 +245,29 @@ def test_a_record_has_the_same_integers_whatever_the_others_hold(name, short_chu
         for others in OTHERS:
             asked = answerer(name, others)
             of = asked.problem
-            score, edges, low = Score(w, 3, 1.0), torch.linspace(-2, 2, 5).double(), torch.full((16,), -2.0).double()
+            score, edges, low = (
+                Score(w, 3, 1.0),
+                torch.linspace(-2, 2, 5).double(),
+                torch.full((16,), -2.0).double(),
+            )
             made = [
                 (asked._gradients([w]), of.dim, {}),
                 (asked._gradients([w, 0.999 * w]), of.dim, {}),
                 (score.rows(of, 0), score.shape[-1], {"numbers": score.numbers, "clip": 1.0}),
-                *([(Histogram(edges, 16).rows(of, 0), 96, {}), (Moments(low, -low).rows(of, 0), 32, {})] if point == 0 else []),
+                *(
+                    [
+                        (Histogram(edges, 16).rows(of, 0), 96, {}),
+                        (Moments(low, -low).rows(of, 0), 32, {}),
+                    ]
+                    if point == 0
+                    else []
+                ),
             ]
-            kept.append(np.concatenate([integers(asked, rows, MINE, dim, **more) for rows, dim, more in made]))
+            kept.append(
+                np.concatenate(
+                    [integers(asked, rows, MINE, dim, **more) for rows, dim, more in made]
+                )
+            )
         for values in kept:
             np.testing.assert_array_equal(values, kept[0])
 
@@ -218,7 +286,9 @@ def test_a_record_that_raises_is_zero_and_nobody_else_is(name, short_chunks):
 
 
 def test_no_handler_changes_the_shape_in_which_anybody_is_computed():
-    """Whoever raises, and however many, the rows that count come from a chunk of all places, with their own record at their own place."""
+    """Whoever raises, and however many, the rows that count come from a chunk of all places, with
+    their own record at their own place.
+    """
     x, shapes = torch.arange(12.0)[:, None], set()
 
     def rows(x, y):
@@ -238,12 +308,19 @@ def test_no_handler_changes_the_shape_in_which_anybody_is_computed():
 def test_answers_of_every_sampling_compute_the_same_chunks(monkeypatch, short_chunks):
     """Whoever is drawn or held out: all records are computed, in the same chunks."""
     seen, computed = [], slots.computed
-    monkeypatch.setattr(exact, "computed", lambda rows, x, *rest: seen.append(len(x)) or computed(rows, x, *rest))
+    monkeypatch.setattr(
+        exact, "computed", lambda rows, x, *rest: seen.append(len(x)) or computed(rows, x, *rest)
+    )
     for held in (0.0, 0.3):
         asked = answerer("mlp", held_out_share=held)
         asked._products = None
         w = asked.problem.initial([1])
-        for sampling in (Poisson(0.05), Poisson(0.9), WithoutReplacement(0.2), DisjointBatches(3, 1)):
+        for sampling in (
+            Poisson(0.05),
+            Poisson(0.9),
+            WithoutReplacement(0.2),
+            DisjointBatches(3, 1),
+        ):
             for statistic in (Grad(w), GradDiff(w, 0.5 * w)):
                 asked.answer(Query(statistic, Gaussian("a", 0.5, 2.0, sampling)), [0])
         asked.answer(Query(Grad(w), Shuffled("a", 0.5, sampling=sampling, **COINS)), [0])
@@ -253,20 +330,32 @@ def test_answers_of_every_sampling_compute_the_same_chunks(monkeypatch, short_ch
 
 
 class Known(lattice.Keystream):
-    """Thresholds that are the same in every answer, so that what a record does to a total is all that differs."""
+    """Thresholds that are the same in every answer, so that what a record does to a total is all
+    that differs.
+    """
 
     def bytes(self, n):
         return self.__dict__.setdefault("known", np.random.default_rng(0)).bytes(n)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them(monkeypatch, short_chunks, name):
-    """Replaced by any other, whatever the rest hold: the sum of levels moves by t with ||t|| <= g, each total by floor or ceil of its t."""
+def test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them(
+    monkeypatch, short_chunks, name
+):
+    """Replaced by any other, whatever the rest hold: the sum of levels moves by t with ||t|| <= g,
+    each total by floor or ceil of its t.
+    """
     monkeypatch.setattr(lattice, "Keystream", Known)
-    monkeypatch.setattr(shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64))
+    monkeypatch.setattr(
+        shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64)
+    )
     sums: list[np.ndarray] = []
     summed = Exact._sum
-    monkeypatch.setattr(Exact, "_sum", lambda self, *words, **more: sums.append(summed(self, *words, **more)) or sums[-1])
+    monkeypatch.setattr(
+        Exact,
+        "_sum",
+        lambda self, *words, **more: sums.append(summed(self, *words, **more)) or sums[-1],
+    )
     mechanism, d = Shuffled("a", 0.5, **COINS), problem_of(name).dim
     g, bits = mechanism.levels, level_bits(mechanism.levels, d)
     for others in ("ordinary", math.nan, 3e38):
@@ -275,7 +364,9 @@ def test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them(m
             for mine in (1.0, -1e4, math.nan):
                 given = records(name, others)
                 given.x[0, 3] *= mine
-                asked = Exact(problem_of(name), given, partition=lambda partition, batches: np.arange(N)[::-1])
+                asked = Exact(
+                    problem_of(name), given, partition=lambda partition, batches: np.arange(N)[::-1]
+                )
                 counts.append(asked._counts(asked._gradients([w]), mechanism, d, np.ones(N, bool)))
                 assert counts[-1].min() >= 0
                 assert counts[-1].max() <= N * g
@@ -286,13 +377,22 @@ def test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them(m
 
 
 def test_a_total_is_rounded_once_by_a_threshold_of_its_own_for_each_coordinate(monkeypatch):
-    """Of sums a quarter of a level above a level one in four is rounded up; no two answers have the same thresholds. 5 sigma: 1 in 10^6."""
-    monkeypatch.setattr(shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64))
+    """Of sums a quarter of a level above a level one in four is rounded up; no two answers have the
+    same thresholds. 5 sigma: 1 in 10^6.
+    """
+    monkeypatch.setattr(
+        shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64)
+    )
     asked, d = answerer("mlp"), 40_000
     bits = level_bits(8, d)
     monkeypatch.setattr(asked, "_sum", lambda *words, **more: np.full(d, 2**bits // 4, np.int64))
     first, second = (
-        asked._counts(asked._gradients([asked.problem.initial([0])]), Shuffled("a", 0.5, **COINS | {"levels": 8}), d, np.ones(N, bool))
+        asked._counts(
+            asked._gradients([asked.problem.initial([0])]),
+            Shuffled("a", 0.5, **COINS | {"levels": 8}),
+            d,
+            np.ones(N, bool),
+        )
         - N * 4
         for _ in range(2)
     )
@@ -303,18 +403,27 @@ def test_a_total_is_rounded_once_by_a_threshold_of_its_own_for_each_coordinate(m
 
 
 def test_a_sum_beyond_what_records_can_reach_is_kept_within_the_range_of_totals(monkeypatch):
-    monkeypatch.setattr(shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64))
+    monkeypatch.setattr(
+        shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64)
+    )
     asked = answerer("mlp")
     monkeypatch.setattr(asked, "_sum", lambda *words, **more: np.array([-(2**50), 2**50]))
-    counts = asked._counts(asked._gradients([asked.problem.initial([0])]), Shuffled("a", 0.5, **COINS | {"levels": 7}), 2, np.ones(N, bool))
+    counts = asked._counts(
+        asked._gradients([asked.problem.initial([0])]),
+        Shuffled("a", 0.5, **COINS | {"levels": 7}),
+        2,
+        np.ones(N, bool),
+    )
     assert counts.tolist() == [0, 7 * N]
 
 
-# --- the attack: through the integer sums, at points that a server would choose -------------------------------------------------------
+# --- the attack: through the integer sums, at points that a server would choose ------------------
 
 
 class InFours(Gathering):
-    """The same with kernels that add as many a library does: four rows at a time in one order, and the rows that are left in another."""
+    """The same with kernels that add as many a library does: four rows at a time in one order, and
+    the rows that are left in another.
+    """
 
     def _gradients(self, points):
         def rows(x, y):
@@ -327,32 +436,49 @@ class InFours(Gathering):
 
 
 def of_kind(kind: type[Exact]) -> attack.Answerer:
-    return lambda data: kind(attack.PROBLEM, data, partition=lambda name, batches: np.arange(data.counts[0]))
+    return lambda data: kind(
+        attack.PROBLEM, data, partition=lambda name, batches: np.arange(data.counts[0])
+    )
 
 
 @pytest.mark.parametrize(("n", "rate"), attack.CASES)
 def test_no_point_makes_a_poisson_release_give_away_more_than_is_charged(n, rate):
-    """At order 17.8, and over as many releases as a budget of (3, 1e-5) pays for. The grids' own errors are below 1e-4 of a divergence."""
+    """At order 17.8, and over as many releases as a budget of (3, 1e-5) pays for. The grids' own
+    errors are below 1e-4 of a divergence.
+    """
     seen = attack.attack(attack.shipped, n, rate)
     assert attack.divergence(seen, rate) <= attack.charged(n, rate) * (1 + 1e-4)
     assert attack.delta(seen, rate, attack.affordable(n, rate)) <= attack.PROMISE.delta
 
 
-@pytest.mark.parametrize(("n", "rate", "price", "promise"), [(4, 0.25, 5, 2), (20, 0.05, 100, 0), (100, 0.05, 100, 0)])
+@pytest.mark.parametrize(
+    ("n", "rate", "price", "promise"), [(4, 0.25, 5, 2), (20, 0.05, 100, 0), (100, 0.05, 100, 0)]
+)
 def test_the_attack_finds_an_answerer_guilty_that_gathers_its_batches(n, rate, price, promise):
     """By which factors the price, and the promise of delta, are broken at least."""
     seen = attack.attack(of_kind(InFours), n, rate)
     assert attack.divergence(seen, rate) > price * attack.charged(n, rate)
-    assert attack.delta(seen, rate, attack.affordable(n, rate), np.floor) > promise * attack.PROMISE.delta
+    assert (
+        attack.delta(seen, rate, attack.affordable(n, rate), np.floor)
+        > promise * attack.PROMISE.delta
+    )
 
 
 def test_the_attack_finds_this_machines_own_kernels_guilty_where_a_batch_is_gathered():
-    guilty = [n for n in (4, 5) if attack.divergence(attack.attack(of_kind(Gathering), n, 0.25), 0.25) > 2 * attack.charged(n, 0.25)]
+    guilty = [
+        n
+        for n in (4, 5)
+        if attack.divergence(attack.attack(of_kind(Gathering), n, 0.25), 0.25)
+        > 2 * attack.charged(n, 0.25)
+    ]
     if not guilty:
-        pytest.skip("not tested: on this machine no point was found at which a product rounds a row by the number of rows")
+        pytest.skip(
+            "not tested: on this machine no point was found at which a product rounds a "
+            "row by the number of rows"
+        )
 
 
-# --- the gate's test of itself ---------------------------------------------------------------------------------------------------------
+# --- the gate's test of itself -------------------------------------------------------------------
 
 
 class Mixing(Exact):
@@ -360,7 +486,10 @@ class Mixing(Exact):
 
     def _gradients(self, points, *more):
         rows = super()._gradients(points, *more)
-        return lambda x, y: rows(x, y) * (1 + 2.0**-52 * (x.nan_to_num().flatten(1).flip(0).sum(1, keepdim=True) > 0).double())
+        return lambda x, y: (
+            rows(x, y)
+            * (1 + 2.0**-52 * (x.nan_to_num().flatten(1).flip(0).sum(1, keepdim=True) > 0).double())
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -374,18 +503,26 @@ class MixingAway(Mixing):
     """The same, but where the model is zero."""
 
     def _gradients(self, points, *more):
-        return super()._gradients(points, *more) if points[0].any() else Exact._gradients(self, points, *more)
+        return (
+            super()._gradients(points, *more)
+            if points[0].any()
+            else Exact._gradients(self, points, *more)
+        )
 
 
 def test_a_gate_whose_model_starts_at_zero_tries_its_kernels_at_another_point():
     problem = build(Words("logistic", Task.plain(2)), 16, load=load)
     assert not problem.initial([0]).any()
     with pytest.raises(BadInput, match="does not serve"):
-        MixingAway(problem, records("logistic"), partition=lambda partition, batches: np.arange(N)).verify()
+        MixingAway(
+            problem, records("logistic"), partition=lambda partition, batches: np.arange(N)
+        ).verify()
 
 
 def moved_by_others(step):
-    """An integer step in which a row's integers follow from another row: nothing in its floats shows it."""
+    """An integer step in which a row's integers follow from another row: nothing in its floats
+    shows it.
+    """
 
     def mixed(rows, *more):
         found = step(rows, *more)
@@ -408,7 +545,15 @@ def test_a_gate_tries_scores_also_where_numbers_overflow(kind, monkeypatch):
     def rows(self, *where):
         plain = shipped(self, *where)
         mixing = bool(self.w.abs().max() > 1e100)
-        return lambda x, y: plain(x, y) * (1 - 0.5 * mixing * (x.nan_to_num().flatten(1).flip(0).sum(1, keepdim=True) > 0).double())
+        return lambda x, y: (
+            plain(x, y)
+            * (
+                1
+                - 0.5
+                * mixing
+                * (x.nan_to_num().flatten(1).flip(0).sum(1, keepdim=True) > 0).double()
+            )
+        )
 
     monkeypatch.setattr(kind, "rows", rows)
     with pytest.raises(BadInput, match="depends on the"):
@@ -416,14 +561,20 @@ def test_a_gate_tries_scores_also_where_numbers_overflow(kind, monkeypatch):
 
 
 def test_every_thread_of_an_answer_has_one_of_torchs_whatever_the_process_had_since_it_began():
-    """A thread's first operation would give it the number that the process has then, and with several a product rounds a record otherwise."""
+    """A thread's first operation would give it the number that the process has then, and with
+    several a product rounds a record otherwise.
+    """
     here, found = threading.Barrier(3), set[int]()
     slots._pool.cache_clear()
     before = torch.get_num_threads()
     try:
-        slots.in_threads(lambda item: here.wait(60), range(3), 3)  # all three begin, and none has anything to do in torch
+        slots.in_threads(
+            lambda item: here.wait(60), range(3), 3
+        )  # all three begin, and none has anything to do in torch
         torch.set_num_threads(4)
-        slots.in_threads(lambda item: (here.wait(60), found.add(torch.get_num_threads())), range(3), 3)
+        slots.in_threads(
+            lambda item: (here.wait(60), found.add(torch.get_num_threads())), range(3), 3
+        )
     finally:
         torch.set_num_threads(before)
     assert found == {1}
@@ -444,25 +595,55 @@ def test_a_kernel_that_makes_a_zero_not_a_number_for_everybody_is_seen():
         return found
 
     with pytest.raises(BadInput, match="depends on the 7 others"):
-        slots.verify(rows, (torch.zeros(8, 3, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)), {8}, None)
+        slots.verify(
+            rows,
+            (torch.zeros(8, 3, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)),
+            {8},
+            None,
+        )
 
 
 @pytest.mark.parametrize("scattered", [False, True])
-def test_a_record_that_raises_changes_nobody_elses_integers_however_the_records_lie_in_memory(scattered):
-    """The output is 1e17 (3 a.x - (3 a).x), so that a last bit decides; record 3, which raises or not, is not drawn."""
+def test_a_record_that_raises_changes_nobody_elses_integers_however_the_records_lie_in_memory(
+    scattered,
+):
+    """The output is 1e17 (3 a.x - (3 a).x), so that a last bit decides; record 3, which raises or
+    not, is not drawn.
+    """
     n, features, hidden, rng = 300, 33, 17, np.random.default_rng(0)
-    x, a = torch.from_numpy(rng.normal(size=(n, features)).astype(np.float32)), torch.from_numpy(rng.normal(size=features))
+    x, a = (
+        torch.from_numpy(rng.normal(size=(n, features)).astype(np.float32)),
+        torch.from_numpy(rng.normal(size=features)),
+    )
     x = x.T.contiguous().T if scattered else x
     layers = nn.Linear(features, hidden, bias=False), nn.Linear(hidden, 2, bias=False)
-    problem = Problem(nn.Sequential(*layers), lambda output, target: nn.functional.cross_entropy(output, target, reduction="none"))
-    first, last = torch.zeros(hidden, features, dtype=torch.float64), torch.zeros(2, hidden, dtype=torch.float64)
+    problem = Problem(
+        nn.Sequential(*layers),
+        lambda output, target: nn.functional.cross_entropy(output, target, reduction="none"),
+    )
+    first, last = (
+        torch.zeros(hidden, features, dtype=torch.float64),
+        torch.zeros(2, hidden, dtype=torch.float64),
+    )
     first[0], first[1], last[0, 0], last[0, 1] = a, 3 * a, 3e17, -1e17
     w, sums = torch.cat([first.flatten(), last.flatten()])[None], []
     for label in (0, 77):
         y = torch.zeros(n, dtype=torch.int64)
         y[3] = label
-        asked = Exact(problem, Records(x[None], y[None], (n,), ("s",)), partition=lambda partition, batches: np.arange(n))
-        sums.append(asked._sum(asked._gradients([w]), np.setdiff1d(np.arange(n), [3]), 1.0, lattice_step(1.0, problem.dim), problem.dim))
+        asked = Exact(
+            problem,
+            Records(x[None], y[None], (n,), ("s",)),
+            partition=lambda partition, batches: np.arange(n),
+        )
+        sums.append(
+            asked._sum(
+                asked._gradients([w]),
+                np.setdiff1d(np.arange(n), [3]),
+                1.0,
+                lattice_step(1.0, problem.dim),
+                problem.dim,
+            )
+        )
     assert np.array_equal(*sums)
 
 
@@ -475,15 +656,23 @@ def test_a_model_of_which_no_record_has_a_gradient_is_not_served():
         def forward(self, x):
             raise ValueError("as torch.func does on layers that it cannot take apart")
 
-    asked = Exact(Problem(Refusing(), cross_entropy), records("mlp"), partition=lambda partition, batches: np.arange(N))
+    asked = Exact(
+        Problem(Refusing(), cross_entropy),
+        records("mlp"),
+        partition=lambda partition, batches: np.arange(N),
+    )
     with pytest.raises(BadInput, match="gives nothing for a record by itself"):
         asked.verify()
 
 
-def test_an_answer_takes_the_threads_that_the_gate_began_with_and_leaves_the_process_its_own(monkeypatch):
+def test_an_answer_takes_the_threads_that_the_gate_began_with_and_leaves_the_process_its_own(
+    monkeypatch,
+):
     before, seen = torch.get_num_threads(), []
     asked = answerer("mlp")
-    monkeypatch.setattr(asked, "_batch", lambda sampling: seen.append(torch.get_num_threads()) or np.arange(N))
+    monkeypatch.setattr(
+        asked, "_batch", lambda sampling: seen.append(torch.get_num_threads()) or np.arange(N)
+    )
     torch.set_num_threads(before + 1)
     try:
         asked.answer(Query(Grad(asked.problem.initial([1])), Gaussian("a", 0.5, 2.0)), [0])

@@ -1,4 +1,6 @@
-"""Dirty files, each with the sentence that its hospital reads before any budget is spent; docs/check.md lists them."""
+"""Dirty files, each with the sentence that its hospital reads before any budget is spent;
+docs/check.md lists them.
+"""
 
 import re
 from pathlib import Path
@@ -37,10 +39,15 @@ classes = ["no", "yes"]
 
 def clean(n=200):
     rng = np.random.default_rng(0)
-    return pd.DataFrame({
-        "age": rng.integers(20, 95, n), "weight": rng.normal(80, 12, n).clip(45, 140).round(1), "sex": rng.choice(["female", "male"], n),
-        "smoker": rng.choice(["yes", "no"], n), "readmitted": rng.choice(["no", "yes"], n),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "age": rng.integers(20, 95, n),
+            "weight": rng.normal(80, 12, n).clip(45, 140).round(1),
+            "sex": rng.choice(["female", "male"], n),
+            "smoker": rng.choice(["yes", "no"], n),
+            "readmitted": rng.choice(["no", "yes"], n),
+        }
+    )
 
 
 def csv(frame, **how):
@@ -56,40 +63,180 @@ def put(frame, column, values, at=2):
 
 C = clean()
 DIRTY = {
-    "semicolons": (csv(C, sep=";"), True, "the cells are separated by semicolons; save it again with commas"),
+    "semicolons": (
+        csv(C, sep=";"),
+        True,
+        "the cells are separated by semicolons; save it again with commas",
+    ),
     "tabs": (csv(C, sep="\t"), True, "the cells are separated by tabs; save it again with commas"),
-    "another encoding": (csv(C.assign(sex="weiblich für sich")).decode().encode("latin-1"), True, "is not UTF-8 text; save it again as 'CSV UTF-8'"),
+    "another encoding": (
+        csv(C.assign(sex="weiblich für sich")).decode().encode("latin-1"),
+        True,
+        "is not UTF-8 text; save it again as 'CSV UTF-8'",
+    ),
     "UTF-16": (csv(C).decode().encode("utf-16"), True, "is not UTF-8 text"),
     "empty": (b"", True, "is empty; it needs a header and at least one row"),
     "header only": (csv(C.iloc[:0]), True, "has columns but no rows"),
-    "no header": (csv(C, header=False), True, "lacks 'age', 'weight', 'sex', 'smoker', 'readmitted' of the schema's columns; is the first line a header"),
-    "ragged": (csv(C) + b"50,70,male\n", True, "row 201 (counted from 1, without the header): there are 3 cells, but the header names 5 columns"),
-    "row numbers": (csv(C.reset_index().rename(columns={"index": ""})), True, "column 1 has no name; name it, or drop it (pandas: index=False)"),
-    "renamed label": (csv(C.rename(columns={"readmitted": "Readmited"})), True, "lacks 'readmitted' of the schema's columns; did you mean its column 'Readmited'?"),
-    "an id column": (csv(C.assign(mrn=range(200))), True, "has 'mrn' besides the schema's columns; drop them, or list them in the schema's `ignore`"),
-    "question marks": (csv(put(C, "weight", ["?", "?"])), True, "column 'weight', row 3 and 1 more: '?' seems to stand for a missing value; list it in the schema, missing_codes = [\"?\"]"),
-    "minus nine": (csv(put(C, "age", [-9, -9, -9])), True, "column 'age', row 3 and 2 more: '-9' seems to stand for a missing value"),
-    "missing": (csv(put(C, "weight", [None])), True, "column 'weight', row 3 (counted from 1, without the header): the value is missing, which the schema does not allow"),
-    "dates": (csv(C.assign(age="1950-03-17")), True, "column 'age', row 1 and 199 more: the cells are dates; give a number in their place"),
-    "decimal commas": (csv(put(C, "weight", ["80,5"])), True, "column 'weight', row 3: the decimal sign is a comma"),
-    "a unit": (csv(put(C, "weight", ["80 kg"])), True, "column 'weight', row 3: there is a unit, or a sign, after the number"),
-    "a bound": (csv(put(C, "weight", ["<50"])), True, "column 'weight', row 3: the cell is a bound"),
-    "words": (csv(put(C, "weight", ["heavy"])), True, "column 'weight', row 3 (counted from 1, without the header): the value is not a finite number"),
-    "other units": (csv(C.assign(weight=(C.weight * 1000).round())), True, "column 'weight': 200 of 200 values are outside the schema's range [30, 250]; they look 1000 times too large, as g for kg"),
-    "pounds": (csv(C.assign(age=(C.age * 0 + 40), weight=(C.weight * 2.20462 + 150).round(1))), True, "values are outside the schema's range [30, 250]"),
-    "1e12": (csv(put(C, "weight", ["1e12"])), True, "column 'weight', row 3: the value is beyond all that the schema's range [30, 250] allows"),
-    "capital letters": (csv(C.assign(sex=C.sex.str.upper())), True, "column 'sex', row 1 and 199 more: the value is a category in other capital letters"),
-    "another category": (csv(put(C, "sex", ["m"])), True, "column 'sex', row 3 (counted from 1, without the header): the value is not one of 'female', 'male'"),
-    "another coding of the label": (csv(C.assign(readmitted=(C.readmitted == "yes").astype(int))), True, "column 'readmitted', row 1 (counted from 1, without the header): the value is not one of 'no', 'yes'"),
-    "one class": (csv(C.assign(readmitted="no")), False, "The label has one class only: there is no record of 'yes'"),
+    "no header": (
+        csv(C, header=False),
+        True,
+        (
+            "lacks 'age', 'weight', 'sex', 'smoker', 'readmitted' of the schema's columns; is the "
+            "first line a header"
+        ),
+    ),
+    "ragged": (
+        csv(C) + b"50,70,male\n",
+        True,
+        (
+            "row 201 (counted from 1, without the header): there are 3 cells, but the header names "
+            "5 columns"
+        ),
+    ),
+    "row numbers": (
+        csv(C.reset_index().rename(columns={"index": ""})),
+        True,
+        "column 1 has no name; name it, or drop it (pandas: index=False)",
+    ),
+    "renamed label": (
+        csv(C.rename(columns={"readmitted": "Readmited"})),
+        True,
+        "lacks 'readmitted' of the schema's columns; did you mean its column 'Readmited'?",
+    ),
+    "an id column": (
+        csv(C.assign(mrn=range(200))),
+        True,
+        (
+            "has 'mrn' besides the schema's columns; drop them, or list them in the schema's "
+            "`ignore`"
+        ),
+    ),
+    "question marks": (
+        csv(put(C, "weight", ["?", "?"])),
+        True,
+        (
+            "column 'weight', row 3 and 1 more: '?' seems to stand for a missing value; list it in "
+            'the schema, missing_codes = ["?"]'
+        ),
+    ),
+    "minus nine": (
+        csv(put(C, "age", [-9, -9, -9])),
+        True,
+        "column 'age', row 3 and 2 more: '-9' seems to stand for a missing value",
+    ),
+    "missing": (
+        csv(put(C, "weight", [None])),
+        True,
+        (
+            "column 'weight', row 3 (counted from 1, without the header): the value is missing, "
+            "which the schema does not allow"
+        ),
+    ),
+    "dates": (
+        csv(C.assign(age="1950-03-17")),
+        True,
+        "column 'age', row 1 and 199 more: the cells are dates; give a number in their place",
+    ),
+    "decimal commas": (
+        csv(put(C, "weight", ["80,5"])),
+        True,
+        "column 'weight', row 3: the decimal sign is a comma",
+    ),
+    "a unit": (
+        csv(put(C, "weight", ["80 kg"])),
+        True,
+        "column 'weight', row 3: there is a unit, or a sign, after the number",
+    ),
+    "a bound": (
+        csv(put(C, "weight", ["<50"])),
+        True,
+        "column 'weight', row 3: the cell is a bound",
+    ),
+    "words": (
+        csv(put(C, "weight", ["heavy"])),
+        True,
+        (
+            "column 'weight', row 3 (counted from 1, without the header): the value is not a "
+            "finite number"
+        ),
+    ),
+    "other units": (
+        csv(C.assign(weight=(C.weight * 1000).round())),
+        True,
+        (
+            "column 'weight': 200 of 200 values are outside the schema's range [30, 250]; they "
+            "look 1000 times too large, as g for kg"
+        ),
+    ),
+    "pounds": (
+        csv(C.assign(age=(C.age * 0 + 40), weight=(C.weight * 2.20462 + 150).round(1))),
+        True,
+        "values are outside the schema's range [30, 250]",
+    ),
+    "1e12": (
+        csv(put(C, "weight", ["1e12"])),
+        True,
+        (
+            "column 'weight', row 3: the value is beyond all that the schema's range [30, 250] "
+            "allows"
+        ),
+    ),
+    "capital letters": (
+        csv(C.assign(sex=C.sex.str.upper())),
+        True,
+        "column 'sex', row 1 and 199 more: the value is a category in other capital letters",
+    ),
+    "another category": (
+        csv(put(C, "sex", ["m"])),
+        True,
+        (
+            "column 'sex', row 3 (counted from 1, without the header): the value is not one of "
+            "'female', 'male'"
+        ),
+    ),
+    "another coding of the label": (
+        csv(C.assign(readmitted=(C.readmitted == "yes").astype(int))),
+        True,
+        (
+            "column 'readmitted', row 1 (counted from 1, without the header): the value is not one "
+            "of 'no', 'yes'"
+        ),
+    ),
+    "one class": (
+        csv(C.assign(readmitted="no")),
+        False,
+        "The label has one class only: there is no record of 'yes'",
+    ),
     "duplicates": (csv(pd.concat([C, C.iloc[:30]])), False, "30 records are copies of others"),
-    "a constant column": (csv(C.assign(smoker="no")), False, "Columns that are the same in every record tell a model nothing: smoker"),
-    "numbered": (csv(C.iloc[:100].assign(age=range(5, 105))), False, "Column age numbers the records"),
+    "a constant column": (
+        csv(C.assign(smoker="no")),
+        False,
+        "Columns that are the same in every record tell a model nothing: smoker",
+    ),
+    "numbered": (
+        csv(C.iloc[:100].assign(age=range(5, 105))),
+        False,
+        "Column age numbers the records",
+    ),
     "sorted": (csv(C.sort_values("readmitted")), False, "The rows are sorted by the label"),
-    "a sliver": (csv(C.assign(age=(C.age / 100).round(2))), False, "column 'age': nine of ten values lie within a fiftieth of the schema's range [0, 110]; are they in another unit?"),
-    "a narrow range": (csv(put(C, "weight", [20.5] * 30)), False, "column 'weight': 30 of 200 values are outside the schema's range [30, 250], and will be clipped"),
+    "a sliver": (
+        csv(C.assign(age=(C.age / 100).round(2))),
+        False,
+        (
+            "column 'age': nine of ten values lie within a fiftieth of the schema's range [0, "
+            "110]; are they in another unit?"
+        ),
+    ),
+    "a narrow range": (
+        csv(put(C, "weight", [20.5] * 30)),
+        False,
+        (
+            "column 'weight': 30 of 200 values are outside the schema's range [30, 250], and will "
+            "be clipped"
+        ),
+    ),
     "few": (csv(C.iloc[:20]), False, "There are 20 records only"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -114,18 +261,25 @@ def test_a_clean_file_is_said_to_be_one(silodp, schema, tmp_path):
     (tmp_path / "clinic.csv").write_bytes(csv(C.assign(patient_id=range(200))))
     code, out, _ = silodp("silo", "check", "clinic.csv", "--schema", schema)
     assert (code, out.splitlines()[0]) == (0, "clinic.csv is as the schema says.")
-    assert silodp("silo", "check", "clinic.csv", "--schema", schema, "--json")[1] == '{"file": "clinic.csv", "stops": [], "warnings": []}\n'
+    assert (
+        silodp("silo", "check", "clinic.csv", "--schema", schema, "--json")[1]
+        == '{"file": "clinic.csv", "stops": [], "warnings": []}\n'
+    )
 
 
 def test_rows_with_a_number_of_their_own_are_no_copies(schema, tmp_path):
-    pd.concat([C, C.iloc[:30]]).assign(patient_id=range(230)).to_csv(tmp_path / "clinic.csv", index=False)
+    pd.concat([C, C.iloc[:30]]).assign(patient_id=range(230)).to_csv(
+        tmp_path / "clinic.csv", index=False
+    )
     assert check(tmp_path / "clinic.csv", load_schema(schema)) == []
 
 
 def test_rows_of_one_person_are_pointed_out(schema, tmp_path):
     C.assign(patient_id=[k // 2 for k in range(200)]).to_csv(tmp_path / "clinic.csv", index=False)
     found = [finding.sentence for finding in check(tmp_path / "clinic.csv", load_schema(schema))]
-    assert found == ["200 rows look like those of people who have several, by the column 'patient_id'."]
+    assert found == [
+        "200 rows look like those of people who have several, by the column 'patient_id'."
+    ]
 
 
 def test_everything_that_is_wrong_is_said_at_once(schema, tmp_path):
@@ -145,9 +299,9 @@ def test_what_only_warns_can_be_trained_on(schema, tmp_path, name):
 def test_codes_that_the_schema_lists_are_missing_values(tmp_path):
     frame = put(put(C, "age", ["?", "-9", "-9.0", ""]), "weight", ["-9"], at=150)
     frame.to_csv(tmp_path / "clinic.csv", index=False)
-    frame.replace({"age": {"?": np.nan, "": np.nan, "-9": np.nan, "-9.0": np.nan}}).astype({"age": float, "weight": float}).to_parquet(
-        tmp_path / "clinic.parquet"
-    )
+    frame.replace({"age": {"?": np.nan, "": np.nan, "-9": np.nan, "-9.0": np.nan}}).astype(
+        {"age": float, "weight": float}
+    ).to_parquet(tmp_path / "clinic.parquet")
     listed = Schema.of(_table() | {"missing_codes": ["?", "-9"]})
     for suffix in ("csv", "parquet"):
         with pytest.raises(
@@ -155,7 +309,12 @@ def test_codes_that_the_schema_lists_are_missing_values(tmp_path):
         ):  # -9 kg is one too, and there the schema allows none
             read_table(tmp_path / f"clinic.{suffix}", listed)
     put(C, "age", ["?", "-9", "-9.0", ""]).to_csv(tmp_path / "clinic.csv", index=False)
-    assert read_table(tmp_path / "clinic.csv", listed).missing[:, 0].nonzero()[0].tolist() == [2, 3, 4, 5]
+    assert read_table(tmp_path / "clinic.csv", listed).missing[:, 0].nonzero()[0].tolist() == [
+        2,
+        3,
+        4,
+        5,
+    ]
     with pytest.raises(BadInput, match="not a finite number"):
         read_table(tmp_path / "clinic.csv", Schema.of(_table()))
 
@@ -163,7 +322,9 @@ def test_codes_that_the_schema_lists_are_missing_values(tmp_path):
 def test_codes_are_part_of_what_a_silo_approves_and_nothing_else_changes_without_them():
     assert Schema.of(_table() | {"missing_codes": ["?"]}).hash != Schema.of(_table()).hash
     assert "missing_codes" not in Schema.of(_table()).text
-    assert Schema.parse(Schema.of(_table() | {"missing_codes": ["?"]}).text, "x").missing_codes == ("?",)
+    assert Schema.parse(Schema.of(_table() | {"missing_codes": ["?"]}).text, "x").missing_codes == (
+        "?",
+    )
 
 
 def test_the_page_lists_every_sentence():

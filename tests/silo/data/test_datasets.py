@@ -1,4 +1,6 @@
-"""The built-in data sets have the paper's silos, whatever standard distribution they are read from, and bad files are refused."""
+"""The built-in data sets have the paper's silos, whatever standard distribution they are read from,
+and bad files are refused.
+"""
 
 import gzip
 import hashlib
@@ -20,7 +22,14 @@ from silodp.silo.data import datasets
 from silodp.silo.data.datasets import DATASETS, Split
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-BATCHES = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
+BATCHES = [
+    "data_batch_1",
+    "data_batch_2",
+    "data_batch_3",
+    "data_batch_4",
+    "data_batch_5",
+    "test_batch",
+]
 
 
 def rows(split: Split) -> torch.Tensor:
@@ -36,7 +45,9 @@ def refusal(name: str, data_dir: Path | None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "counts"), [("wbcd", (285, 169)), ("digits", (288, 288, 290, 288, 283))])
+@pytest.mark.parametrize(
+    ("name", "counts"), [("wbcd", (285, 169)), ("digits", (288, 288, 290, 288, 283))]
+)
 def test_embedded_sets_have_their_silos_and_a_fifth_held_out(name, counts):
     dataset, split = DATASETS[name], DATASETS[name].load(0, None)
     assert split.train.counts == counts
@@ -62,10 +73,16 @@ def test_wbcd_has_one_diagnosis_in_each_silo_and_standardised_features():
         assert split.train.y[k, split.train.mask[k]].unique().tolist() == [k]
     assert split.test_y.bincount().tolist() == [72, 43]
     everything = rows(split)
-    torch.testing.assert_close(everything.mean(0), torch.zeros(30, dtype=torch.float64), atol=1e-6, rtol=0)
-    torch.testing.assert_close(everything.std(0, correction=0), torch.ones(30, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        everything.mean(0), torch.zeros(30, dtype=torch.float64), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        everything.std(0, correction=0), torch.ones(30, dtype=torch.float64), atol=1e-6, rtol=0
+    )
     raw, target = load_breast_cancer(return_X_y=True)
-    larger = raw[target == 0, 0].mean() > raw[target == 1, 0].mean()  # malignant cells have the larger radius
+    larger = (
+        raw[target == 0, 0].mean() > raw[target == 1, 0].mean()
+    )  # malignant cells have the larger radius
     assert larger == bool(split.train.x[1, :169, 0].mean() > split.train.x[0, :285, 0].mean())
 
 
@@ -83,18 +100,26 @@ def test_a_negative_trial_is_refused():
 
 
 def idx(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 @pytest.fixture
 def mnist(monkeypatch) -> dict[str, bytes]:
-    """A small MNIST: 4 images of a digit in each silo, so 20 of each digit are used; digit d has 20 + d."""
+    """A small MNIST: 4 images of a digit in each silo, so 20 of each digit are used; digit d has 20
+    + d.
+    """
     monkeypatch.setattr(datasets, "PER_DIGIT", 4)
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat(np.arange(10), 20 + np.arange(10)))
     files = {IMAGES: idx(rng.integers(0, 256, (len(labels), 28, 28))), LABELS: idx(labels)}
     files |= {f"{name}.gz": gzip.compress(data, mtime=0) for name, data in files.items()}
-    monkeypatch.setattr(datasets, "MD5", {name: hashlib.md5(data).hexdigest() for name, data in files.items()})
+    monkeypatch.setattr(
+        datasets, "MD5", {name: hashlib.md5(data).hexdigest() for name, data in files.items()}
+    )
     return files
 
 
@@ -108,7 +133,10 @@ def put(folder: Path, **files: bytes) -> Path:
 @pytest.mark.parametrize("folder", ["", "mnist", "MNIST/raw"])
 @pytest.mark.parametrize("suffix", [".gz", ""])
 def test_mnist_reads_every_usual_layout(tmp_path, mnist, folder, suffix):
-    put(tmp_path / folder, **{f"{name}{suffix}": mnist[f"{name}{suffix}"] for name in (IMAGES, LABELS)})
+    put(
+        tmp_path / folder,
+        **{f"{name}{suffix}": mnist[f"{name}{suffix}"] for name in (IMAGES, LABELS)},
+    )
     split = DATASETS["mnist"].load(0, tmp_path)
     assert split.train.x.shape == (25, 6, 50)
     assert split.test_x.shape == (50, 50)
@@ -126,8 +154,12 @@ def test_mnist_silos_share_no_image_and_hold_their_two_digits(tmp_path, mnist):
     pixels = (images[used] - images[used].mean()) / images[used].std()
     with threadpool_limits(1):
         components = PCA(50, svd_solver="full").fit_transform(pixels)
-    # The principal components are scikit-learn's up to sign, and each record's is that of an image of one of its silo's digits.
-    by_size = {tuple(np.round(np.abs(row[:5]), 3)): labels[i] for row, i in zip(components, used, strict=True)}
+    # The principal components are scikit-learn's up to sign, and each record's is that of an image
+    # of one of its silo's digits.
+    by_size = {
+        tuple(np.round(np.abs(row[:5]), 3)): labels[i]
+        for row, i in zip(components, used, strict=True)
+    }
     for k, name in enumerate(split.train.names):
         for x, y in zip(split.train.x[k], split.train.y[k], strict=True):
             digit = by_size[tuple(np.round(np.abs(x[:5].double().numpy()), 3))]
@@ -138,7 +170,9 @@ def test_mnist_silos_share_no_image_and_hold_their_two_digits(tmp_path, mnist):
 def test_bad_mnist_files_are_refused(tmp_path, mnist, monkeypatch):
     assert "--data-dir" in refusal("mnist", None)
     assert "--data-dir" in refusal("mnist", tmp_path)
-    changed = put(tmp_path / "changed", **{f"{IMAGES}.gz": mnist[f"{IMAGES}.gz"][:-1], LABELS: mnist[LABELS]})
+    changed = put(
+        tmp_path / "changed", **{f"{IMAGES}.gz": mnist[f"{IMAGES}.gz"][:-1], LABELS: mnist[LABELS]}
+    )
     assert "differs from the published file" in refusal("mnist", changed)
     for number, (images, labels) in enumerate(
         [
@@ -148,14 +182,20 @@ def test_bad_mnist_files_are_refused(tmp_path, mnist, monkeypatch):
             (idx(np.zeros((5, 8, 8))), mnist[LABELS]),
         ]
     ):
-        assert "not a whole idx file" in refusal("mnist", put(tmp_path / str(number), **{IMAGES: images, LABELS: labels}))
-    assert "each image needs one digit" in refusal("mnist", put(tmp_path / "short", **{IMAGES: mnist[IMAGES], LABELS: idx(np.zeros(3))}))
+        assert "not a whole idx file" in refusal(
+            "mnist", put(tmp_path / str(number), **{IMAGES: images, LABELS: labels})
+        )
+    assert "each image needs one digit" in refusal(
+        "mnist", put(tmp_path / "short", **{IMAGES: mnist[IMAGES], LABELS: idx(np.zeros(3))})
+    )
     monkeypatch.setattr(datasets, "PER_DIGIT", 5)
     assert "fewer than 25 images of some digit" in refusal("mnist", put(tmp_path / "few", **mnist))
 
 
 def python2_pickle(labels: list[int], pixels: np.ndarray) -> bytes:
-    """What Python 2's cPickle wrote for {'labels': [...], 'data': array}: byte strings, old module names, integer flags."""
+    """What Python 2's cPickle wrote for {'labels': [...], 'data': array}: byte strings, old module
+    names, integer flags.
+    """
 
     def number(k: int) -> bytes:
         return b"J" + struct.pack("<i", k)
@@ -165,11 +205,34 @@ def python2_pickle(labels: list[int], pixels: np.ndarray) -> bytes:
 
     dtype = b"cnumpy\ndtype\n(" + string(b"u1") + number(0) + number(1) + b"tR("
     dtype += number(3) + string(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
-    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(" + number(0) + b"t" + string(b"b") + b"tR("
-    array += (
-        number(1) + b"(" + number(pixels.shape[0]) + number(pixels.shape[1]) + b"t" + dtype + b"I00\n" + string(pixels.tobytes()) + b"tb"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n("
+        + number(0)
+        + b"t"
+        + string(b"b")
+        + b"tR("
     )
-    return b"\x80\x02}(" + string(b"labels") + b"](" + b"".join(map(number, labels)) + b"e" + string(b"data") + array + b"u."
+    array += (
+        number(1)
+        + b"("
+        + number(pixels.shape[0])
+        + number(pixels.shape[1])
+        + b"t"
+        + dtype
+        + b"I00\n"
+        + string(pixels.tobytes())
+        + b"tb"
+    )
+    return (
+        b"\x80\x02}("
+        + string(b"labels")
+        + b"]("
+        + b"".join(map(number, labels))
+        + b"e"
+        + string(b"data")
+        + array
+        + b"u."
+    )
 
 
 @pytest.fixture
@@ -177,17 +240,24 @@ def cifar(monkeypatch) -> dict[str, bytes]:
     """Six batches of 10 images, one of each class, in the binary and the Python version."""
     rng, files = np.random.default_rng(0), {}
     for name in BATCHES:
-        labels, pixels = rng.permutation(10).astype(np.uint8), rng.integers(0, 256, (10, 3072), np.uint8)
+        labels, pixels = (
+            rng.permutation(10).astype(np.uint8),
+            rng.integers(0, 256, (10, 3072), np.uint8),
+        )
         files[f"{name}.bin"] = np.concatenate([labels[:, None], pixels], 1).tobytes()
         files[name] = python2_pickle(labels.tolist(), pixels)
-    monkeypatch.setattr(datasets, "MD5", {name: hashlib.md5(data).hexdigest() for name, data in files.items()})
+    monkeypatch.setattr(
+        datasets, "MD5", {name: hashlib.md5(data).hexdigest() for name, data in files.items()}
+    )
     return files
 
 
 def pack(folder: Path, form: str, files: dict[str, bytes]) -> Path:
     """Write one of the four forms in which CIFAR-10 is distributed."""
     inner = "cifar-10-batches-bin" if "bin" in form else "cifar-10-batches-py"
-    members = {name: data for name, data in files.items() if name.endswith(".bin") == ("bin" in form)} | {"readme.html": b"hello"}
+    members = {
+        name: data for name, data in files.items() if name.endswith(".bin") == ("bin" in form)
+    } | {"readme.html": b"hello"}
     if not form.endswith(".tar.gz"):
         put(folder / inner, **members)
         return folder
@@ -199,11 +269,18 @@ def pack(folder: Path, form: str, files: dict[str, bytes]) -> Path:
     return folder
 
 
-FORMS = ["cifar-10-batches-bin", "cifar-10-binary.tar.gz", "cifar-10-batches-py", "cifar-10-python.tar.gz"]
+FORMS = [
+    "cifar-10-batches-bin",
+    "cifar-10-binary.tar.gz",
+    "cifar-10-batches-py",
+    "cifar-10-python.tar.gz",
+]
 
 
 def test_cifar10_is_the_same_from_every_distribution(tmp_path, cifar):
-    first, *others = (DATASETS["cifar10"].load(0, pack(tmp_path / form, form, cifar)) for form in FORMS)
+    first, *others = (
+        DATASETS["cifar10"].load(0, pack(tmp_path / form, form, cifar)) for form in FORMS
+    )
     assert first.train.x.shape == (10, 4, 3, 32, 32)
     assert first.test_x.shape == (20, 3, 32, 32)
     assert first.train.y.tolist() == [[k] * 4 for k in range(10)]
@@ -217,11 +294,18 @@ def test_cifar10_is_the_same_from_every_distribution(tmp_path, cifar):
 def test_cifar10_channels_are_standardised_and_pixels_keep_their_place(tmp_path, cifar):
     split = DATASETS["cifar10"].load(0, pack(tmp_path, FORMS[0], cifar) / FORMS[0])
     everything = torch.cat([split.train.x.flatten(0, 1), split.test_x]).double()
-    torch.testing.assert_close(everything.mean((0, 2, 3)), torch.zeros(3, dtype=torch.float64), atol=1e-6, rtol=0)
-    torch.testing.assert_close(everything.std((0, 2, 3), correction=0), torch.ones(3, dtype=torch.float64), atol=1e-6, rtol=0)
-    raw = np.concatenate([np.frombuffer(cifar[f"{name}.bin"], np.uint8).reshape(-1, 3073)[:, 1:] for name in BATCHES]).reshape(
-        -1, 3, 32, 32
+    torch.testing.assert_close(
+        everything.mean((0, 2, 3)), torch.zeros(3, dtype=torch.float64), atol=1e-6, rtol=0
     )
+    torch.testing.assert_close(
+        everything.std((0, 2, 3), correction=0),
+        torch.ones(3, dtype=torch.float64),
+        atol=1e-6,
+        rtol=0,
+    )
+    raw = np.concatenate(
+        [np.frombuffer(cifar[f"{name}.bin"], np.uint8).reshape(-1, 3073)[:, 1:] for name in BATCHES]
+    ).reshape(-1, 3, 32, 32)
     expected = (raw - raw.mean((0, 2, 3), keepdims=True)) / raw.std((0, 2, 3), keepdims=True)
     nearest = np.abs(expected - split.test_x[0].numpy()).max((1, 2, 3)).min()
     assert nearest < 1e-5
@@ -233,10 +317,16 @@ def test_bad_cifar10_files_are_refused(tmp_path, cifar, form, monkeypatch):
     assert "--data-dir" in refusal("cifar10", tmp_path)
     name = "data_batch_3.bin" if "bin" in form else "data_batch_3"
     short = cifar | {name: cifar[name][:-1]}
-    assert f"{name} differs from the published file" in refusal("cifar10", pack(tmp_path / "changed", form, short))
-    assert form in refusal("cifar10", pack(tmp_path / "absent", form, {k: v for k, v in cifar.items() if k != name}))
+    assert f"{name} differs from the published file" in refusal(
+        "cifar10", pack(tmp_path / "changed", form, short)
+    )
+    assert form in refusal(
+        "cifar10", pack(tmp_path / "absent", form, {k: v for k, v in cifar.items() if k != name})
+    )
     monkeypatch.setitem(datasets.MD5, name, hashlib.md5(short[name]).hexdigest())
-    assert f"{name} is not a whole batch" in refusal("cifar10", pack(tmp_path / "short", form, short))
+    assert f"{name} is not a whole batch" in refusal(
+        "cifar10", pack(tmp_path / "short", form, short)
+    )
     if form.endswith(".tar.gz"):
         archive = pack(tmp_path / "cut", form, cifar) / form
         archive.write_bytes(archive.read_bytes()[:-2000])
@@ -256,7 +346,9 @@ def test_a_pickle_cannot_run_code_even_if_its_checksum_is_right(tmp_path, cifar,
     pickle.loads(attack)
     (tmp_path / "touched").unlink()  # the attack works against a plain unpickler
     monkeypatch.setitem(datasets.MD5, "data_batch_1", hashlib.md5(attack).hexdigest())
-    assert "not a whole batch" in refusal("cifar10", pack(tmp_path, "cifar-10-batches-py", cifar | {"data_batch_1": attack}))
+    assert "not a whole batch" in refusal(
+        "cifar10", pack(tmp_path, "cifar-10-batches-py", cifar | {"data_batch_1": attack})
+    )
     assert not (tmp_path / "touched").exists()
 
 
@@ -266,10 +358,15 @@ def test_pixels_for_a_map_of_features_are_the_same_records_within_public_bounds(
     assert torch.allclose(pixels.test_x, 2 * as_the_paper.test_x - 1)
     assert (pixels.train.x.min(), pixels.train.x.max()) == (-1, 1)
     assert not pixels.train.x[~pixels.train.mask].any(), "padding stays zero"
-    assert torch.equal(DATASETS["wbcd"].of(0, None, raw=True).test_x, DATASETS["wbcd"].load(0, None).test_x), "no pictures, no pixels"
+    assert torch.equal(
+        DATASETS["wbcd"].of(0, None, raw=True).test_x, DATASETS["wbcd"].load(0, None).test_x
+    ), "no pictures, no pixels"
 
 
-@pytest.mark.parametrize(("load", "read"), [(load_breast_cancer, ("breast_cancer.csv", 1)), (load_digits, ("digits.csv.gz",))])
+@pytest.mark.parametrize(
+    ("load", "read"),
+    [(load_breast_cancer, ("breast_cancer.csv", 1)), (load_digits, ("digits.csv.gz",))],
+)
 def test_tables_of_scikit_learn_are_read_as_it_reads_them(load, read):
     for mine, theirs in zip(datasets._of_sklearn(*read), load(return_X_y=True), strict=True):
         assert mine.tobytes() == np.ascontiguousarray(theirs).tobytes()

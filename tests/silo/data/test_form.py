@@ -1,4 +1,6 @@
-"""Files as hospitals export them: semicolons, decimal commas, another encoding. The schema says how a file is written; no cell decides for another."""
+"""Files as hospitals export them: semicolons, decimal commas, another encoding. The schema says how
+a file is written; no cell decides for another.
+"""
 
 import json
 from pathlib import Path
@@ -33,7 +35,12 @@ column = "Tod"
 task = "binary"
 classes = ["nein", "ja"]
 """
-ROWS = ("F1;01.08.2025;160,5;ja;nein", "F2;02.08.2025;k.A.;nein;ja", "F3;03.08.2025;1.170,0;k.A.;nein", "F4;04.08.2025;199;Nein;ja")
+ROWS = (
+    "F1;01.08.2025;160,5;ja;nein",
+    "F2;02.08.2025;k.A.;nein;ja",
+    "F3;03.08.2025;1.170,0;k.A.;nein",
+    "F4;04.08.2025;199;Nein;ja",
+)
 
 
 def german(folder: Path, rows=ROWS, name: str = "klinik.csv") -> Path:
@@ -67,9 +74,17 @@ def test_a_cell_is_read_by_itself_whatever_the_others_hold(tmp_path, schema):
         changed = read_table(german(tmp_path, other, "other.csv"), schema)
         rest = [j for j in range(len(ROWS)) if j != k]
         np.testing.assert_array_equal(changed.x[rest], whole.x[rest])
-    assert [pointed(t) for t in ("12,5", "1.234,5", "1.234", "01.08.2025", "1,2,3", "a,5", "12.5")] == [
-        "12.5", "1234.5", "1.234", "01.08.2025", "1,2,3", "a,5", "12.5",
-    ]  # fmt: skip
+    assert [
+        pointed(t) for t in ("12,5", "1.234,5", "1.234", "01.08.2025", "1,2,3", "a,5", "12.5")
+    ] == [
+        "12.5",
+        "1234.5",
+        "1.234",
+        "01.08.2025",
+        "1,2,3",
+        "a,5",
+        "12.5",
+    ]
 
 
 def test_a_file_that_is_saved_in_another_form_gets_no_new_budget(tmp_path, schema):
@@ -79,11 +94,23 @@ def test_a_file_that_is_saved_in_another_form_gets_no_new_budget(tmp_path, schem
         for k, v in enumerate(rng.normal(170, 9, 60))
     ]
     comma = read_cells(
-        german(tmp_path, [row.replace(f"{row.split(';')[2]}", row.split(";")[2].replace(".", ",")) for row in rows]), schema.form
+        german(
+            tmp_path,
+            [
+                row.replace(f"{row.split(';')[2]}", row.split(";")[2].replace(".", ","))
+                for row in rows
+            ],
+        ),
+        schema.form,
     )
     again = tmp_path / "again.csv"
-    again.write_text("\n".join(["Fall,Datum,Größe,Raucher,Tod", *(row.replace(";", ",") for row in rows), ""]), encoding="utf-8")
-    unsaid = read_cells(tmp_path / "klinik.csv", Form(";", ".", "latin-1"))  # a schema that does not say that commas are decimal
+    again.write_text(
+        "\n".join(["Fall,Datum,Größe,Raucher,Tod", *(row.replace(";", ",") for row in rows), ""]),
+        encoding="utf-8",
+    )
+    unsaid = read_cells(
+        tmp_path / "klinik.csv", Form(";", ".", "latin-1")
+    )  # a schema that does not say that commas are decimal
     sketch = Identity.of(*raw(comma)[:3]).sketch(b"k" * 32)
     for other in (read_cells(again), unsaid):
         assert sketch.compare(Identity.of(*raw(other)[:3])).records == 1.0
@@ -91,7 +118,11 @@ def test_a_file_that_is_saved_in_another_form_gets_no_new_budget(tmp_path, schem
 
 @pytest.mark.parametrize(
     ("field", "sentence"),
-    [('separator = "x"', "separator is 'x'"), ('decimal = ","', "are both ','"), ('encoding = "klingon"', "encoding is 'klingon'")],
+    [
+        ('separator = "x"', "separator is 'x'"),
+        ('decimal = ","', "are both ','"),
+        ('encoding = "klingon"', "encoding is 'klingon'"),
+    ],
 )
 def test_a_form_that_cannot_be_is_refused(tmp_path, field, sentence):
     (tmp_path / "s.toml").write_text(field + "\n" + GERMAN.split("\n\n", 1)[1])
@@ -102,11 +133,29 @@ def test_a_form_that_cannot_be_is_refused(tmp_path, field, sentence):
 def test_from_a_german_export_to_risks_as_a_new_user_would(said, tmp_path, monkeypatch):
     for name in ("nord.csv", "süd.csv"):
         german(
-            tmp_path, [f"F{k};01.08.2025;{150 + k % 50},5;{'ja' if k % 3 else 'nein'};{'ja' if k % 2 else 'nein'}" for k in range(80)], name
+            tmp_path,
+            [
+                f"F{k};01.08.2025;{150 + k % 50},5;{'ja' if k % 3 else 'nein'};{'ja' if k % 2 else 'nein'}"  # noqa: E501
+                for k in range(80)
+            ],
+            name,
         )
     assert form_of(tmp_path / "nord.csv") == Form(";", ",", "latin-1")
     answers = iter(
-        ["Tod", "binary", "nein|ja", "ignore", "ignore", "number", "100|230", "170", "boolean", "false", "k.A.", "nord.csv|süd.csv"]
+        [
+            "Tod",
+            "binary",
+            "nein|ja",
+            "ignore",
+            "ignore",
+            "number",
+            "100|230",
+            "170",
+            "boolean",
+            "false",
+            "k.A.",
+            "nord.csv|süd.csv",
+        ]
     )
     monkeypatch.setattr("builtins.input", lambda question: next(answers).replace("|", ","))
 
@@ -130,6 +179,8 @@ def test_from_a_german_export_to_risks_as_a_new_user_would(said, tmp_path, monke
         "--seed",
         1,
     )
-    rows = json.loads(said("predict", "studie/runs/train", "nord.csv", "--keep", "Fall", "--json"))["rows"]
+    rows = json.loads(said("predict", "studie/runs/train", "nord.csv", "--keep", "Fall", "--json"))[
+        "rows"
+    ]
     assert list(rows[0]) == ["Fall", "risk_nein", "risk_ja", "predicted"]
     said("export", "studie/runs/train", "--to", "sklearn")

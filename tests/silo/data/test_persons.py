@@ -1,4 +1,6 @@
-"""Rows of one person are one record: what a file becomes, and what every statistic and loss makes of it."""
+"""Rows of one person are one record: what a file becomes, and what every statistic and loss makes
+of it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ from silodp.silo.gate import Gate
 TABLE = {
     "person": "patient",
     "rows_per_person": 3,
-    "columns": {"age": {"type": "number", "range": [0, 100], "missing": 50}, "smoker": {"type": "boolean"}},
+    "columns": {
+        "age": {"type": "number", "range": [0, 100], "missing": 50},
+        "smoker": {"type": "boolean"},
+    },
     "label": {"column": "ill", "task": "binary", "classes": ["no", "yes"]},
 }
 SCHEMA = Schema.of(TABLE)
@@ -55,11 +60,20 @@ def file(folder: Path, text: str = FILE, name: str = "clinic.csv") -> Path:
     return folder / name
 
 
-def persons(n: int = 20, places: int = 4, features: int = 3, seed: int = 0, *, floating: bool = False) -> Records:
+def persons(
+    n: int = 20, places: int = 4, features: int = 3, seed: int = 0, *, floating: bool = False
+) -> Records:
     """Made-up persons with 1 to `places` rows."""
     random = np.random.default_rng(seed)
-    x, rows = random.normal(size=(n, places, features)).astype(np.float32), random.integers(1, places + 1, n)
-    y = random.normal(size=(n, places)).astype(np.float32) if floating else random.integers(0, 2, (n, places))
+    x, rows = (
+        random.normal(size=(n, places, features)).astype(np.float32),
+        random.integers(1, places + 1, n),
+    )
+    y = (
+        random.normal(size=(n, places)).astype(np.float32)
+        if floating
+        else random.integers(0, 2, (n, places))
+    )
     gone = np.arange(places) >= rows[:, None]
     x[gone] = np.broadcast_to(x[:, :1], x.shape)[gone]
     y[gone] = math.nan if floating else -1
@@ -71,7 +85,7 @@ def flat(records: Records) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(x[present(y)], y[present(y)]) for x, y in zip(records.x[0], records.y[0], strict=True)]
 
 
-# --- a file ---------------------------------------------------------------------------------------------------------------------------
+# --- a file --------------------------------------------------------------------------------------
 
 
 def test_rows_of_one_person_are_one_record_and_a_missing_id_is_a_person_of_its_own(tmp_path):
@@ -79,9 +93,16 @@ def test_rows_of_one_person_are_one_record_and_a_missing_id_is_a_person_of_its_o
     assert table.x.shape == (4, 3, 2)
     assert table.y.shape == (4, 3)
     assert table.missing is not None
-    assert table.y.tolist() == [[0, 1, 0], [1, 0, -1], [0, -1, -1], [1, -1, -1]]  # b's fourth row is beyond the cap
+    assert table.y.tolist() == [
+        [0, 1, 0],
+        [1, 0, -1],
+        [0, -1, -1],
+        [1, -1, -1],
+    ]  # b's fourth row is beyond the cap
     assert table.x[0, :, 0].tolist() == pytest.approx([-0.8, -0.4, 0.0])
-    assert table.x[2].tolist() == [table.x[2, 0].tolist()] * 3  # where there is no row, the first one's features
+    assert (
+        table.x[2].tolist() == [table.x[2, 0].tolist()] * 3
+    )  # where there is no row, the first one's features
     assert table.missing[1, :, 0].tolist() == [False, True, False]
     assert table.raw[3] == ["b", "a", "", ""]
     assert "patient" not in SCHEMA.features
@@ -96,7 +117,15 @@ def test_which_rows_of_a_person_are_used_follows_from_that_persons_rows_alone():
 
 
 def test_one_spelling_for_each_person():
-    assert ids_of(np.array(["7", " 7", "7.0", "A1", "a1 ", "", "n/a"], object)) == ["7", "7", "7", "a1", "a1", "", ""]
+    assert ids_of(np.array(["7", " 7", "7.0", "A1", "a1 ", "", "n/a"], object)) == [
+        "7",
+        "7",
+        "7",
+        "a1",
+        "a1",
+        "",
+        "",
+    ]
     assert ids_of(np.array([7.0, math.nan])) == ["7", ""]
 
 
@@ -109,8 +138,13 @@ def test_a_test_file_is_read_row_by_row_with_and_without_the_column(tmp_path):
 
 
 def test_the_unit_is_part_of_what_server_and_silo_must_agree_on():
-    texts = {Schema.of(TABLE | more).hash for more in ({}, {"rows_per_person": 4}, {"combine": "sum"}, {"person": "family"})}
-    plain = {name: value for name, value in TABLE.items() if name not in ("person", "rows_per_person")}
+    texts = {
+        Schema.of(TABLE | more).hash
+        for more in ({}, {"rows_per_person": 4}, {"combine": "sum"}, {"person": "family"})
+    }
+    plain = {
+        name: value for name, value in TABLE.items() if name not in ("person", "rows_per_person")
+    }
     assert len(texts | {Schema.of(plain).hash}) == 5
     assert Schema.parse(SCHEMA.text, "it") == SCHEMA
     assert SCHEMA.person == Person("patient", 3)
@@ -144,7 +178,7 @@ def test_a_cap_without_a_person_and_a_person_of_images_are_refused():
         Schema.of(images | {"label": {"task": "binary", "classes": ["a", "b"]}})
 
 
-# --- the loss, and its gradient -------------------------------------------------------------------------------------------------------
+# --- the loss, and its gradient ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum"])
@@ -159,22 +193,29 @@ def test_a_persons_gradient_is_that_of_its_rows_combined_and_clipped_as_one(comb
         for x, y in flat(records):
             point = w[run : run + 1].clone().requires_grad_()
             each = problem.by_row.losses(point, x, y)[0]
-            (gradient,) = torch.autograd.grad(each.mean() if combine == "mean" else each.sum(), point)
+            (gradient,) = torch.autograd.grad(
+                each.mean() if combine == "mean" else each.sum(), point
+            )
             total += gradient[0] * min(1.0, clip / float(gradient.norm()))
         assert torch.allclose(found[run, 0], total, atol=1e-5)
-    assert torch.allclose(problem.losses(w, records.x[0], records.y[0])[0, 3], problem.loss_of(w[0], {}, records.x[0, 3], records.y[0, 3]))
+    assert torch.allclose(
+        problem.losses(w, records.x[0], records.y[0])[0, 3],
+        problem.loss_of(w[0], {}, records.x[0, 3], records.y[0, 3]),
+    )
 
 
 def test_nothing_at_a_place_without_a_row_counts_be_it_what_it_may():
     records = persons()
-    other = dataclasses.replace(records, x=torch.where(present(records.y)[..., None], records.x, 77.0))
+    other = dataclasses.replace(
+        records, x=torch.where(present(records.y)[..., None], records.x, 77.0)
+    )
     problem = Problem(nn.Linear(3, 1), logistic, person=Person("p", 4))
     w = problem.initial([1])
     one, two = (clipped_sum(problem, w, r.x, r.y, torch.ones(1, 20), 0.3) for r in (records, other))
     assert torch.equal(one, two)
 
 
-# --- every statistic, in simulation and deployed --------------------------------------------------------------------------------------
+# --- every statistic, in simulation and deployed -------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(STATISTICS))
@@ -198,10 +239,14 @@ def test_every_statistic_of_a_person_is_the_average_over_its_rows_within_a_rows_
             cells = whole[0, statistic.numbers :]
             assert bool((whole >= 0).all())
             assert int(cells.sum()) <= int(1 / gamma)
-            assert torch.allclose(whole[0].double() * gamma, person, atol=2 * gamma)  # none was thrown away
+            assert torch.allclose(
+                whole[0].double() * gamma, person, atol=2 * gamma
+            )  # none was thrown away
 
 
-@pytest.mark.parametrize("name", sorted(STATISTICS.keys() - {"ScoreTotal"}))  # which is asked in totals alone
+@pytest.mark.parametrize(
+    "name", sorted(STATISTICS.keys() - {"ScoreTotal"})
+)  # which is asked in totals alone
 def test_a_deployed_gate_answers_about_persons_what_the_simulation_says(name):
     statistic = EXAMPLES[STATISTICS[name]](3)
     problem = Problem(nn.Linear(3, 1, bias=False), logistic, person=Person("p", 4))
@@ -221,7 +266,11 @@ def test_a_deployed_gate_answers_about_persons_what_the_simulation_says(name):
     found = Gate(exact, Free(), dim=3, counts=[40]).answer(query, [0]).value[0, 0]
     if statistic.on_held_out:
         return  # which of them, only the ledger knows
-    wanted = Simulated(problem, records, [0]).answer(Query(statistic, Gaussian("q", clip, 0.0)), [0])[0, 0].double()
+    wanted = (
+        Simulated(problem, records, [0])
+        .answer(Query(statistic, Gaussian("q", clip, 0.0)), [0])[0, 0]
+        .double()
+    )
     assert torch.allclose(found, wanted, atol=1e-3)
 
 
@@ -232,12 +281,18 @@ def test_records_of_rows_do_not_pass_for_persons():
             Simulated(problem, records, [0])
 
 
-# --- places ---------------------------------------------------------------------------------------------------------------------------
+# --- places --------------------------------------------------------------------------------------
 
 
 def test_a_gate_gives_persons_the_places_of_the_ledgers_secret_permutation():
-    """The first 10 of 40 places by `held_out` are held out: who stands there is for the permutation to say, and for nobody's rows."""
-    problem, records, asked = Problem(nn.Linear(3, 1, bias=False), logistic, person=Person("p", 4)), persons(n=40), []
+    """The first 10 of 40 places by `held_out` are held out: who stands there is for the permutation
+    to say, and for nobody's rows.
+    """
+    problem, records, asked = (
+        Problem(nn.Linear(3, 1, bias=False), logistic, person=Person("p", 4)),
+        persons(n=40),
+        [],
+    )
 
     def stored(name, batches):
         asked.append((name, batches))
@@ -261,11 +316,16 @@ def test_a_split_of_persons_in_simulation_is_by_a_secret_and_the_same_again():
 
 def test_no_shape_follows_how_many_rows_anybody_has(tmp_path):
     many = FILE + "".join(f"a,{age},yes,no\n" for age in range(30))
-    one, two = (load_by_schema([file(tmp_path, text)], SCHEMA).records_raw[0] for text in (FILE, many))
+    one, two = (
+        load_by_schema([file(tmp_path, text)], SCHEMA).records_raw[0] for text in (FILE, many)
+    )
     assert one[0].shape == two[0].shape
     assert one[1].shape == two[1].shape
     problem = build(Words("logistic", SCHEMA), 2, load=lambda text: None)
-    exacts = [Exact(problem, Records.of([pair]), partition=lambda name, batches: np.arange(4)) for pair in (one, two)]
+    exacts = [
+        Exact(problem, Records.of([pair]), partition=lambda name, batches: np.arange(4))
+        for pair in (one, two)
+    ]
     assert exacts[0]._sizes(3) == exacts[1]._sizes(3)
     assert exacts[0].features == exacts[1].features == 2
 
@@ -276,11 +336,15 @@ def test_a_gate_without_places_says_so():
         Exact(problem, persons(n=5), partition=lambda name, batches: np.arange(4))
 
 
-# --- who looks like one person --------------------------------------------------------------------------------------------------------
+# --- who looks like one person -------------------------------------------------------------------
 
 
 def test_rows_that_look_like_the_same_persons_are_counted():
-    cells = {"patient_id": np.array(["1", "2", "1", "3", "1"], object), "age": np.array([1, 2, 3, 4, 5]), "ill": np.array([0, 1, 0, 1, 0])}
+    cells = {
+        "patient_id": np.array(["1", "2", "1", "3", "1"], object),
+        "age": np.array([1, 2, 3, 4, 5]),
+        "ill": np.array([0, 1, 0, 1, 0]),
+    }
     assert alike(cells, ("ill",)) == (3, "the column 'patient_id'")
     assert alike({"age": cells["age"], "ill": cells["ill"]}, ("ill",)) == (0, "")
     same = {f"c{j}": np.array([1, 2, 1, 3]) for j in range(6)} | {"ill": np.array([0, 1, 1, 0])}

@@ -1,4 +1,6 @@
-"""Records pads silos of different size to one tensor, and refuses silos that do not fit together."""
+"""Records pads silos of different size to one tensor, and refuses silos that do not fit
+together.
+"""
 
 import math
 
@@ -11,7 +13,9 @@ from silodp.silo.data.records import Records
 
 
 def two_silos() -> Records:
-    return Records.of([([[1.0, 2.0]], [1]), ([[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], [0, 1, 1])], ["north", "south"])
+    return Records.of(
+        [([[1.0, 2.0]], [1]), ([[3.0, 4.0], [5.0, 6.0], [7.0, 8.0]], [0, 1, 1])], ["north", "south"]
+    )
 
 
 def test_silos_are_padded_with_zero_rows_and_the_mask_says_which():
@@ -50,7 +54,9 @@ def test_one_float_target_makes_all_labels_float():
 def test_images_tensors_and_read_only_arrays_are_taken():
     image = np.zeros((2, 3, 4, 4), np.uint8)
     image.flags.writeable = False
-    records = Records.of([(image, np.array([True, False])), (torch.ones(1, 3, 4, 4), torch.tensor([1]))])
+    records = Records.of(
+        [(image, np.array([True, False])), (torch.ones(1, 3, 4, 4), torch.tensor([1]))]
+    )
     assert records.x.shape == (2, 2, 3, 4, 4)
     assert records.names == ("silo-0", "silo-1")
 
@@ -73,9 +79,15 @@ GOOD = ([[1.0, 2.0]], [1])
     [
         ([], "no silos"),
         ([GOOD, (np.zeros((0, 2)), [])], "'silo-1' has no records"),
-        ([GOOD, ([[1.0]], [1])], r"'silo-1' has records of shape \(1,\) but silo 'silo-0' has \(2,\)"),
+        (
+            [GOOD, ([[1.0]], [1])],
+            r"'silo-1' has records of shape \(1,\) but silo 'silo-0' has \(2,\)",
+        ),
         ([GOOD, ([[1.0, 2.0]], [1, 0])], "'silo-1' has 1 rows of features but 2 labels"),
-        ([GOOD, ([[1.0, 2.0], [1.0]], [1, 0])], "features of silo 'silo-1' are not one rectangular array of numbers"),
+        (
+            [GOOD, ([[1.0, 2.0], [1.0]], [1, 0])],
+            "features of silo 'silo-1' are not one rectangular array of numbers",
+        ),
         ([GOOD, ([["a", "b"]], [1])], "features of silo 'silo-1'"),
         ([GOOD, ([[1.0, 2.0]], ["a"])], "labels of silo 'silo-1'"),
         ([GOOD, ([1.0, 2.0], [1, 0])], r"'silo-1' needs features of shape \(n, ...\)"),

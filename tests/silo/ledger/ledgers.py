@@ -1,4 +1,6 @@
-"""Small ledgers for tests: made, asked, and opened by somebody who does not go through the ledger."""
+"""Small ledgers for tests: made, asked, and opened by somebody who does not go through the
+ledger.
+"""
 
 import contextlib
 import os
@@ -26,21 +28,32 @@ def table(n=40, seed=0, features=4):
     return generator.normal(size=(n, features)), generator.integers(0, 2, n)
 
 
-def make(folder, name="a.ledger", *, rule=None, budget=BUDGET, data=None, **options) -> DurableLedger:
+def make(
+    folder, name="a.ledger", *, rule=None, budget=BUDGET, data=None, **options
+) -> DurableLedger:
     x, y = data or table()
     return DurableLedger.create(
-        folder / name, rule=rule or GDP(), budget=budget, records=len(y), identity=Identity.of(x, y), **options
-    )  # fmt: skip
+        folder / name,
+        rule=rule or GDP(),
+        budget=budget,
+        records=len(y),
+        identity=Identity.of(x, y),
+        **options,
+    )
 
 
 def asked(ledger, query_id="q", digest=DIGEST, generation=None):
     """By whoever has the records that the ledger was last shown, unless a generation says which."""
     records = ledger._file.tally.generation if generation is None else generation
-    return ledger.for_query(query_id=query_id, digest=digest, kind="grad", asker="server", run="run", generation=records)
+    return ledger.for_query(
+        query_id=query_id, digest=digest, kind="grad", asker="server", run="run", generation=records
+    )
 
 
 def settled(paid, event, compute) -> bytes:
-    """What a gate does with a query, in its order: the stored answer, or else charge, compute, store."""
+    """What a gate does with a query, in its order: the stored answer, or else charge, compute,
+    store.
+    """
     if paid.answer is None:
         paid.charge(event, [0])
     return paid.answer if paid.answer is not None else paid.store(compute())
@@ -67,7 +80,9 @@ def tampering(path: Path):
 
 
 def watch_steps(put, before) -> None:
-    """Calls `before(name)` just before each step that changes a file, and before and after each commit."""
+    """Calls `before(name)` just before each step that changes a file, and before and after each
+    commit.
+    """
 
     class Watched(sqlite3.Connection):
         def execute(self, sql, *rest):
@@ -79,13 +94,19 @@ def watch_steps(put, before) -> None:
     def watched(name, function):
         def call(*args, **options):
             before(
-                "fsync folder" if name == "fsync" and os.path.isdir(f"/proc/self/fd/{args[0]}") else {"fsync": "fsync file"}.get(name, name)
+                "fsync folder"
+                if name == "fsync" and os.path.isdir(f"/proc/self/fd/{args[0]}")
+                else {"fsync": "fsync file"}.get(name, name)
             )
             return function(*args, **options)
 
         return call
 
     connect = sqlite3.connect
-    put(ledgerfile.sqlite3, "connect", lambda *args, **options: connect(*args, factory=Watched, **options))
+    put(
+        ledgerfile.sqlite3,
+        "connect",
+        lambda *args, **options: connect(*args, factory=Watched, **options),
+    )
     for name in ("open", "write", "fsync", "replace"):
         put(os, name, watched(name, getattr(os, name)))

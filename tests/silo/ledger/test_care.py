@@ -1,4 +1,6 @@
-"""Witnesses, backups, moves: a ledger that was rolled back, doubled or left behind answers nothing, whatever else agrees with it."""
+"""Witnesses, backups, moves: a ledger that was rolled back, doubled or left behind answers nothing,
+whatever else agrees with it.
+"""
 
 import json
 import math
@@ -34,7 +36,9 @@ def witness(ledger):
 
 
 def snapshot(ledger):
-    """A copy of the whole machine as it is now: what a virtual machine's snapshot would bring back."""
+    """A copy of the whole machine as it is now: what a virtual machine's snapshot would bring
+    back.
+    """
     return {path: path.read_bytes() for path in (ledger.path, ledger.anchor)}
 
 
@@ -43,7 +47,7 @@ def roll_back(copies):
         path.write_bytes(content)
 
 
-# --- rolled back --------------------------------------------------------------------------------------------------------------------
+# --- rolled back ---------------------------------------------------------------------------------
 
 
 def test_a_ledger_that_is_rolled_back_together_with_its_anchor_is_seen_by_its_witness(witnessed):
@@ -70,7 +74,11 @@ def test_the_witness_has_seen_every_head_before_an_answer_leaves(witnessed):
     for name in ("a", "b"):
         ask(witnessed, name)
         count, head = witnessed.head()
-        assert json.loads(witness(witnessed).read_text()) == {"ledger": witnessed.settings.ledger, "count": count, "head": head}
+        assert json.loads(witness(witnessed).read_text()) == {
+            "ledger": witnessed.settings.ledger,
+            "count": count,
+            "head": head,
+        }
 
 
 @pytest.mark.parametrize("what", ["missing", "garbage", "another ledger's"])
@@ -78,7 +86,9 @@ def test_while_the_witness_cannot_be_read_or_written_nothing_is_answered(witness
     if what == "missing":
         shutil.rmtree(witness(witnessed).parent)
     else:
-        witness(witnessed).write_text("{" if what == "garbage" else json.dumps({"ledger": "other", "count": 0, "head": ""}))
+        witness(witnessed).write_text(
+            "{" if what == "garbage" else json.dumps({"ledger": "other", "count": 0, "head": ""})
+        )
     with refuses("ledger"):
         asked(witnessed, "new")
     refused(witnessed.path, "witness")
@@ -101,7 +111,7 @@ def test_the_anchor_itself_is_no_witness_nor_is_another_ledgers_file(witnessed, 
         care.appoint(other.path, witness(witnessed))
 
 
-# --- co-signed ----------------------------------------------------------------------------------------------------------------------
+# --- co-signed -----------------------------------------------------------------------------------
 
 
 def test_another_silo_that_has_seen_a_head_sees_that_ledger_and_anchor_were_rolled_back(folder):
@@ -129,7 +139,14 @@ def test_a_statement_that_was_altered_or_is_not_cosigned_counts_for_nothing(fold
     ledger = make(folder)
     ask(ledger, "q1")
     told = cosign.state(ledger, own)
-    for change in ({"count": 1}, {"head": "0" * 64}, {"key": public(other)}, {"signature": "00"}, {"count": "2"}, {"count": -1}):
+    for change in (
+        {"count": 1},
+        {"head": "0" * 64},
+        {"key": public(other)},
+        {"signature": "00"},
+        {"count": "2"},
+        {"count": -1},
+    ):
         with pytest.raises(BadInput, match="not a ledger's head"):
             cosign.cosign(folder / "book", told | change, other)
     with pytest.raises(BadInput, match="not co-signed"):
@@ -142,10 +159,12 @@ def test_a_statement_that_was_altered_or_is_not_cosigned_counts_for_nothing(fold
         cosign.cosign(folder / "book", told, other)
 
 
-# --- backup and restore -------------------------------------------------------------------------------------------------------------
+# --- backup and restore --------------------------------------------------------------------------
 
 
-def test_a_restored_ledger_goes_on_only_if_the_witness_has_seen_its_head_and_none_after_it(witnessed, folder):
+def test_a_restored_ledger_goes_on_only_if_the_witness_has_seen_its_head_and_none_after_it(
+    witnessed, folder
+):
     care.backup(witnessed.path, folder / "copy")
     witnessed.path.unlink()
     assert care.restore(folder / "copy", witnessed.path) == ""
@@ -173,7 +192,9 @@ def test_one_answer_after_the_backup_and_the_witness_does_not_confirm_it(witness
         ask(closed, "new")
 
 
-def test_a_witness_that_was_away_confirms_later_whoever_looks_at_the_ledger_meanwhile_and_one_that_is_behind_does_not(witnessed, folder):
+def test_a_witness_that_was_away_confirms_later_whoever_looks_at_the_ledger_meanwhile_and_one_that_is_behind_does_not(  # noqa: E501
+    witnessed, folder
+):
     behind = witness(witnessed).read_bytes()
     ask(witnessed, "q2")
     care.backup(witnessed.path, folder / "copy")
@@ -191,14 +212,20 @@ def test_a_witness_that_was_away_confirms_later_whoever_looks_at_the_ledger_mean
     ask(DurableLedger.open(witnessed.path), "new")
 
 
-def test_without_a_witness_a_restored_ledger_says_that_doubling_cannot_be_excluded_and_answers_nothing(folder):
+def test_without_a_witness_a_restored_ledger_says_that_doubling_cannot_be_excluded_and_answers_nothing(  # noqa: E501
+    folder,
+):
     ledger = make(folder)
     ask(ledger, "q1")
     care.backup(ledger.path, folder / "copy")
     ledger.path.unlink()
     assert "cannot be excluded" in care.restore(folder / "copy", ledger.path)
     back = DurableLedger.open(ledger.path)
-    for act in (lambda: ask(back, "new"), lambda: ask(back, "q1"), lambda: back.partition("p", 2, generation=0)):
+    for act in (
+        lambda: ask(back, "new"),
+        lambda: ask(back, "q1"),
+        lambda: back.partition("p", 2, generation=0),
+    ):
         with refuses("ledger"):
             act()
     with pytest.raises(BadInput, match="restored from a backup"):
@@ -210,7 +237,9 @@ def test_without_a_witness_a_restored_ledger_says_that_doubling_cannot_be_exclud
 
 
 def test_what_was_charged_but_not_answered_in_a_backup_is_not_computed_after_a_write_off(folder):
-    """The ledger that was lost may have sent its answer: this one would be a second draw of noise for one charge."""
+    """The ledger that was lost may have sent its answer: this one would be a second draw of noise
+    for one charge.
+    """
     ledger = make(folder)
     paid = asked(ledger, "q1")
     paid.charge(CHEAP, [0])
@@ -256,13 +285,19 @@ def test_a_witness_that_was_replaced_confirms_no_backup_from_its_own_time(witnes
     refused(witnessed.path, "witness")
 
 
-# --- moves --------------------------------------------------------------------------------------------------------------------------
+# --- moves ---------------------------------------------------------------------------------------
 
 
-def test_a_moved_ledger_refuses_everything_where_it_was_and_goes_on_where_its_arrival_key_is(witnessed, folder, monkeypatch):
+def test_a_moved_ledger_refuses_everything_where_it_was_and_goes_on_where_its_arrival_key_is(
+    witnessed, folder, monkeypatch
+):
     silo, arrival = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     care.bury(witnessed.path, silo, public(arrival), "gate2")
-    for act in (lambda: ask(witnessed, "new"), lambda: ask(witnessed, "q1"), lambda: witnessed.partition("p", 2, generation=0)):
+    for act in (
+        lambda: ask(witnessed, "new"),
+        lambda: ask(witnessed, "q1"),
+        lambda: witnessed.partition("p", 2, generation=0),
+    ):
         with refuses("ledger"):
             act()
     old = DurableLedger.open(witnessed.path)
@@ -289,7 +324,9 @@ def test_a_moved_ledger_refuses_everything_where_it_was_and_goes_on_where_its_ar
     refused(witnessed.path, "older copy")  # the old one, by its witness
 
 
-def test_a_moved_ledger_does_not_arrive_a_second_time_where_its_anchor_has_seen_more(folder, monkeypatch):
+def test_a_moved_ledger_does_not_arrive_a_second_time_where_its_anchor_has_seen_more(
+    folder, monkeypatch
+):
     ledger, arrival, new = make(folder), Ed25519PrivateKey.generate(), folder / "new.ledger"
     care.bury(ledger.path, Ed25519PrivateKey.generate(), public(arrival), "gate2")
     shutil.copy(ledger.path, new)
@@ -305,13 +342,27 @@ def test_an_arrival_that_the_arrival_key_did_not_sign_is_an_altered_chain(folder
     ledger, silo, arrival = make(folder), Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     care.bury(ledger.path, silo, public(arrival), "gate2")
     for act, event in (
-        ("arrive", {"signature": "00" * 64}), ("confirm", {}), ("write-off", {}), ("witness", {"file": "/x"}), ("restore", {"backup": ""}),
-        ("charge", {}), ("answer", {}),
-    ):  # fmt: skip
+        ("arrive", {"signature": "00" * 64}),
+        ("confirm", {}),
+        ("write-off", {}),
+        ("witness", {"file": "/x"}),
+        ("restore", {"backup": ""}),
+        ("charge", {}),
+        ("answer", {}),
+    ):
         copy = folder / f"{act}.ledger"
         shutil.copy(ledger.path, copy)
-        entry = LedgerFile(ledger.path, None).snapshot().draft(act, "", event=event) if act != "charge" else None
-        entry = entry or Entry(2, "", "charge", "q", "", "", "", "", "{}", "", 0.0, 0.0, ledger.head()[1]).chained()
+        entry = (
+            LedgerFile(ledger.path, None).snapshot().draft(act, "", event=event)
+            if act != "charge"
+            else None
+        )
+        entry = (
+            entry
+            or Entry(
+                2, "", "charge", "q", "", "", "", "", "{}", "", 0.0, 0.0, ledger.head()[1]
+            ).chained()
+        )
         with tampering(copy) as connection:
             connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * 14)})", entry.row())
         shutil.copy(ledger.anchor, f"{copy}.anchor")
@@ -330,10 +381,12 @@ def test_a_charge_after_a_write_off_is_an_altered_chain(folder):
     refused(ledger.path, "after the rest of the budget was written off")
 
 
-# --- the commands -------------------------------------------------------------------------------------------------------------------
+# --- the commands --------------------------------------------------------------------------------
 
 
-def test_fsck_says_all_that_is_wrong_and_exits_with_2_only_if_something_is(silodp, witnessed, folder):
+def test_fsck_says_all_that_is_wrong_and_exits_with_2_only_if_something_is(
+    silodp, witnessed, folder
+):
     own, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     key = folder / "silo.key"
     key.write_text(own.private_bytes_raw().hex())
@@ -343,13 +396,20 @@ def test_fsck_says_all_that_is_wrong_and_exits_with_2_only_if_something_is(silod
     before = snapshot(witnessed)
     ask(witnessed, "later")
     assert silodp("ledger", "head", path, "--key", key, "--out", head)[0] == 0
-    assert silodp("ledger", "cosign", folder / "book", head, "--key", folder / "other.key", "--out", seen)[0] == 0
+    assert (
+        silodp(
+            "ledger", "cosign", folder / "book", head, "--key", folder / "other.key", "--out", seen
+        )[0]
+        == 0
+    )
     assert silodp("ledger", "fsck", path, "--seen", seen, "--key", key)[0] == 0
     roll_back(before)
     code, out, _ = silodp("ledger", "fsck", path, "--json")
     assert code == 2
     assert "older copy" in json.loads(out)["wrong"][0]
-    roll_back(before | {witness(witnessed): json.dumps(json.loads(witnessed.anchor.read_text())).encode()})
+    roll_back(
+        before | {witness(witnessed): json.dumps(json.loads(witnessed.anchor.read_text())).encode()}
+    )
     code, out, _ = silodp("ledger", "fsck", path, "--seen", seen, "--key", key)
     assert (code, "rolled back" in out) == (2, True)
     path.unlink()
@@ -368,14 +428,19 @@ def test_a_move_and_a_restore_by_their_commands(silodp, folder):
     assert "--all" in silodp("ledger", "write-off", ledger.path)[2]
     assert silodp("ledger", "write-off", ledger.path, "--all")[0] == 0
     arrival = silodp("ledger", "expect", folder / "arrival.key")[1].strip()
-    assert silodp("ledger", "bury", ledger.path, "--arrival", arrival, "--key", key, "--to", "gate2")[0] == 0
+    assert (
+        silodp("ledger", "bury", ledger.path, "--arrival", arrival, "--key", key, "--to", "gate2")[
+            0
+        ]
+        == 0
+    )
     assert silodp("ledger", "bury", ledger.path, "--arrival", arrival, "--key", key)[0] == 2
     assert silodp("ledger", "arrive", ledger.path, "--key", folder / "arrival.key")[0] == 0
     assert not (folder / "arrival.key").exists()
     assert silodp("ledger", "verify", ledger.path)[0] == 0
 
 
-# --- what is not known is not called unspent ---------------------------------------------------------------------------------------
+# --- what is not known is not called unspent -----------------------------------------------------
 
 
 def test_all_counts_as_spent_while_nobody_knows_what_was_answered_after_a_backup(folder):
@@ -386,14 +451,24 @@ def test_all_counts_as_spent_while_nobody_knows_what_was_answered_after_a_backup
     for _ in range(2):
         restored = DurableLedger.open(ledger.path)
         summary = summary_of(restored)
-        assert (restored.spent(), restored.left(), restored.used(), restored.local()) == (3.0, 0.0, 1.0, math.inf)
+        assert (restored.spent(), restored.left(), restored.used(), restored.local()) == (
+            3.0,
+            0.0,
+            1.0,
+            math.inf,
+        )
         assert (summary["spent_epsilon"], summary["local_epsilon"]) == (3.0, None)
-        assert "own counts (the shuffler itself, or under masks all other silos and the server together): no bound" in said_of(summary)
+        assert (
+            "own counts (the shuffler itself, or under masks all other silos and the "
+            "server together): no bound"
+        ) in said_of(summary)
         care.write_off(ledger.path)
     assert summary["closed"] == ""
 
 
-def test_a_restored_ledger_says_that_it_is_closed_and_is_as_it_was_once_its_witness_confirms_it(witnessed):
+def test_a_restored_ledger_says_that_it_is_closed_and_is_as_it_was_once_its_witness_confirms_it(
+    witnessed,
+):
     copy = witnessed.path.with_suffix(".copy")
     care.backup(witnessed.path, copy)
     spent, seen = witnessed.spent(), witness(witnessed).read_bytes()
@@ -401,20 +476,30 @@ def test_a_restored_ledger_says_that_it_is_closed_and_is_as_it_was_once_its_witn
     witnessed.path.unlink()
     assert care.restore(copy, witnessed.path)
     witness(witnessed).write_bytes(seen)
-    assert summary_of(DurableLedger.open(witnessed.path))["closed"].startswith("it was restored from a backup")
+    assert summary_of(DurableLedger.open(witnessed.path))["closed"].startswith(
+        "it was restored from a backup"
+    )
     assert care.confirm(witnessed.path) == ""
     again = DurableLedger.open(witnessed.path)
     assert (again.spent(), again.closed) == (spent, "")
 
 
-@pytest.mark.parametrize("event", [{}, {"witness": "", "count": 2}, {"witness": "/elsewhere", "count": 2}])
+@pytest.mark.parametrize(
+    "event", [{}, {"witness": "", "count": 2}, {"witness": "/elsewhere", "count": 2}]
+)
 def test_no_hand_made_word_confirms_a_ledger_without_a_witness(folder, event):
     ledger = make(folder)
     ask(ledger, "q1")
     care.backup(ledger.path, folder / "copy")
     ledger.path.unlink()
     care.restore(folder / "copy", ledger.path)
-    forged = DurableLedger.open(ledger.path)._file.snapshot().draft("confirm", "2026-01-01T00:00:00.000+00:00", event=event)
+    forged = (
+        DurableLedger.open(ledger.path)
+        ._file.snapshot()
+        .draft("confirm", "2026-01-01T00:00:00.000+00:00", event=event)
+    )
     with tampering(ledger.path) as connection:
-        connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(forged.row()))})", forged.row())
+        connection.execute(
+            f"INSERT INTO entries VALUES ({', '.join('?' * len(forged.row()))})", forged.row()
+        )
     refused(ledger.path)

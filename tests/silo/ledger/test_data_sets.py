@@ -1,4 +1,6 @@
-"""A data set has one ledger, made once, which knows it again through edits, growth, copies and other columns."""
+"""A data set has one ledger, made once, which knows it again through edits, growth, copies and
+other columns.
+"""
 
 import shutil
 
@@ -11,7 +13,7 @@ from silodp.core.events import Event
 from silodp.core.sampling import FullBatch
 from silodp.silo.ledger.durable import DurableLedger, Identity
 
-# --- creation and identity ------------------------------------------------------------------------------------------------------
+# --- creation and identity -----------------------------------------------------------------------
 
 
 def test_nothing_is_ever_overwritten(folder):
@@ -123,7 +125,9 @@ def test_records_of_another_ledger_cannot_be_asked_through_this_one(folder):
     first = make(folder, data=ledger)
     make(folder, "b.ledger", data=other)
     with pytest.raises(BadInput, match=r"whose ledger is .*b\.ledger"):
-        first.recognise(np.concatenate([ledger[0][:20], other[0]]), np.concatenate([ledger[1][:20], other[1]]))
+        first.recognise(
+            np.concatenate([ledger[0][:20], other[0]]), np.concatenate([ledger[1][:20], other[1]])
+        )
 
 
 def test_a_copy_of_a_ledger_is_refused_but_a_moved_one_goes_on(folder):
@@ -152,7 +156,9 @@ def test_no_value_of_a_record_is_in_any_file(folder, tmp_path):
     assert not any(digest[:12] in content for digest in (*unkeyed.rows, unkeyed.layout))
     codes = [code for profile in unkeyed.profiles for code in profile.marks]
     assert len(codes) > 100
-    assert not any(code.tobytes() in content or code.byteswap().tobytes() in content for code in codes)
+    assert not any(
+        code.tobytes() in content or code.byteswap().tobytes() in content for code in codes
+    )
     assert {p.stat().st_mode & 0o777 for p in files} == {0o600}
 
 
@@ -165,7 +171,9 @@ def test_a_large_data_set_is_recognised_by_a_sample(monkeypatch):
     assert len(sketch.rows) == 200 * 16
     assert sketch.compare(Identity.of(x[::-1], y[::-1])).known == 1
     half = np.concatenate([x[:1500], table(1500, seed=1)[0]])
-    assert 0.35 < sketch.compare(Identity.of(half, y)).known < 0.65  # 4.2 standard errors of a sample of 200 (the key is fixed)
+    assert (
+        0.35 < sketch.compare(Identity.of(half, y)).known < 0.65
+    )  # 4.2 standard errors of a sample of 200 (the key is fixed)
     assert not sketch.compare(Identity.of(*table(3000, seed=2))).same
 
 
@@ -173,5 +181,7 @@ def test_a_damaged_registry_stops_new_ledgers(folder, tmp_path):
     make(folder)
     file = next((tmp_path / "state" / "ledgers").glob("*.json"))
     file.write_text(file.read_text()[:100])
-    with pytest.raises(BadInput, match="cannot be read, so it is not known which records have a ledger"):
+    with pytest.raises(
+        BadInput, match="cannot be read, so it is not known which records have a ledger"
+    ):
         make(folder, "b.ledger", data=table(seed=1))

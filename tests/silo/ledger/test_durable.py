@@ -1,4 +1,6 @@
-"""The durable ledger answers in three steps, charge, store, send, by every rule, and what is spent stays spent."""
+"""The durable ledger answers in three steps, charge, store, send, by every rule, and what is spent
+stays spent.
+"""
 
 import contextlib
 import dataclasses
@@ -23,7 +25,7 @@ from silodp.silo.ledger.chain import Entry
 from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.ledger.memory import MemoryLedger
 
-# --- charge, store, send --------------------------------------------------------------------------------------------------------
+# --- charge, store, send -------------------------------------------------------------------------
 
 
 def test_a_charge_adds_up_as_the_rule_says_and_survives_reopening(folder):
@@ -33,13 +35,18 @@ def test_a_charge_adds_up_as_the_rule_says_and_survives_reopening(folder):
     again = DurableLedger.open(folder / "a.ledger")
     expected = {"": np.asarray(1 / 16 + 2 / 25)}
     for one in (ledger, again):
-        assert one.used() == pytest.approx((1 / 16 + 2 / 25) / GDP().capacity(budget_array(BUDGET)), rel=1e-15)
+        assert one.used() == pytest.approx(
+            (1 / 16 + 2 / 25) / GDP().capacity(budget_array(BUDGET)), rel=1e-15
+        )
         assert one.spent() == GDP().epsilon(expected, np.asarray(BUDGET.delta))
         assert one.left() == BUDGET.epsilon - one.spent()
         one.verify()
     assert [(e.act, e.query_id, e.amount) for e in again.entries()] == [
-        ("charge", "q1", 1 / 16), ("answer", "q1", 0.0), ("charge", "q2", 2 / 25), ("answer", "q2", 0.0),
-    ]  # fmt: skip
+        ("charge", "q1", 1 / 16),
+        ("answer", "q1", 0.0),
+        ("charge", "q2", 2 / 25),
+        ("answer", "q2", 0.0),
+    ]
     assert again.head() == (4, list(again.entries())[-1].hash)
 
 
@@ -63,8 +70,19 @@ def test_commit_then_anchor_file_then_its_name_are_synced_in_this_order(folder, 
     asked(ledger).charge(CHEAP, [0])
     slip_begin, *rest = [s for s in steps if s not in ("open", "write")]
     assert (slip_begin, rest) == (
-        "BEGIN", ["COMMIT", "BEGIN", "INSERT", "COMMIT", "BEGIN", "fsync file", "replace", "fsync folder", "COMMIT"],
-    )  # fmt: skip
+        "BEGIN",
+        [
+            "COMMIT",
+            "BEGIN",
+            "INSERT",
+            "COMMIT",
+            "BEGIN",
+            "fsync file",
+            "replace",
+            "fsync folder",
+            "COMMIT",
+        ],
+    )
 
 
 def test_sqlite_promises_that_a_commit_survives_a_power_cut(used):
@@ -93,10 +111,15 @@ def test_of_an_answered_question_one_entry_is_held_and_of_words_that_all_have_on
         ask(made, f"q{number}")
     for ledger in (made, DurableLedger.open(folder / "a.ledger")):
         queries = ledger._file.tally.queries.values()
-        held = [held for known in queries for held in gc.get_referents(known) if isinstance(held, Entry)]
+        held = [
+            held for known in queries for held in gc.get_referents(known) if isinstance(held, Entry)
+        ]
         assert held == [known.charge for known in queries]
         assert len(held) == 20
-        assert all(len({id(getattr(entry, word)) for entry in held}) == 1 for word in ("act", "run", "asker", "kind", "bucket"))
+        assert all(
+            len({id(getattr(entry, word)) for entry in held}) == 1
+            for word in ("act", "run", "asker", "kind", "bucket")
+        )
 
 
 def test_an_id_with_other_content_is_refused(folder):
@@ -109,7 +132,11 @@ def test_an_id_with_other_content_is_refused(folder):
     for act in (lambda: other.charge(CHEAP, [0]), lambda: other.store(b"x")):
         with refuses("id-reused"):
             act()
-    for event in (Event(FullBatch(), 999.0), Event(FullBatch(), 1000.0, 2), Event(DisjointBatches(2), 1000.0)):
+    for event in (
+        Event(FullBatch(), 999.0),
+        Event(FullBatch(), 1000.0, 2),
+        Event(DisjointBatches(2), 1000.0),
+    ):
         with refuses("id-reused"):
             asked(ledger, "q2").charge(event, [0])
 
@@ -200,7 +227,7 @@ def test_a_wrong_number_of_silos_is_refused(folder):
         asked(make(folder)).charge(CHEAP, [0, 1])
 
 
-# --- rules ----------------------------------------------------------------------------------------------------------------------
+# --- rules ---------------------------------------------------------------------------------------
 
 SCHEDULE = (Event(Poisson(0.25), 4.0, 6), Event(FullBatch(), 5.0, 3))
 full = st.just(FullBatch())
@@ -210,9 +237,17 @@ RULES = {
     "gdp": (GDP(), st.builds(Event, full | disjoint, noise, st.integers(1, 3))),
     "renyi": (
         Renyi(6.0),
-        st.builds(Event, full | disjoint | st.just(Poisson(0.5)) | st.just(WithoutReplacement(0.2)), noise, st.integers(1, 3)),
+        st.builds(
+            Event,
+            full | disjoint | st.just(Poisson(0.5)) | st.just(WithoutReplacement(0.2)),
+            noise,
+            st.integers(1, 3),
+        ),
     ),
-    "committed": (Committed(SCHEDULE), st.sampled_from([dataclasses.replace(e, count=c) for e in SCHEDULE for c in (1, 2)])),
+    "committed": (
+        Committed(SCHEDULE),
+        st.sampled_from([dataclasses.replace(e, count=c) for e in SCHEDULE for c in (1, 2)]),
+    ),
 }
 
 
@@ -224,7 +259,9 @@ def test_the_running_total_is_the_rules_own_and_never_passes_its_capacity(name):
     @settings(max_examples=12, deadline=None, database=None, derandomize=True)
     @given(st.lists(events, min_size=1, max_size=14))
     def check(sequence):
-        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as place:
+        with tempfile.TemporaryDirectory(
+            dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+        ) as place:
             ledger = make(Path(place), rule=rule, budget=budget, registry=Path(place) / "registry")
             memory = MemoryLedger(rule, budget, [40])
             buckets = {}
@@ -238,7 +275,9 @@ def test_the_running_total_is_the_rules_own_and_never_passes_its_capacity(name):
                 ask(ledger, f"q{k}", event=event)
                 key, amount = rule.price(event, np.asarray(40))
                 buckets[key] = buckets.get(key, 0.0) + amount
-            assert ledger.used() * ledger.capacity == pytest.approx(float(rule.total(buckets)), rel=1e-12)
+            assert ledger.used() * ledger.capacity == pytest.approx(
+                float(rule.total(buckets)), rel=1e-12
+            )
             assert ledger.used() <= 1
             assert ledger.spent() == pytest.approx(memory.epsilon().item(), rel=1e-12)
             DurableLedger.open(ledger.path).verify()
@@ -251,7 +290,9 @@ def test_a_record_of_a_partition_pays_for_its_worst_batch_only(folder):
     for index in range(4):
         ask(ledger, f"q{index}", event=Event(DisjointBatches(4, index), 10.0 + index))
     assert ledger.used() * ledger.capacity == pytest.approx(1 / 100)
-    assert {e.bucket for e in ledger.entries() if e.act == "charge"} == {f"run@0/4/{k}" for k in range(4)}
+    assert {e.bucket for e in ledger.entries() if e.act == "charge"} == {
+        f"run@0/4/{k}" for k in range(4)
+    }
 
 
 def test_an_infinite_budget_an_order_grid_and_a_schedule_that_does_not_fit_are_refused(folder):
@@ -264,12 +305,18 @@ def test_an_infinite_budget_an_order_grid_and_a_schedule_that_does_not_fit_are_r
         with pytest.raises(BadInput, match=why):
             make(folder, **options)
     with pytest.raises(BadInput, match="records is 39, but the identity is of 40"):
-        DurableLedger.create(folder / "a.ledger", rule=GDP(), budget=BUDGET, records=39, identity=Identity.of(*table()))
+        DurableLedger.create(
+            folder / "a.ledger",
+            rule=GDP(),
+            budget=BUDGET,
+            records=39,
+            identity=Identity.of(*table()),
+        )
     assert list(folder.iterdir()) == []
     make(folder)
 
 
-# --- partitions -----------------------------------------------------------------------------------------------------------------
+# --- partitions ----------------------------------------------------------------------------------
 
 
 def test_a_partition_is_drawn_once_and_stays_through_reopening(folder):
@@ -281,7 +328,9 @@ def test_a_partition_is_drawn_once_and_stays_through_reopening(folder):
     for one in (ledger, again):
         assert (one.partition("run", 4, generation=0) == first).all()
     assert [e.act for e in again.entries()] == ["partition"]
-    assert not (ledger.partition("run", 8, generation=0) == first).all()  # 1 in 40! if both were drawn fairly
+    assert not (
+        ledger.partition("run", 8, generation=0) == first
+    ).all()  # 1 in 40! if both were drawn fairly
 
 
 def test_when_rows_move_a_partition_is_drawn_anew_and_charged_on_top(folder):
@@ -294,7 +343,9 @@ def test_when_rows_move_a_partition_is_drawn_anew_and_charged_on_top(folder):
     assert not (ledger.partition("run", 4, generation=moved) == first).all()
     ask(ledger, "q3", event=Event(DisjointBatches(4, 1), 10.0))
     assert ledger.used() * ledger.capacity == pytest.approx(3 / 100)
-    with refuses("id-reused"):  # its charge was for the old partition, and would not cover an answer on the new one
+    with refuses(
+        "id-reused"
+    ):  # its charge was for the old partition, and would not cover an answer on the new one
         asked(ledger, "q2").charge(event, [0])
 
 

@@ -1,7 +1,8 @@
-"""Ledgers that an earlier version wrote open, verify and go on; and the same acts under the same randomness make the same rows today.
+"""Ledgers that an earlier version wrote open, verify and go on; and the same acts under the same
+randomness make the same rows today.
 
-golden/*.db are the files that `acts` made with the code of silodp before its ledger was taken apart, commit 8ec69ba, with the randomness and
-the clock of `fixed`.
+golden/*.db are the files that `acts` made with the code of silodp before its ledger was taken
+apart, commit 8ec69ba, with the randomness and the clock of `fixed`.
 """
 
 import hashlib
@@ -52,7 +53,13 @@ def records() -> tuple[tuple, tuple]:
 
 
 def query(ledger, k, run="run", generation=0, **extra):
-    about = {"digest": bytes([k]) * 32, "kind": "grad", "asker": ASKER, "run": run, "generation": generation}
+    about = {
+        "digest": bytes([k]) * 32,
+        "kind": "grad",
+        "asker": ASKER,
+        "run": run,
+        "generation": generation,
+    }
     return ledger.for_query(query_id=f"q{k}", **about, now=1e9, **extra)
 
 
@@ -63,11 +70,20 @@ def ask(ledger, k, event, **extra):
 def acts(path: Path, name: str, registry: Path) -> None:
     """Everything that a ledger of this rule can be asked to write down."""
     before, after = records()
-    ledger = DurableLedger.create(path, rule=RULES[name], budget=BUDGET, records=40, identity=Identity.of(*before), registry=registry)
+    ledger = DurableLedger.create(
+        path,
+        rule=RULES[name],
+        budget=BUDGET,
+        records=40,
+        identity=Identity.of(*before),
+        registry=registry,
+    )
 
     def hold(id, run, *events, generation=0):
         about = {"digest": "cc" * 32, "asker": ASKER, "caps": CAPS, "now": 1e9, "number": 0}
-        assert not reserve.take(ledger, hold=id, run=run, events=events, generation=generation, **about).code
+        assert not reserve.take(
+            ledger, hold=id, run=run, events=events, generation=generation, **about
+        ).code
 
     if name == "totals":
         ask(ledger, 0, TOTAL, round="ab" * 32)
@@ -96,7 +112,9 @@ def acts(path: Path, name: str, registry: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The four ledgers by today's code, one after the other from one stream of bits, as the golden ones were."""
+    """The four ledgers by today's code, one after the other from one stream of bits, as the golden
+    ones were.
+    """
     folder, drawn = tmp_path_factory.mktemp("made"), iter(range(1, 10**6))
 
     def bits(n):
@@ -106,7 +124,9 @@ def made(tmp_path_factory):
         fixed.setattr(secrets, "token_bytes", bits)
         fixed.setattr(secrets, "token_hex", lambda n: bits(n).hex())
         fixed.setattr(os, "urandom", bits)
-        fixed.setattr("silodp.host.atomic.secrets", SimpleNamespace(token_hex=lambda n: "part"))  # a file's name, and not in it
+        fixed.setattr(
+            "silodp.host.atomic.secrets", SimpleNamespace(token_hex=lambda n: "part")
+        )  # a file's name, and not in it
         for module in (durable, file):
             fixed.setattr(module, "now", lambda: "2026-01-01T00:00:00.000+00:00")
         for name in RULES:
@@ -117,7 +137,11 @@ def made(tmp_path_factory):
 def rows(path: Path) -> dict[str, list]:
     with sqlite3.connect(path) as connection:
         tables = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
-        return {sql: connection.execute(f"SELECT * FROM {name}").fetchall() for name, sql in tables if sql.startswith("CREATE TABLE")}
+        return {
+            sql: connection.execute(f"SELECT * FROM {name}").fetchall()
+            for name, sql in tables
+            if sql.startswith("CREATE TABLE")
+        }
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -146,14 +170,20 @@ def test_an_old_ledger_opens_says_what_it_said_and_goes_on(golden, tmp_path, nam
     assert ledger.used() == pytest.approx(float.fromhex(used), rel=1e-9)
     assert ledger.head()[0] == count
     before, after = records()
-    known, now = ledger.recognise(*(before if count < 10 else after), registry=tmp_path / "registry")
+    known, now = ledger.recognise(
+        *(before if count < 10 else after), registry=tmp_path / "registry"
+    )
     assert known == 1.0
-    assert ask(ledger, 1, None) == b"answer 1", "a stored answer is given again, and nothing is charged"
+    assert ask(ledger, 1, None) == b"answer 1", (
+        "a stored answer is given again, and nothing is charged"
+    )
     assert ledger.head()[0] == count
     if count > 10:
         with pytest.raises(Refused, match="purged"):
             query(ledger, 0)
-        assert ask(ledger, 5, FULL, generation=now) == b"answer 5", "what was charged and not answered is answered under its charge"
+        assert ask(ledger, 5, FULL, generation=now) == b"answer 5", (
+            "what was charged and not answered is answered under its charge"
+        )
         assert ledger.used() == pytest.approx(float.fromhex(used), rel=1e-9)
     if name == "totals":
         with pytest.raises(Refused, match="round"):

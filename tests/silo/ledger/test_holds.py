@@ -1,4 +1,6 @@
-"""Holds in a real ledger: they keep budget for a run, refuse others, end as they should, and never pay for anything."""
+"""Holds in a real ledger: they keep budget for a run, refuse others, end as they should, and never
+pay for anything.
+"""
 
 import itertools
 import multiprocessing
@@ -49,7 +51,13 @@ def table(seed=0):
 
 def make(folder, rule=None, data=None) -> DurableLedger:
     x, y = data or table()
-    return DurableLedger.create(folder / "a.ledger", rule=rule or GDP(), budget=BUDGET, records=40, identity=Identity.of(x, y))
+    return DurableLedger.create(
+        folder / "a.ledger",
+        rule=rule or GDP(),
+        budget=BUDGET,
+        records=40,
+        identity=Identity.of(x, y),
+    )
 
 
 NUMBERS = itertools.count()
@@ -71,7 +79,13 @@ def charge(ledger, run, event=HUNDREDTH, *, id=None, asker="server", now=0.0) ->
     """ "", or the code of the refusal."""
     shuffled = {"round": os.urandom(32).hex()} if isinstance(event, TotalEvent) else {}
     try:
-        about = {"digest": bytes(32), "kind": "k", "asker": asker, "run": run, "generation": ledger._file.snapshot().generation}
+        about = {
+            "digest": bytes(32),
+            "kind": "k",
+            "asker": asker,
+            "run": run,
+            "generation": ledger._file.snapshot().generation,
+        }
         asked = ledger.for_query(query_id=id or os.urandom(8).hex(), **about, now=now, **shuffled)
         asked.charge(event, [0])
     except Refused as refusal:
@@ -104,19 +118,27 @@ def test_a_hold_lets_nothing_through_that_the_filter_alone_refuses(tmp_path):
     hold(ledger, "a", times(90))
     assert charge(ledger, "a", times(90)) == ""
     assert charge(ledger, "a", times(11)) == "budget"
-    assert hold(ledger, "a", times(90), id="again").needed == 0, "its run has been charged all of it"
+    assert hold(ledger, "a", times(90), id="again").needed == 0, (
+        "its run has been charged all of it"
+    )
     assert charge(ledger, "a", times(11)) == "budget"
 
 
 def test_a_run_that_asks_elsewhere_than_it_holds_takes_nothing_from_the_holds_of_others(tmp_path):
     ledger, elsewhere = make(tmp_path), Event(DisjointBatches(10, 0, "p"), UNIT, 50)
-    assert hold(ledger, "b", times(40), asker="B").code == hold(ledger, "a", elsewhere, asker="A").code == ""
+    assert (
+        hold(ledger, "b", times(40), asker="B").code
+        == hold(ledger, "a", elsewhere, asker="A").code
+        == ""
+    )
     assert charge(ledger, "a", times(5), asker="A") == "", "there is room for both"
     assert len(listed(ledger, 0.0)) == 2
     assert charge(ledger, "a", times(56), asker="A") == "taken"
     assert len(listed(ledger, 0.0)) == 2, "who is refused loses nothing"
     assert charge(ledger, "a", times(45), asker="A") == ""
-    assert [o.hold.run for o in listed(ledger, 0.0)] == ["b"], "there was not room for both: its own hold has ended"
+    assert [o.hold.run for o in listed(ledger, 0.0)] == ["b"], (
+        "there was not room for both: its own hold has ended"
+    )
     assert [entry.act for entry in ledger.entries()][-2:] == ["release", "charge"]
     assert [charge(ledger, "b", times(8), asker="B") for _ in range(5)] == [""] * 5
     ledger.verify()
@@ -132,7 +154,9 @@ def test_a_run_alone_that_asks_elsewhere_than_it_holds_may_have_all_that_is_left
     ledger.verify()
 
 
-def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_records_change(tmp_path, capsys, monkeypatch):
+def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_records_change(
+    tmp_path, capsys, monkeypatch
+):
     ledger = make(tmp_path)
 
     def kept() -> bool:
@@ -143,27 +167,44 @@ def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_record
     assert not finish(ledger, asker="server", run="b", number=10**9), "another run's"
     assert (finish(ledger, asker="server", run="a", number=next(NUMBERS)), kept()) == (True, False)
     finish(ledger, asker="server", run="other", number=next(NUMBERS))
-    with pytest.raises(Refused, match="lapsed"):  # whoever repeats the bytes of a request takes nothing again
+    with pytest.raises(
+        Refused, match="lapsed"
+    ):  # whoever repeats the bytes of a request takes nothing again
         hold(ledger, "a", times(60))
     with pytest.raises(Refused, match="id-reused"):
-        hold(ledger, "a", times(60), id="x") and hold(ledger, "a", times(60), id="x", asker="stranger")
+        hold(ledger, "a", times(60), id="x") and hold(
+            ledger, "a", times(60), id="x", asker="stranger"
+        )
     with monkeypatch.context() as patch:
-        patch.setattr("silodp.silo.ledger.reserve._priced", lambda *given: pytest.fail("what is refused anyway is not priced"))
+        patch.setattr(
+            "silodp.silo.ledger.reserve._priced",
+            lambda *given: pytest.fail("what is refused anyway is not priced"),
+        )
         with pytest.raises(Refused, match="id-reused"):
             hold(ledger, "a", times(60), id="x", asker="stranger")
     assert charge(ledger, "c", times(50), now=99.0) == "taken"
-    assert charge(ledger, "c", times(1), now=100.0) == charge(ledger, "c", times(49), now=101.0) == ""
+    assert (
+        charge(ledger, "c", times(1), now=100.0) == charge(ledger, "c", times(49), now=101.0) == ""
+    )
     assert hold(ledger, "b", times(40), now=101.0).code == ""
     assert [entry.act for entry in ledger.entries()][-1] == "hold"
-    assert charge(ledger, "c", times(30), now=5.0) == "taken", "the clock has gone back: b's hold lives, a's stays ended"
+    assert charge(ledger, "c", times(30), now=5.0) == "taken", (
+        "the clock has gone back: b's hold lives, a's stays ended"
+    )
     assert charge(ledger, "b", times(40), now=5.0) == ""
-    assert hold(ledger, "d", times(5), now=time.time()).code == hold(ledger, "f", times(4), now=time.time()).code == ""
+    assert (
+        hold(ledger, "d", times(5), now=time.time()).code
+        == hold(ledger, "f", times(4), now=time.time()).code
+        == ""
+    )
     assert charge(ledger, "f", times(4), now=time.time()) == ""
     monkeypatch.setattr("sys.argv", ["silodp", "ledger", "show", str(ledger.path)])
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     assert "% is held for run d of server" in (shown := capsys.readouterr().out)
-    assert "held for run f" not in shown, "all that f holds was charged, and keeps nothing from anybody"
+    assert "held for run f" not in shown, (
+        "all that f holds was charged, and keeps nothing from anybody"
+    )
     for said in ("Released 2 holds", "Nothing is held"):
         monkeypatch.setattr("sys.argv", ["silodp", "ledger", "release", str(ledger.path)])
         with pytest.raises(SystemExit, match="0"):
@@ -183,21 +224,39 @@ def test_one_asker_holds_no_more_than_its_share_and_number_whatever_it_calls_its
     caps = Caps(hold_share=0.5, holds_per_asker=3)
     assert hold(ledger, "a", times(51), caps=caps).code == "hold-limit"
     assert [hold(ledger, run, times(20), caps=caps).code for run in "abc"] == ["", "", "hold-limit"]
-    assert [hold(ledger, run, times(1), caps=caps).code for run in "def"] == ["", "hold-limit", "hold-limit"]
-    assert hold(ledger, "a", times(5), id="smaller", caps=caps).code == "", "a new hold replaces the run's own"
-    assert hold(ledger, "z", times(50), asker="honest", caps=caps).code == "", "the others' half is theirs"
-    assert hold(ledger, "later", times(50), caps=caps, now=101.0).code == "", "and what is held comes back by itself"
+    assert [hold(ledger, run, times(1), caps=caps).code for run in "def"] == [
+        "",
+        "hold-limit",
+        "hold-limit",
+    ]
+    assert hold(ledger, "a", times(5), id="smaller", caps=caps).code == "", (
+        "a new hold replaces the run's own"
+    )
+    assert hold(ledger, "z", times(50), asker="honest", caps=caps).code == "", (
+        "the others' half is theirs"
+    )
+    assert hold(ledger, "later", times(50), caps=caps, now=101.0).code == "", (
+        "and what is held comes back by itself"
+    )
 
 
-def test_a_hold_that_reserves_nothing_any_more_takes_no_place_among_those_that_one_asker_may_have(tmp_path):
+def test_a_hold_that_reserves_nothing_any_more_takes_no_place_among_those_that_one_asker_may_have(
+    tmp_path,
+):
     ledger, caps = make(tmp_path), Caps(holds_per_asker=2)
     assert [hold(ledger, run, times(10), caps=caps).code for run in "ab"] == ["", ""]
     assert charge(ledger, "a", times(9)) == ""
-    assert hold(ledger, "c", times(10), caps=caps).code == "hold-limit", "a hundredth of it is still reserved"
+    assert hold(ledger, "c", times(10), caps=caps).code == "hold-limit", (
+        "a hundredth of it is still reserved"
+    )
     assert charge(ledger, "a") == ""
-    assert hold(ledger, "c", times(10), caps=caps).code == "", "all of it was charged, though the hold is open"
+    assert hold(ledger, "c", times(10), caps=caps).code == "", (
+        "all of it was charged, though the hold is open"
+    )
     assert hold(ledger, "d", times(10), caps=caps).code == "hold-limit"
-    assert [open.hold.run for open in listed(ledger, 0.0)] == ["a", "b", "c"], "and the officer may still end it"
+    assert [open.hold.run for open in listed(ledger, 0.0)] == ["a", "b", "c"], (
+        "and the officer may still end it"
+    )
     ledger.verify()
 
 
@@ -209,12 +268,20 @@ def test_the_same_request_again_finds_its_hold_and_writes_nothing(tmp_path):
     assert ledger.head() == head
 
 
-def test_a_run_ends_with_all_that_is_held_for_it_and_nothing_that_is_carried_late_undoes_that(tmp_path):
+def test_a_run_ends_with_all_that_is_held_for_it_and_nothing_that_is_carried_late_undoes_that(
+    tmp_path,
+):
     ledger = make(tmp_path)
-    assert hold(ledger, "a", times(60), id="first", number=1).code == hold(ledger, "a", times(60), id="third", number=3).code == ""
+    assert (
+        hold(ledger, "a", times(60), id="first", number=1).code
+        == hold(ledger, "a", times(60), id="third", number=3).code
+        == ""
+    )
     with pytest.raises(Refused, match="lapsed"):
         hold(ledger, "a", times(60), id="second", number=2)
-    assert not finish(ledger, asker="server", run="a", number=2), "nor does an old release end what was held since"
+    assert not finish(ledger, asker="server", run="a", number=2), (
+        "nor does an old release end what was held since"
+    )
     assert finish(ledger, asker="server", run="a", number=5)
     assert listed(ledger, 0.0) == []
     again = DurableLedger.open(ledger.path)
@@ -222,8 +289,12 @@ def test_a_run_ends_with_all_that_is_held_for_it_and_nothing_that_is_carried_lat
     for number in (4, 5):
         with pytest.raises(Refused, match="lapsed"):
             hold(again, "a", times(60), id="fourth", number=number)
-    assert hold(again, "a", times(60), id="anew", number=6).code == "", "a run that is resumed goes on"
-    assert hold(again, "a", times(20), id="b", asker="stranger", number=0).code == "", "another's numbers are its own"
+    assert hold(again, "a", times(60), id="anew", number=6).code == "", (
+        "a run that is resumed goes on"
+    )
+    assert hold(again, "a", times(20), id="b", asker="stranger", number=0).code == "", (
+        "another's numbers are its own"
+    )
 
 
 def test_what_costs_more_than_any_number_is_not_held(tmp_path):
@@ -254,7 +325,10 @@ RULES = {
         Committed((Event(FullBatch(), 13.0, 50), Event(Poisson(0.25), 8.0, 40))),
         [Event(FullBatch(), 13.0), Event(Poisson(0.25), 8.0)],
     ),
-    "totals": (Totals.for_budget(BUDGET), [Event(FullBatch(), 13.0), TotalEvent(FullBatch(), 8, 200, 0.5, 40, 6), *partition(10.0)]),
+    "totals": (
+        Totals.for_budget(BUDGET),
+        [Event(FullBatch(), 13.0), TotalEvent(FullBatch(), 8, 200, 0.5, 40, 6), *partition(10.0)],
+    ),
 }
 
 
@@ -269,8 +343,12 @@ def costing(ledger, chosen: Counter[int], events, share: float) -> Counter[int]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_whatever_askers_do_the_budget_holds_and_no_charge_that_is_held_for_is_refused(tmp_path, rule):
-    """Random holds, charges within them and beside them, releases and expiries of three askers; the sum is kept a second time, by the rule."""
+def test_whatever_askers_do_the_budget_holds_and_no_charge_that_is_held_for_is_refused(
+    tmp_path, rule
+):
+    """Random holds, charges within them and beside them, releases and expiries of three askers; the
+    sum is kept a second time, by the rule.
+    """
     fates: Counter[str] = Counter()
     for world in range(3):
         (folder := tmp_path / str(world)).mkdir()
@@ -283,7 +361,11 @@ def test_whatever_askers_do_the_budget_holds_and_no_charge_that_is_held_for_is_r
 
 
 def one_world(folder, given, events, coin) -> Counter[str]:
-    ledger, now, spent = make(folder, given, data=table(coin.randrange(10**6))), 0.0, dict[str, float]()
+    ledger, now, spent = (
+        make(folder, given, data=table(coin.randrange(10**6))),
+        0.0,
+        dict[str, float](),
+    )
     plans: dict[tuple[str, str], Counter[int]] = {}
     charged: dict[tuple[str, str], Counter[int]] = {}
     live: dict[tuple[str, str], tuple[str, float]] = {}  # the hold's id, and until when
@@ -303,23 +385,34 @@ def one_world(folder, given, events, coin) -> Counter[str]:
         left = plans.get(who, Counter()) - charged.get(who, Counter())
         holds = who in live and live[who][1] > now
         if act == "hold":
-            chosen = Counter({k: coin.randint(1, 4) for k in coin.sample(range(len(events)), coin.randint(1, len(events)))})
+            chosen = Counter(
+                {
+                    k: coin.randint(1, 4)
+                    for k in coin.sample(range(len(events)), coin.randint(1, len(events)))
+                }
+            )
             plan = plans.setdefault(who, costing(ledger, chosen, events, coin.uniform(0.1, 0.5)))
             asked = (times(n, events[k]) for k, n in plan.items())
-            got = hold(ledger, who[1], *asked, id=f"h{step}", asker=who[0], now=now, caps=Caps(0.7, 2, 40))
+            got = hold(
+                ledger, who[1], *asked, id=f"h{step}", asker=who[0], now=now, caps=Caps(0.7, 2, 40)
+            )
             live |= {who: (f"h{step}", now + 40)} if not got.code else {}
             fates[f"hold {got.code}"] += 1
         elif act == "release" and holds:
             live.pop(who)
             assert finish(ledger, asker=who[0], run=who[1], number=next(NUMBERS))
         elif act == "loose":
-            ((k, count),) = costing(ledger, Counter({coin.randrange(len(events)): 1}), events, coin.uniform(0.01, 0.3)).items()
+            ((k, count),) = costing(
+                ledger, Counter({coin.randrange(len(events)): 1}), events, coin.uniform(0.01, 0.3)
+            ).items()
             fates[f"loose {pay(('w', 'loose'), k, count)}"] += 1
         elif act == "stray" and holds:
             price = ledger._file.snapshot().price
             planned = {price(events[k])[0] for k in plans[who]}
             if strays := [k for k in range(len(events)) if price(events[k])[0] not in planned]:
-                ((k, count),) = costing(ledger, Counter({coin.choice(strays): 1}), events, coin.uniform(0.05, 0.4)).items()
+                ((k, count),) = costing(
+                    ledger, Counter({coin.choice(strays): 1}), events, coin.uniform(0.05, 0.4)
+                ).items()
                 fates[f"stray {pay(who, k, count)}"] += 1
                 if live[who][0] not in {o.hold.id for o in listed(ledger, now)}:
                     fates["stray ended its hold"] += 1
@@ -339,12 +432,17 @@ def one_world(folder, given, events, coin) -> Counter[str]:
 def _holding_for_ever(path) -> None:
     ledger = DurableLedger.open(path)
     for k in range(10**6):
-        assert hold(ledger, f"r{k % 3}", times(1), id=os.urandom(8).hex(), number=time.time_ns()).code == ""
+        assert (
+            hold(ledger, f"r{k % 3}", times(1), id=os.urandom(8).hex(), number=time.time_ns()).code
+            == ""
+        )
         if k % 2:
             release(ledger, [listed(ledger, 0.0)[0].hold.id])
 
 
-def test_kill_9_while_holds_are_taken_and_released_leaves_a_whole_ledger_with_nothing_spent(tmp_path):
+def test_kill_9_while_holds_are_taken_and_released_leaves_a_whole_ledger_with_nothing_spent(
+    tmp_path,
+):
     ledger, coin = make(tmp_path), random.Random(5)
     for _ in range(6):
         before = ledger.head()[0]
@@ -362,7 +460,9 @@ def test_kill_9_while_holds_are_taken_and_released_leaves_a_whole_ledger_with_no
         assert again.head()[0] > before
         assert again.used() == 0
         assert len(listed(again, 0.0)) <= 3, "each run has one hold"
-    assert hold(again, "last", times(96), caps=Caps(holds_per_asker=10)).code == "", "what the dead held is theirs, and no more"
+    assert hold(again, "last", times(96), caps=Caps(holds_per_asker=10)).code == "", (
+        "what the dead held is theirs, and no more"
+    )
     assert hold(again, "new", times(99), id="n", now=101.0).code == "", "and comes back by itself"
 
 

@@ -27,10 +27,12 @@ from silodp.silo.ledger import file as ledgerfile
 from silodp.silo.ledger.durable import DurableLedger
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["pytest", "hypothesis", "silodp.silo.ledger.durable", "silodp.silo.ledger.memory"])
+processes.set_forkserver_preload(
+    ["pytest", "hypothesis", "silodp.silo.ledger.durable", "silodp.silo.ledger.memory"]
+)
 
 
-# --- clock, disk ----------------------------------------------------------------------------------------------------------------
+# --- clock, disk ---------------------------------------------------------------------------------
 
 
 def test_a_clock_that_goes_back_changes_nothing(folder, monkeypatch):
@@ -108,8 +110,12 @@ def test_when_a_file_may_not_grow_nothing_is_answered_and_nothing_breaks(folder)
 def test_on_a_full_disk_nothing_is_answered_and_nothing_breaks(folder):
     disk = folder / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)], capture_output=True).returncode:
-        pytest.skip("only root can mount a small disk; the test before this one limits the file instead")
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(disk)], capture_output=True
+    ).returncode:
+        pytest.skip(
+            "only root can mount a small disk; the test before this one limits the file instead"
+        )
     try:
         ledger = make(disk)
         ask(ledger, "q0")
@@ -125,12 +131,18 @@ def test_on_a_full_disk_nothing_is_answered_and_nothing_breaks(folder):
             ask(ledger, f"q{k}", bytes(3000))
             answered += 1
         ledger.verify()
-        assert [e.act for e in ledger.entries()].count("charge") == answered == [e.act for e in ledger.entries()].count("answer")
+        assert (
+            [e.act for e in ledger.entries()].count("charge")
+            == answered
+            == [e.act for e in ledger.entries()].count("answer")
+        )
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_when_the_anchor_cannot_be_written_nothing_is_answered_and_a_retry_is_not_charged_twice(folder, monkeypatch):
+def test_when_the_anchor_cannot_be_written_nothing_is_answered_and_a_retry_is_not_charged_twice(
+    folder, monkeypatch
+):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -154,7 +166,7 @@ def test_when_the_anchor_cannot_be_written_nothing_is_answered_and_a_retry_is_no
     assert json.loads(ledger.anchor.read_text())["count"] == 2
 
 
-# --- several at once ------------------------------------------------------------------------------------------------------------
+# --- several at once -----------------------------------------------------------------------------
 
 
 def contend(path: Path, name: str, event: Event, results) -> None:
@@ -170,7 +182,10 @@ def test_many_processes_at_once_never_pass_the_budget(folder):
     ledger = make(folder)
     event = Event(FullBatch(), float((ledger.capacity / 24.5) ** -0.5))
     results = processes.Queue()
-    crowd = [processes.Process(target=contend, args=(ledger.path, f"p{k}", event, results)) for k in range(6)]
+    crowd = [
+        processes.Process(target=contend, args=(ledger.path, f"p{k}", event, results))
+        for k in range(6)
+    ]
     for process in crowd:
         process.start()
     assert sum(results.get(timeout=600) for _ in crowd) == 24
@@ -187,14 +202,18 @@ def same_id(path: Path, start, results) -> None:
         one = asked(ledger, f"q{k}")
         start.wait(600)
         one.charge(CHEAP, [0])
-        start.wait(600)  # each has been charged, none has stored: each computes an answer of its own
+        start.wait(
+            600
+        )  # each has been charged, none has stored: each computes an answer of its own
         one.store(os.urandom(8))
         results.put((k, one.answer))
 
 
 def test_two_processes_that_answer_the_same_id_send_the_same_bytes(folder):
     ledger, results, start = make(folder), processes.Queue(), processes.Barrier(3)
-    crowd = [processes.Process(target=same_id, args=(ledger.path, start, results)) for _ in range(3)]
+    crowd = [
+        processes.Process(target=same_id, args=(ledger.path, start, results)) for _ in range(3)
+    ]
     for process in crowd:
         process.start()
     sent = Counter(results.get(timeout=600) for _ in range(18))
@@ -222,7 +241,7 @@ def test_threads_may_share_a_ledger(folder):
     ledger.verify()
 
 
-# --- kill -9 --------------------------------------------------------------------------------------------------------------------
+# --- kill -9 -------------------------------------------------------------------------------------
 
 
 class Log:
@@ -265,12 +284,16 @@ def gate_that_dies(path: Path, query_id: str, log: Log, step: int) -> None:
 
 
 def check_after_death(path: Path, log: Log) -> DurableLedger:
-    """Opens the ledger as a restarted gate would, and compares it with what was done: nothing read uncharged, nothing sent that differs."""
+    """Opens the ledger as a restarted gate would, and compares it with what was done: nothing read
+    uncharged, nothing sent that differs.
+    """
     ledger = DurableLedger.open(path)
     charged = {e.query_id for e in ledger.entries() if e.act == "charge"}
     assert {query_id for (query_id,) in log.lines("read")} <= charged
     sent = dict(log.lines("sent"))
-    assert len({tuple(line) for line in log.lines("sent")}) == len(sent)  # every id was sent with one answer only
+    assert len({tuple(line) for line in log.lines("sent")}) == len(
+        sent
+    )  # every id was sent with one answer only
     assert ledger.used() * ledger.capacity == pytest.approx(len(charged) * PRICE)
     assert ledger.used() * ledger.capacity >= len(sent) * PRICE * (1 - 1e-9)
     return ledger
@@ -293,8 +316,11 @@ def test_killed_before_any_step_a_gate_never_undercounts_and_loses_no_answer(fol
             break
         assert code == -signal.SIGKILL
     assert [fate for fate, _ in itertools.groupby(fates)] == [
-        ((), False), (("charge",), False), (("charge", "answer"), False), (("charge", "answer"), True),
-    ]  # fmt: skip
+        ((), False),
+        (("charge",), False),
+        (("charge", "answer"), False),
+        (("charge", "answer"), True),
+    ]
     assert len(fates) > 20
 
 
@@ -309,7 +335,9 @@ def where_it_died(path: Path, log: Log) -> str:
     if journal.exists() and journal.stat().st_size:
         return "in a transaction (its journal is left)"
     with tampering(path) as connection:
-        rows = connection.execute("SELECT sequence, act, query_id FROM entries ORDER BY sequence DESC LIMIT 1").fetchall() or [(0, "", "")]
+        rows = connection.execute(
+            "SELECT sequence, act, query_id FROM entries ORDER BY sequence DESC LIMIT 1"
+        ).fetchall() or [(0, "", "")]
     if json.loads(Path(f"{path}.anchor").read_text())["count"] < rows[0][0]:
         return f"between the commit of the {rows[0][1]} and its anchor"
     if rows[0][1] == "charge":

@@ -32,7 +32,9 @@ def test_releases_add_up_as_mu_squared():
     book = ledger(Budget(50.0, DELTA))
     book.charge(Event(FullBatch(), 2.0), ALL)
     book.charge(Event(FullBatch(), 4.0, count=3), ALL)
-    assert book.epsilon() == pytest.approx(np.full((1, 3), gdp_epsilon(math.sqrt(1 / 4 + 3 / 16), DELTA)))
+    assert book.epsilon() == pytest.approx(
+        np.full((1, 3), gdp_epsilon(math.sqrt(1 / 4 + 3 / 16), DELTA))
+    )
 
 
 def test_a_count_of_k_costs_what_k_events_cost():
@@ -63,7 +65,9 @@ def test_each_silo_has_its_own_budget_and_one_that_is_spent_stops_the_query_for_
 
 def test_each_run_has_its_own_budget_and_noise():
     rows = [[Budget(e, DELTA)] * 3 for e in (1.0, 4.0)]
-    noise = torch.tensor([[1 / gdp_mu(b) * (1 + 1e-9) for b in row] for row in rows], dtype=torch.float64)
+    noise = torch.tensor(
+        [[1 / gdp_mu(b) * (1 + 1e-9) for b in row] for row in rows], dtype=torch.float64
+    )
     book = ledger(rows)
     book.charge(Event(FullBatch(), noise), ALL)
     assert book.epsilon() == pytest.approx(np.array([[1.0] * 3, [4.0] * 3]))
@@ -76,7 +80,9 @@ def test_each_run_has_its_own_budget_and_noise():
     silos=st.lists(st.sets(st.integers(0, 2), min_size=1), min_size=30, max_size=30),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_whatever_is_asked_no_silo_ever_passes_its_budget_and_a_refusal_changes_nothing(noises, epsilon, rule, silos):
+def test_whatever_is_asked_no_silo_ever_passes_its_budget_and_a_refusal_changes_nothing(
+    noises, epsilon, rule, silos
+):
     budget = Budget(epsilon, DELTA)
     book = ledger(budget, GDP() if rule == "gdp" else Renyi.for_gaussian(budget))
     for noise, members in zip(noises, silos, strict=False):
@@ -97,7 +103,7 @@ def test_an_answer_without_noise_fits_no_finite_budget_and_an_infinite_one_alway
         assert np.isinf(book.epsilon()).all()
 
 
-# --- partitions ---------------------------------------------------------------------------------------------------------------
+# --- partitions ----------------------------------------------------------------------------------
 
 
 def test_disjoint_batches_cost_their_maximum():
@@ -116,7 +122,11 @@ def test_a_batch_asked_twice_pays_twice():
 
 def test_two_partitions_and_the_whole_add_up():
     book = ledger(Budget(19.0, DELTA))
-    for event in (Event(DisjointBatches(3, 0, "a"), 2.0), Event(DisjointBatches(3, 1, "b"), 2.0), Event(DisjointBatches(4, 2, "a"), 2.0)):
+    for event in (
+        Event(DisjointBatches(3, 0, "a"), 2.0),
+        Event(DisjointBatches(3, 1, "b"), 2.0),
+        Event(DisjointBatches(4, 2, "a"), 2.0),
+    ):
         book.charge(event, ALL)
     book.charge(Event(FullBatch(), 2.0), ALL)
     assert book.epsilon() == pytest.approx(np.full((1, 3), gdp_epsilon(math.sqrt(4) / 2, DELTA)))
@@ -129,10 +139,12 @@ def test_names_of_partitions_cannot_be_made_to_collide():
     for name in names:
         book.charge(Event(DisjointBatches(3, 0, name), 3.0), ALL)
     book.charge(Event(FullBatch(), 3.0), ALL)
-    assert book.epsilon() == pytest.approx(np.full((1, 3), gdp_epsilon(math.sqrt(len(names) + 1) / 3, DELTA)))
+    assert book.epsilon() == pytest.approx(
+        np.full((1, 3), gdp_epsilon(math.sqrt(len(names) + 1) / 3, DELTA))
+    )
 
 
-# --- other rules -------------------------------------------------------------------------------------------------------------
+# --- other rules ---------------------------------------------------------------------------------
 
 
 def test_the_gdp_rule_refuses_to_price_random_batches():
@@ -162,7 +174,9 @@ def test_a_committed_schedule_is_all_that_may_be_asked():
     book.charge(Event(FullBatch(), 20.0, 2), ALL)
     with pytest.raises(Refused, match="rule"):
         book.charge(Event(FullBatch(), 11.0), ALL)
-    assert book.epsilon() == pytest.approx(np.full((1, 3), gdp_epsilon(math.sqrt(3 / 100 + 2 / 400), DELTA)))
+    assert book.epsilon() == pytest.approx(
+        np.full((1, 3), gdp_epsilon(math.sqrt(3 / 100 + 2 / 400), DELTA))
+    )
 
 
 def test_a_schedule_that_does_not_fit_the_budget_allows_nothing_at_all():

@@ -1,7 +1,9 @@
-"""A power cut at every step of an answer: the ledger's system calls are recorded, and replayed on simulated disks up to each of them.
+"""A power cut at every step of an answer: the ledger's system calls are recorded, and replayed on
+simulated disks up to each of them.
 
-On such a disk only what was synced is sure to be there: contents by fsync of the file, names by fsync of its folder; anything later may be there or
-not, in any mixture of sectors. Runs with SILODP_LONG set and strace installed; it takes about a minute.
+On such a disk only what was synced is sure to be there: contents by fsync of the file, names by
+fsync of its folder; anything later may be there or not, in any mixture of sectors. Runs with
+SILODP_LONG set and strace installed; it takes about a minute.
 """
 
 import os
@@ -17,7 +19,8 @@ import pytest
 from silodp.silo.ledger.durable import DurableLedger
 
 pytestmark = pytest.mark.skipif(
-    "SILODP_LONG" not in os.environ or not shutil.which("strace"), reason="long; needs SILODP_LONG=1 and strace"
+    "SILODP_LONG" not in os.environ or not shutil.which("strace"),
+    reason="long; needs SILODP_LONG=1 and strace",
 )
 
 CALLS = "openat,write,pwrite64,fsync,fdatasync,unlink,rename,ftruncate"
@@ -45,7 +48,7 @@ for k in range(2):
     os.write(marks, b"read q%d" % k)
     answer = asked.store(os.urandom(2000))
     os.write(marks, b"sent q%d %s" % (k, answer.hex().encode()))
-"""
+"""  # noqa: E501
 
 
 class File:
@@ -55,7 +58,10 @@ class File:
     def torn(self, coin: random.Random) -> bytes:
         """Each sector old or new, and the length of either."""
         size = len(coin.choice([self.now, self.synced]))
-        sectors = (bytes(coin.choice([self.now, self.synced])[k : k + 512]).ljust(512, b"\0") for k in range(0, size, 512))
+        sectors = (
+            bytes(coin.choice([self.now, self.synced])[k : k + 512]).ljust(512, b"\0")
+            for k in range(0, size, 512)
+        )
         return b"".join(sectors)[:size]
 
 
@@ -64,7 +70,9 @@ class Disk:
 
     def __init__(self, root: Path) -> None:
         self.root = f"{root}/"
-        self.names = {str(p.relative_to(root)): File(p.read_bytes()) for p in root.rglob("*") if p.is_file()}
+        self.names = {
+            str(p.relative_to(root)): File(p.read_bytes()) for p in root.rglob("*") if p.is_file()
+        }
         self.synced = dict(self.names)
 
     def call(self, name: str, path: str, *rest) -> bool:
@@ -112,11 +120,19 @@ def recorded(log: Path):
         if not (match := re.match(r"(?:\d+ +)?(\w+)\((.*)\) += +\d+", line)):
             continue
         call, args = match.groups()
-        texts = [bytes.fromhex(text.replace("\\x", "")) for text in re.findall(r'["<]((?:\\x[0-9a-f]{2})+)[">]', args)]
+        texts = [
+            bytes.fromhex(text.replace("\\x", ""))
+            for text in re.findall(r'["<]((?:\\x[0-9a-f]{2})+)[">]', args)
+        ]
         if call == "openat":
             yield call, texts[-1].decode(), args
         elif call in ("write", "pwrite64") and len(texts) == 2:
-            yield call, texts[0].decode(), texts[1], int(args.rsplit(", ", 1)[1]) if call == "pwrite64" else None
+            yield (
+                call,
+                texts[0].decode(),
+                texts[1],
+                int(args.rsplit(", ", 1)[1]) if call == "pwrite64" else None,
+            )
         elif call in ("fsync", "fdatasync", "unlink"):
             yield call, texts[0].decode()
         elif call == "rename":
@@ -126,7 +142,9 @@ def recorded(log: Path):
 
 
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
-def test_a_power_cut_at_any_step_undoes_no_charge_behind_an_answer_and_loses_no_answer(tmp_path, monkeypatch, place):
+def test_a_power_cut_at_any_step_undoes_no_charge_behind_an_answer_and_loses_no_answer(
+    tmp_path, monkeypatch, place
+):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     root = tmp_path / "disk"
     for folder in ("beside", "elsewhere"):
@@ -135,7 +153,18 @@ def test_a_power_cut_at_any_step_undoes_no_charge_behind_an_answer_and_loses_no_
     where = [str(root / "beside"), str(root / place / "anchor")]
     subprocess.run([*gate, "make", *where], check=True)
     disk, marks, cuts, coin = Disk(root), [], 0, random.Random(5)
-    trace = ["strace", "-f", "-y", "-xx", "-s", "100000", "-o", str(tmp_path / "log"), "-e", f"trace={CALLS}"]
+    trace = [
+        "strace",
+        "-f",
+        "-y",
+        "-xx",
+        "-s",
+        "100000",
+        "-o",
+        str(tmp_path / "log"),
+        "-e",
+        f"trace={CALLS}",
+    ]
     subprocess.run([*trace, *gate, "answer", *where], check=True)
     for call, path, *rest in recorded(tmp_path / "log"):
         if path == str(tmp_path / "marks") and call == "write":
@@ -149,8 +178,12 @@ def test_a_power_cut_at_any_step_undoes_no_charge_behind_an_answer_and_loses_no_
                     (root / name).write_bytes(content)
                 ledger = DurableLedger.open(root / "beside" / "ledger")
                 ledger.verify()
-                assert {mark[1] for mark in marks if mark[0] == "read"} <= {e.query_id for e in ledger.entries()}
+                assert {mark[1] for mark in marks if mark[0] == "read"} <= {
+                    e.query_id for e in ledger.entries()
+                }
                 for _, query_id, answer in (mark for mark in marks if mark[0] == "sent"):
-                    assert ledger.for_query(query_id=query_id, **QUERY).answer == bytes.fromhex(answer)
+                    assert ledger.for_query(query_id=query_id, **QUERY).answer == bytes.fromhex(
+                        answer
+                    )
     assert [mark[0] for mark in marks] == ["start", "read", "sent", "read", "sent"]
     assert cuts > 80

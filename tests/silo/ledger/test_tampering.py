@@ -1,4 +1,6 @@
-"""A ledger that is missing, altered, damaged or rolled back is refused, whoever changed it and however well."""
+"""A ledger that is missing, altered, damaged or rolled back is refused, whoever changed it and
+however well.
+"""
 
 import dataclasses
 import json
@@ -19,7 +21,7 @@ from silodp.silo.ledger import chain
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.tally import Tally
 
-# --- missing, altered, rolled back ----------------------------------------------------------------------------------------------
+# --- missing, altered, rolled back ---------------------------------------------------------------
 
 
 def test_a_missing_ledger_or_anchor_is_refused_and_never_made(folder):
@@ -46,13 +48,18 @@ def test_a_truncated_ledger_is_refused(used, size):
         asked(used, "new")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"count": 0}', '{"ledger": "x", "count": 0, "head": ""}', "\xff"])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"count": 0}', '{"ledger": "x", "count": 0, "head": ""}', "\xff"]
+)
 def test_a_damaged_anchor_is_refused(used, content):
     used.anchor.write_text(content)
     refused(used.path, "anchor")
 
 
-@pytest.mark.parametrize("change", [{"count": 999}, {"count": -1}, {"head": "0" * 64}, {"ledger": "another"}, {"count": "many"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"count": 999}, {"count": -1}, {"head": "0" * 64}, {"ledger": "another"}, {"count": "many"}],
+)
 def test_an_anchor_that_saw_something_else_is_refused(used, change):
     used.anchor.write_text(json.dumps(json.loads(used.anchor.read_text()) | change))
     refused(used.path, "anchor")
@@ -66,7 +73,11 @@ def test_an_older_copy_is_refused(used):
     used.path.write_bytes(old)
     refused(used.path, "so this is an older copy")
     used.anchor.write_bytes(old_anchor)
-    with refuses("ledger"):  # both rolled back: a live gate still knows better; a new one would need the heads in the releases
+    with refuses(
+        "ledger"
+        # both rolled back: a live gate still knows better; a new one would need the heads in the
+        # releases
+    ):
         asked(used, "new")
 
 
@@ -94,9 +105,15 @@ def test_any_character_of_any_column_of_any_entry_breaks_its_hash(used):
         row = entry.row()
         assert chain.Entry.of(row) == entry
         for column, value in enumerate(row):
-            others = [value + 1, str(value), float(value), None] if isinstance(value, int) else [value + "x", value.encode(), None]
+            others = (
+                [value + 1, str(value), float(value), None]
+                if isinstance(value, int)
+                else [value + "x", value.encode(), None]
+            )
             if isinstance(value, str):
-                others += [value[:i] + chr(ord(value[i]) ^ 1) + value[i + 1 :] for i in range(len(value))]
+                others += [
+                    value[:i] + chr(ord(value[i]) ^ 1) + value[i + 1 :] for i in range(len(value))
+                ]
             for other in others:
                 with pytest.raises(chain.Altered, match="does not match its hash"):
                     chain.Entry.of((*row[:column], other, *row[column + 1 :]))
@@ -107,18 +124,33 @@ def test_any_character_of_any_column_of_any_entry_breaks_its_hash(used):
 def test_an_altered_cell_of_any_row_of_any_table_is_refused(used):
     whole, checked = used.path.read_bytes(), 0
     with tampering(used.path) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        columns = {name: [row[1] for row in connection.execute(f"PRAGMA table_info({name})")] for name in tables}
-        rows = {name: connection.execute(f"SELECT {', '.join(columns[name])} FROM {name}").fetchall() for name in tables}
-    for name, row, k in ((n, r, k) for n in tables for r in rows[n] for k in range(len(columns[n]))):
+        tables = [
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
+        columns = {
+            name: [row[1] for row in connection.execute(f"PRAGMA table_info({name})")]
+            for name in tables
+        }
+        rows = {
+            name: connection.execute(f"SELECT {', '.join(columns[name])} FROM {name}").fetchall()
+            for name in tables
+        }
+    for name, row, k in (
+        (n, r, k) for n in tables for r in rows[n] for k in range(len(columns[n]))
+    ):
         value, column, first = row[k], columns[name][k], columns[name][0]
         middle = len(value) // 2 if not isinstance(value, int) else 0
         if isinstance(value, int):
             other = value + 1000
         elif isinstance(value, bytes):
-            other = value[:middle] + bytes([value[middle] ^ 1 if value else 1]) + value[middle + 1 :]
+            other = (
+                value[:middle] + bytes([value[middle] ^ 1 if value else 1]) + value[middle + 1 :]
+            )
         else:
-            other = value[:middle] + chr(ord(value[middle]) ^ 1) + value[middle + 1 :] if value else "x"
+            other = (
+                value[:middle] + chr(ord(value[middle]) ^ 1) + value[middle + 1 :] if value else "x"
+            )
         if column in ("query_id", "act"):
             other = f"{value}x"  # not another query's, which the index would not let in
         with tampering(used.path) as connection:
@@ -126,7 +158,13 @@ def test_an_altered_cell_of_any_row_of_any_table_is_refused(used):
         refused(used.path)
         used.path.write_bytes(whole)
         checked += 1
-    assert {n: len(rows[n]) for n in tables} == {"answers": 3, "entries": 12, "identity": 1, "meta": 9, "partitions": 1}
+    assert {n: len(rows[n]) for n in tables} == {
+        "answers": 3,
+        "entries": 12,
+        "identity": 1,
+        "meta": 9,
+        "partitions": 1,
+    }
     assert checked == 3 * 2 + 12 * 14 + 3 + 9 * 2 + 2
     DurableLedger.open(used.path).verify()
 
@@ -142,7 +180,10 @@ def test_a_missing_row_of_any_table_is_refused(used):
     ):
         for k in range(count):
             with tampering(used.path) as connection:
-                connection.execute(f"DELETE FROM {name} WHERE {key} = (SELECT {key} FROM {name} ORDER BY {key} LIMIT 1 OFFSET {k})")
+                connection.execute(
+                    f"DELETE FROM {name} WHERE {key} = (SELECT {key} FROM {name} ORDER BY "
+                    f"{key} LIMIT 1 OFFSET {k})"
+                )
             refused(used.path)
             used.path.write_bytes(whole)
 
@@ -177,7 +218,12 @@ def test_an_edited_setting_is_refused(folder, name, entries):
     ledger = make(folder)
     for k in range(entries):
         ask(ledger, f"q{k}")
-    value = {"epsilon": (30.0).hex(), "delta": (1e-3).hex(), "rule": chain.canonical(chain.rule_data(Renyi(20.0))), "records": "4000"}[name]
+    value = {
+        "epsilon": (30.0).hex(),
+        "delta": (1e-3).hex(),
+        "rule": chain.canonical(chain.rule_data(Renyi(20.0))),
+        "records": "4000",
+    }[name]
     with tampering(ledger.path) as connection:
         connection.execute("UPDATE meta SET value = ? WHERE name = ?", (value, name))
     refused(ledger.path, "settings")
@@ -186,7 +232,9 @@ def test_an_edited_setting_is_refused(folder, name, entries):
 
 
 def forge(ledger: DurableLedger, change) -> str:
-    """Rewrites every entry by `change(entry)` and seals them all again, as somebody may who can write the file; the new head."""
+    """Rewrites every entry by `change(entry)` and seals them all again, as somebody may who can
+    write the file; the new head.
+    """
     head, rows = ledger.settings.genesis, []
     for entry in list(ledger.entries()):
         entry = dataclasses.replace(entry, **change(entry), previous=head)
@@ -202,21 +250,45 @@ def forge(ledger: DurableLedger, change) -> str:
     ("why", "change", "opens"),
     [
         ("entry 6 is not what its anchor", lambda e: {"run": "innocent"}, False),
-        ("entry 1 costs 0.004, but its event is priced 0.04", lambda e: {"amount": e.amount / 10, "total": e.total / 10}, False),
-        ("entry 1 costs 0.04, but its event is priced 0.04", lambda e: {"bucket": "elsewhere"}, False),
-        ("entry 6 says that the total is 0.03, but it is 0.12", lambda e: {"total": e.total / 4}, False),
-        ("entry 1 says that the total is 0.01, but it is 0.04", lambda e: {"total": e.total / 4 if e.sequence < 5 else e.total}, True),
-        ("entry 2 is no charge but changes the total", lambda e: {"total": e.total / 4 if e.act == "answer" else e.total}, False),
+        (
+            "entry 1 costs 0.004, but its event is priced 0.04",
+            lambda e: {"amount": e.amount / 10, "total": e.total / 10},
+            False,
+        ),
+        (
+            "entry 1 costs 0.04, but its event is priced 0.04",
+            lambda e: {"bucket": "elsewhere"},
+            False,
+        ),
+        (
+            "entry 6 says that the total is 0.03, but it is 0.12",
+            lambda e: {"total": e.total / 4},
+            False,
+        ),
+        (
+            "entry 1 says that the total is 0.01, but it is 0.04",
+            lambda e: {"total": e.total / 4 if e.sequence < 5 else e.total},
+            True,
+        ),
+        (
+            "entry 2 is no charge but changes the total",
+            lambda e: {"total": e.total / 4 if e.act == "answer" else e.total},
+            False,
+        ),
         ("entry 1 cannot be understood", lambda e: {"event": "{}"}, False),
     ],
 )
-def test_a_chain_that_was_forged_with_right_hashes_fails_at_the_anchor_or_in_the_replay(folder, why, change, opens):
+def test_a_chain_that_was_forged_with_right_hashes_fails_at_the_anchor_or_in_the_replay(
+    folder, why, change, opens
+):
     ledger = make(folder)
     for k in range(3):
         ask(ledger, f"q{k}", event=Event(FullBatch(), 5.0))
     head = forge(ledger, change)
     if "anchor" not in why:  # the forger reaches the second place too
-        ledger.anchor.write_text(json.dumps({"ledger": ledger.settings.ledger, "count": 6, "head": head}))
+        ledger.anchor.write_text(
+            json.dumps({"ledger": ledger.settings.ledger, "count": 6, "head": head})
+        )
     if opens:
         DurableLedger.open(ledger.path)
     refused(ledger.path, why)
@@ -224,7 +296,13 @@ def test_a_chain_that_was_forged_with_right_hashes_fails_at_the_anchor_or_in_the
 
 def test_a_replay_takes_no_entry_that_cannot_come_next(folder):
     tally = Tally(make(folder).settings)
-    charge = {"act": "charge", "event": chain.plain(CHEAP), "bucket": "", "amount": PRICE, "query_id": "q"}
+    charge = {
+        "act": "charge",
+        "event": chain.plain(CHEAP),
+        "bucket": "",
+        "amount": PRICE,
+        "query_id": "q",
+    }
     answer = {"act": "answer", "event": {"sha256": ""}, "query_id": "q"}
     purge = {"act": "purge", "event": {}, "query_id": "q"}
     partition = {"act": "partition", "event": {"partition": "run", "batches": 2}}
@@ -248,7 +326,9 @@ def test_a_replay_takes_no_entry_that_cannot_come_next(folder):
 
 @pytest.mark.parametrize("more", [{"levels": 2}, {"noise_bits": 9}, {"note": ""}])
 def test_a_replay_takes_no_event_with_a_field_of_another_kind(folder, more):
-    """Of a total whose fields were taken away but for one, a Gaussian of any noise could be made."""
+    """Of a total whose fields were taken away but for one, a Gaussian of any noise could be
+    made.
+    """
     tally = Tally(make(folder).settings)
     event = chain.plain(CHEAP) | {"own": tally.records, "round": "0" * 64} | more
     with pytest.raises(chain.Altered):
@@ -257,7 +337,9 @@ def test_a_replay_takes_no_event_with_a_field_of_another_kind(folder, more):
 
 def test_a_total_above_the_budget_does_not_verify(folder, monkeypatch):
     ledger = make(folder, budget=Budget(0.5, 1e-5))
-    monkeypatch.setattr(Tally, "capacity", property(lambda self: 1e9, lambda self, value: None), raising=False)
+    monkeypatch.setattr(
+        Tally, "capacity", property(lambda self: 1e9, lambda self, value: None), raising=False
+    )
     ask(ledger, event=Event(FullBatch(), 1.0))
     monkeypatch.undo()
     refused(ledger.path, "is above the")
@@ -307,7 +389,9 @@ def test_an_entry_before_the_first_is_seen(used, sequence):
     first = next(iter(used.entries()))
     planted = dataclasses.replace(first, sequence=sequence, query_id="planted")
     with tampering(used.path) as connection:
-        connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(planted.row()))})", planted.row())
+        connection.execute(
+            f"INSERT INTO entries VALUES ({', '.join('?' * len(planted.row()))})", planted.row()
+        )
     refused(used.path, "entries before its first")
 
 
@@ -321,4 +405,7 @@ def test_verify_says_what_the_anchor_has_not_seen_and_does_not_bring_it_up(folde
     assert "Of these the anchor has seen 0" in said
     assert ledger.anchor.read_bytes() == before
     DurableLedger.open(ledger.path)
-    assert "the anchor has seen" not in CliRunner().invoke(app, ["ledger", "verify", str(ledger.path)]).output
+    assert (
+        "the anchor has seen"
+        not in CliRunner().invoke(app, ["ledger", "verify", str(ledger.path)]).output
+    )

@@ -5,6 +5,8 @@ import pytest
 
 @pytest.fixture
 def silodp(silodp, monkeypatch, tmp_path):
-    """Runs a command of `silodp silo`, or `of` another group: (exit code, standard output, standard error)."""
+    """Runs a command of `silodp silo`, or `of` another group: (exit code, standard output, standard
+    error).
+    """
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     return lambda *words, of=("silo",): silodp(*of, *words)

@@ -31,25 +31,49 @@ PATIENCE = 600.0  # to end a test that hangs; nothing waits so long when all is 
 def write_data(path: Path, *, seed: int = 0) -> Path:
     x = np.random.default_rng(seed).normal(size=(60, 3))
     x[17, 1] = CANARY
-    path.write_text("\n".join(["a,b,c,outcome", *(f"{a!r},{b!r},{c!r},{k % 2}" for k, (a, b, c) in enumerate(x.tolist()))]))
+    path.write_text(
+        "\n".join(
+            [
+                "a,b,c,outcome",
+                *(f"{a!r},{b!r},{c!r},{k % 2}" for k, (a, b, c) in enumerate(x.tolist())),
+            ]
+        )
+    )
     path.chmod(0o600)
     return path
 
 
 def made(folder: Path, **changes) -> Silo:
-    settings = {"data": write_data(folder / "clinic.csv"), "label": "outcome", "name": "clinic", "epsilon": 3.0, "model": "mlp:4"}
+    settings = {
+        "data": write_data(folder / "clinic.csv"),
+        "label": "outcome",
+        "name": "clinic",
+        "epsilon": 3.0,
+        "model": "mlp:4",
+    }
     settings |= {"askers": [ASKER], "registry": folder / "state/ledgers"}
     return provision(folder / "silo", **settings | changes)
 
 
 def asked(silo: Silo, query_id: str, statistic=None, *, noise=30.0, key=SERVER) -> bytes:
     statistic = Grad(torch.zeros(1, silo.parameters)) if statistic is None else statistic
-    return encode_query(Envelope(silo.name, "run-1", query_id, silo.definition, Query(statistic, Gaussian("anchor", 1.0, noise))), key)
+    return encode_query(
+        Envelope(
+            silo.name,
+            "run-1",
+            query_id,
+            silo.definition,
+            Query(statistic, Gaussian("anchor", 1.0, noise)),
+        ),
+        key,
+    )
 
 
 def slow(silo: Silo, query_id: str, steps: int) -> bytes:
     """A query that takes a good while, at a small price."""
-    return asked(silo, query_id, LocalSteps(torch.zeros(1, silo.parameters), steps, 1e-3), noise=2000.0)
+    return asked(
+        silo, query_id, LocalSteps(torch.zeros(1, silo.parameters), steps, 1e-3), noise=2000.0
+    )
 
 
 class Process:
@@ -61,13 +85,20 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        environment = os.environ | {"SILODP_STATE": str(self.folder / "state"), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "SILODP_STATE": str(self.folder / "state"),
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-m", "silodp.cli", "silo", "serve", self.silo.policy]
         self.errors.touch(0o600)
         with self.errors.open("ab") as errors:
-            self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         assert self.process.stdout
-        assert self.process.stdout.readline().startswith("clinic answers at "), self.errors.read_text()
+        assert self.process.stdout.readline().startswith("clinic answers at "), (
+            self.errors.read_text()
+        )
 
     def end(self, kind: signal.Signals) -> int:
         self.process.send_signal(kind)

@@ -1,4 +1,6 @@
-"""The gate daemon as its couriers meet it: real processes, real sockets, kill -9; and what an operator reads of it."""
+"""The gate daemon as its couriers meet it: real processes, real sockets, kill -9; and what an
+operator reads of it.
+"""
 
 import json
 import os
@@ -35,14 +37,16 @@ def gate():
     """One daemon for most of the tests, in a folder that every user can come to."""
     folder = Path(tempfile.mkdtemp(prefix="silodp-"))
     folder.chmod(0o755)
-    process = Process(made(folder, timeout=PATIENCE, socket_group="65534" if os.getuid() == 0 else ""), folder)
+    process = Process(
+        made(folder, timeout=PATIENCE, socket_group="65534" if os.getuid() == 0 else ""), folder
+    )
     yield process
     assert process.end(signal.SIGTERM) == 0
     assert process.errors.read_bytes() == b""
     shutil.rmtree(folder)
 
 
-# --- frames over the socket ---------------------------------------------------------------------------------------------------------
+# --- frames over the socket ----------------------------------------------------------------------
 
 
 def test_a_signed_query_is_answered_over_the_socket_and_its_retry_costs_nothing(gate):
@@ -50,7 +54,11 @@ def test_a_signed_query_is_answered_over_the_socket_and_its_retry_costs_nothing(
     raw = gate.socket.ask(frame, PATIENCE)
     answer = decode_reply(raw, limit=2**20, silo_key=gate.silo.key)
     assert isinstance(answer, Answer)
-    assert (answer.silo, answer.query_id, tuple(answer.value.shape)) == ("clinic", "first", (1, gate.silo.parameters))
+    assert (answer.silo, answer.query_id, tuple(answer.value.shape)) == (
+        "clinic",
+        "first",
+        (1, gate.silo.parameters),
+    )
     assert gate.socket.ask(frame, PATIENCE) == raw
     assert gate.acts("first") == ["charge", "answer"]
     with gate.line() as line:  # many questions on one connection
@@ -60,11 +68,18 @@ def test_a_signed_query_is_answered_over_the_socket_and_its_retry_costs_nothing(
 
 
 def test_garbage_gets_a_signed_code_and_a_frame_too_long_is_not_even_read(gate):
-    assert gate.code(b"") == gate.code(b"GET / HTTP/1.1\r\n\r\n") == gate.code(bytes(500)) == "malformed"
+    assert (
+        gate.code(b"")
+        == gate.code(b"GET / HTTP/1.1\r\n\r\n")
+        == gate.code(bytes(500))
+        == "malformed"
+    )
     assert gate.code(asked(gate.silo, "q", key=STRANGER)) == "asker"
     head = gate.ledger().head()
     assert gate.code(bytes(2**24)) == "size"
-    with gate.line() as line:  # two gigabytes announced, none sent: the refusal comes at once, and then the end
+    with (
+        gate.line() as line
+    ):  # two gigabytes announced, none sent: the refusal comes at once, and then the end
         line.sendall((2**31).to_bytes(4, "big"))
         assert decode_reply(whole(line), limit=1000, silo_key=gate.silo.key) == Refusal("size")
         assert line.recv(1) == b""
@@ -124,17 +139,30 @@ line.sendall(bytes.fromhex({(len(frame).to_bytes(4, "big") + frame).hex()!r}))
 print(line.recv(8).hex())
 """
     python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
-    done = subprocess.run([python, "-I", "-c", courier], user=65534, group=65534, extra_groups=[], capture_output=True, text=True, cwd="/")
+    done = subprocess.run(
+        [python, "-I", "-c", courier],
+        user=65534,
+        group=65534,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert bytes.fromhex(done.stdout)[4:] == b"SDPR"
 
 
-# --- what an operator reads ---------------------------------------------------------------------------------------------------------
+# --- what an operator reads ----------------------------------------------------------------------
 
 
 def test_status_says_what_is_left_and_what_was_asked_and_the_log_has_a_line_for_each(gate, silodp):
     name = "status-" + "x" * 50 + "-end"
-    frames = [asked(gate.silo, name), asked(gate.silo, name), asked(gate.silo, "noisy", noise=0.1), bytes(200)]
+    frames = [
+        asked(gate.silo, name),
+        asked(gate.silo, name),
+        asked(gate.silo, "noisy", noise=0.1),
+        bytes(200),
+    ]
     assert gate.code(asked(gate.silo, "before-status")) == "answered"
     before = json.loads(silodp("status", gate.silo.policy, "--json")[1])
     assert [gate.code(frame) for frame in frames] == ["answered", "answered", "noise", "malformed"]
@@ -154,19 +182,36 @@ def test_status_says_what_is_left_and_what_was_asked_and_the_log_has_a_line_for_
     lines = Path(gate.place.log).read_text().splitlines()[-4:]
     price = now["used"] - before["used"]
     for line, wanted in zip(
-        lines, ("answered +Grad +status-xxxx..", "repeated +Grad +status-", "noise +Grad +noisy", "malformed +- +- "), strict=True
+        lines,
+        (
+            "answered +Grad +status-xxxx..",
+            "repeated +Grad +status-",
+            "noise +Grad +noisy",
+            "malformed +- +- ",
+        ),
+        strict=True,
     ):
         assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00 " + wanted, line), line
     assert f"price {price:.4%} left {1 - now['used']:.4%}" in lines[0]
 
 
-def test_no_value_of_a_record_is_in_any_file_but_the_silos_own_data_nor_in_what_is_printed(gate, silodp):
+def test_no_value_of_a_record_is_in_any_file_but_the_silos_own_data_nor_in_what_is_printed(
+    gate, silodp
+):
     assert f"{CANARY}" in (gate.folder / "clinic.csv").read_text()
     assert gate.code(asked(gate.silo, "canary")) == "answered"
     assert gate.code(asked(gate.silo, "canary", noise=0.1)) == "noise"
-    files = [path for path in gate.folder.rglob("*") if path.is_file() and path.name != "clinic.csv"]
-    assert {"gate.log", "silo.json", "policy.toml", "ledger.db", "stderr"} <= {path.name for path in files}
-    spellings = [str(int(CANARY)).encode(), np.float32(CANARY).tobytes(), np.float64(CANARY).tobytes()]
+    files = [
+        path for path in gate.folder.rglob("*") if path.is_file() and path.name != "clinic.csv"
+    ]
+    assert {"gate.log", "silo.json", "policy.toml", "ledger.db", "stderr"} <= {
+        path.name for path in files
+    }
+    spellings = [
+        str(int(CANARY)).encode(),
+        np.float32(CANARY).tobytes(),
+        np.float64(CANARY).tobytes(),
+    ]
     for path in files:
         assert not any(spelling in path.read_bytes() for spelling in spellings), path
     assert "987654" not in "".join(silodp("status", gate.silo.policy)[1:])
@@ -190,7 +235,9 @@ BAD_DATA = [
 @pytest.mark.parametrize(("text", "wanted"), BAD_DATA)
 def test_bad_data_are_refused_in_a_sentence_that_holds_no_value(tmp_path, silodp, text, wanted):
     (tmp_path / "c.csv").write_text(text)
-    code, out, err = silodp("init", tmp_path / "new", "--data", tmp_path / "c.csv", "--label", "outcome", "--epsilon", 3)
+    code, out, err = silodp(
+        "init", tmp_path / "new", "--data", tmp_path / "c.csv", "--label", "outcome", "--epsilon", 3
+    )
     assert (code, out) == (2, "")
     assert wanted in err
     assert "98765" not in err
@@ -201,7 +248,18 @@ def test_bad_data_are_refused_in_a_sentence_that_holds_no_value(tmp_path, silodp
 def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_path, silodp):
     data = write_data(tmp_path / "c.csv")
     own = ("--silo", data, "--label", "outcome", "--rounds", 1)
-    trained = ("train", *own, "--algorithm", "mb-sgd", "--model", "logistic", "--held-out", 0.2, "--out", tmp_path / "run")
+    trained = (
+        "train",
+        *own,
+        "--algorithm",
+        "mb-sgd",
+        "--model",
+        "logistic",
+        "--held-out",
+        0.2,
+        "--out",
+        tmp_path / "run",
+    )
     assert silodp(*trained, of=())[0] == 0
     for text, wanted in BAD_DATA:
         data.write_text(text)
@@ -216,13 +274,24 @@ def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_p
             assert wanted in err
             assert "9876" not in out + err
     for text, label, classes in (
-        ("Jane 987654,1\nJoe,0\n", "1", "0,1"), ("987654.5,1\n987655,0\n", "1", "0,1"), ("Jane 987654,ill\nJoe,well\n", "ill", "ill,well"),
-    ):  # fmt: skip
+        ("Jane 987654,1\nJoe,0\n", "1", "0,1"),
+        ("987654.5,1\n987655,0\n", "1", "0,1"),
+        ("Jane 987654,ill\nJoe,well\n", "ill", "ill,well"),
+    ):
         data.write_text(text)
         own = ("--silo", data, "--label", label, "--classes", classes)
         deployed = ("--data", data, *own[2:], "--epsilon", 3)
         for words in (
-            ("train", *own, "--algorithm", "mb-sgd", "--model", "logistic", "--out", tmp_path / "new"),
+            (
+                "train",
+                *own,
+                "--algorithm",
+                "mb-sgd",
+                "--model",
+                "logistic",
+                "--out",
+                tmp_path / "new",
+            ),
             ("tune", *own, "--out", tmp_path / "new"),
             ("profile", *own),
             ("silo", "init", tmp_path / "new", *deployed),
@@ -239,7 +308,10 @@ def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_pa
     log = GateLog(str(tmp_path / "gate.log"), 2000)
     for i in range(200):
         log.note(FrameNote("answered", f"q{i}", "Grad"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["gate.log", *(f"gate.log.{i}" for i in range(1, 6))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "gate.log",
+        *(f"gate.log.{i}" for i in range(1, 6)),
+    ]
     assert all(path.stat().st_size <= 2000 for path in tmp_path.iterdir())
     assert 80 < tally(str(tmp_path / "gate.log"))["answered"] < 200
     log._handler.stream.close()
@@ -251,10 +323,12 @@ def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_pa
     log._handler.stream = None
 
 
-# --- killed, stopped, started again -------------------------------------------------------------------------------------------------
+# --- killed, stopped, started again --------------------------------------------------------------
 
 
-def test_kill_9_in_mid_work_then_a_restart_repeats_what_was_sent_and_charges_nothing_twice(tmp_path):
+def test_kill_9_in_mid_work_then_a_restart_repeats_what_was_sent_and_charges_nothing_twice(
+    tmp_path,
+):
     process = Process(made(tmp_path, maximum_local_steps=10**6), tmp_path)
     silo = process.silo
     first, steps, early = process.socket.ask(asked(silo, "q1"), PATIENCE), 150, 0
@@ -282,7 +356,10 @@ def test_kill_9_in_mid_work_then_a_restart_repeats_what_was_sent_and_charges_not
         asking.join(PATIENCE)
         if process.acts(name) == ["charge"]:
             break
-        early, steps = early + 1, 4 * steps  # it was to be killed before the answer was stored: once more, with more to do
+        early, steps = (
+            early + 1,
+            4 * steps,
+        )  # it was to be killed before the answer was stored: once more, with more to do
         assert early < 6
         process.start()
     assert outcome == ["closed"]

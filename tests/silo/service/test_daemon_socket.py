@@ -18,19 +18,28 @@ from silodp.silo.service.policy import Place
 from silodp.wire.socket import CODES as WIRE_CODES
 from silodp.wire.socket import Socket, Unreached
 
-# --- the server alone, with a door that the tests hold ------------------------------------------------------------------------------
+# --- the server alone, with a door that the tests hold -------------------------------------------
 
 
 @contextmanager
 def serving(folder: Path, handle, **changes):
     place = Place(
-        **{field.name: () if field.name in ("classes", "couriers") else 0.0 if field.name == "held_out" else "x" for field in fields(Place)}
+        **{
+            field.name: ()
+            if field.name in ("classes", "couriers")
+            else 0.0
+            if field.name == "held_out"
+            else "x"
+            for field in fields(Place)
+        }
         | FITTING
     )
     place = replace(place, socket=str(folder / "s"), log=str(folder / "log"), **changes)
     stop, tell = socket.socketpair()
     log, ready = GateLog(place.log, 10**6), threading.Event()
-    server = Server(place, handle, refuse=lambda code: encode_reply(Refusal(code)), limit=10**6, log=log)
+    server = Server(
+        place, handle, refuse=lambda code: encode_reply(Refusal(code)), limit=10**6, log=log
+    )
     thread = threading.Thread(target=server.run, args=(stop, ready.set))
     thread.start()
     try:
@@ -68,9 +77,13 @@ def refusal(raw: bytes) -> str:
 
 def test_only_the_users_that_the_policy_lists_may_knock(tmp_path):
     seen: list[bytes] = []
-    with serving(tmp_path, lambda frame: seen.append(frame) or b"yes", couriers=(str(os.getuid() + 1),)) as (place, _):
+    with serving(
+        tmp_path, lambda frame: seen.append(frame) or b"yes", couriers=(str(os.getuid() + 1),)
+    ) as (place, _):
         assert refusal(Socket(place.socket).ask(b"hello", PATIENCE)) == "peer"
-    with serving(tmp_path, lambda frame: seen.append(frame) or b"yes", couriers=(str(os.getuid()),)) as (place, _):
+    with serving(
+        tmp_path, lambda frame: seen.append(frame) or b"yes", couriers=(str(os.getuid()),)
+    ) as (place, _):
         assert Socket(place.socket).ask(b"hello", PATIENCE) == b"yes"
     assert seen == [b"hello"]
     assert Path(place.log).read_text().split()[1] == "peer"
@@ -91,7 +104,13 @@ def test_frames_reach_the_door_one_at_a_time_and_in_turn_and_a_full_house_is_bus
         replies: dict[bytes, bytes] = {}
         threads = []
         for name in (b"a", b"b", b"c"):
-            threads.append(threading.Thread(target=lambda name=name: replies.update({name: Socket(place.socket).ask(name, PATIENCE)})))
+            threads.append(
+                threading.Thread(
+                    target=lambda name=name: replies.update(
+                        {name: Socket(place.socket).ask(name, PATIENCE)}
+                    )
+                )
+            )
             threads[-1].start()
             deadline = time.monotonic() + PATIENCE
             while len(order) + server._jobs.qsize() < len(threads):
@@ -107,7 +126,10 @@ def test_frames_reach_the_door_one_at_a_time_and_in_turn_and_a_full_house_is_bus
 
 
 def test_whoever_sends_a_byte_now_and_then_is_hung_up_on(tmp_path):
-    with serving(tmp_path, lambda frame: frame, timeout=0.5) as (place, _), socket.socket(socket.AF_UNIX) as line:
+    with (
+        serving(tmp_path, lambda frame: frame, timeout=0.5) as (place, _),
+        socket.socket(socket.AF_UNIX) as line,
+    ):
         line.connect(place.socket)
         line.sendall((10**5).to_bytes(4, "big"))
         with pytest.raises(OSError, match=r"pipe|reset"):  # noqa: PT012
@@ -116,7 +138,9 @@ def test_whoever_sends_a_byte_now_and_then_is_hung_up_on(tmp_path):
                 time.sleep(0.05)
 
 
-def test_a_server_that_stops_finishes_what_it_computes_tells_who_waits_and_hangs_up_on_who_is_silent(tmp_path):
+def test_a_server_that_stops_finishes_what_it_computes_tells_who_waits_and_hangs_up_on_who_is_silent(  # noqa: E501
+    tmp_path,
+):
     begun, go = threading.Event(), threading.Event()
 
     def handle(frame: bytes) -> bytes:
@@ -132,7 +156,9 @@ def test_a_server_that_stops_finishes_what_it_computes_tells_who_waits_and_hangs
 
     with ExitStack() as lines:
         with serving(tmp_path, handle) as (place, server):
-            computed, queued, silent = (lines.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3))
+            computed, queued, silent = (
+                lines.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3)
+            )
             for line in (computed, queued, silent):
                 line.settimeout(PATIENCE)
                 line.connect(place.socket)
@@ -165,7 +191,7 @@ def test_a_door_that_fails_is_one_code_and_every_code_of_the_line_is_a_sentence(
     assert all(text.endswith(".") for text in (*LINE_CODES.values(), *WIRE_CODES.values()))
 
 
-# --- the courier's end --------------------------------------------------------------------------------------------------------------
+# --- the courier's end ---------------------------------------------------------------------------
 
 
 def test_a_courier_learns_a_fixed_code_when_no_reply_comes(tmp_path):
@@ -185,7 +211,12 @@ def test_a_courier_learns_a_fixed_code_when_no_reply_comes(tmp_path):
         listener.listen()
         assert ask() == "timeout"
         listener.accept()[0].close()
-        for sent, code in ((b"", "closed"), (b"\0\0", "closed"), (b"\0\0\0\5abc", "closed"), (b"\x7f\0\0\0", "size")):
+        for sent, code in (
+            (b"", "closed"),
+            (b"\0\0", "closed"),
+            (b"\0\0\0\5abc", "closed"),
+            (b"\x7f\0\0\0", "size"),
+        ):
             thread = threading.Thread(target=_say, args=(listener, sent))
             thread.start()
             assert ask(timeout=PATIENCE) == code, sent

@@ -18,7 +18,7 @@ from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.policy import Place, Policy, Shuffling
 from silodp.silo.service.provision import COMMENTS, Silo
 
-# --- what a daemon does not start with ----------------------------------------------------------------------------------------------
+# --- what a daemon does not start with -----------------------------------------------------------
 
 
 def started(policy: str) -> str:
@@ -84,7 +84,9 @@ def test_a_model_in_a_file_is_approved_by_the_bytes_that_run(tmp_path, monkeypat
     silo = made(tmp_path, model=f"{model}:build")
     assert Place.load(silo.policy).model_sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
     assert started(silo.policy) == "started"
-    model.write_text(NET.replace("self.a(x)", "self.a(x) * 2"))  # the same definition, another function
+    model.write_text(
+        NET.replace("self.a(x)", "self.a(x) * 2")
+    )  # the same definition, another function
     assert "approves a model file" in started(silo.policy)
     sha = hashlib.sha256(model.read_bytes()).hexdigest()
     assert started(edited(silo, model_sha256=f'"{sha}"')) == "started"
@@ -117,11 +119,17 @@ def test_a_loss_and_a_prox_in_files_are_approved_by_the_bytes_that_run(tmp_path,
         assert "definition" in started(other), "and what is approved is another problem"
         file.write_text(words[what][0])
     sub_module = f'"part:0:3:{files["prox"]}:Own:0.1"'
-    assert "cannot be read" in started(edited(silo, prox=sub_module)), "a file is named by its path alone"
-    assert "the prox is 'own.py'" in started(edited(silo, prox='"own.py"')), "a file without a name names nothing"
+    assert "cannot be read" in started(edited(silo, prox=sub_module)), (
+        "a file is named by its path alone"
+    )
+    assert "the prox is 'own.py'" in started(edited(silo, prox='"own.py"')), (
+        "a file without a name names nothing"
+    )
 
 
-def test_a_file_that_two_words_name_is_read_once_so_that_both_hashes_are_of_what_runs(tmp_path, monkeypatch):
+def test_a_file_that_two_words_name_is_read_once_so_that_both_hashes_are_of_what_runs(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     file, other = tmp_path / "own.py", OWN_LOSS + PROX + "# another\n"
     file.write_text(OWN_LOSS + PROX)
@@ -167,22 +175,51 @@ def build(features, outputs):
 """
 
 
-def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_nothing(tmp_path, silodp):
+def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_nothing(
+    tmp_path, silodp
+):
     data = write_data(tmp_path / "clinic.csv")
     data.chmod(0o644)
-    words = ("init", tmp_path / "a", "--data", data, "--label", "outcome", "--model", "mlp:4", "--epsilon", 3)
+    words = (
+        "init",
+        tmp_path / "a",
+        "--data",
+        data,
+        "--label",
+        "outcome",
+        "--model",
+        "mlp:4",
+        "--epsilon",
+        3,
+    )
     code, out, err = silodp(*words)
     assert (code, err) == (0, "")
-    for sentence in ("60 records, 3 features", "60 records only", "differ in scale", "mode 0644", "public key into askers"):
+    for sentence in (
+        "60 records, 3 features",
+        "60 records only",
+        "differ in scale",
+        "mode 0644",
+        "public key into askers",
+    ):
         assert sentence in out
     assert "98765" not in out
     before = {path: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-    assert {path.name for path in before} == {"policy.toml", "silo.key", "silo.json", "ledger.db", "ledger.db.anchor"}
+    assert {path.name for path in before} == {
+        "policy.toml",
+        "silo.key",
+        "silo.json",
+        "ledger.db",
+        "ledger.db.anchor",
+    }
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in before)
     text = (tmp_path / "a/policy.toml").read_text()
     for kind, table in zip((Policy, Place), text.split("[daemon]"), strict=True):
-        assert sorted(re.findall(r"(?m)^# .+\n(\w+) = ", table)) == sorted(field.name for field in fields(kind))
-    assert {field.name for kind in (Policy, Place, Shuffling) for field in fields(kind)} == set(COMMENTS)
+        assert sorted(re.findall(r"(?m)^# .+\n(\w+) = ", table)) == sorted(
+            field.name for field in fields(kind)
+        )
+    assert {field.name for kind in (Policy, Place, Shuffling) for field in fields(kind)} == set(
+        COMMENTS
+    )
     assert Place.load(tmp_path / "a/policy.toml").data == str(data)
     code, _, err = silodp(*words)
     assert (code, "nothing is ever written over" in err) == (2, True)
@@ -198,9 +235,24 @@ def test_a_missing_misspelt_or_mistyped_setting_is_named(tmp_path, name):
     path = tmp_path / "policy.toml"
     path.write_text(text)
     assert Place.load(path).ledger == str(tmp_path / "ledger.db")
-    newer = ("schema", "held_out", "loss", "loss_sha256", "prox_sha256", "feature_map", "feature_map_sha256")  # older policies have none
+    newer = (
+        "schema",
+        "held_out",
+        "loss",
+        "loss_sha256",
+        "prox_sha256",
+        "feature_map",
+        "feature_map_sha256",
+    )  # older policies have none
     absent = () if name in newer else ("",)
-    for new in (*absent, f"{name}s = 1\n", f"{name} = {{}}\n", f"{name} = true\n", f"{name} = -1\n", f"{name} = [1]\n"):
+    for new in (
+        *absent,
+        f"{name}s = 1\n",
+        f"{name} = {{}}\n",
+        f"{name} = true\n",
+        f"{name} = -1\n",
+        f"{name} = [1]\n",
+    ):
         path.write_text(re.sub(rf"(?m)^{name} = .*\n", new, text))
         with pytest.raises(BadInput, match=name):
             Place.load(path)
@@ -213,7 +265,10 @@ SETTINGS = {name: '"x"' for name in ("data", "label", "model", "prox", "key", "l
 SETTINGS |= {
     "classes": "[]",
     "couriers": "[]",
-    **dict.fromkeys(("model_sha256", "prox_sha256", "loss_sha256", "feature_map_sha256", "loss", "feature_map"), '""'),
+    **dict.fromkeys(
+        ("model_sha256", "prox_sha256", "loss_sha256", "feature_map_sha256", "loss", "feature_map"),
+        '""',
+    ),
     "schema": '""',
     "held_out": "0.0",
     "socket_group": '""',

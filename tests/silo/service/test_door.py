@@ -1,4 +1,6 @@
-"""The door: frames in, frames out; what was charged is answered, what was answered is repeated, and nothing else passes."""
+"""The door: frames in, frames out; what was charged is answered, what was answered is repeated, and
+nothing else passes.
+"""
 
 import hashlib
 import inspect
@@ -20,7 +22,14 @@ from silodp.core.privacy.accounting import GDP, Budget, Renyi
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol import codec, frames
-from silodp.core.protocol.codec import Answer, Envelope, Refusal, decode_query, decode_reply, encode_query
+from silodp.core.protocol.codec import (
+    Answer,
+    Envelope,
+    Refusal,
+    decode_query,
+    decode_reply,
+    encode_query,
+)
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import (
@@ -77,20 +86,40 @@ def table() -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(N, FEATURES)).astype(np.float32), rng.integers(0, 2, N)
 
 
-def silo(folder: Path, *, data=None, policy=POLICY, rule=None, clock=time.time, ledger=None, held_out=0.0) -> tuple[Door, DurableLedger]:
+def silo(
+    folder: Path, *, data=None, policy=POLICY, rule=None, clock=time.time, ledger=None, held_out=0.0
+) -> tuple[Door, DurableLedger]:
     """A door with a ledger of its own in `folder`."""
     x, y = data or table()
     if ledger is None:
         folder.mkdir(exist_ok=True)
-        about = {"rule": rule or GDP(), "budget": policy.budget, "records": len(y), "identity": Identity.of(x, y)}
+        about = {
+            "rule": rule or GDP(),
+            "budget": policy.budget,
+            "records": len(y),
+            "identity": Identity.of(x, y),
+        }
         ledger = DurableLedger.create(folder / "ledger.db", **about, registry=folder / "registry")
     records = Records.of([(x, y)])
     keys = {"signing_key": SILO, "registry": folder / "registry"}
     return Door(policy, PROBLEM, records, ledger, held_out=held_out, clock=clock, **keys), ledger
 
 
-def asked(query_id: str, statistic=None, *, clip=1.0, noise=20.0, key=SERVER, run="run-1", model=None, of=POLICY.silo, **sampling) -> bytes:
-    query = Query(Grad(W) if statistic is None else statistic, Gaussian("anchor", clip, noise, **sampling))
+def asked(
+    query_id: str,
+    statistic=None,
+    *,
+    clip=1.0,
+    noise=20.0,
+    key=SERVER,
+    run="run-1",
+    model=None,
+    of=POLICY.silo,
+    **sampling,
+) -> bytes:
+    query = Query(
+        Grad(W) if statistic is None else statistic, Gaussian("anchor", clip, noise, **sampling)
+    )
     return encode_query(Envelope(of, run, query_id, model or POLICY.definition, query), key)
 
 
@@ -122,7 +151,10 @@ STATISTICS_ASKED = {
 def test_what_is_for_totals_alone_is_refused_to_a_server_that_asks_for_it_by_itself(tmp_path):
     door, ledger = silo(tmp_path, held_out=0.25)
     assert set(STATISTICS) - set(STATISTICS_ASKED) == {"ScoreTotal"}
-    assert code(door, asked("q1", ScoreTotal(W, 4, 2.0), clip=ScoreTotal(W, 4, 2.0).norm)) == "statistic"
+    assert (
+        code(door, asked("q1", ScoreTotal(W, 4, 2.0), clip=ScoreTotal(W, 4, 2.0).norm))
+        == "statistic"
+    )
     assert not list(ledger.entries())
 
 
@@ -132,18 +164,29 @@ def test_a_query_is_answered_charged_and_signed(tmp_path, name):
     frame = asked("q1", STATISTICS_ASKED[name], clip=getattr(STATISTICS_ASKED[name], "norm", 3.0))
     answer = reply(door, frame)
     assert isinstance(answer, Answer)
-    assert (answer.silo, answer.query_id, answer.digest) == ("hospital-a", "q1", decode_query(frame, limit=door.limit)[2])
+    assert (answer.silo, answer.query_id, answer.digest) == (
+        "hospital-a",
+        "q1",
+        decode_query(frame, limit=door.limit)[2],
+    )
     assert tuple(answer.value.shape) == STATISTICS_ASKED[name].shape
     assert answer.event.count == STATISTICS_ASKED[name].releases
     entries = list(ledger.entries())
     assert [entry.act for entry in entries] == ["charge", "answer"]
     assert (answer.count, answer.head) == (1, entries[0].hash)
     assert entries[0].amount == pytest.approx(answer.event.count / 20.0**2)
-    assert (entries[0].asker, entries[0].run, entries[0].kind) == (POLICY.askers[0], "run-1", "anchor")
+    assert (entries[0].asker, entries[0].run, entries[0].kind) == (
+        POLICY.askers[0],
+        "run-1",
+        "anchor",
+    )
     ledger.verify()
 
 
-@pytest.mark.parametrize("sampling", [Poisson(0.5), WithoutReplacement(0.5), DisjointBatches(4, 3), DisjointBatches(5, 1, "other")])
+@pytest.mark.parametrize(
+    "sampling",
+    [Poisson(0.5), WithoutReplacement(0.5), DisjointBatches(4, 3), DisjointBatches(5, 1, "other")],
+)
 def test_every_sampling_is_answered_where_the_rule_has_a_price(tmp_path, sampling):
     door, _ = silo(tmp_path / "renyi", rule=Renyi(8.0))
     assert code(door, asked("q1", sampling=sampling)) == "answered"
@@ -158,9 +201,16 @@ def test_without_noise_the_value_is_the_clipped_mean(tmp_path, monkeypatch):
     answer = reply(silo(tmp_path)[0], asked("q1"))
     assert isinstance(answer, Answer)
     x, y = (torch.from_numpy(a) for a in table())
-    residual = torch.softmax(x @ W[0, :6].reshape(2, 3).T + W[0, 6:], 1) - nn.functional.one_hot(y, 2)
+    residual = torch.softmax(x @ W[0, :6].reshape(2, 3).T + W[0, 6:], 1) - nn.functional.one_hot(
+        y, 2
+    )
     g = torch.cat([(residual[:, :, None] * x[:, None]).flatten(1), residual], 1)
-    torch.testing.assert_close(answer.value[0], (g / g.norm(dim=1, keepdim=True).clamp(min=1)).mean(0).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        answer.value[0],
+        (g / g.norm(dim=1, keepdim=True).clamp(min=1)).mean(0).double(),
+        atol=1e-5,
+        rtol=0,
+    )
 
 
 def test_a_retry_gives_the_same_bytes_and_costs_nothing_even_after_a_restart(tmp_path):
@@ -178,14 +228,21 @@ def test_an_id_with_other_content_or_of_another_asker_is_refused(tmp_path):
     door, ledger = silo(tmp_path, policy=both)
     assert code(door, asked("q1")) == "answered"
     head = ledger.head()
-    for frame in (asked("q1", noise=21.0), asked("q1", run="run-2"), asked("q1", Grad(-W)), asked("q1", key=STRANGER)):
+    for frame in (
+        asked("q1", noise=21.0),
+        asked("q1", run="run-2"),
+        asked("q1", Grad(-W)),
+        asked("q1", key=STRANGER),
+    ):
         assert code(door, frame) == "id-reused"
     assert ledger.head() == head
     ledger.purge("q1")
     assert code(door, asked("q1")) == "purged"
 
 
-def test_answers_are_kept_for_as_long_as_the_policy_says_and_whoever_asks_later_is_refused_and_pays_nothing(tmp_path):
+def test_answers_are_kept_for_as_long_as_the_policy_says_and_whoever_asks_later_is_refused_and_pays_nothing(  # noqa: E501
+    tmp_path,
+):
     clock = [time.time()]
     door, ledger = silo(tmp_path, policy=replace(POLICY, keep_answers=2), clock=lambda: clock[0])
     first, spent = door.handle(asked("q1")), ledger.used()
@@ -196,10 +253,18 @@ def test_answers_are_kept_for_as_long_as_the_policy_says_and_whoever_asks_later_
     assert code(door, asked("q1")) == "purged"
     assert first not in ledger.path.read_bytes()
     assert ledger.stored("q1") is None
-    assert [entry.act for entry in ledger.entries()] == ["charge", "answer", "purge", "charge", "answer"]
+    assert [entry.act for entry in ledger.entries()] == [
+        "charge",
+        "answer",
+        "purge",
+        "charge",
+        "answer",
+    ]
     assert ledger.used() == pytest.approx(2 * spent)
     ledger.verify()
-    again, ledger = silo(tmp_path, policy=replace(POLICY, keep_answers=2), ledger=DurableLedger.open(ledger.path))
+    again, ledger = silo(
+        tmp_path, policy=replace(POLICY, keep_answers=2), ledger=DurableLedger.open(ledger.path)
+    )
     assert code(again, asked("q1")) == "purged", "also by a clock that went back"
     assert code(again, asked("q2")) == "answered"
     assert len(list(ledger.entries())) == 5
@@ -217,14 +282,20 @@ def test_many_old_answers_are_purged_in_one_chain_and_fsck_finds_nothing_wrong(t
     assert [code(door, asked(f"q{i}", noise=50.0)) for i in range(4)] == ["purged"] * 4
 
 
-def test_what_was_charged_and_not_stored_is_computed_again_under_the_same_charge(tmp_path, monkeypatch):
+def test_what_was_charged_and_not_stored_is_computed_again_under_the_same_charge(
+    tmp_path, monkeypatch
+):
     door, ledger = silo(tmp_path, policy=replace(POLICY, queries_per_run=1))
     with monkeypatch.context() as crash:
-        crash.setattr(module, "encode_reply", lambda reply, key: (_ for _ in ()).throw(KeyboardInterrupt()))
+        crash.setattr(
+            module, "encode_reply", lambda reply, key: (_ for _ in ()).throw(KeyboardInterrupt())
+        )
         with pytest.raises(KeyboardInterrupt):
             door.handle(asked("q1"))
     assert [entry.act for entry in ledger.entries()] == ["charge"]
-    door, ledger = silo(tmp_path, policy=replace(POLICY, queries_per_run=1), ledger=DurableLedger.open(ledger.path))
+    door, ledger = silo(
+        tmp_path, policy=replace(POLICY, queries_per_run=1), ledger=DurableLedger.open(ledger.path)
+    )
     assert code(door, asked("q1")) == "answered"  # the run's limit is reached, by this very query
     assert code(door, asked("q2")) == "run-limit"
     assert [entry.act for entry in ledger.entries()] == ["charge", "answer"]
@@ -243,11 +314,23 @@ def test_the_budget_ends_the_answers_and_never_the_door(tmp_path):
 def test_rates_are_counted_from_the_ledger_and_outlive_the_process(tmp_path):
     limited = replace(POLICY, queries_per_run=2, queries_per_hour=4)
     door, ledger = silo(tmp_path, policy=limited)
-    order = [("a", "answered"), ("a", "answered"), ("a", "run-limit"), ("b", "answered"), ("b", "answered"), ("c", "rate")]
+    order = [
+        ("a", "answered"),
+        ("a", "answered"),
+        ("a", "run-limit"),
+        ("b", "answered"),
+        ("b", "answered"),
+        ("c", "rate"),
+    ]
     for i, (run, wanted) in enumerate(order):
         assert code(door, asked(f"q{i}", run=run)) == wanted
     assert code(door, asked("q0", run="a")) == "answered"  # a retry is no new question
-    later, _ = silo(tmp_path, policy=limited, ledger=DurableLedger.open(ledger.path), clock=lambda: time.time() + 3700)
+    later, _ = silo(
+        tmp_path,
+        policy=limited,
+        ledger=DurableLedger.open(ledger.path),
+        clock=lambda: time.time() + 3700,
+    )
     assert code(door, asked("q9", run="c")) == "rate"
     assert code(later, asked("q8", run="a")) == "run-limit"
     assert code(later, asked("q7", run="c")) == "answered"
@@ -257,7 +340,9 @@ def test_rates_are_counted_from_the_ledger_and_outlive_the_process(tmp_path):
 def test_another_askers_run_of_the_same_name_is_another_run(tmp_path):
     both = tuple(key.public_key().public_bytes_raw().hex() for key in (SERVER, STRANGER))
     door, _ = silo(tmp_path, policy=replace(POLICY, queries_per_run=1, askers=both))
-    assert [code(door, asked(f"q{i}", key=key)) for i, key in enumerate((STRANGER, STRANGER, SERVER))] == [
+    assert [
+        code(door, asked(f"q{i}", key=key)) for i, key in enumerate((STRANGER, STRANGER, SERVER))
+    ] == [
         "answered",
         "run-limit",
         "answered",
@@ -313,7 +398,9 @@ def test_after_the_charge_a_computation_that_fails_still_gives_a_release(tmp_pat
     assert b"51234" not in raw
 
 
-@pytest.mark.parametrize("error", [OSError("disk"), MemoryError(), ValueError("x = 3.5"), RecursionError()])
+@pytest.mark.parametrize(
+    "error", [OSError("disk"), MemoryError(), ValueError("x = 3.5"), RecursionError()]
+)
 def test_whatever_else_breaks_is_one_code(tmp_path, monkeypatch, error):
     def broken(*_):
         raise error
@@ -337,16 +424,26 @@ def test_a_ledger_that_was_swapped_or_is_gone_is_one_code(tmp_path):
 def test_nothing_on_a_frames_way_takes_a_seed():
     for place in (module, exact, policies, codec):
         functions = [f for _, f in inspect.getmembers(place, inspect.isfunction)]
-        functions += [f for _, kind in inspect.getmembers(place, inspect.isclass) for _, f in inspect.getmembers(kind, inspect.isfunction)]
+        functions += [
+            f
+            for _, kind in inspect.getmembers(place, inspect.isclass)
+            for _, f in inspect.getmembers(kind, inspect.isfunction)
+        ]
         for function in functions:
             if function.__module__ == place.__name__:
-                assert not any("seed" in name or "generator" in name for name in inspect.signature(function).parameters), function
+                assert not any(
+                    "seed" in name or "generator" in name
+                    for name in inspect.signature(function).parameters
+                ), function
 
 
 def test_threads_take_turns(tmp_path):
     door, ledger = silo(tmp_path)
     replies: list[bytes] = []
-    threads = [threading.Thread(target=lambda i=i: replies.append(door.handle(asked(f"q{i % 3}")))) for i in range(9)]
+    threads = [
+        threading.Thread(target=lambda i=i: replies.append(door.handle(asked(f"q{i % 3}"))))
+        for i in range(9)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -358,7 +455,11 @@ def test_threads_take_turns(tmp_path):
 def test_a_door_needs_the_approved_problem_the_ledgers_budget_and_the_ledgers_records(tmp_path):
     _, ledger = silo(tmp_path)
     with pytest.raises(BadInput, match="definition"):
-        silo(tmp_path, policy=replace(POLICY, definition=hashlib.sha256(b"other").hexdigest()), ledger=ledger)
+        silo(
+            tmp_path,
+            policy=replace(POLICY, definition=hashlib.sha256(b"other").hexdigest()),
+            ledger=ledger,
+        )
     with pytest.raises(BadInput, match="budget"):
         silo(tmp_path, policy=replace(POLICY, epsilon=3.0), ledger=ledger)
     with pytest.raises(BadInput, match="not the data set"):
@@ -366,11 +467,13 @@ def test_a_door_needs_the_approved_problem_the_ledgers_budget_and_the_ledgers_re
     assert POLICY.budget == Budget(2.0, 1e-5)
 
 
-# --- whoever holds old records -------------------------------------------------------------------------------------------------------
+# --- whoever holds old records -------------------------------------------------------------------
 
 
 def test_a_door_with_rows_that_have_moved_answers_nothing_new(tmp_path):
-    """Two doors on one ledger: batches of the new rows and of the old could share a record, which would then pay for one of them only."""
+    """Two doors on one ledger: batches of the new rows and of the old could share a record, which
+    would then pay for one of them only.
+    """
     x, y = table()
     old, ledger = silo(tmp_path)
     assert code(old, asked("q1")) == "answered"
@@ -383,31 +486,63 @@ def test_a_door_with_rows_that_have_moved_answers_nothing_new(tmp_path):
     assert code(new, asked("q5")) == "answered"
 
 
-def test_rows_that_single_precision_cannot_tell_apart_pay_for_each_batch_that_they_move_into(tmp_path):
-    """Times of a second apart: the schema's features differ, though a ledger takes one row for another when it recognises the file."""
+def test_rows_that_single_precision_cannot_tell_apart_pay_for_each_batch_that_they_move_into(
+    tmp_path,
+):
+    """Times of a second apart: the schema's features differ, though a ledger takes one row for
+    another when it recognises the file.
+    """
     times, ledger = 1.7e9 + 0.5 + np.arange(40), None
     for k in range(4):
         order = np.roll(np.arange(40), 10 * k)
         cells = raw({"t": times[order], "y": np.zeros(40)})
-        x, y = np.column_stack([(times[order] - 1.7e9) / 20 - 1] * 3).astype(np.float32), np.zeros(40, int)
-        ledger = ledger or DurableLedger.create(
-            tmp_path / "ledger", rule=GDP(), budget=POLICY.budget, records=40, identity=Identity.of(*cells), registry=tmp_path / "registry"
+        x, y = (
+            np.column_stack([(times[order] - 1.7e9) / 20 - 1] * 3).astype(np.float32),
+            np.zeros(40, int),
         )
-        door = Door(POLICY, PROBLEM, Records.of([(x, y)]), ledger, known_by=cells, registry=tmp_path / "registry")
-        assert isinstance(decode_reply(door.handle(asked(f"q{k}", sampling=DisjointBatches(4, k))), limit=door.limit), Answer)
-    assert ledger.used() * ledger.capacity == pytest.approx(4 / 20**2), "a record may have been in each of the four"
+        ledger = ledger or DurableLedger.create(
+            tmp_path / "ledger",
+            rule=GDP(),
+            budget=POLICY.budget,
+            records=40,
+            identity=Identity.of(*cells),
+            registry=tmp_path / "registry",
+        )
+        door = Door(
+            POLICY,
+            PROBLEM,
+            Records.of([(x, y)]),
+            ledger,
+            known_by=cells,
+            registry=tmp_path / "registry",
+        )
+        assert isinstance(
+            decode_reply(
+                door.handle(asked(f"q{k}", sampling=DisjointBatches(4, k))), limit=door.limit
+            ),
+            Answer,
+        )
+    assert ledger.used() * ledger.capacity == pytest.approx(4 / 20**2), (
+        "a record may have been in each of the four"
+    )
 
 
 def test_a_door_is_not_charged_by_another_number_of_records_than_it_draws_from(tmp_path):
-    """A batch of floor(n / 10) of n records has the price of that n: a door that holds more records than the ledger knows pays too little."""
+    """A batch of floor(n / 10) of n records has the price of that n: a door that holds more records
+    than the ledger knows pays too little.
+    """
     x, y = table()
     door, ledger = silo(tmp_path, rule=Renyi(8.0))
     ledger.recognise(x[:-1], y[:-1], registry=tmp_path / "registry")
     assert code(door, asked("q1", sampling=WithoutReplacement(0.5))) == "ledger"
 
 
-def test_records_that_change_and_change_back_under_a_query_do_not_give_it_two_batches(tmp_path, monkeypatch):
-    """The partition is drawn anew for each generation of the records: a query that was charged in one is not computed in the next."""
+def test_records_that_change_and_change_back_under_a_query_do_not_give_it_two_batches(
+    tmp_path, monkeypatch
+):
+    """The partition is drawn anew for each generation of the records: a query that was charged in
+    one is not computed in the next.
+    """
     x, y = table()
     door, ledger = silo(tmp_path)
     edited = x.copy()
@@ -420,15 +555,28 @@ def test_records_that_change_and_change_back_under_a_query_do_not_give_it_two_ba
             ledger.recognise(features, y, registry=tmp_path / "registry")
 
     monkeypatch.setattr(QueryLedger, "charge", interrupted)
-    assert code(door, asked("q1", LocalSteps(W, 2, 0.1), sampling=DisjointBatches(2, 0))) == "ledger"
+    assert (
+        code(door, asked("q1", LocalSteps(W, 2, 0.1), sampling=DisjointBatches(2, 0))) == "ledger"
+    )
 
 
-def test_a_server_of_the_version_before_reads_every_reply_and_an_older_gate_refuses_without_a_charge(tmp_path, monkeypatch):
+def test_a_server_of_the_version_before_reads_every_reply_and_an_older_gate_refuses_without_a_charge(  # noqa: E501
+    tmp_path, monkeypatch
+):
     """Version 3 has packed answers: whoever asks in 2 would call one malformed."""
     door, ledger = silo(tmp_path)
     query = Query(Grad(W), Gaussian("anchor", 1.0, 20.0))
-    old, new = (encode_query(Envelope(POLICY.silo, "run-1", f"q{v}", POLICY.definition, query, version=v), SERVER) for v in (2, 3))
-    plain, packed, refused = door.handle(old), door.handle(new), door.handle(b"SDPQ" + bytes([9]) + old[5:])
+    old, new = (
+        encode_query(
+            Envelope(POLICY.silo, "run-1", f"q{v}", POLICY.definition, query, version=v), SERVER
+        )
+        for v in (2, 3)
+    )
+    plain, packed, refused = (
+        door.handle(old),
+        door.handle(new),
+        door.handle(b"SDPQ" + bytes([9]) + old[5:]),
+    )
     assert (plain[4], packed[4], refused[4]) == (2, 3, 2)
     assert (b'"packed"' in plain, b"packed" in packed) == (False, True)
     assert len(list(ledger.entries())) == 4

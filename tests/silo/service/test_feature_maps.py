@@ -1,4 +1,6 @@
-"""A gate with a map of features: the officer approves it by its hash, and the model sees what it makes of the silo's own records."""
+"""A gate with a map of features: the officer approves it by its hash, and the model sees what it
+makes of the silo's own records.
+"""
 
 import contextlib
 import hashlib
@@ -26,7 +28,10 @@ from silodp.silo.service.daemon import approved_map, approved_problem, read_reco
 from silodp.silo.service.policy import Place
 from silodp.silo.service.provision import provision
 
-OWN = "import torch\n\n\ndef halves(row):\n    return torch.stack([row[:32].mean(), row[32:].mean(), row.max()])\n"
+OWN = (
+    "import torch\n\n\ndef halves(row):\n    return torch.stack([row[:32].mean(), "
+    "row[32:].mean(), row.max()])\n"
+)
 ASKER = "a" * 64
 
 
@@ -34,7 +39,11 @@ ASKER = "a" * 64
 def pictures(tmp_path, monkeypatch):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     path = tmp_path / "pictures.npz"
-    np.savez(path, x=np.random.default_rng(0).uniform(-1, 1, (40, 64)).astype(np.float32), y=np.arange(40) % 2)
+    np.savez(
+        path,
+        x=np.random.default_rng(0).uniform(-1, 1, (40, 64)).astype(np.float32),
+        y=np.arange(40) % 2,
+    )
     path.chmod(0o600)
     return path
 
@@ -61,7 +70,9 @@ def test_a_gate_sees_of_its_records_what_a_shipped_map_makes_of_them(tmp_path, p
     seen = own.records(approved_map(place, None))
     assert seen.x.shape == (1, 40, 9)
     assert torch.equal(seen.y, own.records().y)
-    assert own.known_by[0].shape[1] == 64, "the ledger knows the data set by the records, whatever a model sees of them"
+    assert own.known_by[0].shape[1] == 64, (
+        "the ledger knows the data set by the records, whatever a model sees of them"
+    )
     assert "features silodp.photo:9 sha256" in approved_problem(place, 64, None).definition()
     assert "by its definition" in started(edited(made, feature_map='"photo:8"'))
     assert "by its definition" in started(edited(made, feature_map='""'))
@@ -81,7 +92,9 @@ def test_a_map_in_a_file_is_approved_by_the_bytes_that_run(tmp_path, pictures):
     assert "approves a feature_map file" in started(made.policy)
 
 
-def test_a_server_builds_the_same_problem_from_the_card_and_its_own_copy_of_a_file(tmp_path, pictures):
+def test_a_server_builds_the_same_problem_from_the_card_and_its_own_copy_of_a_file(
+    tmp_path, pictures
+):
     file = tmp_path / "own.py"
     file.write_text(OWN)
     file.chmod(0o600)
@@ -111,7 +124,9 @@ def test_a_card_of_an_older_version_has_no_map(tmp_path, pictures):
 
 
 class ByPlace:
-    """A map whose last bits follow from where a row lies among those that are mapped with it, as kernels' do."""
+    """A map whose last bits follow from where a row lies among those that are mapped with it, as
+    kernels' do.
+    """
 
     at_once = 4
 
@@ -130,13 +145,24 @@ class Mixing(ByPlace):
 
 
 def test_a_persons_features_follow_from_its_own_rows_and_place_whatever_list_a_loader_makes():
-    """One person's rows decide which number the others have in a loader's list; at the places that they are given, nothing may show it."""
-    rng, n, problem = np.random.default_rng(0), 9, Problem(nn.Linear(5, 1), logistic, person=Person("p", 2))
+    """One person's rows decide which number the others have in a loader's list; at the places that
+    they are given, nothing may show it.
+    """
+    rng, n, problem = (
+        np.random.default_rng(0),
+        9,
+        Problem(nn.Linear(5, 1), logistic, person=Person("p", 2)),
+    )
     x, y = rng.normal(size=(n, 2, 5)).astype(np.float32), rng.integers(0, 2, (n, 2))
     placed = []
     for order in (np.arange(n), np.roll(np.arange(n), 1)):
         records = Records.of([(x[order], y[order])])
-        asked = Exact(problem, records, partition=lambda name, batches, order=order: np.argsort(order), mapped=ByPlace())
+        asked = Exact(
+            problem,
+            records,
+            partition=lambda name, batches, order=order: np.argsort(order),
+            mapped=ByPlace(),
+        )
         assert torch.equal(asked._y, torch.from_numpy(y))
         placed.append(asked._x)
     assert torch.equal(*placed)
@@ -145,6 +171,15 @@ def test_a_persons_features_follow_from_its_own_rows_and_place_whatever_list_a_l
 def test_a_gate_tries_its_map_of_features_before_it_serves():
     x, y = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32), np.arange(9) % 2
     for mapped, sound in ((ByPlace(), True), (Mixing(), False)):
-        asked = Exact(Problem(nn.Linear(5, 1), logistic), Records.of([(x, y)]), partition=lambda name, batches: np.arange(9), mapped=mapped)
-        with contextlib.nullcontext() if sound else pytest.raises(BadInput, match="depends on the 3 others"):
+        asked = Exact(
+            Problem(nn.Linear(5, 1), logistic),
+            Records.of([(x, y)]),
+            partition=lambda name, batches: np.arange(9),
+            mapped=mapped,
+        )
+        with (
+            contextlib.nullcontext()
+            if sound
+            else pytest.raises(BadInput, match="depends on the 3 others")
+        ):
             asked.verify()

@@ -1,9 +1,12 @@
-"""A hostile server and a hostile silo against real gates under masks: what each script gets, and that it gets nothing else.
+"""A hostile server and a hostile silo against real gates under masks: what each script gets, and
+that it gets nothing else.
 
-Three honest silos (policy, keys, Masker, Door, ledger in SQLite) have pinned each other and a fourth, whose keys the attacker has, as it has the
-server's: `colluding` is 1. After each script `got_nothing_else` looks at everything that left a gate: what is no whole total is uniform, whatever
-is added up; every whole total is the honest silos' counts under noise that was drawn for it alone, charged by each, and priced by no more coins
-than they tossed. A second test takes the check out that a script is made for, and must see the script go red. Keys and coins are the operating
+Three honest silos (policy, keys, Masker, Door, ledger in SQLite) have pinned each other and a
+fourth, whose keys the attacker has, as it has the server's: `colluding` is 1. After each script
+`got_nothing_else` looks at everything that left a gate: what is no whole total is uniform, whatever
+is added up; every whole total is the honest silos' counts under noise that was drawn for it alone,
+charged by each, and priced by no more coins than they tossed. A second test takes the check out
+that a script is made for, and must see the script go red. Keys and coins are the operating
 system's: a false alarm in 100,000 runs of a script.
 """
 
@@ -43,8 +46,12 @@ PROBLEM = Problem(nn.Sequential(nn.Linear(FEATURES, 2)), cross_entropy)
 D, DEFINITION = PROBLEM.dim, definition_hash(PROBLEM)
 SIZES = {"a": 40, "b": 60, "c": 50}
 HOSTILE = 80
-"""Records that the hostile silo claims: the most, so that its noise is what the price leaves out."""
-KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([10 + i]) * 32) for i, name in enumerate((*SIZES, "hostile"))}
+"""Records that the hostile silo claims: the most, so that its noise is what the price leaves out.
+"""
+KEYS = {
+    name: Ed25519PrivateKey.from_private_bytes(bytes([10 + i]) * 32)
+    for i, name in enumerate((*SIZES, "hostile"))
+}
 PINS = {name: f"{name} {key.public_key().public_bytes_raw().hex()}" for name, key in KEYS.items()}
 EPSILON, DELTA = 8.0, 1e-5
 
@@ -58,23 +65,51 @@ class Victim:
         self._data = rng.normal(size=(n, FEATURES)).astype(np.float32), rng.integers(0, 2, n)
         self._folder.mkdir()
         self._policy = Policy(
-            silo=name, epsilon=EPSILON, delta=DELTA, definition=DEFINITION, statistics=STATISTICS, samplings=SAMPLINGS, clip=(1e-6, 10.0),
-            minimum_noise_multiplier=0.1, minimum_batch=4, maximum_local_steps=3, queries_per_run=1000, queries_per_hour=100_000,
-            expires=date(9998, 1, 1), askers=(SERVER.public_key().public_bytes_raw().hex(),),
-        )  # fmt: skip
-        about = {"rule": Totals.for_budget(self._policy.budget), "budget": self._policy.budget, "identity": Identity.of(*self._data)}
-        self.ledger = DurableLedger.create(self._folder / "ledger.db", **about, records=n, registry=self._folder / "registry")
+            silo=name,
+            epsilon=EPSILON,
+            delta=DELTA,
+            definition=DEFINITION,
+            statistics=STATISTICS,
+            samplings=SAMPLINGS,
+            clip=(1e-6, 10.0),
+            minimum_noise_multiplier=0.1,
+            minimum_batch=4,
+            maximum_local_steps=3,
+            queries_per_run=1000,
+            queries_per_hour=100_000,
+            expires=date(9998, 1, 1),
+            askers=(SERVER.public_key().public_bytes_raw().hex(),),
+        )
+        about = {
+            "rule": Totals.for_budget(self._policy.budget),
+            "budget": self._policy.budget,
+            "identity": Identity.of(*self._data),
+        }
+        self.ledger = DurableLedger.create(
+            self._folder / "ledger.db", **about, records=n, registry=self._folder / "registry"
+        )
         self.drawn: list[np.ndarray] = []
         self.restart()
 
     def restart(self) -> None:
         """A new process: whatever was in memory alone is gone."""
-        masking = Masking(tuple(pin for name, pin in PINS.items() if name != self.name), colluding=1, least=3, attempts=2)
+        masking = Masking(
+            tuple(pin for name, pin in PINS.items() if name != self.name),
+            colluding=1,
+            least=3,
+            attempts=2,
+        )
         masker = self._masker(masking, KEYS[self.name], DEFINITION)
-        more = {"signing_key": KEYS[self.name], "masks": masker, "registry": self._folder / "registry"}
+        more = {
+            "signing_key": KEYS[self.name],
+            "masks": masker,
+            "registry": self._folder / "registry",
+        }
         self.door = Door(self._policy, PROBLEM, Records.of([self._data]), self.ledger, **more)
         answer = self.door._exact.answer
-        self.door._exact.answer = lambda *asked: self.drawn.append((got := answer(*asked))[0, 0].numpy().astype(np.int64)) or got  # type: ignore[method-assign]
+        self.door._exact.answer = lambda *asked: (
+            self.drawn.append((got := answer(*asked))[0, 0].numpy().astype(np.int64)) or got
+        )  # type: ignore[method-assign]
 
     def charges(self) -> list[dict]:
         return [json.loads(entry.event) for entry in self.ledger.entries() if entry.act == "charge"]
@@ -88,17 +123,26 @@ class Attacker:
         self._secrets: dict[bytes, X25519PrivateKey] = {}
         self._asked, self._masker = 0, masker  # an attacker knows what is wrong with its victims
         self.answers: dict[bytes, tuple[Victim, Envelope, np.ndarray]] = {}
-        """Everything that left a gate, by its bytes: who sent it, to what question, and the counts that it drew for it."""
+        """Everything that left a gate, by its bytes: who sent it, to what question, and the counts
+        that it drew for it.
+        """
 
-    # --- what it can ask ---------------------------------------------------------------------------------------------------------------
+    # --- what it can ask -------------------------------------------------------------------------
 
     def key(self, name: str, run: str = "run") -> masks.Row:
         frame = encode_key_request(KeyRequest(name, run, DEFINITION), SERVER)
-        row = decode_offer(self.victims[name].door.handle(frame), silo_key=KEYS[name].public_key().public_bytes_raw().hex()).row
+        row = decode_offer(
+            self.victims[name].door.handle(frame),
+            silo_key=KEYS[name].public_key().public_bytes_raw().hex(),
+        ).row
         return replace(row, trials=self.victims[name].n * BITS)
 
-    def own(self, identity: str = "hostile", records: int = HOSTILE, key: bytes | None = None) -> masks.Row:
-        """A row of the hostile silo with a new key, or with one that is not its own; or of somebody whom nobody has pinned."""
+    def own(
+        self, identity: str = "hostile", records: int = HOSTILE, key: bytes | None = None
+    ) -> masks.Row:
+        """A row of the hostile silo with a new key, or with one that is not its own; or of somebody
+        whom nobody has pinned.
+        """
         signer = KEYS.get(identity) or Ed25519PrivateKey.generate()
         secret = X25519PrivateKey.generate()
         row = masks.offered(signer, secret, definition=DEFINITION, run="run", epoch=bytes(16))
@@ -109,11 +153,20 @@ class Attacker:
             self._secrets[row.key] = secret
         return replace(row, trials=records * BITS)
 
-    def question(self, rows, round: str, *, attempt: int = 0, records: int | None = None, run: str = "run") -> Envelope:
-        """As honest as the table lets it be: it counts on all noise but that of the largest, unless `records` says more."""
+    def question(
+        self, rows, round: str, *, attempt: int = 0, records: int | None = None, run: str = "run"
+    ) -> Envelope:
+        """As honest as the table lets it be: it counts on all noise but that of the largest, unless
+        `records` says more.
+        """
         counted = masks.counted(rows, 1) // BITS if records is None else records
-        query = Query(Grad(torch.linspace(-1, 1, D)[None]), Masked("anchor", 1.0, LEVELS, BITS, counted, modulus=32))
-        return Envelope("all", run, "all", DEFINITION, query, round, attempt, masks.write_table(rows))
+        query = Query(
+            Grad(torch.linspace(-1, 1, D)[None]),
+            Masked("anchor", 1.0, LEVELS, BITS, counted, modulus=32),
+        )
+        return Envelope(
+            "all", run, "all", DEFINITION, query, round, attempt, masks.write_table(rows)
+        )
 
     def ask(self, name: str, question: Envelope, query_id: str | None = None) -> bytes | str:
         """The masked words, or the code of a refusal."""
@@ -127,7 +180,9 @@ class Attacker:
         return reply.box
 
     def total(self, names: str, round: str, attempt: int = 0) -> np.ndarray:
-        """The sum of these silos' counts, by the protocol; the hostile one's answer is in it, and its masks are off."""
+        """The sum of these silos' counts, by the protocol; the hostile one's answer is in it, and
+        its masks are off.
+        """
         rows = [self.own(), *(self.key(name) for name in names)]
         question = self.question(rows, round, attempt=attempt)
         found = [self.ask(name, question) for name in names]
@@ -135,21 +190,31 @@ class Attacker:
         return np.sum([self.bare(box) for box in found], axis=0, dtype=np.uint32)  # type: ignore[arg-type]
 
     def bare(self, box: bytes) -> np.ndarray:
-        """An answer without the masks that the attacker can take off: those of pairs with a key of its own."""
+        """An answer without the masks that the attacker can take off: those of pairs with a key of
+        its own.
+        """
         victim, envelope, _ = self.answers[box]
         rows, words = masks.read_table(envelope.cohort), np.frombuffer(box, "<u4")
-        (theirs,) = (row for row in rows if row.identity == KEYS[victim.name].public_key().public_bytes_raw())
+        (theirs,) = (
+            row for row in rows if row.identity == KEYS[victim.name].public_key().public_bytes_raw()
+        )
         digest = "0" * 64 if self._masker is mistakes.OneMask else envelope.shuffle_round
-        for mine in (row for row in rows if row.key in self._secrets and self._masker is not mistakes.Bare):
-            key = masks.pair_key(masks.secret_with(self._secrets[mine.key], theirs), theirs, mine, digest)
+        for mine in (
+            row for row in rows if row.key in self._secrets and self._masker is not mistakes.Bare
+        ):
+            key = masks.pair_key(
+                masks.secret_with(self._secrets[mine.key], theirs), theirs, mine, digest
+            )
             vector = masks.stream(key, D, 32)
             words = words - vector if theirs.identity < mine.identity else words + vector
         return words
 
-    # --- what it has ---------------------------------------------------------------------------------------------------------------------
+    # --- what it has -----------------------------------------------------------------------------
 
     def got_nothing_else(self) -> None:
-        """Raises AssertionError where more has left the gates than totals that are charged, under the noise that they are priced by."""
+        """Raises AssertionError where more has left the gates than totals that are charged, under
+        the noise that they are priced by.
+        """
         rounds, hidden = defaultdict(dict), defaultdict(list)
         for box, (victim, envelope, _) in self.answers.items():
             assert victim.name not in rounds[envelope.shuffle_round], "one question has one answer"
@@ -167,8 +232,12 @@ class Attacker:
                     plain = np.sum([self.answers[box][2] for box in part], axis=0)
                     assert np.array_equal(seen, plain), "a whole total is that of the counts"
                     tossed = sum(row.trials for row in honest)
-                    assert tossed == sum(self.answers[box][0].n * BITS for box in part), "the table has the coins that were tossed"
-                    assert envelope.query.mechanism.contributions * BITS <= tossed, "no noise is priced that honest silos did not add"
+                    assert tossed == sum(self.answers[box][0].n * BITS for box in part), (
+                        "the table has the coins that were tossed"
+                    )
+                    assert envelope.query.mechanism.contributions * BITS <= tossed, (
+                        "no noise is priced that honest silos did not add"
+                    )
         for name, victim in self.victims.items():
             mine = [(box, drawn) for box, (who, _, drawn) in self.answers.items() if who is victim]
             assert len(victim.charges()) >= len(mine), f"{name} sent what it has not charged"
@@ -176,48 +245,66 @@ class Attacker:
             for (one, first), (other, second) in itertools.combinations(mine, 2):
                 hidden["two answers"].append(self.bare(one) - self.bare(other))
                 spread = (first - second).std() / np.sqrt(2 * victim.n * BITS / 4)
-                assert 0.4 < spread < 1.6, "noise is drawn anew for every answer"  # 50 numbers: 8 standard errors
+                assert 0.4 < spread < 1.6, (
+                    "noise is drawn anew for every answer"
+                )  # 50 numbers: 8 standard errors
         for what, words in hidden.items():
             assert uniform(words), f"sums of {what}, of which some mask is left, are not uniform"
 
 
 def uniform(words: list[np.ndarray]) -> bool:
     """By the upper half of every byte, of which counts leave most at zero."""
-    return chisquare(np.bincount(np.frombuffer(np.concatenate(words).tobytes(), np.uint8) >> 4, minlength=16)).pvalue > 1e-6
+    return (
+        chisquare(
+            np.bincount(np.frombuffer(np.concatenate(words).tobytes(), np.uint8) >> 4, minlength=16)
+        ).pvalue
+        > 1e-6
+    )
 
 
 def charged(attacker: Attacker) -> list[int]:
     return [len(victim.charges()) for victim in attacker.victims.values()]
 
 
-# --- the scripts ------------------------------------------------------------------------------------------------------------------------
+# --- the scripts ---------------------------------------------------------------------------------
 
 
 def splitting_cohorts(attacker: Attacker) -> None:
-    """Overlapping cohorts of two and the hostile silo: three totals make an equation for each silo, under the noise of six draws, each paid."""
+    """Overlapping cohorts of two and the hostile silo: three totals make an equation for each silo,
+    under the noise of six draws, each paid.
+    """
     own = attacker.own()
     rows = [own, attacker.key("a")]
-    assert attacker.ask("a", attacker.question(rows, "alone", records=40)) == "cohort", "alone among the attacker's own"
+    assert attacker.ask("a", attacker.question(rows, "alone", records=40)) == "cohort", (
+        "alone among the attacker's own"
+    )
     ab, bc, ac = (attacker.total(pair, pair).astype(np.int64) for pair in ("ab", "bc", "ac"))
     assert charged(attacker) == [2, 2, 2]
     drawn = attacker.victims["a"].drawn[-2:]
     error = (ab + ac - bc) / 2 - np.mean(drawn, axis=0)  # what is left of b and c in the guess at a
     assert 0.4 < error.std() / np.sqrt((60 + 50) * BITS / 8) < 1.6
     for name, contributions in (("a", 90), ("a", 100)):
-        assert contributions in {event["contributions"] for event in attacker.victims[name].charges()}, "without the largest row"
+        assert contributions in {
+            event["contributions"] for event in attacker.victims[name].charges()
+        }, "without the largest row"
 
 
 def two_tables_for_one_round(attacker: Attacker) -> None:
     """Each is shown another table: nothing cancels between them, whatever was charged."""
     rows = [attacker.own(), attacker.key("a"), attacker.key("b"), attacker.key("c")]
     larger = [replace(rows[0], trials=2 * rows[0].trials), *rows[1:]]
-    found = [attacker.ask(name, attacker.question(table, "0")) for name, table in (("a", rows), ("b", larger), ("c", rows))]
+    found = [
+        attacker.ask(name, attacker.question(table, "0"))
+        for name, table in (("a", rows), ("b", larger), ("c", rows))
+    ]
     everything = np.sum([attacker.bare(box) for box in found], axis=0, dtype=np.uint32)  # type: ignore[arg-type]
     assert uniform([everything]), "answers to two tables cancel"
 
 
 def replaying(attacker: Attacker) -> None:
-    """The same bytes come back, at no price, also after a restart; old keys and old questions get a refusal."""
+    """The same bytes come back, at no price, also after a restart; old keys and old questions get a
+    refusal.
+    """
     rows = [attacker.own(), *(attacker.key(name) for name in SIZES)]
     question = attacker.question(rows, "0")
     first = {name: attacker.ask(name, question, f"first-{name}") for name in SIZES}
@@ -229,13 +316,17 @@ def replaying(attacker: Attacker) -> None:
     assert attacker.ask("b", late) == "epoch", "a question of the process before"
     stale = [attacker.own(), attacker.key("a"), *rows[2:]]
     mixed = attacker.question(stale, "2")
-    assert isinstance(attacker.ask("a", mixed), bytes), "it cannot know that the others' keys are old"
+    assert isinstance(attacker.ask("a", mixed), bytes), (
+        "it cannot know that the others' keys are old"
+    )
     assert [attacker.ask(name, mixed) for name in "bc"] == ["epoch", "epoch"]
     assert charged(attacker) == [2, 1, 1]
 
 
 def swapping_keys(attacker: Attacker) -> None:
-    """Keys that their silos have not signed for this run are refused before a charge; a key that the hostile silo has copied masks for nobody."""
+    """Keys that their silos have not signed for this run are refused before a charge; a key that
+    the hostile silo has copied masks for nobody.
+    """
     own, a, b, c = attacker.own(), *(attacker.key(name) for name in SIZES)
     other = attacker.key("b", "another-run")
     tables = {
@@ -253,19 +344,27 @@ def swapping_keys(attacker: Attacker) -> None:
 
 
 def inventing_silos(attacker: Attacker) -> None:
-    """Silos that nobody has pinned, one twice, and noise that nobody adds, or only the hostile one."""
+    """Silos that nobody has pinned, one twice, and noise that nobody adds, or only the hostile
+    one.
+    """
     own, a, b, c = attacker.own(), *(attacker.key(name) for name in SIZES)
     loud = attacker.own(records=10**6)
     wanted = {
         "unpinned": ([attacker.own("nobody"), own, a, b, c], None),
-        "unpinned, in the place of all others": ([attacker.own("nobody"), attacker.own("nobody"), a], None),
+        "unpinned, in the place of all others": (
+            [attacker.own("nobody"), attacker.own("nobody"), a],
+            None,
+        ),
         "cohort": ([own, attacker.own(), a, b, c], None),
         "contributions": ([own, a, b, c], 151),
         "contributions, of one who claims much": ([loud, a, b, c], 151),
         "contributions, of who is absent": ([own, a, b], 101),
         "cohort, more than the victim draws": ([own, replace(a, trials=2 * a.trials), b, c], None),
     }
-    codes = {what: attacker.ask("a", attacker.question(rows, "0", records=records)) for what, (rows, records) in wanted.items()}
+    codes = {
+        what: attacker.ask("a", attacker.question(rows, "0", records=records))
+        for what, (rows, records) in wanted.items()
+    }
     assert codes == {what: what.partition(",")[0] for what in wanted}
     assert charged(attacker) == [0, 0, 0]
     attacker.total("abc", "1")
@@ -273,17 +372,28 @@ def inventing_silos(attacker: Attacker) -> None:
 
 
 def dropping_selectively(attacker: Attacker) -> None:
-    """The same round without one silo: the difference of two totals is that silo's counts under two draws of everybody's noise, both paid.
+    """The same round without one silo: the difference of two totals is that silo's counts under two
+    draws of everybody's noise, both paid.
 
-    Once the policy's attempts are over the server takes other names, and gets what the budget holds.
+    Once the policy's attempts are over the server takes other names, and gets what the budget
+    holds.
     """
     whole, less = attacker.total("abc", "0"), attacker.total("ab", "0", attempt=1)
     left = whole.astype(np.int64) - less.astype(np.int64) - attacker.victims["c"].drawn[0]
-    assert 0.4 < left.std() / np.sqrt(2 * (40 + 60) * BITS / 4) < 1.6, "the others' noise is not the same in both"
+    assert 0.4 < left.std() / np.sqrt(2 * (40 + 60) * BITS / 4) < 1.6, (
+        "the others' noise is not the same in both"
+    )
     again = [attacker.own(), *(attacker.key(name) for name in "abc")]
-    assert [attacker.ask(name, attacker.question(again, "0", attempt=2)) for name in "ab"] == ["attempts"] * 2
+    assert [attacker.ask(name, attacker.question(again, "0", attempt=2)) for name in "ab"] == [
+        "attempts"
+    ] * 2
     asked = 0
-    while (got := attacker.ask("a", attacker.question([attacker.own(), attacker.key("a"), *again[2:]], f"other-{asked}"))) != "budget":
+    while (
+        got := attacker.ask(
+            "a",
+            attacker.question([attacker.own(), attacker.key("a"), *again[2:]], f"other-{asked}"),
+        )
+    ) != "budget":
         assert isinstance(got, bytes), got
         asked += 1
     spent = Schedule()
@@ -295,7 +405,9 @@ def dropping_selectively(attacker: Attacker) -> None:
 
 
 def one_draw_under_two_cohorts(attacker: Attacker) -> None:
-    """A gate that dies between charge and answer, asked for another cohort: what it drew first never leaves."""
+    """A gate that dies between charge and answer, asked for another cohort: what it drew first
+    never leaves.
+    """
     a = attacker.victims["a"]
     rows = [attacker.own(), *(attacker.key(name) for name in SIZES)]
     whole, less = attacker.question(rows, "0"), attacker.question(rows[:3], "0", attempt=1)
@@ -312,8 +424,14 @@ def one_draw_under_two_cohorts(attacker: Attacker) -> None:
 
 
 SCRIPTS = (
-    splitting_cohorts, two_tables_for_one_round, replaying, swapping_keys, inventing_silos, dropping_selectively, one_draw_under_two_cohorts,
-)  # fmt: skip
+    splitting_cohorts,
+    two_tables_for_one_round,
+    replaying,
+    swapping_keys,
+    inventing_silos,
+    dropping_selectively,
+    one_draw_under_two_cohorts,
+)
 
 
 def attack(script, folder, masker: type[Masker] = Masker) -> None:
@@ -323,7 +441,9 @@ def attack(script, folder, masker: type[Masker] = Masker) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_hostile_server_and_silo_get_refusals_stored_bytes_or_totals_at_their_price(script, folder):
+def test_a_hostile_server_and_silo_get_refusals_stored_bytes_or_totals_at_their_price(
+    script, folder
+):
     attack(script, folder)
 
 
@@ -331,7 +451,11 @@ def test_a_hostile_server_and_silo_get_refusals_stored_bytes_or_totals_at_their_
     ("script", "mistaken", "says"),
     [
         (splitting_cohorts, mistakes.AnyCohort, "alone among the attacker's own"),
-        (splitting_cohorts, mistakes.Bare, "sums of 1, of which some mask is left, are not uniform"),
+        (
+            splitting_cohorts,
+            mistakes.Bare,
+            "sums of 1, of which some mask is left, are not uniform",
+        ),
         (two_tables_for_one_round, mistakes.OneMask, "answers to two tables cancel"),
         (replaying, mistakes.OldKeys, "under another id"),
         (replaying, mistakes.KeptKeys, "under another id"),

@@ -1,4 +1,6 @@
-"""The gate in masked totals: what leaves is uniform without the others' answers, and no table passes on which the price cannot count."""
+"""The gate in masked totals: what leaves is uniform without the others' answers, and no table
+passes on which the price cannot count.
+"""
 
 import json
 from dataclasses import replace
@@ -28,16 +30,29 @@ from silodp.silo.service.door import Door, definition_hash
 from silodp.silo.service.masking import RUNS, Masker, Masking
 from silodp.silo.service.policy import SAMPLINGS, STATISTICS, Policy
 
-SERVER, OTHER_SERVER, SILO = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 6, 2))
+SERVER, OTHER_SERVER, SILO = (
+    Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 6, 2)
+)
 N, FEATURES = 40, 3
 PROBLEM = Problem(nn.Sequential(nn.Linear(FEATURES, 2)), cross_entropy)
 D = PROBLEM.dim
 W = torch.linspace(-1, 1, D)[None]
 POLICY = Policy(
-    silo="hospital-a", epsilon=20.0, delta=1e-5, definition=definition_hash(PROBLEM), statistics=STATISTICS, samplings=SAMPLINGS,
-    clip=(1e-6, 10.0), minimum_noise_multiplier=0.1, minimum_batch=4, maximum_local_steps=3, queries_per_run=1000, queries_per_hour=100_000,
-    expires=date(9998, 1, 1), askers=tuple(key.public_key().public_bytes_raw().hex() for key in (SERVER, OTHER_SERVER)),
-)  # fmt: skip
+    silo="hospital-a",
+    epsilon=20.0,
+    delta=1e-5,
+    definition=definition_hash(PROBLEM),
+    statistics=STATISTICS,
+    samplings=SAMPLINGS,
+    clip=(1e-6, 10.0),
+    minimum_noise_multiplier=0.1,
+    minimum_batch=4,
+    maximum_local_steps=3,
+    queries_per_run=1000,
+    queries_per_hour=100_000,
+    expires=date(9998, 1, 1),
+    askers=tuple(key.public_key().public_bytes_raw().hex() for key in (SERVER, OTHER_SERVER)),
+)
 LEVELS, BITS = 30, 500
 RUN = "run-1"
 
@@ -48,14 +63,23 @@ class Other:
     def __init__(self, number: int, records: int = 60, run: str = RUN) -> None:
         self.identity = Ed25519PrivateKey.from_private_bytes(bytes([100 + number]) * 32)
         self.key = X25519PrivateKey.from_private_bytes(bytes([150 + number]) * 32)
-        self.row = masks.offered(self.identity, self.key, definition=POLICY.definition, run=run, epoch=bytes(16))
+        self.row = masks.offered(
+            self.identity, self.key, definition=POLICY.definition, run=run, epoch=bytes(16)
+        )
         self.row = replace(self.row, trials=records * BITS)
         self.member = f"other-{number} {self.row.identity.hex()}"
 
     def answer(self, envelope: Envelope) -> bytes:
         rows = masks.read_table(envelope.cohort)
         (mine,) = (row for row in rows if row.identity == self.row.identity)
-        return masks.masked(np.zeros(D, np.int64), self.key, mine, rows, envelope.shuffle_round, envelope.query.mechanism.modulus)
+        return masks.masked(
+            np.zeros(D, np.int64),
+            self.key,
+            mine,
+            rows,
+            envelope.shuffle_round,
+            envelope.query.mechanism.modulus,
+        )
 
 
 OTHERS = [Other(i) for i in range(3)]
@@ -67,18 +91,29 @@ class Silo:
         rng = np.random.default_rng(5)
         self.data = rng.normal(size=(N, FEATURES)).astype(np.float32), rng.integers(0, 2, N)
         self.folder, self.masking = folder, masking
-        about = {"rule": Totals.for_budget(POLICY.budget), "budget": POLICY.budget, "records": N, "identity": Identity.of(*self.data)}
-        self.ledger = DurableLedger.create(folder / "ledger.db", **about, registry=folder / "registry")
+        about = {
+            "rule": Totals.for_budget(POLICY.budget),
+            "budget": POLICY.budget,
+            "records": N,
+            "identity": Identity.of(*self.data),
+        }
+        self.ledger = DurableLedger.create(
+            folder / "ledger.db", **about, registry=folder / "registry"
+        )
         self.start()
 
     def start(self) -> None:
         """A new process: whatever was in memory alone is gone."""
         masker = Masker(self.masking, SILO, POLICY.definition) if self.masking else None
         records, registry = Records.of([self.data]), self.folder / "registry"
-        self.door = Door(POLICY, PROBLEM, records, self.ledger, signing_key=SILO, masks=masker, registry=registry)
+        self.door = Door(
+            POLICY, PROBLEM, records, self.ledger, signing_key=SILO, masks=masker, registry=registry
+        )
 
     def row(self, run: str = RUN, asker: Ed25519PrivateKey = SERVER) -> masks.Row:
-        reply = self.door.handle(encode_key_request(KeyRequest(POLICY.silo, run, POLICY.definition), asker))
+        reply = self.door.handle(
+            encode_key_request(KeyRequest(POLICY.silo, run, POLICY.definition), asker)
+        )
         offer = decode_offer(reply, silo_key=SILO.public_key().public_bytes_raw().hex())
         assert isinstance(offer, Offer)
         return replace(offer.row, trials=N * BITS)
@@ -99,14 +134,29 @@ def silo(tmp_path):
     return Silo(tmp_path)
 
 
-def asked(own: masks.Row, *, query_id="q1", others=OTHERS, round="0", attempt=0, run=RUN, rows=None, **changes) -> Envelope:
-    coins = {"levels": LEVELS, "noise_bits": BITS, "contributions": 160, "modulus": 32}  # 40 and two of the three others
+def asked(
+    own: masks.Row,
+    *,
+    query_id="q1",
+    others=OTHERS,
+    round="0",
+    attempt=0,
+    run=RUN,
+    rows=None,
+    **changes,
+) -> Envelope:
+    coins = {
+        "levels": LEVELS,
+        "noise_bits": BITS,
+        "contributions": 160,
+        "modulus": 32,
+    }  # 40 and two of the three others
     query = Query(Grad(W), Masked("anchor", 1.0, **coins | changes))
     table = masks.write_table([own, *(other.row for other in others)] if rows is None else rows)
     return Envelope(POLICY.silo, run, query_id, POLICY.definition, query, round, attempt, table)
 
 
-# --- an answer ------------------------------------------------------------------------------------------------------------------------
+# --- an answer -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("modulus", [32, 64])
@@ -117,11 +167,15 @@ def test_the_answers_of_a_whole_cohort_add_up_to_the_counts_under_all_their_nois
     assert len(got.box) == D * modulus // 8
     total = masks.add_masked([got.box, *(other.answer(envelope) for other in OTHERS)], modulus)
     counts = total.astype(np.float64)
-    assert (abs(counts - N * (LEVELS / 2 + BITS / 2)) < N * LEVELS / 2 + 6 * np.sqrt(N * BITS) / 2).all()
+    assert (
+        abs(counts - N * (LEVELS / 2 + BITS / 2)) < N * LEVELS / 2 + 6 * np.sqrt(N * BITS) / 2
+    ).all()
     assert not np.array_equal(np.frombuffer(got.box, masks.MODULI[modulus]), total)
 
 
-def test_an_answer_is_priced_without_the_largest_rows_and_the_ledger_says_what_all_others_could_learn(silo):
+def test_an_answer_is_priced_without_the_largest_rows_and_the_ledger_says_what_all_others_could_learn(  # noqa: E501
+    silo,
+):
     got = silo.ask(asked(silo.row()))
     assert isinstance(got, Sealed)
     (entry, _) = silo.ledger.entries()
@@ -130,7 +184,10 @@ def test_an_answer_is_priced_without_the_largest_rows_and_the_ledger_says_what_a
     made = Schedule(), Schedule()
     made[0].add("", got.event)
     made[1].add("", got.event, N)
-    assert (silo.ledger.spent(), silo.ledger.local()) == (made[0].epsilon(1e-5), made[1].epsilon(1e-5))
+    assert (silo.ledger.spent(), silo.ledger.local()) == (
+        made[0].epsilon(1e-5),
+        made[1].epsilon(1e-5),
+    )
 
 
 def test_a_repeated_question_gets_the_same_bytes_and_no_second_charge_also_after_a_restart(silo):
@@ -145,15 +202,23 @@ def test_a_repeated_question_gets_the_same_bytes_and_no_second_charge_also_after
 
 def test_one_table_is_answered_once_whatever_the_query_id(silo, monkeypatch):
     own = silo.row()
-    monkeypatch.setattr(exact.Exact, "answer", lambda *_: (_ for _ in ()).throw(OSError))  # charged, and not answered: its key is kept
+    monkeypatch.setattr(
+        exact.Exact, "answer", lambda *_: (_ for _ in ()).throw(OSError)
+    )  # charged, and not answered: its key is kept
     assert silo.code(asked(own, query_id="q1")) == "internal"
     monkeypatch.undo()
-    assert [silo.code(asked(own, query_id=name)) for name in ("q2", "q1", "q2")] == ["round", "answered", "epoch"]
+    assert [silo.code(asked(own, query_id=name)) for name in ("q2", "q1", "q2")] == [
+        "round",
+        "answered",
+        "epoch",
+    ]
     assert silo.charged() == 1
 
 
 def test_two_cohorts_of_a_round_get_fresh_noise_each_at_its_price(silo):
-    """Never two tables over one draw: with the same counts in both, the difference of two totals would be plain."""
+    """Never two tables over one draw: with the same counts in both, the difference of two totals
+    would be plain.
+    """
     totals = []
     for i, some in enumerate([OTHERS, OTHERS[:2]]):
         envelope = asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, contributions=100)
@@ -164,44 +229,85 @@ def test_two_cohorts_of_a_round_get_fresh_noise_each_at_its_price(silo):
     assert not np.array_equal(*totals)
 
 
-# --- what is refused before any charge --------------------------------------------------------------------------------------------------
+# --- what is refused before any charge -----------------------------------------------------------
 
 
 def hostile_tables(silo: Silo) -> dict[str, tuple[str, Envelope]]:
     own, stranger = silo.row(), Other(9)
     swapped = replace(OTHERS[0].row, key=stranger.row.key)
-    twice = masks.offered(OTHERS[0].identity, stranger.key, definition=POLICY.definition, run=RUN, epoch=bytes(16))
+    twice = masks.offered(
+        OTHERS[0].identity, stranger.key, definition=POLICY.definition, run=RUN, epoch=bytes(16)
+    )
     elsewhere = Other(0, run="run-2").row
-    pointless = replace(OTHERS[0].row, key=bytes(32))  # of small order: with any key its secret is zero
-    pointless = replace(pointless, signature=OTHERS[0].identity.sign(masks._statement(pointless, POLICY.definition, RUN)))
+    pointless = replace(
+        OTHERS[0].row, key=bytes(32)
+    )  # of small order: with any key its secret is zero
+    pointless = replace(
+        pointless,
+        signature=OTHERS[0].identity.sign(masks._statement(pointless, POLICY.definition, RUN)),
+    )
     rows = [own, *(other.row for other in OTHERS)]
     return {
         "an invented silo": ("unpinned", asked(own, others=[*OTHERS[:2], stranger])),
-        "a key swapped on the way": ("cohort", asked(own, rows=[own, swapped, *(o.row for o in OTHERS[1:])])),
-        "a key that was signed for another run": ("cohort", asked(own, rows=[own, elsewhere, *(o.row for o in OTHERS[1:])])),
-        "a key without a secret": ("cohort", asked(own, rows=[own, pointless, *(o.row for o in OTHERS[1:])])),
-        "a silo twice under two keys": ("cohort", asked(own, rows=[*rows, replace(twice, trials=BITS)])),
+        "a key swapped on the way": (
+            "cohort",
+            asked(own, rows=[own, swapped, *(o.row for o in OTHERS[1:])]),
+        ),
+        "a key that was signed for another run": (
+            "cohort",
+            asked(own, rows=[own, elsewhere, *(o.row for o in OTHERS[1:])]),
+        ),
+        "a key without a secret": (
+            "cohort",
+            asked(own, rows=[own, pointless, *(o.row for o in OTHERS[1:])]),
+        ),
+        "a silo twice under two keys": (
+            "cohort",
+            asked(own, rows=[*rows, replace(twice, trials=BITS)]),
+        ),
         "without this silo": ("cohort", asked(own, rows=rows[1:])),
         "too small a cohort": ("cohort", asked(own, others=OTHERS[:1], contributions=40)),
-        "more noise of this silo than it draws": ("cohort", asked(replace(own, trials=own.trials + BITS))),
-        "less noise of this silo than it draws": ("cohort", asked(replace(own, trials=own.trials - BITS))),
-        "a share of a record": ("cohort", asked(own, rows=[*rows[:-1], replace(rows[-1], trials=rows[-1].trials + 1)])),
+        "more noise of this silo than it draws": (
+            "cohort",
+            asked(replace(own, trials=own.trials + BITS)),
+        ),
+        "less noise of this silo than it draws": (
+            "cohort",
+            asked(replace(own, trials=own.trials - BITS)),
+        ),
+        "a share of a record": (
+            "cohort",
+            asked(own, rows=[*rows[:-1], replace(rows[-1], trials=rows[-1].trials + 1)]),
+        ),
         "noise of those who may collude": ("contributions", asked(own, contributions=161)),
-        "noise of a silo that is absent": ("contributions", asked(own, others=OTHERS[:2], contributions=160)),
-        "a total that wraps around": ("modulus", asked(own, rows=[*rows[:-1], replace(rows[-1], trials=2**33 // BITS * BITS)])),
+        "noise of a silo that is absent": (
+            "contributions",
+            asked(own, others=OTHERS[:2], contributions=160),
+        ),
+        "a total that wraps around": (
+            "modulus",
+            asked(own, rows=[*rows[:-1], replace(rows[-1], trials=2**33 // BITS * BITS)]),
+        ),
         "another modulus": ("modulus", asked(own, modulus=16)),
         "no coins": ("noise", asked(own, noise_bits=0)),
-    }  # fmt: skip
+    }
 
 
 def test_no_hostile_table_is_answered_or_charged(silo):
-    found = {name: (silo.code(replace(envelope, query_id="q9")), wanted) for name, (wanted, envelope) in hostile_tables(silo).items()}
-    assert {name: got for name, (got, _) in found.items()} == {name: wanted for name, (_, wanted) in found.items()}
+    found = {
+        name: (silo.code(replace(envelope, query_id="q9")), wanted)
+        for name, (wanted, envelope) in hostile_tables(silo).items()
+    }
+    assert {name: got for name, (got, _) in found.items()} == {
+        name: wanted for name, (_, wanted) in found.items()
+    }
     assert silo.charged() == 0
     assert silo.code(asked(silo.row())) == "answered"
 
 
-def test_after_a_restart_unanswered_questions_of_the_old_epoch_are_refused_and_a_new_key_is_given(silo):
+def test_after_a_restart_unanswered_questions_of_the_old_epoch_are_refused_and_a_new_key_is_given(
+    silo,
+):
     own = silo.row()
     assert silo.row() == own
     silo.start()
@@ -232,7 +338,9 @@ def test_a_key_is_in_memory_alone_and_the_oldest_of_many_is_forgotten(silo):
 
 
 def test_a_key_is_for_one_answer_and_gone_once_that_is_stored(silo):
-    """Whoever looks into the process afterwards finds no key to what was sent, and no second question is answered under it; a retry still is."""
+    """Whoever looks into the process afterwards finds no key to what was sent, and no second
+    question is answered under it; a retry still is.
+    """
     own = silo.row()
     first = asked(own)
     reply = silo.ask(first)
@@ -248,17 +356,24 @@ def test_a_key_is_for_one_answer_and_gone_once_that_is_stored(silo):
 
 def test_a_round_is_asked_no_more_often_than_the_policy_says(silo):
     smaller = [OTHERS, OTHERS[:2], OTHERS[1:]]
-    codes = [silo.code(asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, contributions=100)) for i, some in enumerate(smaller)]
+    codes = [
+        silo.code(asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, contributions=100))
+        for i, some in enumerate(smaller)
+    ]
     assert codes == ["answered", "answered", "attempts"]
     assert silo.charged() == 2
     assert silo.code(asked(silo.row(), query_id="q9", round="1")) == "answered"
 
 
-def test_an_attempt_that_was_refused_at_no_price_is_not_one_of_those_that_the_policy_allows(silo, monkeypatch):
+def test_an_attempt_that_was_refused_at_no_price_is_not_one_of_those_that_the_policy_allows(
+    silo, monkeypatch
+):
     cohorts = [OTHERS, OTHERS[:2], OTHERS[1:]]
 
     def code(i: int) -> str:
-        return silo.code(asked(silo.row(), query_id=f"q{i}", others=cohorts[i], attempt=i, contributions=100))
+        return silo.code(
+            asked(silo.row(), query_id=f"q{i}", others=cohorts[i], attempt=i, contributions=100)
+        )
 
     monkeypatch.setattr(silo.door, "_policy", replace(POLICY, queries_per_hour=1))
     assert silo.code(asked(silo.row(), query_id="first", round="1")) == "answered"
@@ -274,14 +389,20 @@ def test_the_limit_on_what_all_others_learn_is_a_filter(tmp_path):
     assert silo.charged() == 0
 
 
-def test_a_gate_without_a_table_gives_no_key_and_no_answer_and_one_with_it_answers_no_shuffle(tmp_path, silo):
+def test_a_gate_without_a_table_gives_no_key_and_no_answer_and_one_with_it_answers_no_shuffle(
+    tmp_path, silo
+):
     (tmp_path / "none").mkdir()
     none = Silo(tmp_path / "none", None)
-    reply = none.door.handle(encode_key_request(KeyRequest(POLICY.silo, RUN, POLICY.definition), SERVER))
+    reply = none.door.handle(
+        encode_key_request(KeyRequest(POLICY.silo, RUN, POLICY.definition), SERVER)
+    )
     assert decode_reply(reply, limit=10**5).code == "masks"  # type: ignore[union-attr]
     assert none.code(asked(silo.row())) == "masks"
     shuffled = Query(Grad(W), Shuffled("anchor", 1.0, LEVELS, BITS, 100))
-    assert silo.code(Envelope(POLICY.silo, RUN, "q1", POLICY.definition, shuffled, "0")) == "shuffle"
+    assert (
+        silo.code(Envelope(POLICY.silo, RUN, "q1", POLICY.definition, shuffled, "0")) == "shuffle"
+    )
 
 
 def test_a_key_is_given_to_listed_askers_for_this_silo_and_problem_alone(silo):
@@ -291,14 +412,19 @@ def test_a_key_is_given_to_listed_askers_for_this_silo_and_problem_alone(silo):
         (KeyRequest("another", RUN, POLICY.definition), SERVER, "silo"),
         (KeyRequest(POLICY.silo, RUN, "0" * 64), SERVER, "model"),
     ):
-        assert decode_reply(silo.door.handle(encode_key_request(request, key)), limit=10**5).code == wanted  # type: ignore[union-attr]
+        assert (
+            decode_reply(silo.door.handle(encode_key_request(request, key)), limit=10**5).code
+            == wanted
+        )  # type: ignore[union-attr]
     frame = bytearray(encode_key_request(KeyRequest(POLICY.silo, RUN, POLICY.definition), SERVER))
     frame[-3] ^= 1
     assert decode_reply(silo.door.handle(bytes(frame)), limit=10**5).code == "signature"  # type: ignore[union-attr]
 
 
 def test_the_noise_is_drawn_anew_for_what_was_charged_but_not_stored(silo, monkeypatch):
-    """An exception between charge and answer: nothing has left, and the same question is answered under the same charge."""
+    """An exception between charge and answer: nothing has left, and the same question is answered
+    under the same charge.
+    """
     envelope = asked(silo.row())
     monkeypatch.setattr(exact.Exact, "answer", lambda *_: (_ for _ in ()).throw(OSError))
     assert silo.code(envelope) == "internal"
@@ -307,7 +433,7 @@ def test_the_noise_is_drawn_anew_for_what_was_charged_but_not_stored(silo, monke
     assert silo.charged() == 1
 
 
-# --- the officer's table ----------------------------------------------------------------------------------------------------------------
+# --- the officer's table -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -328,4 +454,8 @@ def test_a_table_that_makes_no_sense_is_refused_in_a_sentence(changes, words):
 
 def test_a_silo_is_no_other_of_itself():
     with pytest.raises(BadInput, match="own key"):
-        Masker(replace(MASKING, members=(f"me {SILO.public_key().public_bytes_raw().hex()}",)), SILO, POLICY.definition)
+        Masker(
+            replace(MASKING, members=(f"me {SILO.public_key().public_bytes_raw().hex()}",)),
+            SILO,
+            POLICY.definition,
+        )

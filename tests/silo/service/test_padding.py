@@ -1,4 +1,6 @@
-"""`answer_after`: when a reply comes says nothing of what was computed, however frames queue; real sockets, and a real gate."""
+"""`answer_after`: when a reply comes says nothing of what was computed, however frames queue; real
+sockets, and a real gate.
+"""
 
 import json
 import queue
@@ -31,12 +33,25 @@ NEVER = 3000.0  # seconds: no test waits for the end of such a slot
 @contextmanager
 def serving(folder: Path, handle, after: float, connections: int = 8):
     place = SimpleNamespace(
-        socket=str(folder / "s"), socket_mode="0660", socket_group="", couriers=(), connections=connections, timeout=PATIENCE,
-        maximum_frame=10**5, log_bytes=10**6,
-    )  # fmt: skip
+        socket=str(folder / "s"),
+        socket_mode="0660",
+        socket_group="",
+        couriers=(),
+        connections=connections,
+        timeout=PATIENCE,
+        maximum_frame=10**5,
+        log_bytes=10**6,
+    )
     stop, tell = socket.socketpair()
     log, ready = Log(str(folder / "log"), 10**6), threading.Event()
-    server = Server(place, handle, refuse=lambda code: encode_reply(Refusal(code)), limit=10**5, log=log, after=after)
+    server = Server(
+        place,
+        handle,
+        refuse=lambda code: encode_reply(Refusal(code)),
+        limit=10**5,
+        log=log,
+        after=after,
+    )
     thread = threading.Thread(target=server.run, args=(stop, ready.set))
     thread.start()
     try:
@@ -65,8 +80,12 @@ def knock(path: str, frame: bytes, replies: queue.Queue) -> threading.Thread:
     return thread
 
 
-def test_a_reply_comes_at_the_end_of_its_slot_and_slots_follow_each_other_however_little_was_to_do(tmp_path):
-    """Frames that come together have a slot each: else the second's time would tell how long the first took."""
+def test_a_reply_comes_at_the_end_of_its_slot_and_slots_follow_each_other_however_little_was_to_do(
+    tmp_path,
+):
+    """Frames that come together have a slot each: else the second's time would tell how long the
+    first took.
+    """
     replies: queue.Queue = queue.Queue()
     with serving(tmp_path, lambda frame: frame, 0.4) as path:
         for frames in (1, 3):
@@ -89,8 +108,12 @@ def test_a_failure_takes_its_slot_too(tmp_path):
         assert time.monotonic() - begin >= 0.4
 
 
-def test_a_reply_that_is_ready_gives_no_sign_before_its_time_and_a_stop_does_not_wait_for_it(tmp_path):
-    """Whoever knocks at a full house meanwhile finds it as full as if the answer were still being computed."""
+def test_a_reply_that_is_ready_gives_no_sign_before_its_time_and_a_stop_does_not_wait_for_it(
+    tmp_path,
+):
+    """Whoever knocks at a full house meanwhile finds it as full as if the answer were still being
+    computed.
+    """
     ready, replies = threading.Event(), queue.Queue()
 
     def handle(frame: bytes) -> bytes:
@@ -101,7 +124,9 @@ def test_a_reply_that_is_ready_gives_no_sign_before_its_time_and_a_stop_does_not
         first = knock(path, b"first", replies)
         assert ready.wait(PATIENCE)
         for _ in range(20):
-            assert decode_reply(Socket(path).ask(b"second", PATIENCE), limit=1000) == Refusal("busy")
+            assert decode_reply(Socket(path).ask(b"second", PATIENCE), limit=1000) == Refusal(
+                "busy"
+            )
         assert replies.empty()
         begin = time.monotonic()
     assert time.monotonic() - begin < PATIENCE
@@ -123,13 +148,19 @@ def test_a_reply_that_took_longer_is_sent_and_counted_in_the_log(tmp_path):
     assert tally(str(tmp_path / "log"))["late"] == 2, "without answer_after nothing is late"
 
 
-def test_a_gate_pads_answers_repetitions_and_refusals_alike_and_status_says_whether_it_holds(tmp_path):
+def test_a_gate_pads_answers_repetitions_and_refusals_alike_and_status_says_whether_it_holds(
+    tmp_path,
+):
     (tmp_path / "run").mkdir()
     silo = made(tmp_path, answer_after=0.7, socket=str(tmp_path / "run/gate.sock"))
     Path(silo.policy).parent.chmod(0o700)
     gate = Process(silo, tmp_path)
     try:
-        for frame, code in ((asked(silo, "a"), "answered"), (asked(silo, "a"), "answered"), (asked(silo, "b", noise=0.1), "noise")):
+        for frame, code in (
+            (asked(silo, "a"), "answered"),
+            (asked(silo, "a"), "answered"),
+            (asked(silo, "b", noise=0.1), "noise"),
+        ):
             begin = time.monotonic()
             assert gate.code(frame) == code
             assert time.monotonic() - begin >= 0.7
@@ -146,7 +177,10 @@ def test_a_gate_pads_answers_repetitions_and_refusals_alike_and_status_says_whet
 
 def test_padding_holds_up_neither_pause_nor_status_nor_the_end_and_loses_no_answer(tmp_path):
     (tmp_path / "run").mkdir()
-    silo, replies = made(tmp_path, answer_after=NEVER, socket=str(tmp_path / "run/gate.sock")), queue.Queue()
+    silo, replies = (
+        made(tmp_path, answer_after=NEVER, socket=str(tmp_path / "run/gate.sock")),
+        queue.Queue(),
+    )
     Path(silo.policy).parent.chmod(0o700)
     gate = Process(silo, tmp_path)
     asking = knock(gate.place.socket, asked(silo, "kept"), replies)
@@ -171,7 +205,9 @@ def test_padding_holds_up_neither_pause_nor_status_nor_the_end_and_loses_no_answ
         gate.end(signal.SIGTERM)
 
 
-def test_with_answer_after_nobody_else_may_read_the_times_of_ledger_anchor_and_log(tmp_path, monkeypatch):
+def test_with_answer_after_nobody_else_may_read_the_times_of_ledger_anchor_and_log(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     for place in (tmp_path, *tmp_path.parents):
         if "pytest" in str(place):
@@ -197,16 +233,28 @@ def test_a_time_that_makes_no_sense_is_refused(tmp_path, wrong):
 
 
 def test_where_frames_are_answered_small_numbers_are_not_flushed_to_zero(tmp_path):
-    """Nothing here sets that mode, which is a thread's own: bounds need no 2^-1022, and slower small numbers are the padding's matter."""
+    """Nothing here sets that mode, which is a thread's own: bounds need no 2^-1022, and slower
+    small numbers are the padding's matter.
+    """
 
     def handle(frame: bytes) -> bytes:
         least = np.float64(5e-324)
-        many = torch.full((300_000,), 2.0**-1022, dtype=torch.float64)  # enough for all of torch's threads
-        kept = [float(least * 1.0) > 0, bool((many * 0.5 > 0).all()), bool(((many @ (many * 0 + 0.5)) > 0).item())]
+        many = torch.full(
+            (300_000,), 2.0**-1022, dtype=torch.float64
+        )  # enough for all of torch's threads
+        kept = [
+            float(least * 1.0) > 0,
+            bool((many * 0.5 > 0).all()),
+            bool(((many @ (many * 0 + 0.5)) > 0).item()),
+        ]
         single = torch.full((300_000,), 2.0**-126, dtype=torch.float32)
         return bytes([*kept, bool((single * 0.5 > 0).all())])
 
     with serving(tmp_path, handle, 0.0) as path:
         assert Socket(path).ask(b"q", PATIENCE) == bytes([1, 1, 1, 1])
-    sources = [file.read_text() for file in Path(silodp.__file__).parent.rglob("*.[pc]*") if file.suffix in (".py", ".c")]
+    sources = [
+        file.read_text()
+        for file in Path(silodp.__file__).parent.rglob("*.[pc]*")
+        if file.suffix in (".py", ".c")
+    ]
     assert not any("set_flush_denormal(" in text or "_MM_SET_FLUSH" in text for text in sources)

@@ -64,7 +64,11 @@ def test_a_look_that_fails_is_a_pause(policy, look, monkeypatch, number, call):
 
     before = getattr(os, call)
     monkeypatch.setattr(
-        os, call, lambda path, *args, **more: fail() if str(path) in (NAME, str(policy.parent)) else before(path, *args, **more)
+        os,
+        call,
+        lambda path, *args, **more: (
+            fail() if str(path) in (NAME, str(policy.parent)) else before(path, *args, **more)
+        ),
     )
     assert look.on()
     assert paused(policy)

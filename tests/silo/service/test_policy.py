@@ -1,4 +1,6 @@
-"""The policy file: every field is needed and checked, and each limit refuses with a code of its own."""
+"""The policy file: every field is needed and checked, and each limit refuses with a code of its
+own.
+"""
 
 import dataclasses
 import re
@@ -54,29 +56,69 @@ def policy(tmp_path) -> Policy:
     return Policy.load(written(tmp_path, TOML))
 
 
-def asked(statistic=None, clip=1.0, noise=2.0, model=MODEL, of="hospital-a", **sampling) -> Envelope:
-    return Envelope(of, "run", "id", model, Query(Grad(W) if statistic is None else statistic, Gaussian("a", clip, noise, **sampling)))
+def asked(
+    statistic=None, clip=1.0, noise=2.0, model=MODEL, of="hospital-a", **sampling
+) -> Envelope:
+    return Envelope(
+        of,
+        "run",
+        "id",
+        model,
+        Query(Grad(W) if statistic is None else statistic, Gaussian("a", clip, noise, **sampling)),
+    )
 
 
 def test_a_policy_is_read_with_every_field(policy):
-    assert (policy.budget.epsilon, policy.clip, policy.expires) == (2.0, (0.001, 10.0), date(2027, 6, 30))
+    assert (policy.budget.epsilon, policy.clip, policy.expires) == (
+        2.0,
+        (0.001, 10.0),
+        date(2027, 6, 30),
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         policy.epsilon = 9
 
 
 def test_a_policy_of_before_holds_has_their_defaults_and_each_is_checked(tmp_path, policy):
-    assert (policy.hold_share, policy.holds_per_asker, policy.hold_seconds, policy.sees_left) == (1.0, 4, 3600, ())
-    for line in ("hold_share = 0", "hold_share = 1.5", "hold_share = true", "holds_per_asker = 0", "holds_per_asker = 1.5", "hold_seconds = 0",
-                 "hold_seconds = 1e9", 'sees_left = "all"', f'sees_left = ["{"0" * 64}"]'):  # fmt: skip
+    assert (policy.hold_share, policy.holds_per_asker, policy.hold_seconds, policy.sees_left) == (
+        1.0,
+        4,
+        3600,
+        (),
+    )
+    for line in (
+        "hold_share = 0",
+        "hold_share = 1.5",
+        "hold_share = true",
+        "holds_per_asker = 0",
+        "holds_per_asker = 1.5",
+        "hold_seconds = 0",
+        "hold_seconds = 1e9",
+        'sees_left = "all"',
+        f'sees_left = ["{"0" * 64}"]',
+    ):
         with pytest.raises(BadInput, match=line.split(" ")[0]):
             Policy.load(written(tmp_path, f"{line}\n{TOML}"))
-    assert Policy.load(written(tmp_path, f'sees_left = ["{policy.askers[0]}"]\n{TOML}')).sees_left == policy.askers[:1]
+    assert (
+        Policy.load(written(tmp_path, f'sees_left = ["{policy.askers[0]}"]\n{TOML}')).sees_left
+        == policy.askers[:1]
+    )
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Policy) if field.default is dataclasses.MISSING])
+@pytest.mark.parametrize(
+    "name",
+    [field.name for field in dataclasses.fields(Policy) if field.default is dataclasses.MISSING],
+)
 def test_a_missing_misspelt_or_mistyped_field_is_named(tmp_path, name):
     absent = () if name == "answer_after" else ("",)  # older policies have none
-    for new in (*absent, f"{name}s = 1\n", f"{name} = {{}}\n", f"{name} = true\n", f"{name} = []\n", f"{name} = -1\n", f'{name} = ""\n'):
+    for new in (
+        *absent,
+        f"{name}s = 1\n",
+        f"{name} = {{}}\n",
+        f"{name} = true\n",
+        f"{name} = []\n",
+        f"{name} = -1\n",
+        f'{name} = ""\n',
+    ):
         with pytest.raises(BadInput, match=name):
             Policy.load(written(tmp_path, re.sub(rf"(?m)^{name} = .*\n", new, TOML)))
 
@@ -116,7 +158,11 @@ def test_a_senseless_value_is_refused_in_one_sentence(tmp_path, name, value):
 
 
 def test_an_unknown_field_a_table_and_a_file_that_is_no_toml_are_refused(tmp_path):
-    for text, word in ((TOML + "seed = 3\n", "unknown"), (TOML + "[noise]\noff = true\n", "unknown"), (TOML + "=", "not TOML")):
+    for text, word in (
+        (TOML + "seed = 3\n", "unknown"),
+        (TOML + "[noise]\noff = true\n", "unknown"),
+        (TOML + "=", "not TOML"),
+    ):
         with pytest.raises(BadInput, match=word):
             Policy.load(written(tmp_path, text))
     with pytest.raises(BadInput, match="cannot be read"):
@@ -158,8 +204,17 @@ def test_each_limit_refuses_with_its_code(policy, envelope, code):
 
 
 def test_what_is_within_the_limits_passes(policy):
-    samplings = [{"sampling": s} for s in (DisjointBatches(5), Poisson(0.2), WithoutReplacement(0.2))]
-    for envelope in (asked(), asked(clip=0.001), asked(clip=10.0), asked(clip=0.0), asked(noise=1.0), asked(LocalSteps(W, 5, 0.1))):
+    samplings = [
+        {"sampling": s} for s in (DisjointBatches(5), Poisson(0.2), WithoutReplacement(0.2))
+    ]
+    for envelope in (
+        asked(),
+        asked(clip=0.001),
+        asked(clip=10.0),
+        asked(clip=0.0),
+        asked(noise=1.0),
+        asked(LocalSteps(W, 5, 0.1)),
+    ):
         policy.check(envelope, ASKER, n=100, now=NOON)
     for sampling in samplings:
         policy.check(asked(**sampling), ASKER, n=100, now=NOON)
@@ -191,14 +246,18 @@ def test_rates_count_entries_of_the_run_and_of_the_last_hour(policy):
     policy.check_rate("asker", "a", now=NOON, counts=entries)
     with pytest.raises(Refused, match="run-limit"):
         policy.check_rate("asker", "a", now=NOON, counts=Entries([*entries, ("a", NOON - 9000)]))
-    busy = Entries([*entries, ("c", NOON - 5), ("c", NOON + 9e6)])  # the last by a clock that has since been set back
+    busy = Entries(
+        [*entries, ("c", NOON - 5), ("c", NOON + 9e6)]
+    )  # the last by a clock that has since been set back
     with pytest.raises(Refused, match="rate"):
         policy.check_rate("asker", "a", now=NOON, counts=busy)
 
 
 def test_every_code_that_the_package_refuses_with_is_in_the_table():
     folder = Path(silodp.__file__).parent
-    own = [path for path in folder.rglob("*.py") if folder / "shuffler" not in path.parents]  # a shuffler has codes of its own
+    own = [
+        path for path in folder.rglob("*.py") if folder / "shuffler" not in path.parents
+    ]  # a shuffler has codes of its own
     source = "".join(path.read_text("utf-8") for path in own)
     used = set(re.findall(r'Refused\("([a-z-]+)"\)', source))
     assert used <= set(CODES)
@@ -207,13 +266,22 @@ def test_every_code_that_the_package_refuses_with_is_in_the_table():
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(st.floats(allow_nan=False), st.floats(allow_nan=False), st.integers(-(2**53), 2**53), st.floats(allow_nan=False))
-def test_whatever_numbers_a_query_has_the_policy_raises_nothing_but_its_codes(clip, noise, count, rate):
+@given(
+    st.floats(allow_nan=False),
+    st.floats(allow_nan=False),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False),
+)
+def test_whatever_numbers_a_query_has_the_policy_raises_nothing_but_its_codes(
+    clip, noise, count, rate
+):
     policy = of_table("policy", Policy, EVERYTHING)
     for statistic in (Grad(W), LocalSteps(W, count, rate)):
         for sampling in (DisjointBatches(count, count), Poisson(rate), WithoutReplacement(rate)):
             try:
-                policy.check(asked(statistic, clip, noise, sampling=sampling), ASKER, n=100, now=NOON)
+                policy.check(
+                    asked(statistic, clip, noise, sampling=sampling), ASKER, n=100, now=NOON
+                )
             except Refused as refusal:
                 known = refusal.code in CODES
             else:

@@ -1,4 +1,6 @@
-"""The gate in a shuffle: what leaves is a box for the shuffler alone, priced by all the noise and recorded with the silo's own."""
+"""The gate in a shuffle: what leaves is a box for the shuffler alone, priced by all the noise and
+recorded with the silo's own.
+"""
 
 import json
 import math
@@ -23,7 +25,15 @@ from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import box_length, open_box
-from silodp.core.protocol.codec import Answer, Envelope, Refusal, Sealed, decode_query, decode_reply, encode_query
+from silodp.core.protocol.codec import (
+    Answer,
+    Envelope,
+    Refusal,
+    Sealed,
+    decode_query,
+    decode_reply,
+    encode_query,
+)
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments
@@ -40,10 +50,21 @@ PROBLEM = Problem(nn.Sequential(nn.Linear(FEATURES, 2)), cross_entropy)
 D = PROBLEM.dim
 W = torch.linspace(-1, 1, D)[None]
 POLICY = Policy(
-    silo="hospital-a", epsilon=2.0, delta=1e-5, definition=definition_hash(PROBLEM), statistics=STATISTICS, samplings=SAMPLINGS,
-    clip=(1e-6, 10.0), minimum_noise_multiplier=1.0, minimum_batch=4, maximum_local_steps=3, queries_per_run=1000, queries_per_hour=100_000,
-    expires=date(9998, 1, 1), askers=(SERVER.public_key().public_bytes_raw().hex(),),
-)  # fmt: skip
+    silo="hospital-a",
+    epsilon=2.0,
+    delta=1e-5,
+    definition=definition_hash(PROBLEM),
+    statistics=STATISTICS,
+    samplings=SAMPLINGS,
+    clip=(1e-6, 10.0),
+    minimum_noise_multiplier=1.0,
+    minimum_batch=4,
+    maximum_local_steps=3,
+    queries_per_run=1000,
+    queries_per_hour=100_000,
+    expires=date(9998, 1, 1),
+    askers=(SERVER.public_key().public_bytes_raw().hex(),),
+)
 SHUFFLING = Shuffling(SHUFFLER.public_key().public_bytes_raw().hex(), "pseudonym.key", 400, 40)
 COINS = {"levels": 30, "noise_bits": 500, "contributions": 200}
 
@@ -52,16 +73,38 @@ def silo(folder, *, shuffling=SHUFFLING, rule=None, data=None) -> tuple[Door, Du
     rng = np.random.default_rng(5)
     x, y = data or (rng.normal(size=(N, FEATURES)).astype(np.float32), rng.integers(0, 2, N))
     folder.mkdir(exist_ok=True)
-    about = {"rule": rule or Totals.for_budget(POLICY.budget), "budget": POLICY.budget, "records": len(y), "identity": Identity.of(x, y)}
+    about = {
+        "rule": rule or Totals.for_budget(POLICY.budget),
+        "budget": POLICY.budget,
+        "records": len(y),
+        "identity": Identity.of(x, y),
+    }
     ledger = DurableLedger.create(folder / "ledger.db", **about, registry=folder / "registry")
     sealing = (shuffling, PSEUDONYM) if shuffling else None
-    door = Door(POLICY, PROBLEM, Records.of([(x, y)]), ledger, signing_key=SILO, shuffling=sealing, registry=folder / "registry")
+    door = Door(
+        POLICY,
+        PROBLEM,
+        Records.of([(x, y)]),
+        ledger,
+        signing_key=SILO,
+        shuffling=sealing,
+        registry=folder / "registry",
+    )
     return door, ledger
 
 
-def asked(query_id: str, statistic=None, *, clip=1.0, round="0", of=POLICY.silo, **changes) -> tuple[Envelope, bytes]:
+def asked(
+    query_id: str, statistic=None, *, clip=1.0, round="0", of=POLICY.silo, **changes
+) -> tuple[Envelope, bytes]:
     mechanism = Shuffled("anchor", clip, **COINS | changes)
-    envelope = Envelope(of, "run-1", query_id, POLICY.definition, Query(Grad(W) if statistic is None else statistic, mechanism), round)
+    envelope = Envelope(
+        of,
+        "run-1",
+        query_id,
+        POLICY.definition,
+        Query(Grad(W) if statistic is None else statistic, mechanism),
+        round,
+    )
     return envelope, encode_query(envelope, SERVER)
 
 
@@ -79,7 +122,12 @@ def code(door: Door, frame: bytes) -> str:
 def noisy(door: Door, query_id: str, noise: float = 8.0) -> str:
     """What becomes of a question with Gaussian noise, whose answer goes to no shuffler."""
     query = Query(Grad(W), Gaussian("anchor", 1.0, noise))
-    got = decode_reply(door.handle(encode_query(Envelope(POLICY.silo, "run-1", query_id, POLICY.definition, query), SERVER)), limit=10**6)
+    got = decode_reply(
+        door.handle(
+            encode_query(Envelope(POLICY.silo, "run-1", query_id, POLICY.definition, query), SERVER)
+        ),
+        limit=10**6,
+    )
     assert isinstance(got, Answer | Refusal)
     return got.code if isinstance(got, Refusal) else "answered"
 
@@ -96,7 +144,11 @@ def test_the_answer_is_a_box_that_only_the_shuffler_opens_on_the_silos_condition
     envelope, frame = asked("q1")
     got = reply(door, frame)
     assert isinstance(got, Sealed)
-    assert (got.silo, got.query_id, got.digest) == ("hospital-a", "q1", decode_query(frame, limit=10**6)[2])
+    assert (got.silo, got.query_id, got.digest) == (
+        "hospital-a",
+        "q1",
+        decode_query(frame, limit=10**6)[2],
+    )
     assert len(got.box) == box_length(D)
     contribution, key = open_box(got.box, envelope.shuffle_round, SHUFFLER)
     assert key == PSEUDONYM.public_key().public_bytes_raw().hex()
@@ -104,7 +156,9 @@ def test_the_answer_is_a_box_that_only_the_shuffler_opens_on_the_silos_condition
     assert contribution.counts.shape == (D,)
     entry = next(iter(ledger.entries()))
     assert json.loads(entry.event)["own"] == N
-    assert entry.amount == pytest.approx(float(Totals.for_budget(POLICY.budget).price(got.event, np.asarray(N))[1]))
+    assert entry.amount == pytest.approx(
+        float(Totals.for_budget(POLICY.budget).price(got.event, np.asarray(N))[1])
+    )
     made = Schedule(), Schedule()
     made[0].add("", got.event)
     made[1].add("", got.event, N)
@@ -121,16 +175,25 @@ def test_no_count_is_in_the_reply_or_in_the_ledger(tmp_path):
     counts = open_box(got.box, envelope.shuffle_round, SHUFFLER)[0].counts
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     for entry in (raw, kept):
-        assert not any(np.asarray(part).tobytes() in entry for part in (counts[:2], counts[:2].astype(np.float64), counts[:3].astype("i4")))
+        assert not any(
+            np.asarray(part).tobytes() in entry
+            for part in (counts[:2], counts[:2].astype(np.float64), counts[:3].astype("i4"))
+        )
 
 
 def test_silos_asked_the_same_have_one_round_and_any_other_question_has_another():
     one, other = asked("q1")[0], asked("q2", of="another-silo")[0]
     assert one.shuffle_round == other.shuffle_round
     different = [
-        asked("q1", round="1")[0], asked("q1", clip=2.0)[0], asked("q1", Grad(W + 1e-6))[0], asked("q1", noise_bits=499)[0],
-        asked("q1", contributions=199)[0], asked("q1", levels=29)[0], replace(one, run="run-2"), replace(one, model="0" * 64),
-    ]  # fmt: skip
+        asked("q1", round="1")[0],
+        asked("q1", clip=2.0)[0],
+        asked("q1", Grad(W + 1e-6))[0],
+        asked("q1", noise_bits=499)[0],
+        asked("q1", contributions=199)[0],
+        asked("q1", levels=29)[0],
+        replace(one, run="run-2"),
+        replace(one, model="0" * 64),
+    ]
     assert len({one.shuffle_round, *(e.shuffle_round for e in different)}) == 9
 
 
@@ -146,7 +209,10 @@ def test_a_round_is_answered_once_whatever_the_query_ids_and_pseudonyms(tmp_path
     door, ledger = silo(tmp_path)
     assert code(door, asked("q1")[1]) == "answered"
     assert code(door, asked("q2")[1]) == "round"
-    door._shuffling = (SHUFFLING, Ed25519PrivateKey.generate())  # a new pseudonym, with the old one still on the roster
+    door._shuffling = (
+        SHUFFLING,
+        Ed25519PrivateKey.generate(),
+    )  # a new pseudonym, with the old one still on the roster
     assert code(door, asked("q3")[1]) == "round"
     assert code(door, asked("q1")[1]) == "answered"
     assert [entry.act for entry in ledger.entries()] == ["charge", "answer"]
@@ -154,14 +220,20 @@ def test_a_round_is_answered_once_whatever_the_query_ids_and_pseudonyms(tmp_path
     again = DurableLedger.open(tmp_path / "ledger.db")
     again.verify()
     ledger_of_query = again.for_query(
-        query_id="q5", digest=b"x" * 32, kind="anchor", asker="a", run="r", generation=0, round=asked("q5")[0].shuffle_round
+        query_id="q5",
+        digest=b"x" * 32,
+        kind="anchor",
+        asker="a",
+        run="r",
+        generation=0,
+        round=asked("q5")[0].shuffle_round,
     )
     with pytest.raises(Refused, match="round"):
         ledger_of_query.charge(asked("q5")[0].query.event(), [0])
     with pytest.raises(Refused, match="round"):
-        again.for_query(query_id="q6", digest=b"x" * 32, kind="anchor", asker="a", run="r", generation=0).charge(
-            asked("q6")[0].query.event(), [0]
-        )
+        again.for_query(
+            query_id="q6", digest=b"x" * 32, kind="anchor", asker="a", run="r", generation=0
+        ).charge(asked("q6")[0].query.event(), [0])
 
 
 def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_limited(tmp_path):
@@ -171,7 +243,9 @@ def test_what_the_shuffler_may_learn_counts_the_servers_answers_too_and_can_be_l
     for i in range(3):
         assert noisy(door, f"g{i}") == "answered"
     assert ledger.local() > 1.05 * alone
-    strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * alone))
+    strict, kept = silo(
+        tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * alone)
+    )
     assert code(strict, asked("q1")[1]) == "answered"
     assert code(strict, asked("q2", round="1")[1]) == "local"
     assert kept.local() == pytest.approx(alone)
@@ -183,33 +257,50 @@ def test_the_ledger_shows_what_server_and_shuffler_may_learn_and_when_that_holds
     exit_code, text, _ = silodp("ledger", "show", ledger.path, of=())
     assert exit_code == 0
     text = " ".join(text.split())
-    assert f"epsilon {rounded_up(ledger.spent(), 4)} of {POLICY.epsilon:g} is spent against the server, which sees totals" in text
     assert (
-        f"Against whoever sees this silo's own counts (the shuffler itself, or under masks all other silos and the server together): epsilon {rounded_up(ledger.local(), 4)}."
-        in text
-    )
+        f"epsilon {rounded_up(ledger.spent(), 4)} of {POLICY.epsilon:g} is spent against "
+        "the server, which sees totals"
+    ) in text
+    assert (
+        "Against whoever sees this silo's own counts (the shuffler itself, or under masks "
+        "all other silos and the server together): epsilon "
+        f"{rounded_up(ledger.local(), 4)}."
+    ) in text
     assert HOLDS in text
 
 
-def test_the_limit_on_what_the_shuffler_may_learn_is_a_filter_at_an_order_that_limit_and_delta_fix(tmp_path):
-    """A bound whose order is chosen after the answers lets more pass, and holds for no asker who adapts."""
+def test_the_limit_on_what_the_shuffler_may_learn_is_a_filter_at_an_order_that_limit_and_delta_fix(
+    tmp_path,
+):
+    """A bound whose order is chosen after the answers lets more pass, and holds for no asker who
+    adapts.
+    """
     limit, codes = 1.0, []
     strict, _ = silo(tmp_path, shuffling=replace(SHUFFLING, maximum_local_epsilon=limit))
     for i in range(3):
         codes.append(code(strict, asked(f"q{i}", round=str(i), noise_bits=3000)[1]))
-    rule, event = Totals.for_budget(Budget(limit, POLICY.delta)), asked("q", noise_bits=3000)[0].query.event()
+    rule, event = (
+        Totals.for_budget(Budget(limit, POLICY.delta)),
+        asked("q", noise_bits=3000)[0].query.event(),
+    )
     share, after = float(rule.price(replace(event, contributions=N), np.asarray(N))[1]), Schedule()
     assert share <= 1 < 2 * share
     assert codes == ["answered", "local", "local"]
     after.add("", replace(event, count=2), N)
-    assert after.epsilon(POLICY.delta) <= limit, "by the order that suits these two best there would have been room"
+    assert after.epsilon(POLICY.delta) <= limit, (
+        "by the order that suits these two best there would have been room"
+    )
 
 
 def test_gaussian_answers_stop_at_the_limit_of_what_the_shuffler_may_learn(tmp_path):
-    """It learns them from the server: a limit that only totals had would be passed by whoever asks for totals first."""
+    """It learns them from the server: a limit that only totals had would be passed by whoever asks
+    for totals first.
+    """
     door, ledger = silo(tmp_path / "a")
     assert code(door, asked("q1")[1]) == "answered"
-    strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.2 * ledger.local()))
+    strict, kept = silo(
+        tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.2 * ledger.local())
+    )
     assert code(strict, asked("q1")[1]) == "answered"
     codes = [noisy(strict, f"g{i}") for i in range(12)]
     assert codes == sorted(codes)
@@ -222,10 +313,19 @@ def test_gaussian_answers_stop_at_the_limit_of_what_the_shuffler_may_learn(tmp_p
 def test_of_two_processes_that_both_find_room_for_one_answer_only_one_is_charged(tmp_path):
     door, ledger = silo(tmp_path)
     assert code(door, asked("q1")[1]) == "answered"
-    about = {"digest": b"x" * 32, "kind": "anchor", "asker": "a", "run": "r", "generation": 0, "most_local": 1.01 * ledger.local()}
+    about = {
+        "digest": b"x" * 32,
+        "kind": "anchor",
+        "asker": "a",
+        "run": "r",
+        "generation": 0,
+        "most_local": 1.01 * ledger.local(),
+    }
     _, kept = silo(tmp_path / "b")
     queries = [
-        DurableLedger.open(kept.path).for_query(query_id=name, round=asked(name, round=name)[0].shuffle_round, **about)
+        DurableLedger.open(kept.path).for_query(
+            query_id=name, round=asked(name, round=name)[0].shuffle_round, **about
+        )
         for name in ("q1", "q2")
     ]
     queries[0].charge(asked("q1")[0].query.event(), [0])
@@ -234,10 +334,14 @@ def test_of_two_processes_that_both_find_room_for_one_answer_only_one_is_charged
     assert [entry.query_id for entry in kept.entries()] == ["q1"]
 
 
-def test_a_gate_that_died_between_charge_and_answer_answers_within_the_same_limit(tmp_path, monkeypatch):
+def test_a_gate_that_died_between_charge_and_answer_answers_within_the_same_limit(
+    tmp_path, monkeypatch
+):
     door, ledger = silo(tmp_path / "a")
     assert code(door, asked("q1")[1]) == "answered"
-    strict, kept = silo(tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * ledger.local()))
+    strict, kept = silo(
+        tmp_path / "b", shuffling=replace(SHUFFLING, maximum_local_epsilon=1.01 * ledger.local())
+    )
     with monkeypatch.context() as broken:
         broken.setattr(QueryLedger, "store", lambda ledger_of_query, answer: 1 / 0)
         assert code(strict, asked("q1")[1]) == "internal"
@@ -247,21 +351,31 @@ def test_a_gate_that_died_between_charge_and_answer_answers_within_the_same_limi
 
 
 def test_a_clip_of_zero_says_nothing_of_a_record_whose_gradient_is_not_finite(tmp_path):
-    """The suite turns a warning into an error, which would be caught as a computation that failed: so what was warned of is looked at."""
+    """The suite turns a warning into an error, which would be caught as a computation that failed:
+    so what was warned of is looked at.
+    """
     x = np.ones((N, FEATURES), np.float32)
     x[0] = 1e30
     steep = Problem(nn.Sequential(nn.Linear(FEATURES, 1)), squared_error)
     counts = exact.Exact(steep, Records.of([(x, np.zeros(N))]), partition=None)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        counts.answer(Query(Grad(torch.full((1, steep.dim), 1e300, dtype=torch.float64)), Shuffled("anchor", 0.0, **COINS)), [0])
+        counts.answer(
+            Query(
+                Grad(torch.full((1, steep.dim), 1e300, dtype=torch.float64)),
+                Shuffled("anchor", 0.0, **COINS),
+            ),
+            [0],
+        )
     assert warned == []
 
 
 def test_own_coins_beyond_all_memory_are_refused_before_the_charge(tmp_path):
     door, ledger = silo(tmp_path)
     for bits in (2**32, 2**37, 2**41):
-        assert code(door, asked(f"q{bits}", contributions=1, levels=1, noise_bits=bits)[1]) == "noise"
+        assert (
+            code(door, asked(f"q{bits}", contributions=1, levels=1, noise_bits=bits)[1]) == "noise"
+        )
     assert ledger.head()[0] == 0
     assert ledger.local() == 0
     far = TotalEvent(FullBatch(), 30, 2**38, 0.5, 1, D)
@@ -289,8 +403,14 @@ def test_own_coins_beyond_all_memory_are_refused_before_the_charge(tmp_path):
         ({"clip": 0.0}, "answered"),
         ({"sampling": DisjointBatches(4, 1)}, "answered"),
         ({"statistic": GradDiff(W, W * 0.5)}, "answered"),
-        ({"statistic": Histogram(torch.tensor([0.0]), FEATURES), "clip": 2.0}, "statistic"),  # which values are absent would be lost
-        ({"statistic": Moments(-torch.ones(FEATURES), torch.ones(FEATURES)), "clip": 3.0}, "statistic"),
+        (
+            {"statistic": Histogram(torch.tensor([0.0]), FEATURES), "clip": 2.0},
+            "statistic",
+        ),  # which values are absent would be lost
+        (
+            {"statistic": Moments(-torch.ones(FEATURES), torch.ones(FEATURES)), "clip": 3.0},
+            "statistic",
+        ),
     ],
 )
 def test_what_is_answered_and_what_is_refused(tmp_path, changes, expected):
@@ -346,12 +466,18 @@ def test_without_noise_and_rounding_the_counts_are_the_clipped_sum(tmp_path, mon
     residual = torch.softmax(
         torch.from_numpy(x).double() @ W[0, :6].reshape(2, 3).T.double() + W[0, 6:].double(), 1
     ) - nn.functional.one_hot(torch.from_numpy(y), 2)
-    each = torch.cat([(residual[:, :, None] * torch.from_numpy(x).double()[:, None]).flatten(1), residual], 1).nan_to_num(0.0)
+    each = torch.cat(
+        [(residual[:, :, None] * torch.from_numpy(x).double()[:, None]).flatten(1), residual], 1
+    ).nan_to_num(0.0)
     each[3] = 0
     clipped = each / each.norm(dim=1, keepdim=True).clamp(min=0.7) * 0.7
     levels = 2**16
-    answerer = exact.Exact(PROBLEM, Records.of([(x, y)]), partition=lambda name, batches: np.arange(N))
-    monkeypatch.setattr(shuffle, "binomial", lambda random_bytes, trials, p, size: np.full(size, trials // 2))
+    answerer = exact.Exact(
+        PROBLEM, Records.of([(x, y)]), partition=lambda name, batches: np.arange(N)
+    )
+    monkeypatch.setattr(
+        shuffle, "binomial", lambda random_bytes, trials, p, size: np.full(size, trials // 2)
+    )
     value = answerer.answer(Query(Grad(W), Shuffled("a", 0.7, levels, 10, 200)), [0])[0, 0].double()
     mean = (value - N * 5) * (2 * 0.7 / levels) - N * 0.7
     assert torch.allclose(mean, clipped.sum(0), atol=N * 2 * 0.7 / levels)
@@ -366,7 +492,11 @@ def test_a_record_on_which_the_model_raises_takes_no_other_with_it(tmp_path):
         def forward(self, x):
             return self.inner(x)
 
-    answerer = exact.Exact(Problem(Picky(), cross_entropy), Records.of([(np.full((5, FEATURES), 1e30), np.zeros(5, int))]), partition=None)
+    answerer = exact.Exact(
+        Problem(Picky(), cross_entropy),
+        Records.of([(np.full((5, FEATURES), 1e30), np.zeros(5, int))]),
+        partition=None,
+    )
     counts = answerer.answer(Query(Grad(W), Shuffled("a", 1.0, 10, 100, 200)), [0])
     assert counts.dtype == torch.int64
     assert bool(((counts >= 0) & (counts <= 5 * 110)).all())
@@ -374,7 +504,10 @@ def test_a_record_on_which_the_model_raises_takes_no_other_with_it(tmp_path):
 
 def test_the_policys_table_is_read_and_what_is_wrong_with_it_is_said(tmp_path):
     path = tmp_path / "policy.toml"
-    good = f'[shuffle]\nshuffler = "{"a" * 64}"\npseudonym = "p.key"\ncontributions = 100\ncolluding = 0\n'
+    good = (
+        f'[shuffle]\nshuffler = "{"a" * 64}"\npseudonym = "p.key"\ncontributions = '
+        "100\ncolluding = 0\n"
+    )
     path.write_text(good)
     found = Shuffling.load(path)
     assert found is not None
@@ -382,9 +515,12 @@ def test_the_policys_table_is_read_and_what_is_wrong_with_it_is_said(tmp_path):
     path.write_text("silo = 'x'\n")
     assert Shuffling.load(path) is None
     for old, new, word in (
-        ("a" * 64, "a" * 63, "shuffler"), ("= 100", "= 0", "contributions"), ("colluding = 0", "colluding = -1", "colluding"),
-        ("colluding = 0", "", "colluding"), ("colluding = 0", "colluding = 0\nextra = 1", "extra"),
-    ):  # fmt: skip
+        ("a" * 64, "a" * 63, "shuffler"),
+        ("= 100", "= 0", "contributions"),
+        ("colluding = 0", "colluding = -1", "colluding"),
+        ("colluding = 0", "", "colluding"),
+        ("colluding = 0", "colluding = 0\nextra = 1", "extra"),
+    ):
         path.write_text(good.replace(old, new))
         with pytest.raises(BadInput, match=word):
             Shuffling.load(path)

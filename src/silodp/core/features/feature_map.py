@@ -1,4 +1,6 @@
-"""A map of features by its words: one that ships, or FILE.py:NAME, in simulation, at a gate and where a model is used alike."""
+"""A map of features by its words: one that ships, or FILE.py:NAME, in simulation, at a gate and
+where a model is used alike.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from silodp.core.extension import approved, is_file, made, parse
 from silodp.core.features import maps
 
 CHUNK = 250
-"""Pictures at once, always as many: a record's features are the same numbers whatever the records beside it are."""
+"""Pictures at once, always as many: a record's features are the same numbers whatever the records
+beside it are.
+"""
 
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """A public function of one record's raw features, the same for every record and fixed before any is seen."""
+    """A public function of one record's raw features, the same for every record and fixed before
+    any is seen.
+    """
 
     text: str
     function: Callable[[Tensor], Tensor] | maps.Constants
@@ -35,7 +41,9 @@ class FeatureMap:
         return f"{getattr(self.function, '__module__', '')}.{parse(self.text)[1]}"
 
     def width(self, features: int) -> int:
-        """The number of features that it makes of so many; a user's function is tried on made-up records."""
+        """The number of features that it makes of so many; a user's function is tried on made-up
+        records.
+        """
         if not isinstance(self.function, maps.Constants):
             made_up = torch.rand(1, features, generator=torch.Generator().manual_seed(0))
             return self.tried(torch.cat([torch.zeros_like(made_up), made_up])).shape[1]
@@ -43,37 +51,56 @@ class FeatureMap:
         return maps.parse(self.text)[1]
 
     def tried(self, x: Tensor) -> Tensor:
-        """As `of`, for made-up records x (n, k): nobody's, so that the reason of a failure is told, and twice, since both must be the same."""
+        """As `of`, for made-up records x (n, k): nobody's, so that the reason of a failure is told,
+        and twice, since both must be the same.
+        """
         try:
             found, again = self.unchecked(x), self.unchecked(x.flip(0)).flip(0)
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise BadInput(f"the features {self.text} cannot be made ({why}); mend the function") from None
+            raise BadInput(
+                f"the features {self.text} cannot be made ({why}); mend the function"
+            ) from None
         self._refuse_unusable(found)
         if not torch.allclose(found, again):
-            raise BadInput(f"the features {self.text} are other ones when they are made again; let them follow from the record alone")
+            raise BadInput(
+                f"the features {self.text} are other ones when they are made again; let "
+                "them follow from the record alone"
+            )
         return found
 
     def of(self, x: Tensor) -> Tensor:
-        """Rows (n, k) to (n, m); BadInput, without a word of a record (the reason of a failure could hold one), if it fails or gives no finite row.
+        """Rows (n, k) to (n, m); BadInput, without a word of a record (the reason of a failure
+        could hold one), if it fails or gives no finite row.
 
-        A user's function is shown each row alone; a map that ships has a record's features depend on that record alone by its arithmetic.
+        A user's function is shown each row alone; a map that ships has a record's features depend
+        on that record alone by its arithmetic.
         """
         try:
             found = self.unchecked(x)
         except BadInput:
             raise
         except Exception as error:
-            raise BadInput(f"the features {self.text} cannot be made ({type(error).__name__}); mend the function") from None
+            raise BadInput(
+                f"the features {self.text} cannot be made ({type(error).__name__}); mend "
+                "the function"
+            ) from None
         self._refuse_unusable(found)
         return found
 
     def _refuse_unusable(self, found: Tensor) -> None:
         if found.dim() != 2 or not bool(found.isfinite().all()):
-            raise BadInput(f"the features {self.text} must be a vector of finite numbers for every record; bound them in the function")
+            raise BadInput(
+                f"the features {self.text} must be a vector of finite numbers for every "
+                "record; bound them in the function"
+            )
 
     def unchecked(self, x: Tensor) -> Tensor:
-        return self._shipped(self.function, x) if isinstance(self.function, maps.Constants) else self._alone(self.function, x)
+        return (
+            self._shipped(self.function, x)
+            if isinstance(self.function, maps.Constants)
+            else self._alone(self.function, x)
+        )
 
     @property
     def at_once(self) -> int:
@@ -89,15 +116,21 @@ class FeatureMap:
         for start in range(0, len(x), CHUNK):
             part = x[start : start + CHUNK]
             whole = torch.cat([part, part.new_zeros(CHUNK - len(part), part.shape[1])]).float()
-            parts.append(maps.of(self.text, whole.reshape(CHUNK, *shape), constants)[: len(part)].to(x.dtype))
+            parts.append(
+                maps.of(self.text, whole.reshape(CHUNK, *shape), constants)[: len(part)].to(x.dtype)
+            )
         return torch.cat(parts) if parts else x.new_zeros(0, maps.parse(self.text)[1])
 
 
 def feature_map(text: str, load: Callable[[str], Any], shape: tuple[int, ...] = ()) -> FeatureMap:
-    """The map that the words name, for pictures of `shape` where that is known; `load` finds what FILE.py calls NAME, and a shipped map's constants."""
+    """The map that the words name, for pictures of `shape` where that is known; `load` finds what
+    FILE.py calls NAME, and a shipped map's constants.
+    """
     if not is_file(text):
         return FeatureMap(text, load(maps.parse(text)[0]), shape)
     function = approved(text, made(text, load))
     if not hasattr(function, "__call__"):  # noqa: B004
-        raise BadInput(f"{text} is no function; it should take one record's features (k,) to others (m,)")
+        raise BadInput(
+            f"{text} is no function; it should take one record's features (k,) to others (m,)"
+        )
     return FeatureMap(text, function)

@@ -1,8 +1,10 @@
-"""The maps that ship, by name: `photo:M` for pictures of anything, `digit` for handwritten digits. They need no download.
+"""The maps that ship, by name: `photo:M` for pictures of anything, `digit` for handwritten digits.
+They need no download.
 
-Their constants were learnt from public pictures that scikit-learn and matplotlib embed (`silodp.lab.learn_features` says how), never from a
-silo's: centring, scaling and principal axes of a map that ships cost no budget. A definition names them by the hash of code and constants.
-Whoever loads a user's FILE.py loads the constants too: nothing is read here.
+Their constants were learnt from public pictures that scikit-learn and matplotlib embed
+(`silodp.lab.learn_features` says how), never from a silo's: centring, scaling and principal axes of
+a map that ships cost no budget. A definition names them by the hash of code and constants. Whoever
+loads a user's FILE.py loads the constants too: nothing is read here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from silodp.core.errors import BadInput
 from silodp.core.features import pictures
 
 NORM = 3.0
-"""Of every record's features: beside it the 1 of a model's offset takes little of what the clip allows."""
+"""Of every record's features: beside it the 1 of a model's offset takes little of what the clip
+allows.
+"""
 MOST, USUAL = 256, 128
 
 
@@ -29,17 +33,23 @@ def parse(text: str) -> tuple[str, int]:
     if text == "digit":
         return text, 190
     raise BadInput(
-        f"the features are {text!r}; use photo:M with M from 1 to {MOST}, digit, or FILE.py:NAME, a function of one record's features"
+        f"the features are {text!r}; use photo:M with M from 1 to {MOST}, digit, or "
+        "FILE.py:NAME, a function of one record's features"
     )
 
 
 def shape_of(features: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """(channels, height, width) of pictures of so many numbers: by the schema, or of squares, grey or in three colours."""
+    """(channels, height, width) of pictures of so many numbers: by the schema, or of squares, grey
+    or in three colours.
+    """
     for channels in (1, 3):
         side = round((features / channels) ** 0.5)
         shape = shape or ((channels, side, side) if channels * side * side == features else ())
     if len(shape) != 3 or min(shape[1:]) < 8:
-        raise BadInput(f"records of {features} numbers are no pictures of 8 x 8 pixels or more; give a schema with a table [images]")
+        raise BadInput(
+            f"records of {features} numbers are no pictures of 8 x 8 pixels or more; give "
+            "a schema with a table [images]"
+        )
     return shape
 
 
@@ -58,9 +68,13 @@ def source(text: str, constants: Constants) -> str:
 
 
 def of(text: str, x: Tensor, constants: Constants) -> Tensor:
-    """Features (n, M), of norm NORM each, of pictures (n, channels, height, width) within [-1, 1]."""
+    """Features (n, M), of norm NORM each, of pictures (n, channels, height, width) within [-1,
+    1].
+    """
     name, count = parse(text)
-    return NORM * (photo(x, count, constants.tensors) if name == "photo" else digit(x, constants.tensors))
+    return NORM * (
+        photo(x, count, constants.tensors) if name == "photo" else digit(x, constants.tensors)
+    )
 
 
 def photo(x: Tensor, count: int, c: dict[str, Tensor]) -> Tensor:
@@ -71,10 +85,14 @@ def photo(x: Tensor, count: int, c: dict[str, Tensor]) -> Tensor:
 def digit(x: Tensor, c: dict[str, Tensor]) -> Tensor:
     ink = pictures.inked(pictures.sized(x, 1, 28))
     layers = [(c[f"weight{k}"], c[f"bias{k}"]) for k in range(4)]
-    known = F.normalize((pictures.strokes(pictures.boxed(ink), layers) - c["strokes.centre"]) @ c["strokes.axes"])
+    known = F.normalize(
+        (pictures.strokes(pictures.boxed(ink), layers) - c["strokes.centre"]) @ c["strokes.axes"]
+    )
     return torch.cat([known, _axes(pictures.edges(ink).flatten(1), c, 150)], 1) / 2**0.5
 
 
 def _axes(seen: Tensor, c: dict[str, Tensor], count: int) -> Tensor:
     """On the first principal axes of public pictures, half-whitened, and of norm 1."""
-    return F.normalize(((seen * c["weight"] - c["centre"]) @ c["axes"][:, :count]) * c["scale"][:count])
+    return F.normalize(
+        ((seen * c["weight"] - c["centre"]) @ c["axes"][:, :count]) * c["scale"][:count]
+    )

@@ -1,6 +1,8 @@
-"""What shipped maps see in a picture: directions of edges (HOG), soft-thresholded patches, and what a small network of digits sees.
+"""What shipped maps see in a picture: directions of edges (HOG), soft-thresholded patches, and what
+a small network of digits sees.
 
-All of it is arithmetic on one picture; a batch is only for speed. Nothing here is learnt: the constants come from `constants/`.
+All of it is arithmetic on one picture; a batch is only for speed. Nothing here is learnt: the
+constants come from `constants/`.
 """
 
 from __future__ import annotations
@@ -21,11 +23,19 @@ def sized(x: Tensor, channels: int, side: int) -> Tensor:
     """Pictures (n, c, h, w) within [-1, 1] as (n, channels, side, side) within [0, 1]."""
     x = ((x + 1) / 2).clamp(0, 1)
     x = x.mean(1, keepdim=True) if channels == 1 else x.expand(-1, 3, -1, -1)
-    return x if x.shape[2:] == (side, side) else F.interpolate(x, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
+    return (
+        x
+        if x.shape[2:] == (side, side)
+        else F.interpolate(
+            x, size=(side, side), mode="bilinear", antialias=True, align_corners=False
+        )
+    )
 
 
 def edges(x: Tensor) -> Tensor:
-    """HOG: (n, c, s, s) to blocks of 2 x 2 cells, (n, 4 BINS, s/CELL - 1, s/CELL - 1); of several channels the steepest counts."""
+    """HOG: (n, c, s, s) to blocks of 2 x 2 cells, (n, 4 BINS, s/CELL - 1, s/CELL - 1); of several
+    channels the steepest counts.
+    """
     gx, gy = F.pad(x, (1, 1, 0, 0), mode="replicate"), F.pad(x, (0, 0, 1, 1), mode="replicate")
     gx, gy = gx[..., 2:] - gx[..., :-2], gy[:, :, 2:] - gy[:, :, :-2]
     steepest = (gx.square() + gy.square()).argmax(1, keepdim=True)
@@ -34,10 +44,17 @@ def edges(x: Tensor) -> Tensor:
     low = angle.floor()
     share, low = angle - low, low.long() % BINS
     flat = torch.zeros(len(x), BINS, *x.shape[2:], dtype=x.dtype)
-    flat = flat.scatter_add(1, low, length * (1 - share)).scatter_add(1, (low + 1) % BINS, length * share)
+    flat = flat.scatter_add(1, low, length * (1 - share)).scatter_add(
+        1, (low + 1) % BINS, length * share
+    )
     cells = F.avg_pool2d(flat, CELL)
     power = 4 * F.avg_pool2d(cells.square().sum(1, keepdim=True), 2, 1)
-    corners = [cells[:, :, :-1, :-1], cells[:, :, 1:, :-1], cells[:, :, :-1, 1:], cells[:, :, 1:, 1:]]
+    corners = [
+        cells[:, :, :-1, :-1],
+        cells[:, :, 1:, :-1],
+        cells[:, :, :-1, 1:],
+        cells[:, :, 1:, 1:],
+    ]
     return (torch.cat(corners, 1) / (power + 1e-3).sqrt()).clamp_max(LIMIT)
 
 
@@ -45,20 +62,28 @@ def mirrored_edges(blocks: Tensor) -> Tensor:
     """The blocks of the mirrored picture."""
     n, _, h, w = blocks.shape
     corners = blocks.reshape(n, 2, 2, BINS, h, w).flip(1)  # left and right change places
-    return corners[:, :, :, [(BINS - k) % BINS for k in range(BINS)]].reshape(n, 4 * BINS, h, w).flip(3)
+    return (
+        corners[:, :, :, [(BINS - k) % BINS for k in range(BINS)]]
+        .reshape(n, 4 * BINS, h, w)
+        .flip(3)
+    )
 
 
 def responses(x: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
-    """How strongly each patch of the pictures, at unit contrast, answers to each filter: (n, filters, s - 5, s - 5)."""
+    """How strongly each patch of the pictures, at unit contrast, answers to each filter: (n,
+    filters, s - 5, s - 5).
+    """
     mean = F.avg_pool2d(x.mean(1, keepdim=True), PATCH, 1)
     spread = F.avg_pool2d(x.square().mean(1, keepdim=True), PATCH, 1) - mean.square()
     return F.conv2d(x, filters) / (spread.clamp_min(0) + CONTRAST).sqrt() - offset[:, None, None]
 
 
 def photo(x: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
-    """Edges, colours and patches of pictures (n, 3, 32, 32), the same for a picture and its mirror image: (n, 2184).
+    """Edges, colours and patches of pictures (n, 3, 32, 32), the same for a picture and its mirror
+    image: (n, 2184).
 
-    The second half of the filters mirrors the first, so that the mirror image's answers are those of the picture in another order.
+    The second half of the filters mirrors the first, so that the mirror image's answers are those
+    of the picture in another order.
     """
     blocks = edges(x)
     blocks = (blocks + mirrored_edges(blocks))[..., :4] / 2
@@ -79,7 +104,9 @@ def inked(x: Tensor) -> Tensor:
 
 
 def boxed(x: Tensor) -> Tensor:
-    """What a digit's strokes span, stretched over 8 x 8 means: (n, 1, 28, 28) to (n, 1, 8, 8). A narrow one is not made wide."""
+    """What a digit's strokes span, stretched over 8 x 8 means: (n, 1, 28, 28) to (n, 1, 8, 8). A
+    narrow one is not made wide.
+    """
     side, on = x.shape[-1], x[:, 0] > 0.2
     at = torch.arange(side)
 
@@ -91,8 +118,15 @@ def boxed(x: Tensor) -> Tensor:
     (y, height), (x0, width) = span(on.any(2)), span(on.any(1))
     width = torch.maximum(width, 0.3 * height)
     zero = torch.zeros_like(width)
-    window = torch.stack([width / side, zero, 2 * x0 / side - 1, zero, height / side, 2 * y / side - 1], 1).reshape(-1, 2, 3)
-    return F.avg_pool2d(F.grid_sample(x, F.affine_grid(window, [len(x), 1, 32, 32], align_corners=False), align_corners=False), 4)
+    window = torch.stack(
+        [width / side, zero, 2 * x0 / side - 1, zero, height / side, 2 * y / side - 1], 1
+    ).reshape(-1, 2, 3)
+    return F.avg_pool2d(
+        F.grid_sample(
+            x, F.affine_grid(window, [len(x), 1, 32, 32], align_corners=False), align_corners=False
+        ),
+        4,
+    )
 
 
 def strokes(x: Tensor, layers: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -1,4 +1,6 @@
-"""Totals over silos that nobody adds up but the server, who can read nothing else: each silo masks its own counts."""
+"""Totals over silos that nobody adds up but the server, who can read nothing else: each silo masks
+its own counts.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Masked(Shuffled):
-    """The totals of `Shuffled`, under masks that cancel in the sum over the query's cohort, modulo 2^modulus (core.protocol.masks).
+    """The totals of `Shuffled`, under masks that cancel in the sum over the query's cohort, modulo
+    2^modulus (core.protocol.masks).
 
-    `contributions` are the records whose noise the price counts on, as there: of a gate's cohort all but the largest, which may collude.
+    `contributions` are the records whose noise the price counts on, as there: of a gate's cohort
+    all but the largest, which may collude.
 
-    Sensitivity: that of `Shuffled`. Adding modulo 2^modulus is post-processing of the sum of integers, and no total passes the modulus, which a gate checks.
+    Sensitivity: that of `Shuffled`. Adding modulo 2^modulus is post-processing of the sum of
+    integers, and no total passes the modulus, which a gate checks.
     """
 
     modulus: int = 64

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 
 class Mechanism:
-    """How an answer is made private: it clips, takes a batch and adds noise. A new one is one file in this package.
+    """How an answer is made private: it clips, takes a batch and adds noise. A new one is one file
+    in this package.
 
-    It says what an answer costs (`event`), what no policy could allow (`check`), which law its noise has (`noised`), its fields on the wire
-    (`wire`), and how the server combines the silos' answers (`combine`).
+    It says what an answer costs (`event`), what no policy could allow (`check`), which law its
+    noise has (`noised`), its fields on the wire (`wire`), and how the server combines the silos'
+    answers (`combine`).
     """
 
     kind: str
@@ -33,9 +35,13 @@ class Mechanism:
     noise: ClassVar[tuple[str, ...]]
     """Those of its fields that decide the noise."""
     total: ClassVar[bool] = False
-    """Whether answers are for a shuffler, or masked, and added up: the server sees totals over silos, and no silo's own answer."""
+    """Whether answers are for a shuffler, or masked, and added up: the server sees totals over
+    silos, and no silo's own answer.
+    """
     masked: ClassVar[bool] = False
-    """Whether it is silos' masks that hide their answers, and no shuffler: a query then names its cohort."""
+    """Whether it is silos' masks that hide their answers, and no shuffler: a query then names its
+    cohort.
+    """
 
     if TYPE_CHECKING:  # each kind is a frozen dataclass, with fields that its own file knows
         __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -51,15 +57,21 @@ class Mechanism:
         raise NotImplementedError
 
     def deviation(self, silos: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
-        """(J, 1): the standard deviation of the noise in each coordinate of what `combine` makes, and of how many records it is the mean."""
+        """(J, 1): the standard deviation of the noise in each coordinate of what `combine` makes,
+        and of how many records it is the mean.
+        """
         raise NotImplementedError
 
     def noised(self, by: Any, *given: Any) -> Any:
-        """What `by`, who draws noise or says what it would be, does with its law: `gaussian` or `binomial`."""
+        """What `by`, who draws noise or says what it would be, does with its law: `gaussian` or
+        `binomial`.
+        """
         raise NotImplementedError
 
     def noisy(self, event: Any) -> Any:
-        """The event of this mechanism at its own noise: a dry run counts questions before the noise is known."""
+        """The event of this mechanism at its own noise: a dry run counts questions before the noise
+        is known.
+        """
         return event
 
     def of(self, silo: int) -> Self:
@@ -67,7 +79,9 @@ class Mechanism:
         raise NotImplementedError
 
     def check(self, statistic: Statistic, runs: int, silos: int) -> None:
-        """Refuses a clip, a noise, a statistic or a sampling with which it makes no sense, whatever the policy."""
+        """Refuses a clip, a noise, a statistic or a sampling with which it makes no sense, whatever
+        the policy.
+        """
         if type(self.clip) is float and self.clip >= 0:
             return  # without torch, in every round
         clip = self.clips
@@ -83,7 +97,9 @@ class Mechanism:
         return replace(self, clip=clip)  # type: ignore[type-var]
 
     def at(self, index: int) -> Self:
-        """The mechanism of round `index`: takes that batch of a partition; other samplings draw anew by themselves."""
+        """The mechanism of round `index`: takes that batch of a partition; other samplings draw
+        anew by themselves.
+        """
         sampling = self.sampling.at(index)
         return self if sampling is self.sampling else replace(self, sampling=sampling)  # type: ignore[type-var]
 

@@ -1,17 +1,23 @@
-"""P_1D and P_vec (Cheu et al. 2021, the paper's appendix) as three roles: local randomizer, shuffler, analyzer. Arithmetic only.
+"""P_1D and P_vec (Cheu et al. 2021, the paper's appendix) as three roles: local randomizer,
+shuffler, analyzer. Arithmetic only.
 
-Corrected against the print: a coordinate in [-L, L] is shifted to [0, 2L], so the range that g levels divide is 2L; the analyzer subtracts
-p b for each of the m contributions; re-centring a sum of m shifted values subtracts m L; and the answer is the mean over the m = M K
-contributions. Two encodings give the server the same view:
-- literal: g + b bits for each record and coordinate; the shuffler permutes all bits of a coordinate;
-- counts: one integer for each silo and coordinate; the shuffler **adds** them and passes on the totals, never the separate integers.
-A uniform permutation of bits says no more than how many are ones, so either server view can be made from the other.
+Corrected against the print: a coordinate in [-L, L] is shifted to [0, 2L], so the range that g
+levels divide is 2L; the analyzer subtracts p b for each of the m contributions; re-centring a sum
+of m shifted values subtracts m L; and the answer is the mean over the m = M K contributions. Two
+encodings give the server the same view:
+- literal: g + b bits for each record and coordinate; the shuffler permutes all bits of a
+  coordinate;
+- counts: one integer for each silo and coordinate; the shuffler **adds** them and passes on the
+  totals, never the separate integers. A uniform permutation of bits says no more than how many are
+  ones, so either server view can be made from the other.
 
-All randomness comes from `random_bytes(n) -> n bytes`, uniform and independent: a keystream from operating-system entropy in a silo or a
-shuffler, `numpy.random.Generator.bytes` in simulation. Rounding and noise are exact in law: no float decides a coin.
+All randomness comes from `random_bytes(n) -> n bytes`, uniform and independent: a keystream from
+operating-system entropy in a silo or a shuffler, `numpy.random.Generator.bytes` in simulation.
+Rounding and noise are exact in law: no float decides a coin.
 
-Whoever sees one sender's message sees it under that sender's own noise only. The shuffler sees a silo's counts under Bin(K b, p); a silo
-that sends literal bits must permute its own K (g + b) bits of a coordinate first, or each record stands under Bin(b, p).
+Whoever sees one sender's message sees it under that sender's own noise only. The shuffler sees a
+silo's counts under Bin(K b, p); a silo that sends literal bits must permute its own K (g + b) bits
+of a coordinate first, or each record stands under Bin(b, p).
 """
 
 from __future__ import annotations
@@ -24,7 +30,13 @@ import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
-from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS, BinomialSum, epsilon, is_power_of_half
+from silodp.core.privacy.binomial import (
+    MAX_LEVELS,
+    MAX_TRIALS,
+    BinomialSum,
+    epsilon,
+    is_power_of_half,
+)
 from silodp.core.protocol.box import add_counts as add_counts
 
 RandomBytes = Callable[[int], bytes]
@@ -32,12 +44,16 @@ _FRACTION_BITS = 32
 _CHUNK_WORDS = 2**20
 _CHUNK_COINS = 2**26
 EXCESS = 0.02
-"""Of variance, that rounding may add: the least number of levels at which it does not add more is taken."""
+"""Of variance, that rounding may add: the least number of levels at which it does not add more is
+taken.
+"""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """g levels that divide [0, 2L], and b noise bits with probability p for each record and coordinate."""
+    """g levels that divide [0, 2L], and b noise bits with probability p for each record and
+    coordinate.
+    """
 
     levels: int
     noise_bits: int
@@ -56,13 +72,17 @@ class Parameters:
         return self.levels + self.noise_bits
 
 
-# --- local randomizer -----------------------------------------------------------------------------------------------------------
+# --- local randomizer ----------------------------------------------------------------------------
 
 
 def binomial(random_bytes: RandomBytes, trials: int, p: float, size: int) -> np.ndarray:
-    """`size` independent draws of Bin(trials, p), p = 2^-j: the ones among `trials` coins, each the AND of j random bits."""
+    """`size` independent draws of Bin(trials, p), p = 2^-j: the ones among `trials` coins, each the
+    AND of j random bits.
+    """
     draws = np.zeros(size, dtype=np.int64)
-    while trials > _CHUNK_COINS:  # more coins than memory should hold at once: binomials of one p add up
+    while (
+        trials > _CHUNK_COINS
+    ):  # more coins than memory should hold at once: binomials of one p add up
         draws += binomial(random_bytes, _CHUNK_COINS, p, size)
         trials -= _CHUNK_COINS
     words, ands = -(-trials // 64), -math.frexp(p)[1] + 1
@@ -72,7 +92,9 @@ def binomial(random_bytes: RandomBytes, trials: int, p: float, size: int) -> np.
     rows = max(1, _CHUNK_WORDS // words)
     for start in range(0, size, rows):
         n = min(rows, size - start)
-        coins = np.frombuffer(random_bytes(8 * ands * n * words), dtype="<u8").reshape(ands, n, words)
+        coins = np.frombuffer(random_bytes(8 * ands * n * words), dtype="<u8").reshape(
+            ands, n, words
+        )
         ones = np.bitwise_and.reduce(coins, axis=0)
         ones[:, -1] &= last
         draws[start : start + n] += np.bitwise_count(ones).sum(axis=1, dtype=np.int64)
@@ -80,15 +102,20 @@ def binomial(random_bytes: RandomBytes, trials: int, p: float, size: int) -> np.
 
 
 def lattice(values: np.ndarray, clip: float, levels: int) -> np.ndarray:
-    """Each record (a row) clipped to l2 norm `clip`, shifted from [-L, L] to [0, 2L] and scaled to [0, g], in units of 2^-32.
+    """Each record (a row) clipped to l2 norm `clip`, shifted from [-L, L] to [0, 2L] and scaled to
+    [0, g], in units of 2^-32.
 
-    A record with a value that is not finite counts as zero. Two records end at most g (1 + 1e-6) apart, for d up to 10^7.
+    A record with a value that is not finite counts as zero. Two records end at most g (1 + 1e-6)
+    apart, for d up to 10^7.
     """
     if not (clip > 0 and math.isfinite(clip)):
         raise BadInput(f"clip is {clip:g}; it must be finite and greater than 0")
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 2 or not x.size:
-        raise BadInput(f"records have shape {x.shape}; one row for each record and one column for each coordinate are needed")
+        raise BadInput(
+            f"records have shape {x.shape}; one row for each record and one column for "
+            "each coordinate are needed"
+        )
     x = np.where(np.isfinite(x).all(axis=1, keepdims=True), x, 0.0)
     x = x / np.maximum(
         np.abs(x).max(axis=1, keepdims=True), clip
@@ -98,8 +125,12 @@ def lattice(values: np.ndarray, clip: float, levels: int) -> np.ndarray:
     return np.clip(np.rint((x + 1) * (levels / 2 * unit)), 0, levels * unit).astype(np.int64)
 
 
-def rounded(values: np.ndarray, clip: float, parameters: Parameters, random_bytes: RandomBytes) -> np.ndarray:
-    """Unbiased randomised rounding of the scaled records to integers in 0 .. g: floor(u + theta), theta uniform for each entry."""
+def rounded(
+    values: np.ndarray, clip: float, parameters: Parameters, random_bytes: RandomBytes
+) -> np.ndarray:
+    """Unbiased randomised rounding of the scaled records to integers in 0 .. g: floor(u + theta),
+    theta uniform for each entry.
+    """
     if parameters.levels > MAX_LEVELS:
         raise BadInput(f"levels is {parameters.levels}; the randomizer takes at most {MAX_LEVELS}")
     scaled = lattice(values, clip, parameters.levels)
@@ -107,32 +138,51 @@ def rounded(values: np.ndarray, clip: float, parameters: Parameters, random_byte
     return (scaled + theta.astype(np.int64)) >> _FRACTION_BITS
 
 
-def randomize_counts(values: np.ndarray, clip: float, parameters: Parameters, random_bytes: RandomBytes) -> np.ndarray:
-    """R_vec, counts: (K, d) records of one silo to d integers, the sum of the records' rounded values plus Bin(K b, p)."""
+def randomize_counts(
+    values: np.ndarray, clip: float, parameters: Parameters, random_bytes: RandomBytes
+) -> np.ndarray:
+    """R_vec, counts: (K, d) records of one silo to d integers, the sum of the records' rounded
+    values plus Bin(K b, p).
+    """
     ones = rounded(values, clip, parameters, random_bytes)
     records, dimension = ones.shape
-    return ones.sum(axis=0) + binomial(random_bytes, records * parameters.noise_bits, parameters.p, dimension)
+    return ones.sum(axis=0) + binomial(
+        random_bytes, records * parameters.noise_bits, parameters.p, dimension
+    )
 
 
-# --- analyzer -------------------------------------------------------------------------------------------------------------------
+# --- analyzer ------------------------------------------------------------------------------------
 
 
 def sum_in_total(total, span, contributions: int, levels, noise_bits, p: float):
-    """A_1D: unbiased estimate of the sum of m values in [0, span]: span / g (total - p b m); of numbers, arrays or tensors alike."""
+    """A_1D: unbiased estimate of the sum of m values in [0, span]: span / g (total - p b m); of
+    numbers, arrays or tensors alike.
+    """
     return (total - p * (noise_bits * contributions)) * (span / levels)
 
 
 def mean_in_total(total, clip, contributions: int, levels, noise_bits, p: float):
-    """A_vec: unbiased estimate of the mean of m clipped records: A_1D over [0, 2L], less m L, over m."""
-    return (sum_in_total(total, 2 * clip, contributions, levels, noise_bits, p) - contributions * clip) / contributions
+    """A_vec: unbiased estimate of the mean of m clipped records: A_1D over [0, 2L], less m L, over
+    m.
+    """
+    return (
+        sum_in_total(total, 2 * clip, contributions, levels, noise_bits, p) - contributions * clip
+    ) / contributions
 
 
-def analyze_counts(total: np.ndarray, clip: float, contributions: int, parameters: Parameters) -> np.ndarray:
+def analyze_counts(
+    total: np.ndarray, clip: float, contributions: int, parameters: Parameters
+) -> np.ndarray:
     """A_vec from the totals, which are checked."""
     total = np.asarray(total)
     if contributions < 1 or total.min() < 0 or total.max() > contributions * parameters.bits:
-        raise BadInput(f"a total lies outside 0 .. {contributions * parameters.bits}, the range of {contributions} contributions")
-    return mean_in_total(total, clip, contributions, parameters.levels, parameters.noise_bits, parameters.p)
+        raise BadInput(
+            f"a total lies outside 0 .. {contributions * parameters.bits}, the range of "
+            f"{contributions} contributions"
+        )
+    return mean_in_total(
+        total, clip, contributions, parameters.levels, parameters.noise_bits, parameters.p
+    )
 
 
 def variance(parameters: Parameters, contributions: int, clip: float) -> float:
@@ -145,55 +195,84 @@ def variance(parameters: Parameters, contributions: int, clip: float) -> float:
 
 
 def message_bits(parameters: Parameters, records: int, dimension: int) -> dict[str, int]:
-    """Bits that a silo of K records sends in a round: literal d K (g + b), counts d ceil(log2(K (g + b) + 1))."""
+    """Bits that a silo of K records sends in a round: literal d K (g + b), counts d ceil(log2(K (g
+    + b) + 1)).
+    """
     most = records * parameters.bits
     return {"literal": dimension * most, "counts": dimension * most.bit_length()}
 
 
-# --- parameters -----------------------------------------------------------------------------------------------------------------
+# --- parameters ----------------------------------------------------------------------------------
 
 
 def noise(parameters: Parameters, contributions: int, dimension: int) -> BinomialSum:
     """The release as the accountant reads it: m contributions leave Bin(m b, p) on each total."""
-    return BinomialSum(contributions * parameters.noise_bits, parameters.p, parameters.levels, dimension)
+    return BinomialSum(
+        contributions * parameters.noise_bits, parameters.p, parameters.levels, dimension
+    )
 
 
-def proven(contributions: int, dimension: int, target_epsilon: float, target_delta: float) -> Parameters:
-    """The parameters proven by Cheu et al. 2021 for one release of m contributions: safe, and enormous.
+def proven(
+    contributions: int, dimension: int, target_epsilon: float, target_delta: float
+) -> Parameters:
+    """The parameters proven by Cheu et al. 2021 for one release of m contributions: safe, and
+    enormous.
 
     g = max(2 sqrt m, d, 4), b = 24e4 g^2 ln^2(4 (d^2 + 1) / delta) / (eps^2 m), p = 1/4.
     """
     if not (0 < target_epsilon <= 15 and 0 < target_delta < 0.5):
-        raise BadInput(f"epsilon = {target_epsilon:g}, delta = {target_delta:g}; the proof needs 0 < epsilon <= 15 and 0 < delta < 1/2")
+        raise BadInput(
+            f"epsilon = {target_epsilon:g}, delta = {target_delta:g}; the proof needs 0 < "
+            "epsilon <= 15 and 0 < delta < 1/2"
+        )
     levels = max(math.ceil(2 * math.sqrt(contributions)), dimension, 4)
     log = math.log(4 * (dimension**2 + 1) / target_delta)
-    return Parameters(levels, math.ceil(24e4 * levels**2 * log**2 / (target_epsilon**2 * contributions)), 0.25)
+    return Parameters(
+        levels, math.ceil(24e4 * levels**2 * log**2 / (target_epsilon**2 * contributions)), 0.25
+    )
 
 
 def numerical(
-    contributions: int, dimension: int, target_epsilon: float, target_delta: float, *, rounds: int = 1, p: float = 0.5
+    contributions: int,
+    dimension: int,
+    target_epsilon: float,
+    target_delta: float,
+    *,
+    rounds: int = 1,
+    p: float = 0.5,
 ) -> Parameters:
-    """Least b at which `rounds` releases of at least m contributions are (epsilon, delta)-DP by the accountant of `binomial`.
+    """Least b at which `rounds` releases of at least m contributions are (epsilon, delta)-DP by the
+    accountant of `binomial`.
 
-    Bits grow with g, and rounding adds (d + m / z^2) / (4 g^2) to the variance, z the Gaussian's noise multiplier: d / 4 to the shift's
-    square, m / 4 to the noise. So the least g at which that is EXCESS is taken.
+    Bits grow with g, and rounding adds (d + m / z^2) / (4 g^2) to the variance, z the Gaussian's
+    noise multiplier: d / 4 to the shift's square, m / 4 to the noise. So the least g at which that
+    is EXCESS is taken.
     """
     multiplier = math.sqrt(rounds) / gdp_mu(Budget(target_epsilon, target_delta))
-    levels = max(1, math.ceil(math.sqrt((dimension + contributions / multiplier**2) / (4 * EXCESS))))
+    levels = max(
+        1, math.ceil(math.sqrt((dimension + contributions / multiplier**2) / (4 * EXCESS)))
+    )
     most = MAX_TRIALS // contributions
 
     def fits(b: int) -> bool:
         release = noise(Parameters(levels, b, p), contributions, dimension)
         return epsilon([(release, rounds)], target_delta) <= target_epsilon
 
-    bits = least_bits(fits, math.ceil((multiplier * levels) ** 2 / (p * (1 - p) * contributions)), most)
+    bits = least_bits(
+        fits, math.ceil((multiplier * levels) ** 2 / (p * (1 - p) * contributions)), most
+    )
     if bits is None:
-        raise BadInput(f"no noise up to {MAX_TRIALS} bits gives epsilon = {target_epsilon:g}; use fewer levels than {levels}")
+        raise BadInput(
+            f"no noise up to {MAX_TRIALS} bits gives epsilon = {target_epsilon:g}; use "
+            f"fewer levels than {levels}"
+        )
     return Parameters(levels, bits, p)
 
 
 def least_bits(fits: Callable[[int], bool], guess: int, most: int) -> int | None:
-    """The least b with fits(b), for noise of which more always fits; None where even `most` does not."""
+    """The least b with fits(b), for noise of which more always fits; None where even `most` does
+    not.
+    """
     low, high = 0, min(most, max(1, guess))
     while not fits(high):
         if high == most:

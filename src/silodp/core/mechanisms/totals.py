@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Shuffled(Mechanism):
-    """Totals of records clipped to `clip`, rounded onto `levels` steps, each with `noise_bits` coins (core.shuffle), for a shuffler to add.
+    """Totals of records clipped to `clip`, rounded onto `levels` steps, each with `noise_bits`
+    coins (core.shuffle), for a shuffler to add.
 
-    The shuffler passes totals on once `contributions` records or more are in them, so this is the noise that the price counts on. Levels
-    and noise bits are integers, or one per run (J, 1): unlike a Gaussian's, a silo's noise is part of what protects the others.
+    The shuffler passes totals on once `contributions` records or more are in them, so this is the
+    noise that the price counts on. Levels and noise bits are integers, or one per run (J, 1):
+    unlike a Gaussian's, a silo's noise is part of what protects the others.
 
-    Sensitivity: a ball of diameter 2 clip is scaled to `levels`, so that a replaced record moves the totals by at most `levels` in length before rounding; what rounding
-    adds to that, and what Bin(contributions noise_bits, p) then costs, is proven in `core.privacy.binomial`.
+    Sensitivity: a ball of diameter 2 clip is scaled to `levels`, so that a replaced record moves
+    the totals by at most `levels` in length before rounding; what rounding adds to that, and what
+    Bin(contributions noise_bits, p) then costs, is proven in `core.privacy.binomial`.
     """
 
     kind: str
@@ -42,12 +45,21 @@ class Shuffled(Mechanism):
     p: float = 0.5
     sampling: Sampling = FullBatch()  # noqa: RUF009 -- frozen
 
-    wire: ClassVar = {"kind": NAME, "clip": REAL, "levels": INTEGER, "noise_bits": INTEGER, "contributions": INTEGER, "p": REAL}
+    wire: ClassVar = {
+        "kind": NAME,
+        "clip": REAL,
+        "levels": INTEGER,
+        "noise_bits": INTEGER,
+        "contributions": INTEGER,
+        "p": REAL,
+    }
     noise = ("levels", "noise_bits")
     total = True
 
     def check(self, statistic: Statistic, runs: int, silos: int) -> None:
-        """Totals are of sums over records that are clipped (`Statistic.in_totals`), on batches that the totals rule can price."""
+        """Totals are of sums over records that are clipped (`Statistic.in_totals`), on batches that
+        the totals rule can price.
+        """
         super().check(statistic, runs, silos)
         if not statistic.in_totals:
             raise Refused("statistic")
@@ -56,14 +68,29 @@ class Shuffled(Mechanism):
         levels, bits = torch.as_tensor(self.levels), torch.as_tensor(self.noise_bits)
         if any(t.shape not in ((), (runs, 1)) or t.dtype != torch.int64 for t in (levels, bits)):
             raise Refused("noise")
-        most = MAX_TRIALS // self.contributions if type(self.contributions) is int and self.contributions >= 1 else 0
-        if not (bool(((levels >= 1) & (levels <= MAX_LEVELS)).all()) and bool(((bits >= 1) & (bits <= most)).all())):
+        most = (
+            MAX_TRIALS // self.contributions
+            if type(self.contributions) is int and self.contributions >= 1
+            else 0
+        )
+        if not (
+            bool(((levels >= 1) & (levels <= MAX_LEVELS)).all())
+            and bool(((bits >= 1) & (bits <= most)).all())
+        ):
             raise Refused("noise")
         if type(self.p) is not float or not is_power_of_half(self.p):
             raise Refused("noise")
 
     def event(self, releases: int = 1, dimension: int = 1) -> TotalEvent:
-        return TotalEvent(self.sampling, self.levels, self.noise_bits, self.p, self.contributions, dimension, releases)
+        return TotalEvent(
+            self.sampling,
+            self.levels,
+            self.noise_bits,
+            self.p,
+            self.contributions,
+            dimension,
+            releases,
+        )
 
     def noised(self, by: Any, *given: Any) -> Any:
         return by.binomial(self, *given)
@@ -73,26 +100,32 @@ class Shuffled(Mechanism):
         return replace(self, levels=levels, noise_bits=bits)
 
     def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:
-        """(J, d), float64: the analyzer's unbiased estimate of the mean over all records that these silos contributed to the total (J, 1, d).
+        """(J, d), float64: the analyzer's unbiased estimate of the mean over all records that these
+        silos contributed to the total (J, 1, d).
 
         Held-out records contribute zero, and the mean is over the others.
         """
         weights = weights.for_totals()
         batches = {i: int(self.sampling.batch(weights.counts[i])) for i in silos}
         records = sum(batches.values())
-        trained = sum(batch * (1 - weights.held_out[i] / weights.counts[i]) for i, batch in batches.items())
+        trained = sum(
+            batch * (1 - weights.held_out[i] / weights.counts[i]) for i, batch in batches.items()
+        )
         return analysed(value[:, 0], self, records) * (records / trained)
 
 
 def analysed(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
     """A_vec for every run: the mean in a total (J, d) of so many contributed records."""
     clip, levels, bits = (
-        torch.as_tensor(v, dtype=torch.float64, device=total.device) for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
+        torch.as_tensor(v, dtype=torch.float64, device=total.device)
+        for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
     )
     return mean_in_total(total, clip, records, levels, bits, mechanism.p)
 
 
 def as_total(mechanism: Mechanism) -> Shuffled:
-    """The mechanism, known to be one of totals: where a query has come on a path that only totals take."""
+    """The mechanism, known to be one of totals: where a query has come on a path that only totals
+    take.
+    """
     assert isinstance(mechanism, Shuffled)
     return mechanism

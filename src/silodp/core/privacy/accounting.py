@@ -1,10 +1,13 @@
-"""What releases cost: one convention and three rules, each a filter that holds for adaptively chosen queries.
+"""What releases cost: one convention and three rules, each a filter that holds for adaptively
+chosen queries.
 
-Convention: neighbours replace one record, n is public, noise multiplier = std / sensitivity. A release is then exactly mu-GDP with
-mu = 1 / noise multiplier, and mu^2 adds up. The libraries' own units differ; they are translated in `sampled.py` and nowhere else.
+Convention: neighbours replace one record, n is public, noise multiplier = std / sensitivity. A
+release is then exactly mu-GDP with mu = 1 / noise multiplier, and mu^2 adds up. The libraries' own
+units differ; they are translated in `sampled.py` and nowhere else.
 
-A rule turns an event into (bucket, amount) before any record is read, says what the buckets add up to, and how much fits in a budget.
-Amounts are NumPy arrays, so that the same lines price one silo's query and a sweep of J runs over N silos.
+A rule turns an event into (bucket, amount) before any record is read, says what the buckets add up
+to, and how much fits in a budget. Amounts are NumPy arrays, so that the same lines price one silo's
+query and a sweep of J runs over N silos.
 """
 
 from __future__ import annotations
@@ -41,12 +44,18 @@ class Budget:
         if not self.epsilon > 0:
             raise BadInput(f"epsilon is {self.epsilon:g}; it must be greater than 0")
         if not 0 < self.delta < 1:
-            raise BadInput(f"delta is {self.delta:g}; it must lie strictly between 0 and 1 (1/n^2 is customary)")
+            raise BadInput(
+                f"delta is {self.delta:g}; it must lie strictly between 0 and 1 (1/n^2 is "
+                "customary)"
+            )
         if self.delta < 1e-300:
-            raise BadInput(f"delta is {self.delta:g}, which no accountant here can tell from 0; give at least 1e-300 (1/n^2 is customary)")
+            raise BadInput(
+                f"delta is {self.delta:g}, which no accountant here can tell from 0; give "
+                "at least 1e-300 (1/n^2 is customary)"
+            )
 
 
-# --- Gaussian differential privacy ----------------------------------------------------------------------------------------------
+# --- Gaussian differential privacy ---------------------------------------------------------------
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
@@ -62,7 +71,9 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 @functools.lru_cache(maxsize=65536)
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon for which mu-GDP gives (epsilon, delta)-DP, rounded up in the last digits."""
+    """Smallest epsilon for which mu-GDP gives (epsilon, delta)-DP, rounded up in the last
+    digits.
+    """
     if mu == 0 or gdp_delta(mu, 0.0) <= delta:
         return 0.0
     if math.isinf(mu) or mu > 1e4:
@@ -79,19 +90,29 @@ def gdp_mu(budget: Budget) -> float:
     high = 1.0
     while gdp_delta(high, budget.epsilon) < budget.delta:
         high *= 2
-    return root(lambda m: gdp_delta(m, budget.epsilon) - budget.delta, 0.0, high, 1e-15) * (1 - 1e-12)
+    return root(lambda m: gdp_delta(m, budget.epsilon) - budget.delta, 0.0, high, 1e-15) * (
+        1 - 1e-12
+    )
 
 
 def gaussian_sum(epsilons: Iterable[float], delta: float) -> float:
-    """The epsilon of Gaussian parts together, each told by its epsilon at one delta, which fixes its whole curve; never too little.
+    """The epsilon of Gaussian parts together, each told by its epsilon at one delta, which fixes
+    its whole curve; never too little.
 
-    An epsilon of 0 is not nothing: it may stand for noise so large that delta covers it, and counts for as much as delta may hide.
+    An epsilon of 0 is not nothing: it may stand for noise so large that delta covers it, and counts
+    for as much as delta may hide.
     """
-    return gdp_epsilon(math.hypot(*(gdp_mu(Budget(max(epsilon, 1e-9), delta)) for epsilon in epsilons)) * (1 + 1e-9), delta)
+    return gdp_epsilon(
+        math.hypot(*(gdp_mu(Budget(max(epsilon, 1e-9), delta)) for epsilon in epsilons))
+        * (1 + 1e-9),
+        delta,
+    )
 
 
 def added(parts: Sequence[tuple[float, float]], *, gaussian: bool) -> tuple[float, float]:
-    """(epsilon, delta) of parts that are each told by one point: exact where all are `gaussian` at one delta, else epsilons and deltas add up."""
+    """(epsilon, delta) of parts that are each told by one point: exact where all are `gaussian` at
+    one delta, else epsilons and deltas add up.
+    """
     if len(parts) > 1 and gaussian and len({delta for _, delta in parts}) == 1:
         return gaussian_sum((epsilon for epsilon, _ in parts), parts[0][1]), parts[0][1]
     return sum(epsilon for epsilon, _ in parts), sum(delta for _, delta in parts)
@@ -103,18 +124,22 @@ def gdp_to_zcdp(mu: float) -> float:
 
 
 def user_level(budget: Budget, n: int) -> Budget:
-    """ISRL-DP to user-level DP of the whole silo, as the paper converts: (n eps, n e^((n-1) eps) delta)."""
+    """ISRL-DP to user-level DP of the whole silo, as the paper converts: (n eps, n e^((n-1) eps)
+    delta).
+    """
     exponent = (n - 1) * budget.epsilon + math.log(n) + math.log(budget.delta)
     return Budget(n * budget.epsilon, min(math.exp(min(exponent, 0.0)), 1 - 1e-16))
 
 
 def record_budget_for_user(target: Budget, n: int, *, gaussian: bool) -> Budget:
-    """Record-level budget whose silo is (epsilon, delta)-DP as a whole: the paper's hybrid, or group privacy of mu where that is looser.
+    """Record-level budget whose silo is (epsilon, delta)-DP as a whole: the paper's hybrid, or
+    group privacy of mu where that is looser.
 
-    The hybrid, eps / n with delta / (n e^((n-1) eps / n)), holds for every mechanism (the paper writes delta / (4 n), for eps <= 1).
-    Where all releases are Gaussian on full or disjoint batches, n replaced records move a mean n times as far, so mu_user = n mu and a
-    record's mu may be that of the target over n; the answer then carries the target's delta. One point (eps, delta) of a sub-sampled
-    mechanism says nothing of the kind.
+    The hybrid, eps / n with delta / (n e^((n-1) eps / n)), holds for every mechanism (the paper
+    writes delta / (4 n), for eps <= 1). Where all releases are Gaussian on full or disjoint
+    batches, n replaced records move a mean n times as far, so mu_user = n mu and a record's mu may
+    be that of the target over n; the answer then carries the target's delta. One point (eps, delta)
+    of a sub-sampled mechanism says nothing of the kind.
     """
     hybrid = Budget(
         target.epsilon / n, target.delta / (n * math.exp(min((n - 1) * target.epsilon / n, 700.0)))
@@ -126,22 +151,27 @@ def record_budget_for_user(target: Budget, n: int, *, gaussian: bool) -> Budget:
 
 
 def gdp_epsilon_exactly(mu: float, delta: float) -> float:
-    """As `gdp_epsilon`, but refuses a mu so small that delta alone covers it: no epsilon > 0 stands for such a budget."""
+    """As `gdp_epsilon`, but refuses a mu so small that delta alone covers it: no epsilon > 0 stands
+    for such a budget.
+    """
     epsilon = gdp_epsilon(mu, delta)
     if epsilon <= 0:
         raise BadInput(
-            f"a record-level mu of {mu:.3g} is already covered by delta = {delta:g}; choose a smaller delta for this user-level target"
+            f"a record-level mu of {mu:.3g} is already covered by delta = {delta:g}; "
+            "choose a smaller delta for this user-level target"
         )
     return epsilon
 
 
-# --- rules ----------------------------------------------------------------------------------------------------------------------
+# --- rules ---------------------------------------------------------------------------------------
 
 
 class Rule(Protocol):
-    """A filter. `total(buckets) <= capacity(budgets)` is kept at every step, and then the whole transcript is within the budget.
+    """A filter. `total(buckets) <= capacity(budgets)` is kept at every step, and then the whole
+    transcript is within the budget.
 
-    Arrays have one entry per run and silo, (J, N), or none for a single ledger; `n` broadcasts against them.
+    Arrays have one entry per run and silo, (J, N), or none for a single ledger; `n` broadcasts
+    against them.
     """
 
     @property
@@ -174,7 +204,9 @@ def no_totals(event: Event | TotalEvent, rule: str) -> Event:
 
 
 def sum_with_partitions(buckets: Buckets) -> np.ndarray:
-    """The whole-silo bucket plus, for each stored partition, the maximum over its batches: no record is in two batches of one."""
+    """The whole-silo bucket plus, for each stored partition, the maximum over its batches: no
+    record is in two batches of one.
+    """
     worst: dict[str, np.ndarray] = {}
     for key, amount in buckets.items():
         part = key.rsplit("/", 1)[0]
@@ -184,7 +216,9 @@ def sum_with_partitions(buckets: Buckets) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GDP:
-    """Gaussian releases on full or disjoint batches. Exact; a valid filter when clip, noise and stopping adapt (Smith & Thakurta 2022)."""
+    """Gaussian releases on full or disjoint batches. Exact; a valid filter when clip, noise and
+    stopping adapt (Smith & Thakurta 2022).
+    """
 
     name: str = "gdp"
 
@@ -192,7 +226,8 @@ class GDP:
         event = no_totals(event, self.name)
         if event.sampling.sampled:
             raise BadInput(
-                f"the gdp ledger cannot price {type(event.sampling).__name__} batches; use the renyi or the committed rule for them"
+                f"the gdp ledger cannot price {type(event.sampling).__name__} batches; use "
+                "the renyi or the committed rule for them"
             )
         with np.errstate(divide="ignore"):
             return event.sampling.bucket, event.count / np.square(_float64(event.noise_multiplier))
@@ -209,7 +244,9 @@ class GDP:
 
 @dataclass(frozen=True, eq=False)
 class Renyi:
-    """Any mix of batches at one Renyi order, fixed when the ledger is made; a valid filter (Feldman & Zrnic 2021)."""
+    """Any mix of batches at one Renyi order, fixed when the ledger is made; a valid filter (Feldman
+    & Zrnic 2021).
+    """
 
     order: float | np.ndarray
     name: str = "renyi"
@@ -221,39 +258,59 @@ class Renyi:
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         event = no_totals(event, self.name)
         return event.sampling.bucket, event.count * elementwise(
-            functools.partial(renyi, event.sampling), _float64(event.noise_multiplier), self.order, n
+            functools.partial(renyi, event.sampling),
+            _float64(event.noise_multiplier),
+            self.order,
+            n,
         )
 
     def total(self, buckets: Buckets) -> np.ndarray:
         return sum_with_partitions(buckets)
 
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
-        return elementwise(lambda b, a: max(0.0, b.epsilon - renyi_conversion(a, b.delta)), budgets, self.order)
+        return elementwise(
+            lambda b, a: max(0.0, b.epsilon - renyi_conversion(a, b.delta)), budgets, self.order
+        )
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
         total = self.total(buckets)
-        return np.where(total == 0, 0.0, np.maximum(0.0, total + elementwise(renyi_conversion, self.order, delta)))
+        return np.where(
+            total == 0,
+            0.0,
+            np.maximum(0.0, total + elementwise(renyi_conversion, self.order, delta)),
+        )
 
     @classmethod
     def for_gaussian(cls, budget: Budget) -> Renyi:
         """The order that asks least noise of plain Gaussian releases within this budget."""
-        return cls(float(max(RENYI_ORDERS, key=lambda a: (budget.epsilon - renyi_conversion(a, budget.delta)) / a)))
+        return cls(
+            float(
+                max(
+                    RENYI_ORDERS,
+                    key=lambda a: (budget.epsilon - renyi_conversion(a, budget.delta)) / a,
+                )
+            )
+        )
 
 
 RENYI_ORDERS = np.geomspace(1.05, 4096, 600)
 
 
 def renyi_conversion(order: float, delta: float) -> float:
-    """What delta adds (Canonne, Kamath & Steinke 2020, prop. 12): epsilon = D_a + log(1 - 1/a) - (log delta + log a) / (a - 1)."""
+    """What delta adds (Canonne, Kamath & Steinke 2020, prop. 12): epsilon = D_a + log(1 - 1/a) -
+    (log delta + log a) / (a - 1).
+    """
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Committed:
-    """A schedule of releases fixed when the ledger is made and accounted by privacy-loss distributions; only the point w adapts.
+    """A schedule of releases fixed when the ledger is made and accounted by privacy-loss
+    distributions; only the point w adapts.
 
-    The capacity is the schedule itself: each kind's count. Order and early stopping may adapt, since the answers to all of a fixed
-    multiset of releases determine those to any adaptively ordered part of it.
+    The capacity is the schedule itself: each kind's count. Order and early stopping may adapt,
+    since the answers to all of a fixed multiset of releases determine those to any adaptively
+    ordered part of it.
     """
 
     schedule: tuple[Event, ...]
@@ -262,9 +319,13 @@ class Committed:
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         event = no_totals(event, self.name)
         for index, kind in enumerate(self.schedule):
-            if kind.sampling == event.sampling and np.array_equal(_float64(kind.noise_multiplier), _float64(event.noise_multiplier)):
+            if kind.sampling == event.sampling and np.array_equal(
+                _float64(kind.noise_multiplier), _float64(event.noise_multiplier)
+            ):
                 with np.errstate(divide="ignore"):
-                    return f"{index}", np.broadcast_to(event.count / _float64(kind.count), np.shape(kind.noise_multiplier))
+                    return f"{index}", np.broadcast_to(
+                        event.count / _float64(kind.count), np.shape(kind.noise_multiplier)
+                    )
         raise BadInput("this release is not on the schedule that the ledger was created with")
 
     def total(self, buckets: Buckets) -> np.ndarray:
@@ -275,18 +336,32 @@ class Committed:
         return worst
 
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
-        """1 (the whole schedule, with rounding of its shares) where it fits the budget as a whole, else nothing may be asked at all."""
+        """1 (the whole schedule, with rounding of its shares) where it fits the budget as a whole,
+        else nothing may be asked at all.
+        """
         whole = {f"{i}": np.ones(()) for i in range(len(self.schedule))}
-        fits = self.epsilon(whole, elementwise(lambda b: b.delta, budgets)) <= elementwise(lambda b: b.epsilon, budgets)
+        fits = self.epsilon(whole, elementwise(lambda b: b.delta, budgets)) <= elementwise(
+            lambda b: b.epsilon, budgets
+        )
         return np.where(fits, ROUND_UP, 0.0)
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
         multipliers = [_float64(kind.noise_multiplier) for kind in self.schedule]
-        counts = [np.rint(buckets.get(f"{i}", np.zeros(())) * kind.count) for i, kind in enumerate(self.schedule)]
+        counts = [
+            np.rint(buckets.get(f"{i}", np.zeros(())) * kind.count)
+            for i, kind in enumerate(self.schedule)
+        ]
 
         def one(d: float, *values: float) -> float:
-            used = zip(self.schedule, values[: len(self.schedule)], values[len(self.schedule) :], strict=True)
-            return composed_epsilon(tuple((kind.sampling, m, int(c)) for kind, m, c in used if c), d)
+            used = zip(
+                self.schedule,
+                values[: len(self.schedule)],
+                values[len(self.schedule) :],
+                strict=True,
+            )
+            return composed_epsilon(
+                tuple((kind.sampling, m, int(c)) for kind, m, c in used if c), d
+            )
 
         return elementwise(one, delta, *multipliers, *counts)
 
@@ -297,14 +372,20 @@ def _float64(value) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: float) -> float:
-    """Epsilon of a fixed list of (sampling, noise multiplier, count), by privacy-loss distributions (pessimistic rounding)."""
+    """Epsilon of a fixed list of (sampling, noise multiplier, count), by privacy-loss distributions
+    (pessimistic rounding).
+    """
     if any(multiplier == 0 for _, multiplier, _ in releases):
         return math.inf
     if all(sampling.whole for sampling, _, _ in releases):
-        return gdp_epsilon(math.sqrt(sum(count / multiplier**2 for _, multiplier, count in releases)), delta)
+        return gdp_epsilon(
+            math.sqrt(sum(count / multiplier**2 for _, multiplier, count in releases)), delta
+        )
     from dp_accounting.pld import pld_privacy_accountant as library
 
-    accountant = library.PLDAccountant(library.NeighborRel.REPLACE_ONE, value_discretization_interval=5e-4)
+    accountant = library.PLDAccountant(
+        library.NeighborRel.REPLACE_ONE, value_discretization_interval=5e-4
+    )
     for sampling, multiplier, count in releases:
         accountant.compose(pld_event(sampling, multiplier), count)
     return accountant.get_epsilon(delta)

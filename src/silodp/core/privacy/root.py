@@ -1,4 +1,5 @@
-"""Where a function changes its sign, by Brent's method: scipy.optimize.brentq, bit for bit, in every process that opens a ledger.
+"""Where a function changes its sign, by Brent's method: scipy.optimize.brentq, bit for bit, in
+every process that opens a ledger.
 
 scipy.optimize itself takes a third of a second to load, which a gate would pay for this one search.
 """
@@ -9,15 +10,29 @@ from collections.abc import Callable
 STEPS = 100
 
 
-def root(function: Callable[[float], float], low: float, high: float, accuracy: float, relative: float = 1e-13) -> float:
+def root(
+    function: Callable[[float], float],
+    low: float,
+    high: float,
+    accuracy: float,
+    relative: float = 1e-13,
+) -> float:
     """The place between low and high, to this accuracy; the function's signs there must differ."""
     before, x = float(low), float(high)
     f_before, f = _number(function(before)), _number(function(x))
     if f_before == 0 or f == 0:
         return before if f_before == 0 else x
     if math.copysign(1, f_before) == math.copysign(1, f):
-        raise ValueError(f"the function has no change of sign between {low:g} and {high:g}: it is {f_before:g} and {f:g} there")
-    other, f_other, step, last = before, f_before, x - before, x - before  # the root is between x and other
+        raise ValueError(
+            f"the function has no change of sign between {low:g} and {high:g}: it is "
+            f"{f_before:g} and {f:g} there"
+        )
+    other, f_other, step, last = (
+        before,
+        f_before,
+        x - before,
+        x - before,
+    )  # the root is between x and other
     for _ in range(STEPS):
         if f_before != 0 and f != 0 and math.copysign(1, f_before) != math.copysign(1, f):
             other, f_other = before, f_before
@@ -29,8 +44,16 @@ def root(function: Callable[[float], float], low: float, high: float, accuracy: 
         half = (other - x) / 2
         if f == 0 or abs(half) < least:
             return x
-        tried = _step(x, before, other, f, f_before, f_other) if abs(last) > least and abs(f) < abs(f_before) else math.inf
-        last, step = (step, tried) if 2 * abs(tried) < min(abs(last), 3 * abs(half) - least) else (half, half)
+        tried = (
+            _step(x, before, other, f, f_before, f_other)
+            if abs(last) > least and abs(f) < abs(f_before)
+            else math.inf
+        )
+        last, step = (
+            (step, tried)
+            if 2 * abs(tried) < min(abs(last), 3 * abs(half) - least)
+            else (half, half)
+        )
         before, f_before = x, f
         x += step if abs(step) > least else math.copysign(least, half)
         f = _number(function(x))
@@ -43,8 +66,12 @@ def _number(value: float) -> float:
     return float(value)
 
 
-def _step(x: float, before: float, other: float, f: float, f_before: float, f_other: float) -> float:
-    """By a line through two points, or by a parabola through three; infinite where neither has a slope."""
+def _step(
+    x: float, before: float, other: float, f: float, f_before: float, f_other: float
+) -> float:
+    """By a line through two points, or by a parabola through three; infinite where neither has a
+    slope.
+    """
     try:
         if before == other:
             return -f * (x - before) / (f - f_before)

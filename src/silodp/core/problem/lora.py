@@ -1,4 +1,6 @@
-"""LoRA (Hu et al. 2021): a frozen module whose linear layers each get a small trainable change, so that far less has to be drowned in noise."""
+"""LoRA (Hu et al. 2021): a frozen module whose linear layers each get a small trainable change, so
+that far less has to be drowned in noise.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from silodp.core.errors import BadInput
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer, plus b a with a (rank, in) random and b (out, rank) zero at the start: it starts as the layer that it was."""
+    """A frozen linear layer, plus b a with a (rank, in) random and b (out, rank) zero at the start:
+    it starts as the layer that it was.
+    """
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -38,11 +42,18 @@ class LowRank(nn.Module):
 
 
 def lora(module: nn.Module, rank: int) -> nn.Module:
-    """A copy of `module` in which nothing is trained but a change of this rank in each nn.Linear; put a trainable head behind it."""
+    """A copy of `module` in which nothing is trained but a change of this rank in each nn.Linear;
+    put a trainable head behind it.
+    """
     if rank < 1:
         raise BadInput(f"the rank is {rank}; it must be 1 or more")
     module = copy.deepcopy(module).requires_grad_(False)
-    layers = [(parent, name, child) for parent in module.modules() for name, child in parent.named_children() if type(child) is nn.Linear]
+    layers = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear
+    ]
     if not layers:
         raise BadInput("the module has no nn.Linear inside; LoRA changes linear layers alone")
     for parent, name, child in layers:

@@ -13,24 +13,33 @@ from silodp.core.problem.task import Task
 
 
 def model_by_name(
-    text: str, features: int, task: int | Task, shape: tuple[int, ...] = (), numbers: Sequence[int] | None = None
+    text: str,
+    features: int,
+    task: int | Task,
+    shape: tuple[int, ...] = (),
+    numbers: Sequence[int] | None = None,
 ) -> tuple[nn.Module, Loss]:
-    """ "linear" (for numbers), "logistic", "additive:K" with curves of K knots, "mlp:H" with H hidden units, or "cnn" for images of `shape`,
-    with the loss that the task asks for.
+    """ "linear" (for numbers), "logistic", "additive:K" with curves of K knots, "mlp:H" with H
+    hidden units, or "cnn" for images of `shape`, with the loss that the task asks for.
 
-    A number of classes stands for the plain task: 0 is regression. `numbers` are the places of the features that are number columns,
-    within [-1, 1]; without a schema they are None, and all are.
+    A number of classes stands for the plain task: 0 is regression. `numbers` are the places of the
+    features that are number columns, within [-1, 1]; without a schema they are None, and all are.
     """
     task = Task.plain(task) if isinstance(task, int) else task
     name, _, argument = text.partition(":")
     if name not in ("linear", "logistic", "additive", "mlp", "cnn"):
         raise BadInput(
-            f"model {text!r} is unknown; use linear, logistic, additive:KNOTS, such as additive:8, mlp:HIDDEN, such as mlp:16, or cnn for images"
+            f"model {text!r} is unknown; use linear, logistic, additive:KNOTS, such as "
+            "additive:8, mlp:HIDDEN, such as mlp:16, or cnn for images"
         )
-    fits = {"linear": ("regression", "count"), "logistic": ("binary", "multiclass", "ordinal", "survival")}
+    fits = {
+        "linear": ("regression", "count"),
+        "logistic": ("binary", "multiclass", "ordinal", "survival"),
+    }
     if task.kind not in fits.get(name, (task.kind,)):
         raise BadInput(
-            f"model {name} does not fit the label; use linear, additive or mlp for numbers and counts, and logistic, additive or mlp for classes and survival times"
+            f"model {name} does not fit the label; use linear, additive or mlp for numbers "
+            "and counts, and logistic, additive or mlp for classes and survival times"
         )
     outputs, loss = task.head(one_logit=name in ("logistic", "additive"))
     if name == "additive":
@@ -43,12 +52,18 @@ def model_by_name(
     if name != "mlp":
         return nn.Sequential(*_last(features, outputs, task)), loss
     if not argument.isdigit() or int(argument) < 1:
-        raise BadInput(f"model {text!r} needs a number of hidden units of 1 or more, such as mlp:16")
-    return nn.Sequential(nn.Linear(features, int(argument)), nn.ReLU(), *_last(int(argument), outputs, task)), loss
+        raise BadInput(
+            f"model {text!r} needs a number of hidden units of 1 or more, such as mlp:16"
+        )
+    return nn.Sequential(
+        nn.Linear(features, int(argument)), nn.ReLU(), *_last(int(argument), outputs, task)
+    ), loss
 
 
 def _last(features: int, outputs: int, task: Task) -> tuple[nn.Module, ...]:
-    """A linear layer; of ordered classes one score, and a threshold for each step, so that all steps have the same odds ratios."""
+    """A linear layer; of ordered classes one score, and a threshold for each step, so that all
+    steps have the same odds ratios.
+    """
     if task.kind != "ordinal":
         return (nn.Linear(features, outputs),)
     thresholds = nn.Linear(1, outputs)
@@ -57,9 +72,14 @@ def _last(features: int, outputs: int, task: Task) -> tuple[nn.Module, ...]:
 
 
 def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Two convolutions with ReLU and max-pooling, and a linear layer, for flattened images of `shape` (channels, height, width)."""
+    """Two convolutions with ReLU and max-pooling, and a linear layer, for flattened images of
+    `shape` (channels, height, width).
+    """
     if len(shape) != 3 or min(shape[1:]) < 4:
-        raise BadInput("model cnn needs images of 4 x 4 pixels or more; give a schema with a table [images], or use mlp:HIDDEN")
+        raise BadInput(
+            "model cnn needs images of 4 x 4 pixels or more; give a schema with a table "
+            "[images], or use mlp:HIDDEN"
+        )
     channels, height, width = shape
     return nn.Sequential(
         *(nn.Unflatten(1, shape), nn.Conv2d(channels, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -69,8 +89,18 @@ def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def lenet(channels: int, classes: int) -> nn.Module:
-    """LeNet-5 with ReLU and max-pooling, for images (channels, 32, 32): 62,006 parameters for 3 channels and 10 classes."""
+    """LeNet-5 with ReLU and max-pooling, for images (channels, 32, 32): 62,006 parameters for 3
+    channels and 10 classes.
+    """
     return nn.Sequential(
-        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(
+            nn.Conv2d(channels, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        ),
         *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
     )

@@ -1,6 +1,8 @@
-"""The problem to solve, f(w, x) = f0(w, x) + f1(w): a torch model and a per-record loss make f0, a prox makes f1.
+"""The problem to solve, f(w, x) = f0(w, x) + f1(w): a torch model and a per-record loss make f0, a
+prox makes f1.
 
-Everything outside sees one flat vector w; only this file and `clipping` know that it is made of a model's parameters.
+Everything outside sees one flat vector w; only this file and `clipping` know that it is made of a
+model's parameters.
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ from silodp.core.problem.prox import Prox, Zero
 class Problem:
     """f0 from `model` and `loss`, f1 from `prox`, on flat vectors w of length `dim`.
 
-    The trainable parameters, in the order of model.named_parameters(), make w; buffers and frozen parameters are public constants.
-    The model is copied, so that nobody changes the function later. `loss` takes outputs (N, ...) and targets (N, ...) to (N,).
-    `schema` is the hash of what the features and the label mean, so that server and silo cannot mean different columns, and `features` names
-    the function that made them of a record's raw ones, if there is one. `zero`: runs start at zero, as is best where the problem is convex. With a `person` a record is a person: features (P, ...) and targets
-    (P,), the model and the loss see each row alone, and f0 is the mean or the sum over the person's rows.
+    The trainable parameters, in the order of model.named_parameters(), make w; buffers and frozen
+    parameters are public constants. The model is copied, so that nobody changes the function later.
+    `loss` takes outputs (N, ...) and targets (N, ...) to (N,). `schema` is the hash of what the
+    features and the label mean, so that server and silo cannot mean different columns, and
+    `features` names the function that made them of a record's raw ones, if there is one. `zero`:
+    runs start at zero, as is best where the problem is convex. With a `person` a record is a
+    person: features (P, ...) and targets (P,), the model and the loss see each row alone, and f0 is
+    the mean or the sum over the person's rows.
     """
 
     def __init__(
@@ -54,7 +59,9 @@ class Problem:
         self.known_loss = self.slope is not None
         self.schema, self.features, self.zero, self.person = schema, features, zero, person
         self.prox: Prox = Zero() if prox is None else prox
-        self.shapes = {name: p.shape for name, p in self.model.named_parameters() if p.requires_grad}
+        self.shapes = {
+            name: p.shape for name, p in self.model.named_parameters() if p.requires_grad
+        }
         self.sizes = [prod(shape) for shape in self.shapes.values()]
         self.dim = sum(self.sizes)
 
@@ -68,7 +75,8 @@ class Problem:
         return rows
 
     def initial(self, seeds: Sequence[int]) -> Tensor:
-        """(J, d): for each seed one random start, drawn by the layers' own reset_parameters; the global generator is left as it was.
+        """(J, d): for each seed one random start, drawn by the layers' own reset_parameters; the
+        global generator is left as it was.
 
         A parameter of a module without reset_parameters starts at its value in the model.
         """
@@ -82,26 +90,45 @@ class Problem:
                 fresh.load_state_dict(self.model.state_dict())
                 torch.default_generator.manual_seed(seed)
                 for module in fresh.modules():
-                    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+                    reset = getattr(module, "reset_parameters", None) or getattr(
+                        module, "_reset_parameters", None
+                    )
                     if callable(reset):
                         reset()
-                points.append(torch.cat([p.detach().flatten() for p in fresh.parameters() if p.requires_grad]))
+                points.append(
+                    torch.cat([p.detach().flatten() for p in fresh.parameters() if p.requires_grad])
+                )
         return torch.stack(points).to(parameter.device)
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
         """The parameters in w (*lead, d) by name, as views (*lead, *shape)."""
         if w.shape[-1] != self.dim:
-            raise BadInput(f"w has {w.shape[-1]} coordinates; use {self.dim}, one for each trainable parameter of the model")
+            raise BadInput(
+                f"w has {w.shape[-1]} coordinates; use {self.dim}, one for each trainable "
+                "parameter of the model"
+            )
         parts = w.split(self.sizes, dim=-1)
-        return {name: part.reshape(*w.shape[:-1], *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {
+            name: part.reshape(*w.shape[:-1], *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def constants(self, like: Tensor) -> dict[str, Tensor]:
-        """Buffers and frozen parameters by name, on the device of `like` and, when they are floating, in its dtype."""
-        fixed = {name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad} | dict(self.model.named_buffers())
-        return {name: c.to(like.device, like.dtype if c.is_floating_point() else c.dtype) for name, c in fixed.items()}
+        """Buffers and frozen parameters by name, on the device of `like` and, when they are
+        floating, in its dtype.
+        """
+        fixed = {
+            name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
+        } | dict(self.model.named_buffers())
+        return {
+            name: c.to(like.device, like.dtype if c.is_floating_point() else c.dtype)
+            for name, c in fixed.items()
+        }
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """The model's outputs (J, n, k) at each of the points w (J, d) for the records, or rows of persons, x (n, ...)."""
+        """The model's outputs (J, n, k) at each of the points w (J, d) for the records, or rows of
+        persons, x (n, ...).
+        """
         constants = self.constants(w)
 
         def one(point: Tensor) -> Tensor:
@@ -110,14 +137,18 @@ class Problem:
         return one(w[0])[None] if w.shape[0] == 1 else vmap(one)(w)
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """f0(w, x) of each record, (J, n), for points w (J, d), records x (n, ...) and targets y (n, ...)."""
+        """f0(w, x) of each record, (J, n), for points w (J, d), records x (n, ...) and targets y
+        (n, ...).
+        """
         if self.person:
             each = self.by_row.losses(w, x.flatten(0, 1), filled(y).flatten())
             return self.person.loss(each.unflatten(1, y.shape), y)
         return vmap(self.record_losses, in_dims=(0, None))(self.outputs(w, x), y)
 
     def loss_of(self, w: Tensor, constants: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """f0(w, x) of one record alone, for a point w (d,): the model sees each row as a batch of one, so that none can mix."""
+        """f0(w, x) of one record alone, for a point w (d,): the model sees each row as a batch of
+        one, so that none can mix.
+        """
         parameters = self.split(w) | constants
 
         def row(x: Tensor, y: Tensor) -> Tensor:
@@ -126,23 +157,44 @@ class Problem:
         return self.person.loss(vmap(row)(x, filled(y)), y) if self.person else row(x, y)
 
     def record_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of each record from outputs (n, ...) and targets (n, ...), (n,); an unknown loss sees one record at a time."""
-        return self.loss(output, target) if self.known_loss else vmap(self.record_loss)(output, target)
+        """The loss of each record from outputs (n, ...) and targets (n, ...), (n,); an unknown loss
+        sees one record at a time.
+        """
+        return (
+            self.loss(output, target) if self.known_loss else vmap(self.record_loss)(output, target)
+        )
 
     def record_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of one record, or row, alone, from its output and target without a record axis."""
+        """The loss of one record, or row, alone, from its output and target without a record
+        axis.
+        """
         return self.loss(output[None], target[None]).sum()
 
     def definition(self) -> str:
-        """A canonical text of f: model, parameter shapes, constants, loss, prox, schema and torch version. Its hash names what a silo approved."""
-        constants = {n: p for n, p in self.model.named_parameters() if not p.requires_grad} | dict(self.model.named_buffers())
-        lines = [f"torch {torch.__version__}", f"loss {_name(self.loss)}", f"prox {_prox_name(self.prox)}", f"model {self.model!r}"]
+        """A canonical text of f: model, parameter shapes, constants, loss, prox, schema and torch
+        version. Its hash names what a silo approved.
+        """
+        constants = {n: p for n, p in self.model.named_parameters() if not p.requires_grad} | dict(
+            self.model.named_buffers()
+        )
+        lines = [
+            f"torch {torch.__version__}",
+            f"loss {_name(self.loss)}",
+            f"prox {_prox_name(self.prox)}",
+            f"model {self.model!r}",
+        ]
         lines += [f"schema {self.schema}"] if self.schema else []
         lines += [f"features {self.features}"] if self.features else []
         lines += [f"person {self.person.rows} rows {self.person.combine}"] if self.person else []
-        lines += [f"mode {name or '.'} {'train' if m.training else 'eval'}" for name, m in self.model.named_modules()]
+        lines += [
+            f"mode {name or '.'} {'train' if m.training else 'eval'}"
+            for name, m in self.model.named_modules()
+        ]
         lines += [f"parameter {name} {tuple(shape)}" for name, shape in self.shapes.items()]
-        lines += [f"constant {name} {tuple(c.shape)} {c.dtype} sha256 {_digest(c)}" for name, c in constants.items()]
+        lines += [
+            f"constant {name} {tuple(c.shape)} {c.dtype} sha256 {_digest(c)}"
+            for name, c in constants.items()
+        ]
         return "\n".join(lines) + "\n"
 
 
@@ -150,41 +202,65 @@ def _refuse_unusable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         layer = f"layer {name!r} ({type(module).__name__})"
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            raise BadInput(f"{layer} mixes records, so one record's gradient is not its own; use GroupNorm or LayerNorm")
+            raise BadInput(
+                f"{layer} mixes records, so one record's gradient is not its own; use "
+                "GroupNorm or LayerNorm"
+            )
         if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
-            raise BadInput(f"{layer} carries running statistics from record to record; use track_running_stats=False, or GroupNorm")
+            raise BadInput(
+                f"{layer} carries running statistics from record to record; use "
+                "track_running_stats=False, or GroupNorm"
+            )
         dropping = isinstance(module, _DropoutNd) and module.p > 0
         dropping |= isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
         if (dropping or isinstance(module, nn.RReLU)) and module.training:
-            raise BadInput(f"{layer} is random, and a gradient difference must see the same function twice; use p=0, or model.eval()")
+            raise BadInput(
+                f"{layer} is random, and a gradient difference must see the same function "
+                "twice; use p=0, or model.eval()"
+            )
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if other := names.get(id(parameter)):
-            raise BadInput(f"parameters {other!r} and {name!r} are one tensor; use a layer of its own in each place")
+            raise BadInput(
+                f"parameters {other!r} and {name!r} are one tensor; use a layer of its own "
+                "in each place"
+            )
         names[id(parameter)] = name
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
-        raise BadInput("the model has no trainable parameters; use one with a parameter that requires_grad")
+        raise BadInput(
+            "the model has no trainable parameters; use one with a parameter that requires_grad"
+        )
     if any(not p.is_floating_point() for p in trainable):
-        raise BadInput("the model has complex parameters; use real ones, for instance real and imaginary parts as two tensors")
+        raise BadInput(
+            "the model has complex parameters; use real ones, for instance real and "
+            "imaginary parts as two tensors"
+        )
 
 
 def _name(loss: object) -> str:
     """A name that stands for the same function in every process."""
     if isinstance(loss, nn.Module) or type(loss) in WITH_PARAMETERS:
         return f"{type(loss).__module__}.{loss!r}"
-    if source(loss) and not hasattr(loss, "__qualname__"):  # an object of a class in a user's own file
+    if source(loss) and not hasattr(
+        loss, "__qualname__"
+    ):  # an object of a class in a user's own file
         return f"{source(loss)}.{shown(loss)}"
     if isinstance(loss, functools.partial):
         return f"partial({_name(loss.func)}, {loss.args!r}, {sorted(loss.keywords.items())!r})"
     name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', '<unnamed>')}"
     if "<" in name:
-        raise BadInput(f"the loss {name} has no name that another process could know; use a function defined at the top level of a module")
+        raise BadInput(
+            f"the loss {name} has no name that another process could know; use a function "
+            "defined at the top level of a module"
+        )
     return name
 
 
 def _prox_name(prox: Prox) -> str:
-    """Its fields and, where it or what it is a part of comes from a user's own file, that file's hash."""
+    """Its fields and, where it or what it is a part of comes from a user's own file, that file's
+    hash.
+    """
     found, inner = [], prox
     while inner is not None:
         found, inner = [*found, source(inner)], getattr(inner, "prox", None)
@@ -196,9 +272,14 @@ def shown(thing: object) -> str:
     if " at 0x" in (text := repr(thing)):
         found = re.search(r"(\w+)(?: object)? at 0x", text)
         name = found[1] if found else type(thing).__name__
-        raise BadInput(f"{name} does not show its numbers, so that nobody can approve them; make it a frozen dataclass")
+        raise BadInput(
+            f"{name} does not show its numbers, so that nobody can approve them; make it a "
+            "frozen dataclass"
+        )
     return text
 
 
 def _digest(constant: Tensor) -> str:
-    return hashlib.sha256(constant.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(
+        constant.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    ).hexdigest()

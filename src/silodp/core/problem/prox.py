@@ -1,6 +1,7 @@
 """Proximal operators of the non-smooth part f1 of the loss, on flat parameter vectors.
 
-Vectors are (..., d) with any leading run or silo axes; rows never mix, so a run that diverged to NaN leaves the others alone.
+Vectors are (..., d) with any leading run or silo axes; rows never mix, so a run that diverged to
+NaN leaves the others alone.
 """
 
 import math
@@ -17,28 +18,38 @@ from silodp.core.errors import BadInput
 
 
 class Prox(Protocol):
-    """A closed convex function f1 together with its proximal operator; `check_prox` in silodp.testing says what must hold."""
+    """A closed convex function f1 together with its proximal operator; `check_prox` in
+    silodp.testing says what must hold.
+    """
 
     def value(self, w: Tensor, /) -> Tensor:
-        """f1(w), of shape w.shape[:-1]; +inf outside the constraint set, where a projected point counts as inside despite rounding."""
+        """f1(w), of shape w.shape[:-1]; +inf outside the constraint set, where a projected point
+        counts as inside despite rounding.
+        """
         ...
 
     def __call__(self, w: Tensor, step: float | Tensor, /) -> Tensor:
-        """argmin_y step * f1(y) + 1/2 ||y - w||^2, for step > 0: a number, or a tensor that broadcasts to (..., 1)."""
+        """argmin_y step * f1(y) + 1/2 ||y - w||^2, for step > 0: a number, or a tensor that
+        broadcasts to (..., 1).
+        """
         ...
 
 
 def gradient_mapping(w: Tensor, gradient: Tensor, prox: Prox, step: float | Tensor) -> Tensor:
-    """The paper's measure of stationarity, (w - prox(w - step * gradient)) / step: zero exactly where w is stationary for f0 + f1."""
+    """The paper's measure of stationarity, (w - prox(w - step * gradient)) / step: zero exactly
+    where w is stationary for f0 + f1.
+    """
     step = _factor(step, w)
     return (w - prox(w - step * gradient, step)) / step
 
 
 class _ByCoordinate:
-    """f1(w) = l1 ||w||_1 + l2 / 2 ||w||^2 subject to low <= w_i <= high, whether or not 0 lies in between; what is None is not there.
+    """f1(w) = l1 ||w||_1 + l2 / 2 ||w||^2 subject to low <= w_i <= high, whether or not 0 lies in
+    between; what is None is not there.
 
-    Soft-threshold, shrink, then clip is exact: the objective separates into convex functions of one variable, and such a function falls up to its
-    minimiser and rises after it, so on an interval it is least at the minimiser clipped to that interval.
+    Soft-threshold, shrink, then clip is exact: the objective separates into convex functions of one
+    variable, and such a function falls up to its minimiser and rises after it, so on an interval it
+    is least at the minimiser clipped to that interval.
     """
 
     def parts(self) -> tuple[float | None, float | None, float | None, float | None]:
@@ -50,10 +61,17 @@ class _ByCoordinate:
             if name in ("strength", "l1", "l2"):
                 _check_weight(self, name)
             elif name == "low":
-                _require(self, name, _is_number(field) and field < math.inf, "a number below infinity")
+                _require(
+                    self, name, _is_number(field) and field < math.inf, "a number below infinity"
+                )
             else:
                 low = self.parts()[2]
-                _require(self, name, _is_number(field) and field >= low and field > -math.inf, f"a number, at least low, {low}")
+                _require(
+                    self,
+                    name,
+                    _is_number(field) and field >= low and field > -math.inf,
+                    f"a number, at least low, {low}",
+                )
 
     def value(self, w: Tensor) -> Tensor:
         l1, l2, low, high = self.parts()
@@ -62,7 +80,9 @@ class _ByCoordinate:
         found = found if l2 is None else found + l2 / 2 * w.square().sum(-1)
         if low is None or high is None:
             return found
-        return found + _indicator(w, ((w >= low - slack * abs(low)) & (w <= high + slack * abs(high))).all(-1))
+        return found + _indicator(
+            w, ((w >= low - slack * abs(low)) & (w <= high + slack * abs(high))).all(-1)
+        )
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
         l1, l2, low, high = self.parts()
@@ -143,21 +163,32 @@ class L1Box(_ByCoordinate):
 
 @dataclass(frozen=True)
 class GroupL1:
-    """f1(w) = strength * sum over groups of ||w[start:stop]||_2, which zeroes whole groups; entries of no group are left alone."""
+    """f1(w) = strength * sum over groups of ||w[start:stop]||_2, which zeroes whole groups; entries
+    of no group are left alone.
+    """
 
     strength: float
     groups: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
         _check_weight(self, "strength")
-        pairs = isinstance(self.groups, tuple) and all(isinstance(g, tuple) and len(g) == 2 and _is_slice(*g) for g in self.groups)
+        pairs = isinstance(self.groups, tuple) and all(
+            isinstance(g, tuple) and len(g) == 2 and _is_slice(*g) for g in self.groups
+        )
         ordered = sorted(self.groups) if pairs else []
         disjoint = all(stop <= start for (_, stop), (start, _) in pairwise(ordered))
-        _require(self, "groups", bool(ordered) and disjoint, "a tuple of disjoint (start, stop) pairs with 0 <= start < stop")
+        _require(
+            self,
+            "groups",
+            bool(ordered) and disjoint,
+            "a tuple of disjoint (start, stop) pairs with 0 <= start < stop",
+        )
 
     def value(self, w: Tensor) -> Tensor:
         self._check_fits(w)
-        return self.strength * torch.stack([torch.linalg.vector_norm(w[..., a:b], dim=-1) for a, b in self.groups]).sum(0)
+        return self.strength * torch.stack(
+            [torch.linalg.vector_norm(w[..., a:b], dim=-1) for a, b in self.groups]
+        ).sum(0)
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
         self._check_fits(w)
@@ -170,7 +201,9 @@ class GroupL1:
 
     def _check_fits(self, w: Tensor) -> None:
         d = w.shape[-1]
-        _require(self, "groups", max(stop for _, stop in self.groups) <= d, f"within the {d} parameters")
+        _require(
+            self, "groups", max(stop for _, stop in self.groups) <= d, f"within the {d} parameters"
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +213,12 @@ class L2Ball:
     radius: float
 
     def __post_init__(self) -> None:
-        _require(self, "radius", _is_number(self.radius) and 0 < self.radius < math.inf, "a finite number above 0")
+        _require(
+            self,
+            "radius",
+            _is_number(self.radius) and 0 < self.radius < math.inf,
+            "a finite number above 0",
+        )
 
     def value(self, w: Tensor) -> Tensor:
         return _indicator(w, torch.linalg.vector_norm(w, dim=-1) <= self.radius * (1 + _slack(w)))
@@ -197,25 +235,38 @@ class Simplex:
     total: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(self, "total", _is_number(self.total) and 0 < self.total < math.inf, "a finite number above 0")
+        _require(
+            self,
+            "total",
+            _is_number(self.total) and 0 < self.total < math.inf,
+            "a finite number above 0",
+        )
 
     def value(self, w: Tensor) -> Tensor:
         slack = _slack(w) * self.total
         return _indicator(w, (w >= -slack).all(-1) & ((w.sum(-1) - self.total).abs() <= slack))
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        """max(w - theta, 0), with theta from the longest prefix of the sorted entries that stays positive (Held et al. 1974)."""
-        w = w - w.amax(-1, keepdim=True)  # the projection ignores a common shift, and small numbers add up more exactly
+        """max(w - theta, 0), with theta from the longest prefix of the sorted entries that stays
+        positive (Held et al. 1974).
+        """
+        w = w - w.amax(
+            -1, keepdim=True
+        )  # the projection ignores a common shift, and small numbers add up more exactly
         descending = w.sort(-1, descending=True).values
         excess = descending.cumsum(-1) - self.total
         count = torch.arange(1, w.shape[-1] + 1, device=w.device)
-        support = (descending * count > excess).sum(-1, keepdim=True).clamp(min=1)  # 0 only for NaN, which must not become an index
+        support = (
+            (descending * count > excess).sum(-1, keepdim=True).clamp(min=1)
+        )  # 0 only for NaN, which must not become an index
         return (w - excess.gather(-1, support - 1) / support).clamp(min=0)
 
 
 @dataclass(frozen=True)
 class NuclearNorm:
-    """f1(w) = strength * sum of the singular values of w read row by row as a matrix of the given shape, which lowers its rank."""
+    """f1(w) = strength * sum of the singular values of w read row by row as a matrix of the given
+    shape, which lowers its rank.
+    """
 
     strength: float
     shape: tuple[int, int]
@@ -223,7 +274,12 @@ class NuclearNorm:
     def __post_init__(self) -> None:
         _check_weight(self, "strength")
         pair = isinstance(self.shape, tuple) and len(self.shape) == 2
-        _require(self, "shape", pair and all(isinstance(n, int) and n > 0 for n in self.shape), "a pair (rows, cols) of positive integers")
+        _require(
+            self,
+            "shape",
+            pair and all(isinstance(n, int) and n > 0 for n in self.shape),
+            "a pair (rows, cols) of positive integers",
+        )
 
     def value(self, w: Tensor) -> Tensor:
         matrix, finite = self._matrix(w)
@@ -237,9 +293,16 @@ class NuclearNorm:
         return y.masked_fill(~finite[..., None], math.nan)
 
     def _matrix(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """w as matrices, and which rows are finite: the others become zero, since one NaN makes the whole batched SVD raise."""
+        """w as matrices, and which rows are finite: the others become zero, since one NaN makes the
+        whole batched SVD raise.
+        """
         rows, cols = self.shape
-        _require(self, "shape", rows * cols == w.shape[-1], f"(rows, cols) with rows * cols = {w.shape[-1]}, the number of parameters")
+        _require(
+            self,
+            "shape",
+            rows * cols == w.shape[-1],
+            f"(rows, cols) with rows * cols = {w.shape[-1]}, the number of parameters",
+        )
         finite = w.isfinite().all(-1)
         return w.masked_fill(~finite[..., None], 0.0).reshape(*w.shape[:-1], rows, cols), finite
 
@@ -253,8 +316,12 @@ class Part:
     stop: int
 
     def __post_init__(self) -> None:
-        _require(self, "start", isinstance(self.start, int) and self.start >= 0, "an integer, at least 0")
-        _require(self, "stop", _is_slice(self.start, self.stop), f"an integer above start, {self.start}")
+        _require(
+            self, "start", isinstance(self.start, int) and self.start >= 0, "an integer, at least 0"
+        )
+        _require(
+            self, "stop", _is_slice(self.start, self.stop), f"an integer above start, {self.start}"
+        )
 
     def value(self, w: Tensor) -> Tensor:
         self._check_fits(w)
@@ -266,7 +333,12 @@ class Part:
         return torch.cat([w[..., : self.start], inner, w[..., self.stop :]], dim=-1)
 
     def _check_fits(self, w: Tensor) -> None:
-        _require(self, "stop", self.stop <= w.shape[-1], f"at most {w.shape[-1]}, the number of parameters")
+        _require(
+            self,
+            "stop",
+            self.stop <= w.shape[-1],
+            f"at most {w.shape[-1]}, the number of parameters",
+        )
 
 
 SPECS = (
@@ -287,7 +359,8 @@ SPECS = (
 
 
 def by_name(text: str, own: Callable[[str], Prox] | None = None) -> Prox:
-    """The operator that a command-line spec such as "elastic-net:0.01:0.1" names; the forms are those of SPECS.
+    """The operator that a command-line spec such as "elastic-net:0.01:0.1" names; the forms are
+    those of SPECS.
 
     `own` makes the operator that FILE.py:NAME:PARAMETERS names, alone or in a part.
     """
@@ -304,9 +377,17 @@ def by_name(text: str, own: Callable[[str], Prox] | None = None) -> Prox:
 
 
 _OF_NUMBERS: dict[tuple[str, int], type] = {
-    ("zero", 0): Zero, ("l1", 1): L1, ("squared-l2", 1): SquaredL2, ("elastic-net", 2): ElasticNet, ("l2-ball", 1): L2Ball, ("box", 2): Box,
-    ("non-negative", 0): NonNegative, ("simplex", 0): Simplex, ("simplex", 1): Simplex, ("l1-box", 3): L1Box,
-}  # fmt: skip
+    ("zero", 0): Zero,
+    ("l1", 1): L1,
+    ("squared-l2", 1): SquaredL2,
+    ("elastic-net", 2): ElasticNet,
+    ("l2-ball", 1): L2Ball,
+    ("box", 2): Box,
+    ("non-negative", 0): NonNegative,
+    ("simplex", 0): Simplex,
+    ("simplex", 1): Simplex,
+    ("l1-box", 3): L1Box,
+}
 """By a spec's first word and how many numbers follow it."""
 
 
@@ -328,11 +409,16 @@ def _soft_threshold(w: Tensor, threshold: float | Tensor) -> Tensor:
 
 
 def _factor(step: float | Tensor, w: Tensor) -> float | Tensor:
-    """The step in w's dtype; one of shape (d,) is refused, since it would scale coordinates instead of rows."""
+    """The step in w's dtype; one of shape (d,) is refused, since it would scale coordinates instead
+    of rows.
+    """
     if not isinstance(step, Tensor):
         return step
     if step.ndim and step.shape[-1] != 1:
-        raise BadInput(f"the step has shape {tuple(step.shape)}, but must be a number or a tensor whose last axis has length 1")
+        raise BadInput(
+            f"the step has shape {tuple(step.shape)}, but must be a number or a tensor "
+            "whose last axis has length 1"
+        )
     return step.to(w)
 
 
@@ -347,12 +433,17 @@ def _indicator(w: Tensor, inside: Tensor) -> Tensor:
 
 def _require(prox: Prox, field: str, ok: bool, accepted: str) -> None:
     if not ok:
-        raise BadInput(f"the {field} of {type(prox).__name__} is {getattr(prox, field)!r}, but must be {accepted}")
+        raise BadInput(
+            f"the {field} of {type(prox).__name__} is {getattr(prox, field)!r}, but must "
+            f"be {accepted}"
+        )
 
 
 def _check_weight(prox: Prox, field: str) -> None:
     weight = getattr(prox, field)
-    _require(prox, field, _is_number(weight) and 0 <= weight < math.inf, "a finite number, at least 0")
+    _require(
+        prox, field, _is_number(weight) and 0 <= weight < math.inf, "a finite number, at least 0"
+    )
 
 
 def _is_number(value: object) -> bool:

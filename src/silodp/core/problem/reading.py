@@ -1,7 +1,9 @@
-"""A trained model as one function of a row's own columns: fill in, clip, scale, one feature for each category, the model, and what it says.
+"""A trained model as one function of a row's own columns: fill in, clip, scale, one feature for
+each category, the model, and what it says.
 
-A schema has all of it. A file that was read without one has a schema of plain numbers. Texts stay outside: a category is the place of its
-text in the schema's list, true is 1, false is 0, and a missing value is NaN.
+A schema has all of it. A file that was read without one has a schema of plain numbers. Texts stay
+outside: a category is the place of its text in the schema's list, true is 1, false is 0, and a
+missing value is NaN.
 """
 
 from __future__ import annotations
@@ -23,27 +25,47 @@ ANY = (-float("inf"), float("inf"))
 """The range of a number that is neither clipped nor scaled."""
 
 
-def plain_schema(features: Sequence[str], classes: Sequence[str], label: str, ranges: Sequence[Sequence[float]] | None = None) -> Schema:
-    """What is known of a file that was read without a schema: numbers, with public ranges or none, and a class or a number to predict."""
+def plain_schema(
+    features: Sequence[str],
+    classes: Sequence[str],
+    label: str,
+    ranges: Sequence[Sequence[float]] | None = None,
+) -> Schema:
+    """What is known of a file that was read without a schema: numbers, with public ranges or none,
+    and a class or a number to predict.
+    """
     pairs = [(float(low), float(high)) for low, high in ranges] if ranges else [ANY] * len(features)
-    columns = tuple(Column(name, "number", range=pair) for name, pair in zip(features, pairs, strict=True))
+    columns = tuple(
+        Column(name, "number", range=pair) for name, pair in zip(features, pairs, strict=True)
+    )
     return Schema(columns, None, Label(Task.plain(len(classes)).kind, (label,), tuple(classes)))
 
 
-def plain_text(features: Sequence[str], classes: Sequence[str], label: str, ranges: Tensor | None = None) -> str:
+def plain_text(
+    features: Sequence[str], classes: Sequence[str], label: str, ranges: Tensor | None = None
+) -> str:
     """The arguments of `plain_schema`, for a model's file."""
     pairs = None if ranges is None else ranges.tolist()
-    return json.dumps({"features": list(features), "classes": list(classes), "label": label, "ranges": pairs})
+    return json.dumps(
+        {"features": list(features), "classes": list(classes), "label": label, "ranges": pairs}
+    )
 
 
 class Reading(nn.Module):
-    """Rows (n, columns) float64 to what is said of each (n, figures); of images the rows are their pixels within [-1, 1]."""
+    """Rows (n, columns) float64 to what is said of each (n, figures); of images the rows are their
+    pixels within [-1, 1].
+    """
 
     mean: Tensor
     scale: Tensor
 
     def __init__(
-        self, schema: Schema, problem: Problem, w: Tensor, scaling: tuple[Tensor, Tensor], mapped: FeatureMap | None = None
+        self,
+        schema: Schema,
+        problem: Problem,
+        w: Tensor,
+        scaling: tuple[Tensor, Tensor],
+        mapped: FeatureMap | None = None,
     ) -> None:
         super().__init__()
         self.schema, self.task, self.mapped = schema, schema.task, mapped
@@ -54,19 +76,30 @@ class Reading(nn.Module):
 
     def features(self, rows: Tensor) -> Tensor:
         """What the model sees, (n, k) float32: the very numbers that it was trained on."""
-        parts = [self._features(column, rows[:, j : j + 1]) for j, column in enumerate(self.schema.columns)]
+        parts = [
+            self._features(column, rows[:, j : j + 1])
+            for j, column in enumerate(self.schema.columns)
+        ]
         x = (torch.cat(parts, 1) if parts else rows).to(torch.float32)
         if self.mapped:
             own = self.mapped.function
             if isinstance(own, maps.Constants):
-                x = maps.of(self.mapped.text, x.reshape(-1, *maps.shape_of(x.shape[1], self.mapped.shape)), own)
+                x = maps.of(
+                    self.mapped.text,
+                    x.reshape(-1, *maps.shape_of(x.shape[1], self.mapped.shape)),
+                    own,
+                )
             else:
                 x = torch.vmap(own)(x)
         return (x - self.mean) / self.scale
 
     def forward(self, rows: Tensor) -> Tensor:
         said = self.task.read(self.model(self.features(rows)))
-        return self.low + (said + 1) / 2 * (self.high - self.low) if self.task.kind == "regression" else said
+        return (
+            self.low + (said + 1) / 2 * (self.high - self.low)
+            if self.task.kind == "regression"
+            else said
+        )
 
     def _features(self, column: Column, cell: Tensor) -> Tensor:
         gone = torch.isnan(cell)
@@ -75,8 +108,15 @@ class Reading(nn.Module):
             values, said = (cell == places).to(cell.dtype), column.missing is not None
         else:
             low, high = column.range if column.type == "number" else (0.0, 1.0)
-            filled, said = torch.where(gone, torch.full_like(cell, float(column.missing or 0)), cell), column.indicator
-            values = filled if (low, high) == ANY else (2 * (filled.clamp(low, high) - low) / (high - low) - 1).clamp(-1, 1)
+            filled, said = (
+                torch.where(gone, torch.full_like(cell, float(column.missing or 0)), cell),
+                column.indicator,
+            )
+            values = (
+                filled
+                if (low, high) == ANY
+                else (2 * (filled.clamp(low, high) - low) / (high - low) - 1).clamp(-1, 1)
+            )
         return torch.cat([values, gone.to(cell.dtype)], 1) if said else values
 
 
@@ -88,19 +128,24 @@ def _with(problem: Problem, w: Tensor) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------------------
+# --- in words ------------------------------------------------------------------------------------
 
 
 def figures(schema: Schema) -> tuple[str, ...]:
     """What each number that a Reading gives is called."""
     label = schema.label
-    return tuple(f"risk_{c}" for c in label.classes) or tuple(f"risk_by_{edge:g}" for edge in label.edges) or ("value",)
+    return (
+        tuple(f"risk_{c}" for c in label.classes)
+        or tuple(f"risk_by_{edge:g}" for edge in label.edges)
+        or ("value",)
+    )
 
 
 def default_threshold(schema: Schema) -> float | None:
     """Of two classes, the risk of the second from which it is predicted; None for any other label.
 
-    By public facts alone: weights say what a mistake costs in each class, so that the second is worth saying from w0 / (w0 + w1) on.
+    By public facts alone: weights say what a mistake costs in each class, so that the second is
+    worth saying from w0 / (w0 + w1) on.
     """
     if len(schema.label.classes) != 2:
         return None
@@ -109,7 +154,9 @@ def default_threshold(schema: Schema) -> float | None:
 
 
 def decided(schema: Schema, said: Tensor, threshold: float | None) -> list[str] | None:
-    """The class that is predicted for each row, None where there are no classes: by the threshold, or by the largest weighted risk."""
+    """The class that is predicted for each row, None where there are no classes: by the threshold,
+    or by the largest weighted risk.
+    """
     label = schema.label
     if not label.classes:
         return None
@@ -122,16 +169,28 @@ def decided(schema: Schema, said: Tensor, threshold: float | None) -> list[str] 
 
 
 def sheet(schema: Schema) -> dict[str, Any]:
-    """What whoever loads an export must know: the columns, in order, with what each may hold, and what the figures are."""
+    """What whoever loads an export must know: the columns, in order, with what each may hold, and
+    what the figures are.
+    """
     columns = []
     for column in schema.columns:
         own = column.table() | {"name": column.name}
         columns.append({k: v for k, v in own.items() if not (k == "range" and column.range == ANY)})
     about: dict[str, Any] = {"columns": columns} if columns else {"images": list(schema.shape)}
-    return about | ({"missing_codes": list(schema.missing_codes)} if schema.missing_codes else {}) | {
-        "input": "columns: float64 (rows, columns), in this order; a category is its place in the list, from 0; true is 1; missing is NaN"
-        if columns
-        else "pixels: float64 (rows, channels x height x width), each 2 x value / 255 - 1",
-        "figures": list(figures(schema)), "task": schema.label.task, "classes": list(schema.label.classes),
-        "weights": list(schema.label.weights), "threshold": default_threshold(schema),
-    }  # fmt: skip
+    return (
+        about
+        | ({"missing_codes": list(schema.missing_codes)} if schema.missing_codes else {})
+        | {
+            "input": (
+                "columns: float64 (rows, columns), in this order; a category is its place in the "
+                "list, from 0; true is 1; missing is NaN"
+            )
+            if columns
+            else "pixels: float64 (rows, channels x height x width), each 2 x value / 255 - 1",
+            "figures": list(figures(schema)),
+            "task": schema.label.task,
+            "classes": list(schema.label.classes),
+            "weights": list(schema.label.weights),
+            "threshold": default_threshold(schema),
+        }
+    )

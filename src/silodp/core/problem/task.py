@@ -15,9 +15,11 @@ KINDS = ("binary", "multiclass", "ordinal", "regression", "count", "survival")
 
 @dataclass(frozen=True)
 class Task:
-    """binary and multiclass have `classes`, and weights for them or none; ordinal has at least three, in order.
+    """binary and multiclass have `classes`, and weights for them or none; ordinal has at least
+    three, in order.
 
-    regression has `huber`, or 0 for squares; count has `most`, the largest that there is; survival has `bins`.
+    regression has `huber`, or 0 for squares; count has `most`, the largest that there is; survival
+    has `bins`.
     """
 
     kind: str
@@ -30,10 +32,16 @@ class Task:
     @classmethod
     def plain(cls, classes: int) -> Task:
         """The task of a label that is one of so many classes, or a number if there are none."""
-        return cls("regression") if classes == 0 else cls("binary" if classes == 2 else "multiclass", classes)
+        return (
+            cls("regression")
+            if classes == 0
+            else cls("binary" if classes == 2 else "multiclass", classes)
+        )
 
     def head(self, *, one_logit: bool = False) -> tuple[int, Loss]:
-        """The outputs that a model needs and the loss on them; with one_logit two classes share one output."""
+        """The outputs that a model needs and the loss on them; with one_logit two classes share one
+        output.
+        """
         from silodp.core.problem import losses  # torch takes seconds to load
 
         if self.kind == "survival":
@@ -44,18 +52,26 @@ class Task:
             return 1, losses.Poisson(self.most)
         if self.kind == "ordinal":
             return self.classes - 1, losses.Ordinal(self.classes)
-        outputs, loss = (1, losses.logistic) if one_logit and self.classes == 2 else (self.classes, losses.cross_entropy)
+        outputs, loss = (
+            (1, losses.logistic)
+            if one_logit and self.classes == 2
+            else (self.classes, losses.cross_entropy)
+        )
         return outputs, losses.Weighted(loss, self.weights) if self.weights else loss
 
     def read(self, output: Tensor) -> Tensor:
-        """What outputs (n, k) say: the chance of each class, the risk by the end of each time bin, a count's rate, or a number as the loss compares it.
+        """What outputs (n, k) say: the chance of each class, the risk by the end of each time bin,
+        a count's rate, or a number as the loss compares it.
 
-        Weights of the classes are public, and taken back out: what was learnt are weighted odds, and what is said are the odds themselves.
+        Weights of the classes are public, and taken back out: what was learnt are weighted odds,
+        and what is said are the odds themselves.
         """
         import torch
 
         if self.kind == "survival":
-            return 1 - torch.exp(-torch.nn.functional.softplus(output).cumsum(1))  # the product of 1 - hazard, in a form that ONNX has
+            return 1 - torch.exp(
+                -torch.nn.functional.softplus(output).cumsum(1)
+            )  # the product of 1 - hazard, in a form that ONNX has
         if self.kind == "count":
             return output.exp().clamp(max=self.most)
         if self.kind == "ordinal":
@@ -66,4 +82,6 @@ class Task:
             return output
         if output.shape[1] == 1:
             output = torch.cat([torch.zeros_like(output), output], 1)
-        return (output - output.new_tensor(self.weights).log() if self.weights else output).softmax(1)
+        return (output - output.new_tensor(self.weights).log() if self.weights else output).softmax(
+            1
+        )

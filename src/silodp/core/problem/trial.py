@@ -1,4 +1,5 @@
-"""A model and a loss of a user's own are tried on made-up records as a run uses them; what is wrong is said in one sentence.
+"""A model and a loss of a user's own are tried on made-up records as a run uses them; what is wrong
+is said in one sentence.
 
 No record of anybody is seen here, so that the reason of a failure may be told.
 """
@@ -40,50 +41,78 @@ def targets(task: Task, dtype: torch.dtype) -> Tensor:
 
 
 def try_model(problem: Problem, x: Tensor, name: str) -> Tensor:
-    """The outputs (N, ...) at the start for records x (N, ...); BadInput if they cannot be had, are no numbers, or mix records."""
+    """The outputs (N, ...) at the start for records x (N, ...); BadInput if they cannot be had, are
+    no numbers, or mix records.
+    """
     start, away = _points(problem, x)
     with said(f"{name} cannot be run on records of {x[0].numel()} features"):
         found, together = (_outputs(problem, w, x) for w in (start, away))
         alone = [_outputs(problem, away, row[None]) for row in x]
     if not all(
-        isinstance(part, Tensor) and part.dim() and len(part) == rows for part, rows in [(together, len(x)), *((a, 1) for a in alone)]
+        isinstance(part, Tensor) and part.dim() and len(part) == rows
+        for part, rows in [(together, len(x)), *((a, 1) for a in alone)]
     ):
-        raise BadInput(f"{name} gives {_shape(together)} for {len(x)} records; it should give outputs (N, k) for N records")
+        raise BadInput(
+            f"{name} gives {_shape(together)} for {len(x)} records; it should give outputs "
+            "(N, k) for N records"
+        )
     if not bool(found.isfinite().all()):
-        raise BadInput(f"{name} gives outputs that are not finite at the start; a run would learn nothing from such records")
+        raise BadInput(
+            f"{name} gives outputs that are not finite at the start; a run would learn "
+            "nothing from such records"
+        )
     if not _same(together, torch.cat(alone)):
-        raise BadInput(f"{name} mixes records: it gives a record alone other outputs than in a batch; let each follow from its own record")
+        raise BadInput(
+            f"{name} mixes records: it gives a record alone other outputs than in a batch; "
+            "let each follow from its own record"
+        )
     with said(f"{name} {_SIDE}", _PLAIN):
         vmap(grad(lambda w, row: _outputs(problem, w, row[None]).sum()), (None, 0))(away, x)
     return found
 
 
 def try_loss(problem: Problem, x: Tensor, y: Tensor, name: str, hint: str = "mend it") -> None:
-    """BadInput if the loss fails on one of the targets y (N, ...), is not one finite number per record, or mixes records.
+    """BadInput if the loss fails on one of the targets y (N, ...), is not one finite number per
+    record, or mixes records.
 
     As many records x as the model is to be shown: they are repeated for further targets.
     """
-    start, away = (_outputs(problem, w, x)[torch.arange(len(y)) % len(x)] for w in _points(problem, x))
+    start, away = (
+        _outputs(problem, w, x)[torch.arange(len(y)) % len(x)] for w in _points(problem, x)
+    )
     width, single = "x".join(map(str, start.shape[1:])) or "1", []
     for output, target in zip(away, y, strict=True):
-        with said(f"{name} cannot be run on {_label(target)} of a model with {width} output{'s' * (width != '1')}", hint):
+        with said(
+            (
+                f"{name} cannot be run on {_label(target)} of a model with {width} "
+                f"output{'s' * (width != '1')}"
+            ),
+            hint,
+        ):
             single.append(problem.loss(output[None], target[None]))
         if not isinstance(single[-1], Tensor) or single[-1].shape not in ((), (1,)):
             raise BadInput(
-                f"{name} gives {_shape(single[-1])} for one record; it should give one number per record, (N,) for outputs (N, k)"
+                f"{name} gives {_shape(single[-1])} for one record; it should give one "
+                "number per record, (N,) for outputs (N, k)"
             )
     with said(f"{name} {_SIDE}", _PLAIN):
         vmap(grad(problem.record_loss))(away, y)
         finite = vmap(problem.record_loss)(start, y).isfinite()
     if not bool(finite.any() if y.is_floating_point() else finite.all()):
-        raise BadInput(f"{name} is not finite at the start on {_label(y[int(finite.int().argmin())])}; {hint}")
+        raise BadInput(
+            f"{name} is not finite at the start on {_label(y[int(finite.int().argmin())])}; {hint}"
+        )
     try:
         together = problem.loss(away, y)
     except Exception:  # a run shows it single records, and those it takes
         return
-    if together.dim() and not (together.shape == y.shape[:1] and _same(together, torch.stack([one.reshape(()) for one in single]))):
+    if together.dim() and not (
+        together.shape == y.shape[:1]
+        and _same(together, torch.stack([one.reshape(()) for one in single]))
+    ):
         raise BadInput(
-            f"{name} mixes records: it gives {_shape(together)} for {len(y)} records, other than for each alone; it should give (N,)"
+            f"{name} mixes records: it gives {_shape(together)} for {len(y)} records, "
+            "other than for each alone; it should give (N,)"
         )
 
 
@@ -98,17 +127,27 @@ def said(what: str, hint: str = "mend it") -> Iterator[None]:
         raise
     except Exception as error:
         why = " ".join(str(error).split())
-        raise BadInput(f"{what} ({type(error).__name__}: {why[:200]}{'...' * (len(why) > 200)}); {hint}") from None
+        raise BadInput(
+            f"{what} ({type(error).__name__}: {why[:200]}{'...' * (len(why) > 200)}); {hint}"
+        ) from None
 
 
-_SIDE = "runs on one record, but cannot be differentiated for records side by side (torch.func.vmap), as a run does"
-_PLAIN = "use tensor operations alone: no .item(), no `if` on a number, no draw, and a comparison with torch.arange(k) in place of one_hot"
+_SIDE = (
+    "runs on one record, but cannot be differentiated for records side by side "
+    "(torch.func.vmap), as a run does"
+)
+_PLAIN = (
+    "use tensor operations alone: no .item(), no `if` on a number, no draw, and a comparison "
+    "with torch.arange(k) in place of one_hot"
+)
 
 
 def _points(problem: Problem, x: Tensor) -> tuple[Tensor, Tensor]:
     """The start, and a point away from it."""
     start = problem.initial([0])[0].to(x.device, x.dtype if x.is_floating_point() else None)
-    return start, start + AWAY * torch.randn(problem.dim, generator=torch.Generator().manual_seed(0)).to(start)
+    return start, start + AWAY * torch.randn(
+        problem.dim, generator=torch.Generator().manual_seed(0)
+    ).to(start)
 
 
 def _outputs(problem: Problem, w: Tensor, x: Tensor) -> Tensor:
@@ -123,8 +162,16 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 
 def _shape(found: Any) -> str:
-    return f"numbers of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    return (
+        f"numbers of shape {tuple(found.shape)}"
+        if isinstance(found, Tensor)
+        else type(found).__name__
+    )
 
 
 def _label(target: Tensor) -> str:
-    return f"label {int(target)}" if not target.dim() and not target.is_floating_point() else f"target {target.tolist()}"
+    return (
+        f"label {int(target)}"
+        if not target.dim() and not target.is_floating_point()
+        else f"target {target.tolist()}"
+    )

@@ -1,12 +1,16 @@
-"""What a silo sends through a shuffler: its counts, signed under a pseudonym and sealed so that only the shuffler can read them.
+"""What a silo sends through a shuffler: its counts, signed under a pseudonym and sealed so that
+only the shuffler can read them.
 
-The plain text is  magic (4) | version (1) | round (32) | demanded (8) | records (8) | bits (8) | d (8) | counts (8 d) | key (32) | signature (64),
-integers little-endian, the signature (Ed25519) over all before the key. It is sealed by HPKE (RFC 9180, base mode: X25519, HKDF-SHA256,
+The plain text is  magic (4) | version (1) | round (32) | demanded (8) | records (8) | bits (8) | d
+(8) | counts (8 d) | key (32) | signature (64), integers little-endian, the signature (Ed25519) over
+all before the key. It is sealed by HPKE (RFC 9180, base mode: X25519, HKDF-SHA256,
 ChaCha20-Poly1305) with the round as its info. Its length is a function of d alone.
 
-A round is the SHA-256 of the question without the silo's own query id, so contributions to one round answer one question: same point, same
-clip, same levels and coins. `demanded` is the silo's condition: its counts may leave the shuffler only inside a total of at least so many
-records. The key is a pseudonym on the shuffler's roster: it shows that a contribution comes from a member, and not which.
+A round is the SHA-256 of the question without the silo's own query id, so contributions to one
+round answer one question: same point, same clip, same levels and coins. `demanded` is the silo's
+condition: its counts may leave the shuffler only inside a total of at least so many records. The
+key is a pseudonym on the shuffler's roster: it shows that a contribution comes from a member, and
+not which.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ _ENCRYPTION = 32 + 16  # HPKE's encapsulated key and tag
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """One silo's counts for one round: `records` records of `bits` = levels + noise bits each, so no count is above records x bits."""
+    """One silo's counts for one round: `records` records of `bits` = levels + noise bits each, so
+    no count is above records x bits.
+    """
 
     round: str
     demanded: int
@@ -46,16 +52,24 @@ def box_length(dimension: int) -> int:
 
 
 def encrypt_box(contribution: Contribution, shuffler: str, pseudonym: Ed25519PrivateKey) -> bytes:
-    """Signed by the pseudonym, then encrypted: the box that only the shuffler with this X25519 public key (hex) can open."""
+    """Signed by the pseudonym, then encrypted: the box that only the shuffler with this X25519
+    public key (hex) can open.
+    """
     c = contribution
     head = _HEAD.pack(_MAGIC, bytes.fromhex(c.round), c.demanded, c.records, c.bits, len(c.counts))
     signed = head + np.ascontiguousarray(c.counts, "<i8").tobytes()
     plain = signed + pseudonym.public_key().public_bytes_raw() + pseudonym.sign(signed)
-    return _SUITE.encrypt(plain, X25519PublicKey.from_public_bytes(bytes.fromhex(shuffler)), _INFO + bytes.fromhex(c.round))
+    return _SUITE.encrypt(
+        plain,
+        X25519PublicKey.from_public_bytes(bytes.fromhex(shuffler)),
+        _INFO + bytes.fromhex(c.round),
+    )
 
 
 def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Contribution, str]:
-    """(contribution, the pseudonym's public key in hex); raises Refused("malformed" | "signature") on any other bytes whatever."""
+    """(contribution, the pseudonym's public key in hex); raises Refused("malformed" | "signature")
+    on any other bytes whatever.
+    """
     try:
         plain = _SUITE.decrypt(box, private_key, _INFO + bytes.fromhex(round))
     except (InvalidTag, ValueError):
@@ -64,12 +78,19 @@ def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Con
         raise Refused("malformed")
     magic, name, demanded, records, bits, dimension = _HEAD.unpack_from(plain)
     signed, key, signature = plain[:-96], plain[-96:-64], plain[-64:]
-    if magic != _MAGIC or name.hex() != round or len(signed) != _HEAD.size + 8 * dimension or not dimension:
+    if (
+        magic != _MAGIC
+        or name.hex() != round
+        or len(signed) != _HEAD.size + 8 * dimension
+        or not dimension
+    ):
         raise Refused("malformed")
     if not signed_by(key, signature, signed):
         raise Refused("signature")
     counts = np.frombuffer(signed, "<i8", offset=_HEAD.size).astype(np.int64)
-    if not (0 < demanded < 2**53 and 0 < records < 2**53 and 0 < bits < 2**53 and records * bits < 2**62):
+    if not (
+        0 < demanded < 2**53 and 0 < records < 2**53 and 0 < bits < 2**53 and records * bits < 2**62
+    ):
         raise Refused("malformed")
     if counts.min() < 0 or counts.max() > records * bits:
         raise Refused("malformed")

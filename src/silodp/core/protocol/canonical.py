@@ -1,4 +1,6 @@
-"""Fields in their one spelling: each function takes a value of the right type and range, or raises BadInput. Imports only core."""
+"""Fields in their one spelling: each function takes a value of the right type and range, or raises
+BadInput. Imports only core.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ as_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fals
 def real(value: float | Tensor) -> str:
     """A finite number as hex, so that not a bit of it is lost or has two spellings."""
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise BadInput(f"a hyper-parameter has {value.numel()} values; over the wire each silo is asked with one")
+        raise BadInput(
+            f"a hyper-parameter has {value.numel()} values; over the wire each silo is "
+            "asked with one"
+        )
     number = float(value)
     if not math.isfinite(number):
         raise BadInput(f"a hyper-parameter is {number}; it must be finite")
@@ -54,11 +59,16 @@ def hexhash(text: str) -> str:
 
 
 def array(tensor: Tensor, kind: str) -> np.ndarray:
-    """The tensor as little-endian float32 or float64, in the shape of a point (1, d) or a vector (k)."""
+    """The tensor as little-endian float32 or float64, in the shape of a point (1, d) or a vector
+    (k).
+    """
     values = tensor.detach().cpu().numpy()
-    if values.dtype not in (np.float32, np.float64) or (values.ndim != 1 if kind == VECTOR else values.ndim != 2 or len(values) != 1):
+    if values.dtype not in (np.float32, np.float64) or (
+        values.ndim != 1 if kind == VECTOR else values.ndim != 2 or len(values) != 1
+    ):
         raise BadInput(
-            f"a {kind} has shape {values.shape} and type {values.dtype}; it must be (1, d), a vector (k,), of float32 or float64"
+            f"a {kind} has shape {values.shape} and type {values.dtype}; it must be (1, "
+            "d), a vector (k,), of float32 or float64"
         )
     return np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
 
@@ -84,21 +94,30 @@ def write_fields(value: Any, tensors: Tensors) -> dict[str, Any]:
     return packed
 
 
-def read_fields(wire: Mapping[str, str], packed: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return {f: tensor(tensors[f], k) if k in (POINT, VECTOR) else _READ[k](packed[f]) for f, k in wire.items()}
+def read_fields(
+    wire: Mapping[str, str], packed: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    return {
+        f: tensor(tensors[f], k) if k in (POINT, VECTOR) else _READ[k](packed[f])
+        for f, k in wire.items()
+    }
 
 
 def write_named(value: Any, tensors: Tensors) -> dict[str, Any]:
     return {"name": type(value).__name__} | write_fields(value, tensors)
 
 
-def read_named(table: Mapping[str, type[Any]], packed: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Any:
+def read_named(
+    table: Mapping[str, type[Any]], packed: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> Any:
     kind = table[packed["name"]]
     return kind(**read_fields(kind.wire, packed, tensors))
 
 
 def _with_fields(kinds: Iterable[type[Any]], packed: Mapping[str, Any]) -> type[Any]:
-    """The kind that has just these fields: of mechanisms and events it is they that tell which one it is."""
+    """The kind that has just these fields: of mechanisms and events it is they that tell which one
+    it is.
+    """
     (kind,) = (kind for kind in kinds if kind.wire.keys() == packed.keys())
     return kind
 
@@ -113,11 +132,16 @@ def read_mechanism(packed: Mapping[str, Any], sampling: Sampling) -> Mechanism:
 
 
 def write_event(event: Event | TotalEvent) -> dict[str, Any]:
-    return write_fields(event, {}) | {"count": integer(event.count), "sampling": write_named(event.sampling, {})}
+    return write_fields(event, {}) | {
+        "count": integer(event.count),
+        "sampling": write_named(event.sampling, {}),
+    }
 
 
 def read_event(packed: Mapping[str, Any]) -> Any:
     own = {field: value for field, value in packed.items() if field not in ("count", "sampling")}
     kind = _with_fields(EVENTS, own)
     sampling = read_named(SAMPLINGS, packed["sampling"], {})
-    return kind(sampling=sampling, count=integer(packed["count"]), **read_fields(kind.wire, own, {}))
+    return kind(
+        sampling=sampling, count=integer(packed["count"]), **read_fields(kind.wire, own, {})
+    )

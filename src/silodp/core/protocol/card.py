@@ -15,7 +15,9 @@ PARTS = ("held_out", "colluding")
 
 @dataclass(frozen=True)
 class Card:
-    """What a silo tells the server's operator of itself (silo.json): all of it public, none of it taken on trust by the silo."""
+    """What a silo tells the server's operator of itself (silo.json): all of it public, none of it
+    taken on trust by the silo.
+    """
 
     name: str
     key: str
@@ -34,31 +36,44 @@ class Card:
     feature_map: str = dataclasses.field(default="", kw_only=True)
     """What the model sees of a record, where that is not the record itself."""
     held_out: int = dataclasses.field(default=0, kw_only=True)
-    """Records that no training question sees and a Score is over; older cards say nothing of them."""
+    """Records that no training question sees and a Score is over; older cards say nothing of them.
+    """
     checked: str = dataclasses.field(default="", kw_only=True)
-    """By whom and when the silo's officer says that `silodp silo check` was run; never what it found."""
+    """By whom and when the silo's officer says that `silodp silo check` was run; never what it
+    found.
+    """
     study: str = dataclasses.field(default="", kw_only=True)
     """The name of the study that the silo approves, for people."""
     statistics: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
-    """What the policy allowed to be asked when the card was written; older cards say nothing of it."""
+    """What the policy allowed to be asked when the card was written; older cards say nothing of it.
+    """
     colluding: int = dataclasses.field(default=0, kw_only=True)
     """Under masks: against how many other silos with the server its price must hold."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
-        """The card in a table as silo.json holds it; BadInput names the field that cannot be used."""
+        """The card in a table as silo.json holds it; BadInput names the field that cannot be
+        used.
+        """
         found: dict[str, Any] = {}
         for field in fields(cls):
-            value = table.get(field.name, None if field.default is dataclasses.MISSING else field.default)
+            value = table.get(
+                field.name, None if field.default is dataclasses.MISSING else field.default
+            )
             match field.type, value:
                 case "tuple[str, ...]", list() | tuple() if all(isinstance(v, str) for v in value):
                     found[field.name] = tuple(value)
-                case "int", int() if type(value) is int and (0 <= value < found["records"] if field.name in PARTS else value > 0):
+                case "int", int() if type(value) is int and (
+                    0 <= value < found["records"] if field.name in PARTS else value > 0
+                ):
                     found[field.name] = value
                 case "float", int() | float() if type(value) is not bool and value > 0:
                     found[field.name] = float(value)
                 case "str", str():
                     found[field.name] = value
                 case _:
-                    raise BadInput(f"{source} has the {field.name} {value!r:.60}; take the silo.json that `silodp silo init` wrote")
+                    raise BadInput(
+                        f"{source} has the {field.name} {value!r:.60}; take the silo.json "
+                        "that `silodp silo init` wrote"
+                    )
         return cls(**found)

@@ -1,9 +1,12 @@
-"""The outside of every message here: magic (4) | version (1) | Ed25519 public key (32) | signature (64) | body length (8) | body.
+"""The outside of every message here: magic (4) | version (1) | Ed25519 public key (32) | signature
+(64) | body length (8) | body.
 
-The length is little-endian; the signature covers magic, version and body. What a body says is for others to read, and only after this.
+The length is little-endian; the signature covers magic, version and body. What a body says is for
+others to read, and only after this.
 
-Version 3 has packed answers (`packing`), and nothing else that 2 has not. A server asks in its own version, so that an older gate says "version" before
-anything is charged; a gate packs an answer only for a server that has asked in 3, and says everything else in 2, which all can read.
+Version 3 has packed answers (`packing`), and nothing else that 2 has not. A server asks in its own
+version, so that an older gate says "version" before anything is charged; a gate packs an answer
+only for a server that has asked in 3, and says everything else in 2, which all can read.
 """
 
 from __future__ import annotations
@@ -24,17 +27,28 @@ OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
 
 
-def sign_frame(magic: bytes, version: int, body: bytes | Sequence[bytes | memoryview], private_key: Ed25519PrivateKey | None) -> bytes:
-    """The frame of a body, or of the pieces of one, signed where there is a key; nothing in it is encrypted."""
+def sign_frame(
+    magic: bytes,
+    version: int,
+    body: bytes | Sequence[bytes | memoryview],
+    private_key: Ed25519PrivateKey | None,
+) -> bytes:
+    """The frame of a body, or of the pieces of one, signed where there is a key; nothing in it is
+    encrypted.
+    """
     signed, pieces = magic + version.to_bytes(1), (body,) if isinstance(body, bytes) else body
     key, signature = _UNSIGNED
     if private_key is not None:
-        key, signature = private_key.public_key().public_bytes_raw(), private_key.sign(b"".join((signed, *pieces)))
+        key, signature = (
+            private_key.public_key().public_bytes_raw(),
+            private_key.sign(b"".join((signed, *pieces))),
+        )
     return b"".join((signed, key, signature, sum(map(len, pieces)).to_bytes(8, "little"), *pieces))
 
 
 def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | None]:
-    """The body of a frame and the key whose signature it bears; None for the all-zero key and signature of an unsigned one.
+    """The body of a frame and the key whose signature it bears; None for the all-zero key and
+    signature of an unsigned one.
 
     On any other bytes whatever: Refused("size" | "malformed" | "version" | "signature").
     """
@@ -71,11 +85,15 @@ def open_by(key: str, frame: bytes, magic: bytes, limit: int) -> bytes:
 
 
 def parsed(body: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Any:
-    """What `read` makes of the body, if `write` makes the same body of it; else Refused("malformed"), whatever went wrong."""
+    """What `read` makes of the body, if `write` makes the same body of it; else
+    Refused("malformed"), whatever went wrong.
+    """
     try:
         value = read(body)
         if write(value) == body:
             return value
-    except Exception:  # bytes from outside: whatever a parser complains of, none of it may get through
+    except (
+        Exception
+    ):  # bytes from outside: whatever a parser complains of, none of it may get through
         pass
     raise Refused("malformed")

@@ -1,17 +1,23 @@
-"""Pairwise masks: a silo's counts plus, for every other member of the cohort, a pseudorandom vector that the two of them share; their sum is the total.
+"""Pairwise masks: a silo's counts plus, for every other member of the cohort, a pseudorandom vector
+that the two of them share; their sum is the total.
 
-Of two members the one with the smaller identity adds the vector of the pair and the other subtracts it, modulo 2^32 or 2^64, so over the whole
-cohort they cancel. Any set of answers that lacks an honest member's is pseudorandom to whoever lacks that member's keys (X25519 as a random
-oracle's Diffie-Hellman, HKDF, ChaCha20): what is promised of masked totals is computational differential privacy.
+Of two members the one with the smaller identity adds the vector of the pair and the other subtracts
+it, modulo 2^32 or 2^64, so over the whole cohort they cancel. Any set of answers that lacks an
+honest member's is pseudorandom to whoever lacks that member's keys (X25519 as a random oracle's
+Diffie-Hellman, HKDF, ChaCha20): what is promised of masked totals is computational differential
+privacy.
 
-A member is an Ed25519 identity, which officers have pinned, and an X25519 key, which its gate made for one answer and keeps in memory alone; the
-identity signs the key, for one problem, run and epoch (one life of the gate's process). The table of the cohort is in the query, and the query's
-digest in every pair's key, so two members share a vector only if they saw one and the same question: same table, noise, point, clip, round, attempt.
+A member is an Ed25519 identity, which officers have pinned, and an X25519 key, which its gate made
+for one answer and keeps in memory alone; the identity signs the key, for one problem, run and epoch
+(one life of the gate's process). The table of the cohort is in the query, and the query's digest in
+every pair's key, so two members share a vector only if they saw one and the same question: same
+table, noise, point, clip, round, attempt.
 
-Bytes, all fixed, with vectors in docs/vectors/masks.json. A row of the table is  identity (32) | epoch (16) | key (32) | signature (64) | trials (8,
-little-endian); rows stand in rising order of identities. The pair's key is HKDF-SHA256 of the shared secret with the digest as salt and
-_PAIR | smaller identity | larger | key of the smaller | key of the larger  as info; its vector is the ChaCha20 key stream with nonce and counter 0,
-words little-endian, word i for coordinate i.
+Bytes, all fixed, with vectors in docs/vectors/masks.json. A row of the table is  identity (32) |
+epoch (16) | key (32) | signature (64) | trials (8, little-endian); rows stand in rising order of
+identities. The pair's key is HKDF-SHA256 of the shared secret with the digest as salt and _PAIR |
+smaller identity | larger | key of the smaller | key of the larger  as info; its vector is the
+ChaCha20 key stream with nonce and counter 0, words little-endian, word i for coordinate i.
 """
 
 from __future__ import annotations
@@ -44,7 +50,9 @@ MOST_TRIALS = 2**53
 
 @dataclass(frozen=True)
 class Row:
-    """A member of a cohort: who it is, the key that it made for this run and its next answer, and how many coins of noise it tosses for each coordinate."""
+    """A member of a cohort: who it is, the key that it made for this run and its next answer, and
+    how many coins of noise it tosses for each coordinate.
+    """
 
     identity: bytes
     epoch: bytes
@@ -53,12 +61,21 @@ class Row:
     trials: int = 0
 
 
-# --- keys and the table -------------------------------------------------------------------------------------------------------------
+# --- keys and the table --------------------------------------------------------------------------
 
 
-def offered(identity: Ed25519PrivateKey, own: X25519PrivateKey, *, definition: str, run: str, epoch: bytes) -> Row:
-    """The row of a member that has made the key `own` for this run, signed by its identity; its trials follow from a query."""
-    row = Row(identity.public_key().public_bytes_raw(), epoch, own.public_key().public_bytes_raw(), bytes(64))
+def offered(
+    identity: Ed25519PrivateKey, own: X25519PrivateKey, *, definition: str, run: str, epoch: bytes
+) -> Row:
+    """The row of a member that has made the key `own` for this run, signed by its identity; its
+    trials follow from a query.
+    """
+    row = Row(
+        identity.public_key().public_bytes_raw(),
+        epoch,
+        own.public_key().public_bytes_raw(),
+        bytes(64),
+    )
     return replace(row, signature=identity.sign(_statement(row, definition, run)))
 
 
@@ -73,26 +90,44 @@ def is_signed(row: Row, *, definition: str, run: str) -> bool:
 def _statement(row: Row, definition: str, run: str) -> bytes:
     if len(row.identity) != 32 or len(row.epoch) != EPOCH or len(row.key) != 32:
         raise BadInput("an identity and a key have 32 bytes, and an epoch 16")
-    return _KEY + bytes.fromhex(definition) + hashlib.sha256(run.encode()).digest() + row.epoch + row.identity + row.key
+    return (
+        _KEY
+        + bytes.fromhex(definition)
+        + hashlib.sha256(run.encode()).digest()
+        + row.epoch
+        + row.identity
+        + row.key
+    )
 
 
 def write_table(rows: Iterable[Row]) -> bytes:
     """The one spelling of a cohort."""
     ordered = sorted(rows, key=lambda row: row.identity)
-    return b"".join(_ROW.pack(row.identity, row.epoch, row.key, row.signature, row.trials) for row in ordered)
+    return b"".join(
+        _ROW.pack(row.identity, row.epoch, row.key, row.signature, row.trials) for row in ordered
+    )
 
 
 def read_table(raw: bytes) -> tuple[Row, ...]:
-    """Rows in strictly rising order of identities, so that nobody is in a cohort twice, each with noise; Refused("cohort") on any other bytes."""
+    """Rows in strictly rising order of identities, so that nobody is in a cohort twice, each with
+    noise; Refused("cohort") on any other bytes.
+    """
     rows = tuple(Row(*fields) for fields in _ROW.iter_unpack(raw)) if len(raw) % ROW == 0 else ()
     rising = all(a.identity < b.identity for a, b in itertools.pairwise(rows))
-    if len(rows) < 2 or not rising or len({row.key for row in rows}) < len(rows) or not all(0 < r.trials < MOST_TRIALS for r in rows):
+    if (
+        len(rows) < 2
+        or not rising
+        or len({row.key for row in rows}) < len(rows)
+        or not all(0 < r.trials < MOST_TRIALS for r in rows)
+    ):
         raise Refused("cohort")
     return rows
 
 
 def counted(rows: Sequence[Row], colluding: int) -> int:
-    """Coins that protect a total of these members if any `colluding` of them tell theirs: all but those of the largest rows."""
+    """Coins that protect a total of these members if any `colluding` of them tell theirs: all but
+    those of the largest rows.
+    """
     return sum(sorted(row.trials for row in rows)[: max(0, len(rows) - colluding)])
 
 
@@ -100,11 +135,13 @@ def modulus_for(largest: int) -> int:
     """The fewest bits in which no total up to `largest` wraps around."""
     fitting = [bits for bits in MODULI if largest < 2**bits]
     if not fitting:
-        raise BadInput(f"a total could be {largest}, beyond 2^64; use fewer records, levels or noise bits")
+        raise BadInput(
+            f"a total could be {largest}, beyond 2^64; use fewer records, levels or noise bits"
+        )
     return fitting[0]
 
 
-# --- masks --------------------------------------------------------------------------------------------------------------------------
+# --- masks ---------------------------------------------------------------------------------------
 
 
 def pair_key(secret: bytes, mine: Row, other: Row, digest: str) -> bytes:
@@ -122,28 +159,43 @@ def stream(key: bytes, dimension: int, modulus: int) -> np.ndarray:
 
 
 def secret_with(own: X25519PrivateKey, other: Row) -> bytes:
-    """What the two keys share; Refused("cohort") where that would be all zero: the other's is a point of small order."""
+    """What the two keys share; Refused("cohort") where that would be all zero: the other's is a
+    point of small order.
+    """
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(other.key))
     except ValueError:
         raise Refused("cohort") from None
 
 
-def masked(counts: np.ndarray, own: X25519PrivateKey, mine: Row, rows: Sequence[Row], digest: str, modulus: int) -> bytes:
-    """The counts, plus the vectors of the pairs in which `mine` comes first and minus those in which it comes second, as words.
+def masked(
+    counts: np.ndarray,
+    own: X25519PrivateKey,
+    mine: Row,
+    rows: Sequence[Row],
+    digest: str,
+    modulus: int,
+) -> bytes:
+    """The counts, plus the vectors of the pairs in which `mine` comes first and minus those in
+    which it comes second, as words.
 
-    Refused("cohort") where `mine` is not one of the rows or another's key has no secret with this one (a point of small order).
+    Refused("cohort") where `mine` is not one of the rows or another's key has no secret with this
+    one (a point of small order).
     """
     if mine not in rows or own.public_key().public_bytes_raw() != mine.key:
         raise Refused("cohort")
     words = np.ascontiguousarray(counts).astype(MODULI[modulus])
     for other in rows:
         if other.identity != mine.identity:
-            vector = stream(pair_key(secret_with(own, other), mine, other, digest), len(words), modulus)
+            vector = stream(
+                pair_key(secret_with(own, other), mine, other, digest), len(words), modulus
+            )
             words = words + vector if mine.identity < other.identity else words - vector
     return words.tobytes()
 
 
 def add_masked(answers: Iterable[bytes], modulus: int) -> np.ndarray:
-    """The sum modulo 2^modulus: the total, if these are the answers of a whole cohort, and else noise."""
+    """The sum modulo 2^modulus: the total, if these are the answers of a whole cohort, and else
+    noise.
+    """
     return functools.reduce(np.add, (np.frombuffer(answer, MODULI[modulus]) for answer in answers))

@@ -1,7 +1,9 @@
-"""Bytes with which a server asks a gate for its key of a run, and the gate gives it: what a cohort's table is made of (`masks`).
+"""Bytes with which a server asks a gate for its key of a run, and the gate gives it: what a
+cohort's table is made of (`masks`).
 
-Frames as in `frames`, signed by the asker there and by the silo back; bodies are one JSON text in its one spelling. A key is public, costs nothing
-and says nothing of a record. A refusal comes back as any other (`codec.Refusal`).
+Frames as in `frames`, signed by the asker there and by the silo back; bodies are one JSON text in
+its one spelling. A key is public, costs nothing and says nothing of a record. A refusal comes back
+as any other (`codec.Refusal`).
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def encode_key_request(request: KeyRequest, private_key: Ed25519PrivateKey) -> b
 
 
 def decode_key_request(frame: bytes) -> tuple[KeyRequest, str, str]:
-    """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" | "malformed" | "version" | "signature")."""
+    """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" |
+    "malformed" | "version" | "signature").
+    """
     body, key = open_signed(frame, KEYS, LIMIT)
     return parsed_json(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
 
@@ -56,13 +60,17 @@ def encode_offer(offer: Offer, private_key: Ed25519PrivateKey | None) -> bytes:
 
 
 def decode_offer(frame: bytes, *, silo_key: str) -> Offer:
-    """What the silo with this key has signed; on any other bytes Refused, as `decode_key_request`."""
+    """What the silo with this key has signed; on any other bytes Refused, as
+    `decode_key_request`.
+    """
     body = open_by(silo_key, frame, OFFER, LIMIT)
     return parsed_json(body, _read_offer, _offer_body)
 
 
 def _request_body(request: KeyRequest) -> bytes:
-    return as_json({"model": hexhash(request.model), "run": name(request.run), "silo": name(request.silo)}).encode("ascii")
+    return as_json(
+        {"model": hexhash(request.model), "run": name(request.run), "silo": name(request.silo)}
+    ).encode("ascii")
 
 
 def _read_request(fields: dict[str, Any]) -> KeyRequest:
@@ -71,7 +79,9 @@ def _read_request(fields: dict[str, Any]) -> KeyRequest:
 
 def _offer_body(offer: Offer) -> bytes:
     row = {part: getattr(offer.row, part).hex() for part in _PARTS}
-    return as_json({"digest": hexhash(offer.digest), "row": row, "silo": name(offer.silo)}).encode("ascii")
+    return as_json({"digest": hexhash(offer.digest), "row": row, "silo": name(offer.silo)}).encode(
+        "ascii"
+    )
 
 
 def _read_offer(fields: dict[str, Any]) -> Offer:
@@ -79,4 +89,6 @@ def _read_offer(fields: dict[str, Any]) -> Offer:
     if [len(part) for part in parts] != list(_PARTS.values()):
         raise BadInput("a part of the row is too long or too short")
     identity, epoch, key, signature = parts
-    return Offer(name(fields["silo"]), hexhash(fields["digest"]), Row(identity, epoch, key, signature))
+    return Offer(
+        name(fields["silo"]), hexhash(fields["digest"]), Row(identity, epoch, key, signature)
+    )

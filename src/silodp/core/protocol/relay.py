@@ -1,10 +1,13 @@
-"""Bytes between the server and a shuffler: boxes there, a total back. Frames as in `frames`; no pickle, no I/O, no torch.
+"""Bytes between the server and a shuffler: boxes there, a total back. Frames as in `frames`; no
+pickle, no I/O, no torch.
 
-A request's body is     round (32) | d (8) | bits (8) | n (8) | n boxes of box_length(d);
-that of a total         1 (1) | round (32) | contributions (8) | records (8) | d (8) | n (8) | d totals (8) | n x (SHA-256 of a box (32) | code (16));
-that of a refusal       0 (1) | SHA-256 of the request's whole frame, or zeros (32) | code (16).
-Integers are little-endian and codes are padded with zero bytes. Dropped boxes stand in the order of their hashes. A body that is not the one
-spelling of what it says is refused. A total names its round and no request, for it is the answer to every request about that round.
+A request's body is     round (32) | d (8) | bits (8) | n (8) | n boxes of box_length(d); that of a
+total         1 (1) | round (32) | contributions (8) | records (8) | d (8) | n (8) | d totals (8) |
+n x (SHA-256 of a box (32) | code (16)); that of a refusal       0 (1) | SHA-256 of the request's
+whole frame, or zeros (32) | code (16). Integers are little-endian and codes are padded with zero
+bytes. Dropped boxes stand in the order of their hashes. A body that is not the one spelling of what
+it says is refused. A total names its round and no request, for it is the answer to every request
+about that round.
 """
 
 from __future__ import annotations
@@ -38,9 +41,14 @@ DECLINED: dict[str, str] = {
     "signature": "The frame is unsigned, or its signature does not belong to its key and content.",
     "asker": "The key that signed the request is not one that the shuffler lists.",
     "rate": "The shuffler has passed on as many totals in the last hour as its settings let it.",
-    "too-few": "Not even two boxes are left whose demands their own records meet; more boxes may be sent.",
+    "too-few": (
+        "Not even two boxes are left whose demands their own records meet; more boxes may be sent."
+    ),
     "range": "A total of these records and bits would not fit into 62 bits.",
-    "store": "What has been passed on cannot be read or written; the shuffler's operator must look at it.",
+    "store": (
+        "What has been passed on cannot be read or written; the shuffler's operator must look "
+        "at it."
+    ),
     "peer": "The process that knocked runs as a user that the settings do not list.",
     "busy": "As many frames are waiting as the settings have connections; ask again.",
     "stopping": "The shuffler is being stopped; ask again when it is back.",
@@ -58,7 +66,9 @@ _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True)
 class Request:
-    """The boxes of one round, whose question has d coordinates and `bits` = levels + noise bits for each record."""
+    """The boxes of one round, whose question has d coordinates and `bits` = levels + noise bits for
+    each record.
+    """
 
     round: str
     dimension: int
@@ -68,7 +78,9 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Passed:
-    """The one total of a round: over `contributions` silos with `records` records; and why boxes were left out, by their SHA-256."""
+    """The one total of a round: over `contributions` silos with `records` records; and why boxes
+    were left out, by their SHA-256.
+    """
 
     round: str
     contributions: int
@@ -79,7 +91,9 @@ class Passed:
 
 @dataclass(frozen=True)
 class Declined:
-    """The shuffler's no: a code, and the SHA-256 of the request's whole frame; empty where the daemon had none to look at."""
+    """The shuffler's no: a code, and the SHA-256 of the request's whole frame; empty where the
+    daemon had none to look at.
+    """
 
     code: str
     digest: str = field(default="", compare=False)
@@ -98,7 +112,9 @@ def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
 
 
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
-    """(request, the asker's public key in hex). On any other bytes: Refused("size" | "malformed" | "version" | "signature")."""
+    """(request, the asker's public key in hex). On any other bytes: Refused("size" | "malformed" |
+    "version" | "signature").
+    """
     body, key = frames.open_signed(frame, REQUEST, limit)
     return frames.parsed(body, _read_request, _request_body), key
 
@@ -108,20 +124,30 @@ def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
 
 
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
-    """What the shuffler with this Ed25519 public key (hex) has signed; on any other bytes Refused as `decode_request`."""
+    """What the shuffler with this Ed25519 public key (hex) has signed; on any other bytes Refused
+    as `decode_request`.
+    """
     body = frames.open_by(shuffler_key, frame, OUTCOME, limit)
     return frames.parsed(body, _read_outcome, _outcome_body)
 
 
-# --- bodies ---------------------------------------------------------------------------------------------------------------------
+# --- bodies --------------------------------------------------------------------------------------
 
 
 def _request_body(request: Request) -> bytes:
     if {len(box) for box in request.boxes} - {box_length(request.dimension)}:
-        raise BadInput(f"a box has another length than {box_length(request.dimension)} bytes, that of {request.dimension} coordinates")
+        raise BadInput(
+            f"a box has another length than {box_length(request.dimension)} bytes, that of "
+            f"{request.dimension} coordinates"
+        )
     if not 1 <= request.dimension < 2**40 or not 1 <= request.bits < 2**53 or not request.boxes:
-        raise BadInput(f"{request.dimension} coordinates, {request.bits} bits, {len(request.boxes)} boxes; each must be at least 1")
-    return _REQUEST.pack(_raw(request.round), request.dimension, request.bits, len(request.boxes)) + b"".join(request.boxes)
+        raise BadInput(
+            f"{request.dimension} coordinates, {request.bits} bits, {len(request.boxes)} "
+            "boxes; each must be at least 1"
+        )
+    return _REQUEST.pack(
+        _raw(request.round), request.dimension, request.bits, len(request.boxes)
+    ) + b"".join(request.boxes)
 
 
 def _read_request(body: bytes) -> Request:
@@ -130,7 +156,9 @@ def _read_request(body: bytes) -> Request:
     if len(body) != _REQUEST.size + count * length:
         raise BadInput("the boxes are not as many or as long as the request says")
     starts = range(_REQUEST.size, len(body), length)
-    return Request(name.hex(), dimension, bits, tuple(body[start : start + length] for start in starts))
+    return Request(
+        name.hex(), dimension, bits, tuple(body[start : start + length] for start in starts)
+    )
 
 
 def _outcome_body(outcome: Outcome) -> bytes:
@@ -138,9 +166,14 @@ def _outcome_body(outcome: Outcome) -> bytes:
         return _DECLINED.pack(0, _raw(outcome.digest or "0" * 64), _word(outcome.code, DECLINED))
     totals = np.ascontiguousarray(outcome.totals, "<i8")
     if totals.ndim != 1 or not totals.size or totals.min() < 0:
-        raise BadInput(f"totals of shape {totals.shape}; they must be numbers of ones, one for each coordinate")
+        raise BadInput(
+            f"totals of shape {totals.shape}; they must be numbers of ones, one for each coordinate"
+        )
     sizes = outcome.contributions, outcome.records, len(totals), len(outcome.dropped)
-    drops = b"".join(_DROP.pack(_raw(digest), _word(code, DROPPED)) for digest, code in sorted(outcome.dropped.items()))
+    drops = b"".join(
+        _DROP.pack(_raw(digest), _word(code, DROPPED))
+        for digest, code in sorted(outcome.dropped.items())
+    )
     return _PASSED.pack(1, _raw(outcome.round), *sizes) + totals.tobytes() + drops
 
 

@@ -1,7 +1,8 @@
 """A key's fingerprint as words that two people can read to each other over the telephone.
 
-The words are the first 16 bytes of SHA-256 of a label and the key, one of 256 words for each byte: whoever wants another key with the same words
-must try about 2^128. The list is public and fixed for good.
+The words are the first 16 bytes of SHA-256 of a label and the key, one of 256 words for each byte:
+whoever wants another key with the same words must try about 2^128. The list is public and fixed for
+good.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ paper parrot peanut pebble pelican pencil penguin pepper piano pigeon pillow pir
 rabbit radio raven ribbon river robin rocket saddle salmon sandal saturn scissors shadow silver spider sugar summer sunday temple thunder
 tiger timber tomato trumpet tulip tunnel turtle umbrella valley velvet village violin volcano wagon walnut willow winter yellow zebra
 zipper
-""".split()  # noqa: SIM905 -- read as a list by people
+""".split()  # noqa: E501, SIM905
 )
 
 

@@ -20,6 +20,27 @@ from silodp.core.statistics.steered_steps import SteeredSteps
 STATISTICS: dict[str, type[Statistic]] = discovered(Statistic, __name__, __path__)
 
 __all__ = [
-    "MAX_BINS", "MAX_CLASSES", "MAX_EDGES", "MAX_GROUPS", "STATISTICS", "Cells", "ClassCounts", "ClippedDiff", "Grad", "GradDiff", "Gram", "GroupScore",
-    "Histogram", "LocalSteps", "Means", "MissingRates", "Moments", "Rowed", "Rows", "Score", "ScoreTotal", "Statistic", "SteeredSteps",
-]  # fmt: skip
+    "MAX_BINS",
+    "MAX_CLASSES",
+    "MAX_EDGES",
+    "MAX_GROUPS",
+    "STATISTICS",
+    "Cells",
+    "ClassCounts",
+    "ClippedDiff",
+    "Grad",
+    "GradDiff",
+    "Gram",
+    "GroupScore",
+    "Histogram",
+    "LocalSteps",
+    "Means",
+    "MissingRates",
+    "Moments",
+    "Rowed",
+    "Rows",
+    "Score",
+    "ScoreTotal",
+    "Statistic",
+    "SteeredSteps",
+]

@@ -14,10 +14,12 @@ from silodp.core.statistics.statistic import Rowed
 
 
 class Cells(Rowed):
-    """A record's vector is some `numbers` in [0, 1] and then cells, of which at most one is 1 and the rest 0.
+    """A record's vector is some `numbers` in [0, 1] and then cells, of which at most one is 1 and
+    the rest 0.
 
-    Two such vectors differ by at most 1 in each number and sqrt(2) over the cells: one replaced record moves a sum by at most
-    sqrt(numbers + 2), which is less than twice a norm. The clip of such a statistic is half of that, so that 2 clip is exact.
+    Two such vectors differ by at most 1 in each number and sqrt(2) over the cells: one replaced
+    record moves a sum by at most sqrt(numbers + 2), which is less than twice a norm. The clip of
+    such a statistic is half of that, so that 2 clip is exact.
     """
 
     view = "filled"
@@ -48,7 +50,9 @@ class Cells(Rowed):
     def check_mechanism(self, mechanism: Mechanism) -> None:
         super().check_mechanism(mechanism)
         if not bool((mechanism.clips <= 2 * self.norm).all()):
-            raise Refused("clip")  # a cell is 1 whatever the clip: a larger one only makes the lattice coarser
+            raise Refused(
+                "clip"
+            )  # a cell is 1 whatever the clip: a larger one only makes the lattice coarser
 
     def check_reach(self, clip: float) -> None:
         if self.reach > 4 * Fraction(clip) ** 2:

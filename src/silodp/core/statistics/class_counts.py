@@ -21,7 +21,8 @@ MAX_CLASSES = 2**16
 class ClassCounts(Cells):
     """The class of each record, one-hot; a label outside 0 .. classes - 1 is in no cell.
 
-    Sensitivity: a replaced record leaves one cell and enters another, sqrt(2) in length (`Cells` with no numbers).
+    Sensitivity: a replaced record leaves one cell and enters another, sqrt(2) in length (`Cells`
+    with no numbers).
     """
 
     classes: int

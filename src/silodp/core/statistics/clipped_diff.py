@@ -15,12 +15,14 @@ from silodp.core.statistics.grad_diff import GradDiff
 
 @dataclass(frozen=True, eq=False)
 class ClippedDiff(GradDiff):
-    """clip(grad f0(w, x)) - clip(grad f0(reference, x)) of each record, each of the two gradients clipped to `limit` before they are subtracted.
+    """clip(grad f0(w, x)) - clip(grad f0(reference, x)) of each record, each of the two gradients
+    clipped to `limit` before they are subtracted.
 
-    The difference is then at most 2 limit long, and is clipped as one vector by the mechanism like any other: a clip of 2 limit leaves it as it
-    is. Sums of such differences telescope: added to a clipped gradient at the reference they give the one at w, which clipping the
-    difference itself does not.
-    Sensitivity: the mechanism's clip C is what counts. One replaced record moves the sum by at most 2 C, whatever the limit.
+    The difference is then at most 2 limit long, and is clipped as one vector by the mechanism like
+    any other: a clip of 2 limit leaves it as it is. Sums of such differences telescope: added to a
+    clipped gradient at the reference they give the one at w, which clipping the difference itself
+    does not. Sensitivity: the mechanism's clip C is what counts. One replaced record moves the sum
+    by at most 2 C, whatever the limit.
     """
 
     limit: Number

@@ -15,8 +15,9 @@ from silodp.core.statistics.statistic import Statistic
 class GradDiff(Statistic):
     """grad f0(w, x) - grad f0(reference, x) of each record, clipped as one vector.
 
-    Sensitivity: it is the difference that is clipped to C, so replacing a record moves the sum by at most 2 C, however far apart the points are. Nothing
-    is assumed of the loss: that a smooth one has short differences lets C be small, and is a matter of accuracy alone.
+    Sensitivity: it is the difference that is clipped to C, so replacing a record moves the sum by
+    at most 2 C, however far apart the points are. Nothing is assumed of the loss: that a smooth one
+    has short differences lets C be small, and is a matter of accuracy alone.
     """
 
     w: Tensor

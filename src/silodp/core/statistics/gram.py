@@ -21,22 +21,31 @@ from silodp.core.statistics.statistic import Rowed, Rows
 MAX_FACTORS = 2**11
 """At most: a query is a few numbers, and must not make a silo allocate more than it may be sent."""
 DIAGONAL, CROSS = 29, 41
-"""Squares and products of two factors are released in this proportion, which is 1 to sqrt(2) from below: 41^2 = 2 x 29^2 - 1."""
+"""Squares and products of two factors are released in this proportion, which is 1 to sqrt(2) from
+below: 41^2 = 2 x 29^2 - 1.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Gram(Rowed):
-    """z_i^2 and (CROSS / DIAGONAL) z_i z_j for i < j, of z = (1, x, y) s: the first `features` features, and the label.
+    """z_i^2 and (CROSS / DIAGONAL) z_i z_j for i < j, of z = (1, x, y) s: the first `features`
+    features, and the label.
 
-    y is +1 or -1 for two classes, one-hot for more of them, and the label / cap within [-1, 1] where `classes` is 0. s is the largest number
-    up to 1 with s^2 (2 + |x|^2) <= bound^2. It follows from the features alone, since |y| <= 1: to a linear regression a record that is
-    scaled down has a smaller weight, and no other slope. A record with a feature that is no finite number, or too large, is zero.
+    y is +1 or -1 for two classes, one-hot for more of them, and the label / cap within [-1, 1]
+    where `classes` is 0. s is the largest number up to 1 with s^2 (2 + |x|^2) <= bound^2. It
+    follows from the features alone, since |y| <= 1: to a linear regression a record that is scaled
+    down has a smaller weight, and no other slope. A record with a feature that is no finite number,
+    or too large, is zero.
 
-    Sensitivity, a formal guarantee. For z, z' with |z|, |z'| <= B the matrices Z = z z' and Z' of two records have
-    |Z - Z'|_F^2 = |z|^4 + |z'|^4 - 2 <z, z'>^2 <= 2 B^4, which two orthogonal vectors reach. The released vector v has
-    |v - v'|^2 = sum_i (Z_ii - Z'_ii)^2 + (CROSS / DIAGONAL)^2 sum_{i<j} (Z_ij - Z'_ij)^2 <= |Z - Z'|_F^2, since CROSS^2 <= 2 DIAGONAL^2. So one
-    replaced record moves a sum by at most sqrt(2) B^2, where twice the norm would be 2 B^2: the clip is half of that, B^2 / sqrt(2), rounded
-    up. A gate has this for integers, whatever the floats were (`silo.answer.integers.multiplied`).
+    Sensitivity, a formal guarantee. For z, z' with |z|, |z'| <= B the matrices Z = z z' and Z' of
+    two records have
+    |Z - Z'|_F^2 = |z|^4 + |z'|^4 - 2 <z, z'>^2 <= 2 B^4, which two orthogonal vectors reach. The
+    released vector v has
+    |v - v'|^2 = sum_i (Z_ii - Z'_ii)^2 + (CROSS / DIAGONAL)^2 sum_{i<j} (Z_ij - Z'_ij)^2 <= |Z -
+    Z'|_F^2, since CROSS^2 <= 2 DIAGONAL^2. So one
+    replaced record moves a sum by at most sqrt(2) B^2, where twice the norm would be 2 B^2: the
+    clip is half of that, B^2 / sqrt(2), rounded up. A gate has this for integers, whatever the
+    floats were (`silo.answer.integers.multiplied`).
     """
 
     features: int
@@ -65,7 +74,9 @@ class Gram(Rowed):
     def norm(self) -> Number:
         """The smallest clip that may be asked for: 2 norm^2 >= bound^4, exactly."""
         if isinstance(self.bound, Tensor):
-            return torch.tensor([[_half(float(b))] for b in self.bound.flatten()], dtype=torch.float64).reshape(self.bound.shape)
+            return torch.tensor(
+                [[_half(float(b))] for b in self.bound.flatten()], dtype=torch.float64
+            ).reshape(self.bound.shape)
         return _half(self.bound)
 
     def check_reach(self, clip: float) -> None:
@@ -73,12 +84,20 @@ class Gram(Rowed):
             raise Refused("clip")
 
     def _check_shapes(self, dim: int, runs: int) -> None:
-        if type(self.features) is not int or type(self.classes) is not int or self.features < 1 or self.classes < 0 or self.classes == 1:
+        if (
+            type(self.features) is not int
+            or type(self.classes) is not int
+            or self.features < 1
+            or self.classes < 0
+            or self.classes == 1
+        ):
             raise Refused("shape")
         if self.size > MAX_FACTORS:
             raise Refused("shape")
         bound = torch.as_tensor(self.bound, dtype=torch.float64)
-        if bound.shape not in ((), (runs, 1)) or not bool(((bound > 2.0**-100) & (bound < 2.0**100)).all()):
+        if bound.shape not in ((), (runs, 1)) or not bool(
+            ((bound > 2.0**-100) & (bound < 2.0**100)).all()
+        ):
             raise Refused("clip")  # a fourth power of which no float runs out
         if not 0 < self.cap < math.inf:
             raise Refused("clip")
@@ -88,7 +107,11 @@ class Gram(Rowed):
             raise Refused("shape")
 
     def factors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        bound = float(self.bound.flatten()[min(run, self.bound.numel() - 1)]) if isinstance(self.bound, Tensor) else self.bound
+        bound = (
+            float(self.bound.flatten()[min(run, self.bound.numel() - 1)])
+            if isinstance(self.bound, Tensor)
+            else self.bound
+        )
 
         def factors(x: Tensor, y: Tensor) -> Tensor:
             x = x.flatten(1)[:, : self.features].double()

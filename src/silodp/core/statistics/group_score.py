@@ -22,13 +22,16 @@ MAX_GROUPS = 2**9
 
 @dataclass(frozen=True, eq=False)
 class GroupScore(Cells):
-    """In which group a held-out record is, and whether w says its class: one cell of (not or right) x groups.
+    """In which group a held-out record is, and whether w says its class: one cell of (not or right)
+    x groups.
 
-    Groups are read from `features` features of the record, from `first` on. One is a boolean: not above 0, or above. More are the one-hot of a
-    category: the largest of them, where it is above 1/2. With `indicator` 1 the feature after them is above 1/2 where the value was missing.
-    In no cell is a record whose value is missing, or not finite there, or whose label is a number.
+    Groups are read from `features` features of the record, from `first` on. One is a boolean: not
+    above 0, or above. More are the one-hot of a category: the largest of them, where it is above
+    1/2. With `indicator` 1 the feature after them is above 1/2 where the value was missing. In no
+    cell is a record whose value is missing, or not finite there, or whose label is a number.
 
-    Sensitivity: a replaced record leaves one cell and enters another, sqrt(2) in length (`Cells` with no numbers).
+    Sensitivity: a replaced record leaves one cell and enters another, sqrt(2) in length (`Cells`
+    with no numbers).
     """
 
     w: Tensor
@@ -75,14 +78,19 @@ class GroupScore(Cells):
         def rows(x: Tensor, y: Tensor) -> Tensor:
             if y.is_floating_point():
                 return torch.zeros(len(y), self.cells, dtype=torch.float64, device=y.device)
-            return one_hot(self._cells(x, right_of(problem.loss, vmap(one)(x).double(), y)), self.cells)
+            return one_hot(
+                self._cells(x, right_of(problem.loss, vmap(one)(x).double(), y)), self.cells
+            )
 
         return rows
 
     def _cells(self, x: Tensor, right: Tensor) -> Tensor:
         """(m,): the number of each record's cell, or -1."""
         end = self.first + self.features
-        own, said = x.flatten(1)[:, self.first : end], x.flatten(1)[:, self.first : end + self.indicator]
+        own, said = (
+            x.flatten(1)[:, self.first : end],
+            x.flatten(1)[:, self.first : end + self.indicator],
+        )
         largest, group = own.max(1)
         if self.features == 1:
             group, known = (largest > 0).long(), torch.ones_like(right)

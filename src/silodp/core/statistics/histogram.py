@@ -19,12 +19,14 @@ MAX_EDGES = 2**10
 
 @dataclass(frozen=True, eq=False)
 class Histogram(Rowed):
-    """For each feature the bin that a record falls in, one-hot over the public `edges`; each record's vector has norm sqrt(features).
+    """For each feature the bin that a record falls in, one-hot over the public `edges`; each
+    record's vector has norm sqrt(features).
 
     A value that is missing or not finite is in no bin.
 
-    Sensitivity: of each feature a replaced record leaves one bin and enters another, sqrt(2 features) in all. Charged is twice the norm, 2 sqrt(features),
-    since a gate verifies the norm in integers and nothing else: that is safe, and sqrt(2) more noise than is needed.
+    Sensitivity: of each feature a replaced record leaves one bin and enters another, sqrt(2
+    features) in all. Charged is twice the norm, 2 sqrt(features), since a gate verifies the norm in
+    integers and nothing else: that is safe, and sqrt(2) more noise than is needed.
     """
 
     edges: Tensor
@@ -67,7 +69,11 @@ class Histogram(Rowed):
 
 def refuse_unordered(low: Tensor, high: Tensor) -> None:
     """Raises Refused unless low < high everywhere, with distances that are numbers."""
-    if not bool(torch.isfinite(low).all() and torch.isfinite(high).all() and torch.isfinite(high.double() - low.double()).all()):
+    if not bool(
+        torch.isfinite(low).all()
+        and torch.isfinite(high).all()
+        and torch.isfinite(high.double() - low.double()).all()
+    ):
         raise Refused("not-finite")
     if not bool((low < high).all()):
         raise Refused("shape")

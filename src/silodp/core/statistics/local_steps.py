@@ -17,12 +17,15 @@ from silodp.core.statistics.statistic import Means, Statistic
 
 @dataclass(frozen=True, eq=False)
 class LocalSteps(Statistic):
-    """`steps` noisy proximal gradient steps from w inside the silo; the answer is the silo's last point minus w.
+    """`steps` noisy proximal gradient steps from w inside the silo; the answer is the silo's last
+    point minus w.
 
-    Each step is a clipped mean gradient with noise of its own, so the answer costs what `steps` releases of Grad cost.
+    Each step is a clipped mean gradient with noise of its own, so the answer costs what `steps`
+    releases of Grad cost.
 
-    Sensitivity: that of `Grad`, 2 C, at each step: its point follows from w, public numbers and the noisy gradients before it, and a release may be asked for
-    at a point that earlier releases determine (adaptive composition: mu^2 adds up). The last point is post-processing of them.
+    Sensitivity: that of `Grad`, 2 C, at each step: its point follows from w, public numbers and the
+    noisy gradients before it, and a release may be asked for at a point that earlier releases
+    determine (adaptive composition: mu^2 adds up). The last point is post-processing of them.
     """
 
     w: Tensor

@@ -16,9 +16,11 @@ from silodp.core.statistics.statistic import Rows
 
 @dataclass(frozen=True, eq=False)
 class MissingRates(Cells):
-    """For each feature 1 where a record's value is missing, else 0: any number of a record's features may be missing.
+    """For each feature 1 where a record's value is missing, else 0: any number of a record's
+    features may be missing.
 
-    Sensitivity: each number moves by at most 1, so the vector by sqrt(features) (`Cells` without cells).
+    Sensitivity: each number moves by at most 1, so the vector by sqrt(features) (`Cells` without
+    cells).
     """
 
     features: int

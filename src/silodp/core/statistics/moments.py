@@ -18,12 +18,13 @@ from silodp.core.statistics.statistic import Rowed, Rows
 
 @dataclass(frozen=True, eq=False)
 class Moments(Rowed):
-    """Each feature clamped to its public range, mapped to u in [-1, 1], and (u, u^2): each record's vector has norm <= sqrt(2 features).
+    """Each feature clamped to its public range, mapped to u in [-1, 1], and (u, u^2): each record's
+    vector has norm <= sqrt(2 features).
 
     A value that is missing counts as u = 0.
 
-    Sensitivity: u moves by at most 2 and u^2 by at most 1, so a replaced record moves the sum by sqrt(5 features) at most. Charged is twice the norm,
-    2 sqrt(2 features), which is more.
+    Sensitivity: u moves by at most 2 and u^2 by at most 1, so a replaced record moves the sum by
+    sqrt(5 features) at most. Charged is twice the norm, 2 sqrt(2 features), which is more.
     """
 
     low: Tensor

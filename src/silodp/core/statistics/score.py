@@ -23,13 +23,17 @@ MAX_BINS = 2**9
 
 @dataclass(frozen=True, eq=False)
 class Score(Cells):
-    """How w does on the held-out records. Of a class: loss / cap, right or not, and with `bins` whether risks are too high or low, and a cell.
+    """How w does on the held-out records. Of a class: loss / cap, right or not, and with `bins`
+    whether risks are too high or low, and a cell.
 
-    Of two classes that is (risk of the second - label + 1) / 2 and the cell (label, bin of the score); of more, with as many bins as classes,
-    (chance of the class that is said - right + 1) / 2 and the cell (right or not, label). Of a number or a count: (error / cap)^2 and
-    |error| / cap, and no cells. All are clipped to [0, 1]; what is not finite is the worst, and in no cell.
+    Of two classes that is (risk of the second - label + 1) / 2 and the cell (label, bin of the
+    score); of more, with as many bins as classes, (chance of the class that is said - right + 1) /
+    2 and the cell (right or not, label). Of a number or a count: (error / cap)^2 and
+    |error| / cap, and no cells. All are clipped to [0, 1]; what is not finite is the worst, and in
+    no cell.
 
-    Sensitivity: 2 or 3 numbers that each move by at most 1, and with `bins` one cell for another: sqrt(numbers + 2), or sqrt(2) without cells (`Cells`).
+    Sensitivity: 2 or 3 numbers that each move by at most 1, and with `bins` one cell for another:
+    sqrt(numbers + 2), or sqrt(2) without cells (`Cells`).
     """
 
     w: Tensor
@@ -62,7 +66,9 @@ class Score(Cells):
             raise Refused("batch")
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        """The model sees one record at a time, so that a model that mixes the records of a batch cannot mix these."""
+        """The model sees one record at a time, so that a model that mixes the records of a batch
+        cannot mix these.
+        """
         w = self.w[run] if dtype is None else self.w[run].to(dtype)
         parameters, bins, cap = problem.split(w) | problem.constants(w), self.bins, self.cap
 
@@ -79,7 +85,9 @@ class Score(Cells):
 
 
 def judged(kind: Loss, output: Tensor, loss: Tensor, y: Tensor, bins: int, cap: float) -> Tensor:
-    """(m, d): the vectors of records with these outputs (m, k), losses and labels, of a model that was trained with a loss of this kind."""
+    """(m, d): the vectors of records with these outputs (m, k), losses and labels, of a model that
+    was trained with a loss of this kind.
+    """
     if y.is_floating_point():
         rate = predicted(kind, output) if isinstance(kind, Poisson) else output[:, 0]
         error = ((rate - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
@@ -89,25 +97,36 @@ def judged(kind: Loss, output: Tensor, loss: Tensor, y: Tensor, bins: int, cap: 
         numbers = [(loss / cap).nan_to_num(1.0, 1.0).clamp(0, 1), right.double()]
         if bins and not isinstance(kind, Ordinal):
             return torch.cat([torch.stack(numbers, 1), _cells(kind, output, y, right, bins)], 1)
-    return torch.cat([torch.stack(numbers, 1), output.new_zeros(len(y), 1 + 2 * bins if bins else 0)], 1)
+    return torch.cat(
+        [torch.stack(numbers, 1), output.new_zeros(len(y), 1 + 2 * bins if bins else 0)], 1
+    )
 
 
 def right_of(kind: Loss, output: Tensor, y: Tensor) -> Tensor:
-    """(m,) bool: whether the class that outputs (m, k) stand for is the record's; nothing that is not finite is right."""
+    """(m,) bool: whether the class that outputs (m, k) stand for is the record's; nothing that is
+    not finite is right.
+    """
     alone, said = output.shape[1] == 1, predicted(kind, output)
     return ((said > 0) == (y > 0) if alone else said == y) & torch.isfinite(output).all(1)
 
 
 def _cells(loss: Loss, output: Tensor, y: Tensor, right: Tensor, bins: int) -> Tensor:
-    """(m, 1 + 2 bins): how far what is said lies above what is, as (difference + 1) / 2, and the cell, one-hot; another label is in none.
+    """(m, 1 + 2 bins): how far what is said lies above what is, as (difference + 1) / 2, and the
+    cell, one-hot; another label is in none.
 
-    Chances are those that `Task.read` says, without the weights of the classes; the bins are of sigmoid(score), in which the class that
-    weights favour is said from 0.5 on.
+    Chances are those that `Task.read` says, without the weights of the classes; the bins are of
+    sigmoid(score), in which the class that weights favour is said from 0.5 on.
     """
     output = output if output.shape[1] > 1 else torch.cat([torch.zeros_like(output), output], 1)
-    chances = (output - output.new_tensor(loss.weights).log() if isinstance(loss, Weighted) else output).softmax(1)
+    chances = (
+        output - output.new_tensor(loss.weights).log() if isinstance(loss, Weighted) else output
+    ).softmax(1)
     if output.shape[1] == 2:
-        at = ((output[:, 1] - output[:, 0]).sigmoid().nan_to_num(0.0) * bins).long().clamp(0, bins - 1)
+        at = (
+            ((output[:, 1] - output[:, 0]).sigmoid().nan_to_num(0.0) * bins)
+            .long()
+            .clamp(0, bins - 1)
+        )
         above, known, cell = chances[:, 1] - y, (y == 0) | (y == 1), y * bins + at
     else:
         said = chances.gather(1, output.nan_to_num(0.0).argmax(1, keepdim=True))[:, 0]

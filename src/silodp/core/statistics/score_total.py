@@ -20,10 +20,13 @@ from silodp.core.statistics.statistic import Rowed, Rows
 
 @dataclass(frozen=True, eq=False)
 class ScoreTotal(Rowed):
-    """The vectors of a `Score` less their `centre`, 1/2 in each number, so that a shuffler can add them: it adds vectors within a norm.
+    """The vectors of a `Score` less their `centre`, 1/2 in each number, so that a shuffler can add
+    them: it adds vectors within a norm.
 
-    Sensitivity: such a vector has numbers in [-1/2, 1/2] and cells that are at least 0 and sum to 1 at most: its norm is at most sqrt(numbers / 4 + 1). That is
-    the clip, at which nothing is cut; whatever a record holds, the shuffle's own clip keeps it within that ball, whose diameter is priced.
+    Sensitivity: such a vector has numbers in [-1/2, 1/2] and cells that are at least 0 and sum to 1
+    at most: its norm is at most sqrt(numbers / 4 + 1). That is the clip, at which nothing is cut;
+    whatever a record holds, the shuffle's own clip keeps it within that ball, whose diameter is
+    priced.
     """
 
     w: Tensor
@@ -49,7 +52,9 @@ class ScoreTotal(Rowed):
     @property
     def centre(self) -> Tensor:
         """(d,): what the server adds back to the mean."""
-        return torch.tensor([0.5] * self.score.numbers + [0.0] * self.score.cells, dtype=torch.float64)
+        return torch.tensor(
+            [0.5] * self.score.numbers + [0.0] * self.score.cells, dtype=torch.float64
+        )
 
     @property
     def norm(self) -> float:
@@ -62,7 +67,9 @@ class ScoreTotal(Rowed):
 
     def check_mechanism(self, mechanism: Mechanism) -> None:
         if not mechanism.total:
-            raise Refused("statistic")  # by itself a silo is asked for a Score, which has less noise at the same price
+            raise Refused(
+                "statistic"
+            )  # by itself a silo is asked for a Score, which has less noise at the same price
         super().check_mechanism(mechanism)
 
     def check_silo(self, features: int, held_out: int) -> None:

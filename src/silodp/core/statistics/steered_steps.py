@@ -13,9 +13,11 @@ from silodp.core.statistics.local_steps import LocalSteps
 
 @dataclass(frozen=True, eq=False)
 class SteeredSteps(LocalSteps):
-    """LocalSteps each of which adds `drift` to its noisy gradient: a public vector for the silo that is asked, as SCAFFOLD's c - c_i.
+    """LocalSteps each of which adds `drift` to its noisy gradient: a public vector for the silo
+    that is asked, as SCAFFOLD's c - c_i.
 
-    Sensitivity: nothing but the noisy gradients depends on records, so it is that of LocalSteps, and so is the cost.
+    Sensitivity: nothing but the noisy gradients depends on records, so it is that of LocalSteps,
+    and so is the cost.
     """
 
     drift: Tensor

@@ -1,6 +1,8 @@
-"""What two theorems on convex losses prescribe and promise for ISRL-DP: Lowy & Razaviyayn (2023) and Gao, Lowy, Zhou & Wright (2024). Pure arithmetic.
+"""What two theorems on convex losses prescribe and promise for ISRL-DP: Lowy & Razaviyayn (2023)
+and Gao, Lowy, Zhou & Wright (2024). Pure arithmetic.
 
-Both are cited from memory, and were not checked against their texts. As in `isrl`: bounds are the expressions inside O(.) with constant 1, and noise is that of rho = epsilon^2 / (8 ln(1/delta)).
+Both are cited from memory, and were not checked against their texts. As in `isrl`: bounds are the
+expressions inside O(.) with constant 1, and noise is that of rho = epsilon^2 / (8 ln(1/delta)).
 """
 
 from math import ceil, floor, log2, sqrt
@@ -11,29 +13,39 @@ MOST_STAGES = 60
 
 
 def accelerated(c: Constants, *, stages: int | None = None) -> Prescription:
-    """One-pass accelerated MB-SGD in stages (Lowy & Razaviyayn 2023, strongly convex, unlike silos): disjoint batches K = floor(n/R), output w^ag.
+    """One-pass accelerated MB-SGD in stages (Lowy & Razaviyayn 2023, strongly convex, unlike
+    silos): disjoint batches K = floor(n/R), output w^ag.
 
-    A stage of 4 sqrt(2 kappa) rounds halves the gap. Unless their number is given there are as many as bring it down to the noise that so many rounds
-    leave. The stages of multi-stage AC-SA are another schedule: once noise rules, later ones are longer, of the order of sigma^2/(mu e_k) rounds for a gap
-    of e_k, and take smaller steps; ours are equally long and have one step. Steps are those of AC-SA, checked against a public implementation; the
-    paper's own constants and this rate are cited from memory.
+    A stage of 4 sqrt(2 kappa) rounds halves the gap. Unless their number is given there are as many
+    as bring it down to the noise that so many rounds leave. The stages of multi-stage AC-SA are
+    another schedule: once noise rules, later ones are longer, of the order of sigma^2/(mu e_k)
+    rounds for a gap of e_k, and take smaller steps; ours are equally long and have one step. Steps
+    are those of AC-SA, checked against a public implementation; the paper's own constants and this
+    rate are cited from memory.
     """
     mu, gap = c.need("pl", "accelerated MB-SGD"), c.need("gap", "accelerated MB-SGD")
     kappa, M, n = c.smoothness / mu, c.answering, c.records
     length, noise = ceil(4 * sqrt(2 * kappa)), 16 * c.lipschitz**2 * c.privacy / (mu * M)
-    S = stages or next((s for s in range(1, MOST_STAGES) if gap / 2**s <= noise * (s * length) ** 2), MOST_STAGES)
+    S = stages or next(
+        (s for s in range(1, MOST_STAGES) if gap / 2**s <= noise * (s * length) ** 2), MOST_STAGES
+    )
     R = S * length
     K = n // R
     return Prescription(
         theorem="One-pass accelerated MB-SGD: heterogeneous, strongly convex",
-        formula="E F(w) - F* = O~((L^2/(mu M)) (1/n + sqrt(kappa) d ln(1/delta) / (epsilon^2 n^2)))",
+        formula="E F(w) - F* = O~((L^2/(mu M)) (1/n + sqrt(kappa) d ln(1/delta) / (epsilon^2 n^2)))",  # noqa: E501
         conditions=(
             ("epsilon <= 2 ln(1/delta), which the noise needs", c.epsilon <= 2 * c.log_delta),
             ("mu <= beta", kappa >= 1),
             ("n >= R, so that K = floor(n/R) >= 1", K >= 1),
             (EXCHANGEABLE, c.silos == M),
         ),
-        notes=("for convex losses that are not strongly convex its private term is not optimal; see localized",),
+        notes=(
+            (
+                "for convex losses that are not strongly convex its private term is not "
+                "optimal; see localized"
+            ),
+        ),
         algorithm="accelerated",
         output="w_R",
         rounds=R,
@@ -53,10 +65,12 @@ def pull(c: Constants) -> float:
 
 
 def localized(c: Constants) -> Prescription:
-    """Localized accelerated MB-SGD (Gao et al. 2024, convex, smooth), on full batches: the accountant prices R rounds for what R rounds cost.
+    """Localized accelerated MB-SGD (Gao et al. 2024, convex, smooth), on full batches: the
+    accountant prices R rounds for what R rounds cost.
 
-    lambda and its growth by 8 a stage, which the paper has for M <= n^4, are from memory.
-    The first stage has 2 sqrt(1 + beta/lambda) rounds, what an accelerated method needs; there are log_2 of all rounds of them, log_2 n at most.
+    lambda and its growth by 8 a stage, which the paper has for M <= n^4, are from memory. The first
+    stage has 2 sqrt(1 + beta/lambda) rounds, what an accelerated method needs; there are log_2 of
+    all rounds of them, log_2 n at most.
     """
     D = c.need("diameter", "localized MB-SGD")
     R = 2 * ceil(2 * sqrt(1 + c.smoothness / pull(c)))
@@ -68,7 +82,10 @@ def localized(c: Constants) -> Prescription:
             (EXCHANGEABLE, c.silos == c.answering),
         ),
         notes=(
-            "the paper's stages have disjoint records; with all records in each the bound is on the empirical risk, up to what F differs",
+            (
+                "the paper's stages have disjoint records; with all records in each the bound "
+                "is on the empirical risk, up to what F differs"
+            ),
         ),
         algorithm="localized",
         output="w_R",

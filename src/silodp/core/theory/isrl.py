@@ -1,8 +1,10 @@
-"""What the paper's ISRL-DP theorems prescribe (R, K, q, step, noise) and promise (upper and lower bounds). Pure arithmetic.
+"""What the paper's ISRL-DP theorems prescribe (R, K, q, step, noise) and promise (upper and lower
+bounds). Pure arithmetic.
 
-Bounds are the expressions inside O(.) and Omega(.) with constant 1. Where a printed constant does not satisfy the proof that it belongs
-to, the corrected value is prescribed and the printed one is kept in `Prescription.printed`; each docstring says which, and why.
-Exact accounting (PAPER-NOTES section 3) needs less noise for the same guarantee: this module says what the theorems say.
+Bounds are the expressions inside O(.) and Omega(.) with constant 1. Where a printed constant does
+not satisfy the proof that it belongs to, the corrected value is prescribed and the printed one is
+kept in `Prescription.printed`; each docstring says which, and why. Exact accounting (PAPER-NOTES
+section 3) needs less noise for the same guarantee: this module says what the theorems say.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +25,17 @@ _SYMBOL = {
 }
 _COUNT = {"records": "n", "silos": "N", "answering": "M", "dimension": "d"}
 UPSILON = "upsilon^2, the heterogeneity of the silos, is taken at its largest value L^2"
-EXCHANGEABLE = "M = N (for M < N the proof takes the records of the M answering silos for a uniform sample of all records)"
+EXCHANGEABLE = (
+    "M = N (for M < N the proof takes the records of the M answering silos for a uniform "
+    "sample of all records)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """L, beta, mu, Delta, n, N, M, d, epsilon, delta of a problem; refuses what no theorem can use."""
+    """L, beta, mu, Delta, n, N, M, d, epsilon, delta of a problem; refuses what no theorem can
+    use.
+    """
 
     lipschitz: float
     smoothness: float
@@ -46,11 +53,17 @@ class Constants:
         for name, symbol in (_SYMBOL | _COUNT | {"epsilon": "of the guarantee"}).items():
             value, kind = getattr(self, name), int if name in _COUNT else int | float
             absent = value is None and name in ("pl", "gap", "diameter")
-            if not absent and (isinstance(value, bool) or not isinstance(value, kind) or not 1e-20 <= value <= 1e20):
-                wanted = "a whole number from 1" if name in _COUNT else "a positive number from 1e-20"
+            if not absent and (
+                isinstance(value, bool) or not isinstance(value, kind) or not 1e-20 <= value <= 1e20
+            ):
+                wanted = (
+                    "a whole number from 1" if name in _COUNT else "a positive number from 1e-20"
+                )
                 raise BadInput(f"{name} ({symbol}) must be {wanted} to 1e20, got {value!r}.")
         if self.answering > self.silos:
-            raise BadInput(f"answering (M) must be at most silos (N = {self.silos}), got {self.answering}.")
+            raise BadInput(
+                f"answering (M) must be at most silos (N = {self.silos}), got {self.answering}."
+            )
         if not isinstance(self.delta, float) or not 0 < self.delta < 0.5:
             raise BadInput(f"delta must lie strictly between 0 and 1/2, got {self.delta!r}.")
 
@@ -61,20 +74,26 @@ class Constants:
 
     @property
     def privacy(self) -> float:
-        """d ln(1/delta) / (epsilon^2 n^2), the squared privacy error of one silo in units of L^2."""
+        """d ln(1/delta) / (epsilon^2 n^2), the squared privacy error of one silo in units of
+        L^2.
+        """
         return self.dimension * self.log_delta / (self.epsilon * self.records) ** 2
 
     def need(self, name: str, theorem: str) -> float:
         """The constant `name`, or BadInput when it was left out."""
         value = getattr(self, name)
         if value is None:
-            raise BadInput(f"{name} ({_SYMBOL[name]}) is missing: {theorem} needs it as a positive number.")
+            raise BadInput(
+                f"{name} ({_SYMBOL[name]}) is missing: {theorem} needs it as a positive number."
+            )
         return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """A theorem evaluated: its bound as a formula, and the conditions that can be checked from the constants."""
+    """A theorem evaluated: its bound as a formula, and the conditions that can be checked from the
+    constants.
+    """
 
     theorem: str
     formula: str
@@ -88,8 +107,14 @@ class Promise:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        conditions = [{"condition": sentence, "holds": holds} for sentence, holds in self.conditions]
-        return asdict(self) | {"conditions": conditions, "notes": list(self.notes), "applies": self.applies}
+        conditions = [
+            {"condition": sentence, "holds": holds} for sentence, holds in self.conditions
+        ]
+        return asdict(self) | {
+            "conditions": conditions,
+            "notes": list(self.notes),
+            "applies": self.applies,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +126,13 @@ class LowerBound(Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class Prescription(Promise):
-    """What to run and what it promises. `noise` maps the paper's symbols to standard deviations per silo and coordinate.
+    """What to run and what it promises. `noise` maps the paper's symbols to standard deviations per
+    silo and coordinate.
 
-    `output` is "w_0" when the paper answers with the start and asks no silo; noise is then empty, as it is when K = 0.
-    `rounds` is R, of each of the S restarts; `log_factor` is what the tilde of O(.) hides, 1 where it hides nothing.
-    `printed` holds what the paper prints for the corrected symbols, noise at the R and q prescribed here.
+    `output` is "w_0" when the paper answers with the start and asks no silo; noise is then empty,
+    as it is when K = 0. `rounds` is R, of each of the S restarts; `log_factor` is what the tilde of
+    O(.) hides, 1 where it hides nothing. `printed` holds what the paper prints for the corrected
+    symbols, noise at the R and q prescribed here.
     """
 
     algorithm: str
@@ -124,10 +151,12 @@ class Prescription(Promise):
 
 
 def prox_sgd(c: Constants) -> Prescription:
-    """Noisy Prox-SGD (thm. "hetero pl fl proxgrad"): disjoint batches K = floor(n/R), step 1/(2 beta), output w_R.
+    """Noisy Prox-SGD (thm. "hetero pl fl proxgrad"): disjoint batches K = floor(n/R), step 1/(2
+    beta), output w_R.
 
-    Corrected: sigma^2 = 16 L^2 ln(1/delta) / (epsilon K)^2, as prop. "gauss" gives for sensitivity 2L/K under epsilon <= 2 ln(1/delta).
-    The printed 8 under epsilon <= min(8 ln(1/delta), 15) is not private there (at epsilon = 15, delta = 1e-5 it has 28 times that delta).
+    Corrected: sigma^2 = 16 L^2 ln(1/delta) / (epsilon K)^2, as prop. "gauss" gives for sensitivity
+    2L/K under epsilon <= 2 ln(1/delta). The printed 8 under epsilon <= min(8 ln(1/delta), 15) is
+    not private there (at epsilon = 15, delta = 1e-5 it has 28 times that delta).
     """
     mu, gap = c.need("pl", "Noisy Prox-SGD"), c.need("gap", "Noisy Prox-SGD")
     kappa, M, n = c.smoothness / mu, c.answering, c.records
@@ -137,9 +166,20 @@ def prox_sgd(c: Constants) -> Prescription:
     scale = c.lipschitz * sqrt(c.log_delta) / (c.epsilon * K) if K else 0.0
     return Prescription(
         theorem="Noisy Prox-SGD: heterogeneous PPL FL, part 1",
-        formula="E F(w_R) - F* = O~((L^2/mu) (kappa^2 d ln(1/delta) / (epsilon^2 n^2 M) + kappa/(M n)))",
-        conditions=(first, ("epsilon <= 2 ln(1/delta), which the noise needs", c.epsilon <= 2 * c.log_delta), *others),
-        notes=("for M < N and unlike silos the error has a further term of order (N-M)/(M(N-1)) L^2/mu that no n removes",),
+        formula=(
+            "E F(w_R) - F* = O~((L^2/mu) (kappa^2 d ln(1/delta) / (epsilon^2 n^2 M) + kappa/(M n)))"
+        ),
+        conditions=(
+            first,
+            ("epsilon <= 2 ln(1/delta), which the noise needs", c.epsilon <= 2 * c.log_delta),
+            *others,
+        ),
+        notes=(
+            (
+                "for M < N and unlike silos the error has a further term of order "
+                "(N-M)/(M(N-1)) L^2/mu that no n removes"
+            ),
+        ),
         noise={"sigma": 4 * scale} if K else {},
         upper_bound=c.lipschitz**2 / mu * (kappa**2 * c.privacy / M + kappa / (M * n)),
         printed={"sigma": sqrt(8) * scale} if K else {},
@@ -148,7 +188,9 @@ def prox_sgd(c: Constants) -> Prescription:
 
 
 def sgd_run(c: Constants, target: float) -> dict[str, Any]:
-    """What both theorems on Prox-SGD prescribe alike: rounds until the gap has shrunk to 1/`target` of what it was, on disjoint batches."""
+    """What both theorems on Prox-SGD prescribe alike: rounds until the gap has shrunk to 1/`target`
+    of what it was, on disjoint batches.
+    """
     kappa = c.smoothness / c.need("pl", "Prox-SGD")
     R = max(1, ceil(2 * kappa * log(target)))
     K = c.records // R
@@ -157,27 +199,53 @@ def sgd_run(c: Constants, target: float) -> dict[str, Any]:
             ("epsilon <= min(8 ln(1/delta), 15)", c.epsilon <= min(8 * c.log_delta, 15)),
             ("mu <= beta", kappa >= 1),
             ("n >= R, so that K = floor(n/R) >= 1", K >= 1),
-            ("the logarithm in R is positive (else w_0 already meets the bound, and R is set to 1)", target > 1),
+            (
+                (
+                    "the logarithm in R is positive (else w_0 already meets the bound, and R is "
+                    "set to 1)"
+                ),
+                target > 1,
+            ),
             (EXCHANGEABLE, c.silos == c.answering),
         ),
-        "algorithm": "prox-sgd", "output": "w_R", "rounds": R, "batch": K, "step": 1 / (2 * c.smoothness),
+        "algorithm": "prox-sgd",
+        "output": "w_R",
+        "rounds": R,
+        "batch": K,
+        "step": 1 / (2 * c.smoothness),
         "log_factor": max(1.0, log(target)) ** 2,
-    }  # fmt: skip
+    }
 
 
 def prox_svrg(c: Constants, *, restarts: int | None = None) -> Prescription:
-    """Prox-SVRG (thm. "ISRL-DP prox PL SVRG ERM"): S restarts of E epochs of Q = floor(n/K) steps, R = E Q >= 48 kappa.
+    """Prox-SVRG (thm. "ISRL-DP prox PL SVRG ERM"): S restarts of E epochs of Q = floor(n/K) steps,
+    R = E Q >= 48 kappa.
 
-    Without `restarts` it is one call, which halves the gap up to noise (eq. "26thing", with the 1/mu that its noise lost). Corrected:
-    R = 48 kappa, since 3 Delta/(eta mu R) <= Delta/2 at the proof's eta <= 1/(8 beta) (printed 12 kappa drops the 8);
-    sigma_2^2 has 4096 for the sensitivity 4L/K of a difference (printed 1024, PAPER-NOTES 2.16); the delta of S E and S R releases
-    gives ln(5SE/delta) and ln(5SR/delta) (printed 5E and 2.5R); the M < N term is divided by mu, as in the proof.
+    Without `restarts` it is one call, which halves the gap up to noise (eq. "26thing", with the
+    1/mu that its noise lost). Corrected: R = 48 kappa, since 3 Delta/(eta mu R) <= Delta/2 at the
+    proof's eta <= 1/(8 beta) (printed 12 kappa drops the 8); sigma_2^2 has 4096 for the sensitivity
+    4L/K of a difference (printed 1024, PAPER-NOTES 2.16); the delta of S E and S R releases gives
+    ln(5SE/delta) and ln(5SR/delta) (printed 5E and 2.5R); the M < N term is divided by mu, as in
+    the proof.
     """
     mu = c.need("pl", "Prox-SVRG")
-    L, M, n, S, kappa, ln2 = c.lipschitz, c.answering, c.records, restarts or 1, c.smoothness / mu, log(2) + c.log_delta
+    L, M, n, S, kappa, ln2 = (
+        c.lipschitz,
+        c.answering,
+        c.records,
+        restarts or 1,
+        c.smoothness / mu,
+        log(2) + c.log_delta,
+    )
     least = max(1.0, 48 * kappa)
-    # K >= n/(48 kappa) keeps one epoch from passing the rounds wanted; it only makes the theorem's "K >= ..." stricter.
-    K = min(n, ceil(max((n * n / M) ** (1 / 3), c.epsilon * n / (4 * sqrt(2 * S * least * ln2)), n / least)))
+    # K >= n/(48 kappa) keeps one epoch from passing the rounds wanted; it only makes the theorem's
+    # "K >= ..." stricter.
+    K = min(
+        n,
+        ceil(
+            max((n * n / M) ** (1 / 3), c.epsilon * n / (4 * sqrt(2 * S * least * ln2)), n / least)
+        ),
+    )
     run = svrg_run(c, K, restarts, L**2 * c.privacy / (mu * M), "M")
     E, R = run["epochs"], run["rounds"]
 
@@ -185,56 +253,96 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> Prescription:
         return L * sqrt(constant * releases * ln2 * (log(logged) + c.log_delta)) / (c.epsilon * n)
 
     return Prescription(
-        theorem="Noisy Prox-PL-SVRG: ERM, part 1" + ("" if restarts else " (its proof, for one call of Prox-SVRG)"),
+        theorem="Noisy Prox-PL-SVRG: ERM, part 1"
+        + ("" if restarts else " (its proof, for one call of Prox-SVRG)"),
         conditions=(
             ("epsilon <= min(2 ln(2/delta), 15)", c.epsilon <= min(2 * ln2, 15)),
-            ("K >= epsilon n / (4 sqrt(2 S R ln(2/delta)))", c.epsilon * n <= 4 * K * sqrt(2 * S * R * ln2)),
-            ("epsilon <= 4 sqrt(2 S E ln(2/delta)), which the anchors' Gaussian mechanism needs", c.epsilon <= 4 * sqrt(2 * S * E * ln2)),
+            (
+                "K >= epsilon n / (4 sqrt(2 S R ln(2/delta)))",
+                c.epsilon * n <= 4 * K * sqrt(2 * S * R * ln2),
+            ),
+            (
+                "epsilon <= 4 sqrt(2 S E ln(2/delta)), which the anchors' Gaussian mechanism needs",
+                c.epsilon <= 4 * sqrt(2 * S * E * ln2),
+            ),
             ("mu <= beta", kappa >= 1),
         ),
         notes=(
-            "batches must be drawn without replacement: with replacement 4L/K is no sensitivity (PAPER-NOTES 2.3)",
+            (
+                "batches must be drawn without replacement: with replacement 4L/K is no "
+                "sensitivity (PAPER-NOTES 2.3)"
+            ),
             UPSILON,
         ),
         noise={"sigma_1": std(256, S * E, 5 * S * E), "sigma_2": std(4096, S * R, 5 * S * R)},
         log_factor=S * (log(5 * S * R) + c.log_delta),
-        printed={"R": 12 * kappa, "sigma_1": std(256, S * E, 5 * E), "sigma_2": std(1024, S * R, 2.5 * R)},
+        printed={
+            "R": 12 * kappa,
+            "sigma_1": std(256, S * E, 5 * E),
+            "sigma_2": std(1024, S * R, 2.5 * R),
+        },
         **run,
     )
 
 
-def svrg_run(c: Constants, K: int, restarts: int | None, private: float, silos: str) -> dict[str, Any]:
-    """What both theorems on Prox-SVRG prescribe alike, at batches of K and a squared error `private` of one round; `silos` is the M of that error."""
+def svrg_run(
+    c: Constants, K: int, restarts: int | None, private: float, silos: str
+) -> dict[str, Any]:
+    """What both theorems on Prox-SVRG prescribe alike, at batches of K and a squared error
+    `private` of one round; `silos` is the M of that error.
+    """
     gap, kappa = c.need("gap", "Prox-SVRG"), c.smoothness / c.need("pl", "Prox-SVRG")
     L, M, N, n, Q = c.lipschitz, c.answering, c.silos, c.records, c.records // K
     E = ceil(max(1.0, 48 * kappa) / Q)
     R = E * Q
     absent = (N - M) / (M * max(N - 1, 1)) * L**2 / c.need("pl", "Prox-SVRG")
     return {
-        "formula": f"E Fhat(w) - Fhat* = O~({'kappa' if restarts else '24 kappa Delta/R + R'} L^2 d ln(1/delta) / (mu epsilon^2 n^2 {silos})"
-        " + upsilon^2 (N-M) / (mu M (N-1)))",
-        "algorithm": "prox-svrg", "output": "uniform over the iterates",
-        "rounds": R, "batch": K, "epochs": E, "inner_steps": Q, "restarts": restarts or 1,
+        "formula": (
+            f"E Fhat(w) - Fhat* = O~({'kappa' if restarts else '24 kappa Delta/R + R'} L^2 d "
+            f"ln(1/delta) / (mu epsilon^2 n^2 {silos})"
+            " + upsilon^2 (N-M) / (mu M (N-1)))"
+        ),
+        "algorithm": "prox-svrg",
+        "output": "uniform over the iterates",
+        "rounds": R,
+        "batch": K,
+        "epochs": E,
+        "inner_steps": Q,
+        "restarts": restarts or 1,
         "step": min(1.0, K**1.5 * sqrt(M) / n) / (8 * c.smoothness),
-        "upper_bound": absent + (kappa * private if restarts else 24 * kappa * gap / R + R * private),
-    }  # fmt: skip
+        "upper_bound": absent
+        + (kappa * private if restarts else 24 * kappa * gap / R + R * private),
+    }
 
 
 def prox_pl_svrg(c: Constants) -> Prescription:
-    """Prox-PL-SVRG (same theorem): S = ceil(log_2(Delta mu M epsilon^2 n^2 / (kappa d L^2))) restarts of `prox_svrg`, at least one."""
+    """Prox-PL-SVRG (same theorem): S = ceil(log_2(Delta mu M epsilon^2 n^2 / (kappa d L^2)))
+    restarts of `prox_svrg`, at least one.
+    """
     mu, gap = c.need("pl", "Prox-PL-SVRG"), c.need("gap", "Prox-PL-SVRG")
-    ratio = gap * mu**2 * c.answering * (c.epsilon * c.records) ** 2 / (c.smoothness * c.dimension * c.lipschitz**2)
-    return replace(prox_svrg(c, restarts=max(1, ceil(log2(ratio)))), algorithm="prox-pl-svrg", output="w_S")
+    ratio = (
+        gap
+        * mu**2
+        * c.answering
+        * (c.epsilon * c.records) ** 2
+        / (c.smoothness * c.dimension * c.lipschitz**2)
+    )
+    return replace(
+        prox_svrg(c, restarts=max(1, ceil(log2(ratio)))), algorithm="prox-pl-svrg", output="w_S"
+    )
 
 
 def spider(c: Constants) -> Prescription:
-    """FedProx-SPIDER (thm. "ISRL-DP proxspider", complete statement, M <= N): full batches, phase q, step 1/(2 beta).
+    """FedProx-SPIDER (thm. "ISRL-DP proxspider", complete statement, M <= N): full batches, phase
+    q, step 1/(2 beta).
 
     noise: sigma_1 for anchors; a difference has std min(sigma_2 ||w_r - w_{r-1}||, sigma_2_hat).
-    Corrected: half of rho = epsilon^2 / (8 ln(1/delta)) pays for the ceil(R/q) anchors, half for the other rounds (PAPER-NOTES 2.4: as
-    printed they cost (2 - 1/q) rho together); the rounds are r = 0..R-1, all that the output w_1..w_R uses (printed 0..R); and
-    q = (X/8)^(2/3), or min((X/16)^(2/3), n M/2) for M < N, so that q <= 1/(eta^2 tau_2^2) with this sigma_2 (printed without 8, 16, 2).
-    X = epsilon n L sqrt(M) / sqrt(d ln(1/delta) Delta beta). Below X = 1 the paper outputs w_0; from there q = 1 needs no condition.
+    Corrected: half of rho = epsilon^2 / (8 ln(1/delta)) pays for the ceil(R/q) anchors, half for
+    the other rounds (PAPER-NOTES 2.4: as printed they cost (2 - 1/q) rho together); the rounds are
+    r = 0..R-1, all that the output w_1..w_R uses (printed 0..R); and q = (X/8)^(2/3), or
+    min((X/16)^(2/3), n M/2) for M < N, so that q <= 1/(eta^2 tau_2^2) with this sigma_2 (printed
+    without 8, 16, 2). X = epsilon n L sqrt(M) / sqrt(d ln(1/delta) Delta beta). Below X = 1 the
+    paper outputs w_0; from there q = 1 needs no condition.
     """
     gap = c.need("gap", "FedProx-SPIDER")
     L, M, n, beta, whole = c.lipschitz, c.answering, c.records, c.smoothness, c.answering == c.silos
@@ -245,21 +353,38 @@ def spider(c: Constants) -> Prescription:
     scale, differences = 4 * sqrt(c.log_delta) / (c.epsilon * n), R - anchors
     noise = {"sigma_1": scale * L * sqrt(2 * anchors if differences else anchors)}
     if differences:
-        noise |= {"sigma_2": scale * beta * sqrt(2 * differences), "sigma_2_hat": 2 * scale * L * sqrt(2 * differences)}
-    printed = {"sigma_1": scale * L * sqrt(max(R / q, 1)), "sigma_2": scale * beta * sqrt(R), "sigma_2_hat": 2 * scale * L * sqrt(R)}
+        noise |= {
+            "sigma_2": scale * beta * sqrt(2 * differences),
+            "sigma_2_hat": 2 * scale * L * sqrt(2 * differences),
+        }
+    printed = {
+        "sigma_1": scale * L * sqrt(max(R / q, 1)),
+        "sigma_2": scale * beta * sqrt(R),
+        "sigma_2_hat": 2 * scale * L * sqrt(R),
+    }
     partial = 0.0 if whole else L * sqrt(beta * gap * c.privacy / n) / M + L**2 / (M * n)
     return Prescription(
         theorem="ISRL-DP FedProx-SPIDER, complete statement",
-        formula="E ||G_eta(w)||^2 = O((sqrt(L beta Delta d ln(1/delta)) / (epsilon n sqrt(M)))^(4/3)"
-        " + L^2 d ln(1/delta) / (epsilon^2 n^2 M)"
-        + (")" if whole else " + L sqrt(beta Delta d ln(1/delta)) / (epsilon n^(3/2) M) + L^2/(M n))"),
+        formula=(
+            "E ||G_eta(w)||^2 = O((sqrt(L beta Delta d ln(1/delta)) / (epsilon n "
+            "sqrt(M)))^(4/3)"
+            " + L^2 d ln(1/delta) / (epsilon^2 n^2 M)"
+        )
+        + (
+            ")"
+            if whole
+            else " + L sqrt(beta Delta d ln(1/delta)) / (epsilon n^(3/2) M) + L^2/(M n))"
+        ),
         conditions=(
             ("epsilon <= 2 ln(1/delta)", c.epsilon <= 2 * c.log_delta),
             ("q >= 1 as printed (else the answer is w_0)", X >= 1),
             (EXCHANGEABLE, whole),
         ),
         notes=(
-            "w_0 meets the bound for q < 1 only if ||G_eta(w_0)|| <= L, as for an indicator f1 with w_0 in its set",
+            (
+                "w_0 meets the bound for q < 1 only if ||G_eta(w_0)|| <= L, as for an "
+                "indicator f1 with w_0 in its set"
+            ),
             "for M < N and unlike silos the last two terms lose their 1/sqrt(n) and 1/n",
         ),
         algorithm="spider",
@@ -270,11 +395,17 @@ def spider(c: Constants) -> Prescription:
         step=1 / (2 * beta),
         noise=noise if X >= 1 else {},
         upper_bound=(L * beta * gap * c.privacy / M) ** (2 / 3) + L**2 * c.privacy / M + partial,
-        printed={"q": floor(min(X ** (2 / 3), inf if whole else n * M))} | (printed if X >= 1 else {}),
+        printed={"q": floor(min(X ** (2 / 3), inf if whole else n * M))}
+        | (printed if X >= 1 else {}),
     )
 
 
-_ALGORITHMS = {"prox-sgd": prox_sgd, "prox-svrg": prox_svrg, "prox-pl-svrg": prox_pl_svrg, "spider": spider}
+_ALGORITHMS = {
+    "prox-sgd": prox_sgd,
+    "prox-svrg": prox_svrg,
+    "prox-pl-svrg": prox_pl_svrg,
+    "spider": spider,
+}
 
 
 def prescribe(algorithm: str, constants: Constants) -> Prescription:
@@ -289,54 +420,99 @@ def theorem_of(algorithm: str, theorems: Mapping[str, Theorem]) -> Theorem:
 
 
 def prescribe_hybrid(algorithm: str, constants: Constants) -> Prescription:
-    """ISRL-DP and (epsilon, delta) user-level DP at once (app. "hybrid lower bounds"): run at (epsilon/n, delta/(4n)).
+    """ISRL-DP and (epsilon, delta) user-level DP at once (app. "hybrid lower bounds"): run at
+    (epsilon/n, delta/(4n)).
 
-    Corrected: the printed upper bound takes square roots of d ln(1/delta_0), N and Nn that the Prox-SGD theorem does not have.
+    Corrected: the printed upper bound takes square roots of d ln(1/delta_0), N and Nn that the
+    Prox-SGD theorem does not have.
     """
     n, epsilon = constants.records, constants.epsilon
-    plan = prescribe(algorithm, replace(constants, epsilon=epsilon / n, delta=constants.delta / (4 * n)))
-    conditions = (("user-level epsilon <= 1", epsilon <= 1), ("M = N", constants.answering == constants.silos), *plan.conditions)
-    return replace(plan, theorem=f"{plan.theorem}, at (epsilon/n, delta/(4n)) for user-level DP", conditions=conditions)
+    plan = prescribe(
+        algorithm, replace(constants, epsilon=epsilon / n, delta=constants.delta / (4 * n))
+    )
+    conditions = (
+        ("user-level epsilon <= 1", epsilon <= 1),
+        ("M = N", constants.answering == constants.silos),
+        *plan.conditions,
+    )
+    return replace(
+        plan,
+        theorem=f"{plan.theorem}, at (epsilon/n, delta/(4n)) for user-level DP",
+        conditions=conditions,
+    )
 
 
 KINDS = ("smooth-convex", "strongly-convex-erm", "strongly-convex-so", "convex-so")
 
 
-def least_error(c: Constants, kind: str, privacy: float, formula: str, kinds: Sequence[str]) -> tuple[float, str]:
-    """A lower bound's value and text for this kind of problem, from its privacy term and that term's text."""
+def least_error(
+    c: Constants, kind: str, privacy: float, formula: str, kinds: Sequence[str]
+) -> tuple[float, str]:
+    """A lower bound's value and text for this kind of problem, from its privacy term and that
+    term's text.
+    """
     if kind not in kinds:
         raise BadInput(f"kind must be one of {', '.join(kinds)}, got {kind!r}.")
     if kind == "smooth-convex":
-        return c.lipschitz**2 * min(1.0, privacy), f"E ||grad Fhat(w)||^2 = Omega(L^2 min(1, {formula}))"
+        return c.lipschitz**2 * min(
+            1.0, privacy
+        ), f"E ||grad Fhat(w)||^2 = Omega(L^2 min(1, {formula}))"
     if kind == "convex-so":
-        value = c.lipschitz * c.need("diameter", "a convex lower bound") * min(1.0, sqrt(privacy) + 1 / sqrt(c.silos * c.records))
+        value = (
+            c.lipschitz
+            * c.need("diameter", "a convex lower bound")
+            * min(1.0, sqrt(privacy) + 1 / sqrt(c.silos * c.records))
+        )
         return value, f"E F(w) - F* = Omega~(L D min(1, 1/sqrt(n N) + sqrt({formula})))"
     sampled = kind == "strongly-convex-so"
     error = privacy + (1 / (c.silos * c.records) if sampled else 0.0)
     value = c.lipschitz**2 / c.need("pl", "a strongly convex lower bound") * min(1.0, error)
-    return value, f"E F(w) - F* = Omega~((L^2/mu) min(1, {'1/(n N) + ' if sampled else ''}{formula}))"
+    return (
+        value,
+        f"E F(w) - F* = Omega~((L^2/mu) min(1, {'1/(n N) + ' if sampled else ''}{formula}))",
+    )
 
 
 def lower_bound(
-    constants: Constants, kind: str, *, compositionality: float = 1.0, rounds: int | None = None, loudest: float | None = None
+    constants: Constants,
+    kind: str,
+    *,
+    compositionality: float = 1.0,
+    rounds: int | None = None,
+    loudest: float | None = None,
 ) -> LowerBound:
-    """Lower bound for symmetric C-compositional ISRL-DP algorithms: C = `compositionality` (sqrt(R) for Prox-SGD) divides privacy by C^4.
+    """Lower bound for symmetric C-compositional ISRL-DP algorithms: C = `compositionality` (sqrt(R)
+    for Prox-SGD) divides privacy by C^4.
 
-    kind: "smooth-convex" (thm. "LDP lower bound", squared gradient norm); "strongly-convex-erm" and "strongly-convex-so" (lr21fl, as far
-    as the paper's near-optimality remarks state them: its upper bounds without powers of kappa); "convex-so" (lr21fl, excess risk over a set of
-    diameter D, as remembered, not checked against the text); "hybrid" (the ERM one with n = 1).
+    kind: "smooth-convex" (thm. "LDP lower bound", squared gradient norm); "strongly-convex-erm" and
+    "strongly-convex-so" (lr21fl, as far as the paper's near-optimality remarks state them: its
+    upper bounds without powers of kappa); "convex-so" (lr21fl, excess risk over a set of diameter
+    D, as remembered, not checked against the text); "hybrid" (the ERM one with n = 1).
 
-    rounds: R, in each of which every silo is asked; None where a silo is asked once in all (sequentially interactive). loudest: epsilon_r of the round
-    that tells most, C epsilon / sqrt(R) unless given, as it is where rounds tell alike.
+    rounds: R, in each of which every silo is asked; None where a silo is asked once in all
+    (sequentially interactive). loudest: epsilon_r of the round that tells most, C epsilon / sqrt(R)
+    unless given, as it is where rounds tell alike.
     """
-    c, total, n2 = constants, constants.silos * constants.records, "" if kind == "hybrid" else "n^2 "
+    c, total, n2 = (
+        constants,
+        constants.silos * constants.records,
+        "" if kind == "hybrid" else "n^2 ",
+    )
     if not 1 <= compositionality <= 1e20:
-        raise BadInput(f"compositionality (C) must be a number from 1 to 1e20, got {compositionality!r}.")
+        raise BadInput(
+            f"compositionality (C) must be a number from 1 to 1e20, got {compositionality!r}."
+        )
     if rounds is not None and not 1 <= rounds <= 1e20:
         raise BadInput(f"rounds (R) must be a whole number from 1 to 1e20, got {rounds!r}.")
     privacy = c.privacy * (1 if n2 else c.records**2) / (c.silos * compositionality**4)
-    value, formula = least_error(c, kind, privacy, f"d ln(1/delta) / (epsilon^2 {n2}N)", (*KINDS, "hybrid"))
-    least, allowed = ("16 ln(14 N)", 14 * c.silos) if rounds is None else ("16 ln(28 N R)", 28 * c.silos * rounds)
+    value, formula = least_error(
+        c, kind, privacy, f"d ln(1/delta) / (epsilon^2 {n2}N)", (*KINDS, "hybrid")
+    )
+    least, allowed = (
+        ("16 ln(14 N)", 14 * c.silos)
+        if rounds is None
+        else ("16 ln(28 N R)", 28 * c.silos * rounds)
+    )
     loudest = compositionality * c.epsilon / sqrt(rounds or 1) if loudest is None else loudest
     return LowerBound(
         theorem=f"ISRL-DP lower bound, {kind}",
@@ -345,7 +521,10 @@ def lower_bound(
             ("M = N", c.answering == c.silos),
             ("epsilon <= sqrt(N)", c.epsilon <= sqrt(c.silos)),
             ("2^(-n N) <= delta < 1/(n N)", log(total) < c.log_delta <= total * log(2)),
-            (f"N >= {least}, the least that N >= 16 ln(2/(delta_r n)) allows", c.silos >= 16 * log(allowed)),
+            (
+                f"N >= {least}, the least that N >= 16 ln(2/(delta_r n)) allows",
+                c.silos >= 16 * log(allowed),
+            ),
             ("epsilon_r <= 1/n in every round", loudest * (c.records if n2 else 1) <= 1),
         ),
         notes=("the shuffling argument hides ln^2(1/(n N delta_min)) in the denominator",),

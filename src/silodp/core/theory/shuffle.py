@@ -1,12 +1,16 @@
-"""What the paper's SDP theorems prescribe (R, K, q, step, each run of P_vec) and promise. Pure arithmetic, beside `theory` for ISRL-DP.
+"""What the paper's SDP theorems prescribe (R, K, q, step, each run of P_vec) and promise. Pure
+arithmetic, beside `theory` for ISRL-DP.
 
 Corrected against the print, in every theorem:
-- the silos of a round amplify nothing, so M stands where the print has N, no call gets the factor N/M, and no condition on M is left
-  (PAPER-NOTES 2.9); what the print demands of M is in `printed["M"]`;
-- a call of P_vec has range 2 clip, subtracts p b for each contribution and re-centres by m clip (2.6), and gives the mean over the M K
-  contributions (2.19): that is what `Call.noise_std` is the std of;
-- calls are composed by the paper's own theorem solved for the epsilon of a call, or plainly where that allows more.
-Bounds are the expressions inside O(.) with constant 1; exact accounting (`shuffle.numerical`) needs far less noise.
+- the silos of a round amplify nothing, so M stands where the print has N, no call gets the factor
+  N/M, and no condition on M is left (PAPER-NOTES 2.9); what the print demands of M is in
+  `printed["M"]`;
+- a call of P_vec has range 2 clip, subtracts p b for each contribution and re-centres by m clip
+  (2.6), and gives the mean over the M K contributions (2.19): that is what `Call.noise_std` is the
+  std of;
+- calls are composed by the paper's own theorem solved for the epsilon of a call, or plainly where
+  that allows more. Bounds are the expressions inside O(.) with constant 1; exact accounting
+  (`shuffle.numerical`) needs far less noise.
 """
 
 from collections.abc import Mapping
@@ -34,7 +38,9 @@ LARGEST_EPSILON = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """`count` runs of P_vec on m vectors of norm <= clip, each (epsilon, delta)-SDP by the proven g, b and p."""
+    """`count` runs of P_vec on m vectors of norm <= clip, each (epsilon, delta)-SDP by the proven
+    g, b and p.
+    """
 
     count: int
     contributions: int
@@ -50,26 +56,39 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class ShufflePrescription(Prescription):
-    """A prescription whose noise is that of P_vec: `calls` has every kind of run, `noise` the stds of their means."""
+    """A prescription whose noise is that of P_vec: `calls` has every kind of run, `noise` the stds
+    of their means.
+    """
 
     calls: Mapping[str, Call] = field(default_factory=dict)
 
 
-def call(*, count: int, contributions: int, dimension: int, clip: float, epsilon: float, delta: float) -> Call:
+def call(
+    *, count: int, contributions: int, dimension: int, clip: float, epsilon: float, delta: float
+) -> Call:
     """A run of P_vec with the proven parameters at min(epsilon, 15)."""
     epsilon = min(LARGEST_EPSILON, epsilon)
     proven = shuffle.proven(contributions, dimension, epsilon, delta)
     std = sqrt(shuffle.variance(proven, contributions, clip))
     return Call(
-        count=count, contributions=contributions, clip=clip, epsilon=epsilon, delta=delta, levels=proven.levels,
-        noise_bits=proven.noise_bits, p=proven.p, noise_std=std,
-    )  # fmt: skip
+        count=count,
+        contributions=contributions,
+        clip=clip,
+        epsilon=epsilon,
+        delta=delta,
+        levels=proven.levels,
+        noise_bits=proven.noise_bits,
+        p=proven.p,
+        noise_std=std,
+    )
 
 
 def per_call(epsilon: float, delta: float, calls: int) -> tuple[float, float]:
-    """(epsilon, delta) that each of so many adaptive calls may spend: plain composition, or advanced where that allows more.
+    """(epsilon, delta) that each of so many adaptive calls may spend: plain composition, or
+    advanced where that allows more.
 
-    Advanced (thm. "advanced composition", delta' = delta/2): sqrt(2 k ln(2/delta)) e + k e (exp(e) - 1) <= epsilon.
+    Advanced (thm. "advanced composition", delta' = delta/2): sqrt(2 k ln(2/delta)) e + k e (exp(e)
+    - 1) <= epsilon.
     """
     plain = min(LARGEST_EPSILON, epsilon / calls)
     slope = sqrt(2 * calls * (log(2) - log(delta)))
@@ -84,10 +103,12 @@ def per_call(epsilon: float, delta: float, calls: int) -> tuple[float, float]:
 
 
 def prox_sgd(c: Constants) -> ShufflePrescription:
-    """SDP Noisy Prox-SGD (thm. "hetero pl fl proxgrad", part 2): disjoint batches K = floor(n/R), one (epsilon, delta) call a round.
+    """SDP Noisy Prox-SGD (thm. "hetero pl fl proxgrad", part 2): disjoint batches K = floor(n/R),
+    one (epsilon, delta) call a round.
 
-    Corrected: step 1/(2 beta) in the gradient step as in the prox (printed 1/beta, PAPER-NOTES 2.7); each call has epsilon (printed
-    N epsilon / (2 M), 2.9), and parallel composition over the batches does the rest.
+    Corrected: step 1/(2 beta) in the gradient step as in the prox (printed 1/beta, PAPER-NOTES
+    2.7); each call has epsilon (printed N epsilon / (2 M), 2.9), and parallel composition over the
+    batches does the rest.
     """
     mu, gap = c.need("pl", "SDP Prox-SGD"), c.need("gap", "SDP Prox-SGD")
     kappa, L, M, N, n = c.smoothness / mu, c.lipschitz, c.answering, c.silos, c.records
@@ -95,14 +116,26 @@ def prox_sgd(c: Constants) -> ShufflePrescription:
     R, K = run["rounds"], run["batch"]
     calls = {}
     if K:
-        calls["Z"] = call(count=R, contributions=M * K, dimension=c.dimension, clip=L, epsilon=c.epsilon, delta=c.delta)
+        calls["Z"] = call(
+            count=R,
+            contributions=M * K,
+            dimension=c.dimension,
+            clip=L,
+            epsilon=c.epsilon,
+            delta=c.delta,
+        )
     least = N * min(c.epsilon / 2, 1)
     return ShufflePrescription(
         theorem="Noisy Prox-SGD: heterogeneous PPL FL, part 2 (SDP)",
-        formula="E F(w_R) - F* = O~((L^2/mu) (kappa^2 d ln^2(d/delta) / (epsilon^2 n^2 M^2) + kappa/(M n)))",
+        formula=(
+            "E F(w_R) - F* = O~((L^2/mu) (kappa^2 d ln^2(d/delta) / (epsilon^2 n^2 M^2) + "
+            "kappa/(M n)))"
+        ),
         notes=(_on_silos(least, M),),
         noise={name: made.noise_std for name, made in calls.items()},
-        upper_bound=L**2 / mu * (kappa**2 * c.privacy / c.log_delta * _log(c) ** 2 / M**2 + kappa / (M * n)),
+        upper_bound=L**2
+        / mu
+        * (kappa**2 * c.privacy / c.log_delta * _log(c) ** 2 / M**2 + kappa / (M * n)),
         printed={"step": 1 / c.smoothness, "epsilon": N * c.epsilon / (2 * M), "M": least},
         calls=calls,
         **run,
@@ -110,41 +143,73 @@ def prox_sgd(c: Constants) -> ShufflePrescription:
 
 
 def prox_svrg(c: Constants, *, restarts: int | None = None) -> ShufflePrescription:
-    """SDP Prox-SVRG (thm. "ISRL-DP prox PL SVRG ERM", part 2): S restarts of E epochs of Q = floor(n/K) steps, R = E Q >= 48 kappa.
+    """SDP Prox-SVRG (thm. "ISRL-DP prox PL SVRG ERM", part 2): S restarts of E epochs of Q =
+    floor(n/K) steps, R = E Q >= 48 kappa.
 
-    Half of (epsilon, delta) pays for the S E anchors, half for the S R differences. Corrected: anchors use all records and get no
-    n/K (PAPER-NOTES 2.14; printed the epsilon of a difference); differences are taken against wbar_r, the anchor's point (2.14; printed
-    wbar_(r+1)), and their K records drawn without replacement, which amplifies by K/n exactly; all S restarts are composed at once
-    (2.15; printed epsilon/(2 sqrt(2S)) a restart lacks a sqrt(ln(1/delta))); R = 48 kappa as in `theory.prox_svrg`; the bound has the
-    1/mu that the proof's noise lost; and the choice of K sees to what the printed condition on M is for (M = N meets it, and may miss it).
+    Half of (epsilon, delta) pays for the S E anchors, half for the S R differences. Corrected:
+    anchors use all records and get no n/K (PAPER-NOTES 2.14; printed the epsilon of a difference);
+    differences are taken against wbar_r, the anchor's point (2.14; printed wbar_(r+1)), and their K
+    records drawn without replacement, which amplifies by K/n exactly; all S restarts are composed
+    at once (2.15; printed epsilon/(2 sqrt(2S)) a restart lacks a sqrt(ln(1/delta))); R = 48 kappa
+    as in `theory.prox_svrg`; the bound has the 1/mu that the proof's noise lost; and the choice of
+    K sees to what the printed condition on M is for (M = N meets it, and may miss it).
     """
     mu, gap = c.need("pl", "SDP Prox-SVRG"), c.need("gap", "SDP Prox-SVRG")
-    L, M, N, n, S, kappa = c.lipschitz, c.answering, c.silos, c.records, restarts or 1, c.smoothness / mu
+    L, M, N, n, S, kappa = (
+        c.lipschitz,
+        c.answering,
+        c.silos,
+        c.records,
+        restarts or 1,
+        c.smoothness / mu,
+    )
     least = max(1.0, 48 * kappa)
     largest, _ = per_call(c.epsilon / 2, c.delta / 2, ceil(S * least))
-    # n/K amplifies in proportion only while (n/K)(exp(e) - 1) <= 1, and K >= n/(48 kappa) keeps one epoch from passing the rounds wanted
+    # n/K amplifies in proportion only while (n/K)(exp(e) - 1) <= 1, and K >= n/(48 kappa) keeps one
+    # epoch from passing the rounds wanted
     K = min(n, ceil(max((n * n / M) ** (1 / 3), n * expm1(largest), n / least)))
     run = svrg_run(c, K, restarts, L**2 * c.privacy / (mu * M**2), "M^2")
     E, R = run["epochs"], run["rounds"]
     anchor = per_call(c.epsilon / 2, c.delta / 2, S * E)
     amplified, rest = per_call(c.epsilon / 2, c.delta / 2, S * R)
     calls = {
-        "Z_1": call(count=S * E, contributions=M * n, dimension=c.dimension, clip=L, epsilon=anchor[0], delta=anchor[1]),
+        "Z_1": call(
+            count=S * E,
+            contributions=M * n,
+            dimension=c.dimension,
+            clip=L,
+            epsilon=anchor[0],
+            delta=anchor[1],
+        ),
         "Z_2": call(
-            count=S * R, contributions=M * K, dimension=c.dimension, clip=2 * L, epsilon=log1p(n / K * expm1(amplified)), delta=n / K * rest
+            count=S * R,
+            contributions=M * K,
+            dimension=c.dimension,
+            clip=2 * L,
+            epsilon=log1p(n / K * expm1(amplified)),
+            delta=n / K * rest,
         ),
     }
-    demanded = min((c.epsilon * N * L) ** 0.75 * (c.dimension * _log(c) ** 3) ** 0.375 / (n**0.25 * (c.smoothness * gap) ** 0.375), N)
+    demanded = min(
+        (c.epsilon * N * L) ** 0.75
+        * (c.dimension * _log(c) ** 3) ** 0.375
+        / (n**0.25 * (c.smoothness * gap) ** 0.375),
+        N,
+    )
     ln2 = log(2) + c.log_delta
     restart = c.epsilon / (2 * sqrt(2 * S) if restarts else 1)
     return ShufflePrescription(
-        theorem="SDP Prox-PL-SVRG: ERM, part 2" + ("" if restarts else " (its proof, for one call of SDP Prox-SVRG)"),
+        theorem="SDP Prox-PL-SVRG: ERM, part 2"
+        + ("" if restarts else " (its proof, for one call of SDP Prox-SVRG)"),
         conditions=(
             ("epsilon <= min(2 ln(2/delta), 15)", c.epsilon <= min(2 * ln2, 15)),
             ("mu <= beta", kappa >= 1),
         ),
         notes=(
-            "batches must be drawn without replacement: with replacement one record may count twice (PAPER-NOTES 2.3)",
+            (
+                "batches must be drawn without replacement: with replacement one record may "
+                "count twice (PAPER-NOTES 2.3)"
+            ),
             "an epoch keeps the silos that gave its anchor (PAPER-NOTES 2.8)",
             UPSILON,
             _on_silos(demanded, M),
@@ -163,23 +228,43 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> ShufflePrescripti
 
 
 def prox_pl_svrg(c: Constants) -> ShufflePrescription:
-    """SDP Prox-PL-SVRG (same theorem): S = ceil(log_2(Delta mu epsilon^2 n^2 M^2 / (kappa d L^2))) restarts, at least one."""
+    """SDP Prox-PL-SVRG (same theorem): S = ceil(log_2(Delta mu epsilon^2 n^2 M^2 / (kappa d L^2)))
+    restarts, at least one.
+    """
     mu, gap = c.need("pl", "SDP Prox-PL-SVRG"), c.need("gap", "SDP Prox-PL-SVRG")
-    ratio = gap * mu**2 * (c.epsilon * c.records * c.answering) ** 2 / (c.smoothness * c.dimension * c.lipschitz**2)
-    return replace(prox_svrg(c, restarts=max(1, ceil(log2(ratio)))), algorithm="prox-pl-svrg", output="w_S")
+    ratio = (
+        gap
+        * mu**2
+        * (c.epsilon * c.records * c.answering) ** 2
+        / (c.smoothness * c.dimension * c.lipschitz**2)
+    )
+    return replace(
+        prox_svrg(c, restarts=max(1, ceil(log2(ratio)))), algorithm="prox-pl-svrg", output="w_S"
+    )
 
 
 def spider(c: Constants) -> ShufflePrescription:
-    """SDP FedProx-SPIDER (thm. "sdp proxspider", complete statement): full batches, phase q, step 1/(2 beta), rounds r = 0..R-1.
+    """SDP FedProx-SPIDER (thm. "sdp proxspider", complete statement): full batches, phase q, step
+    1/(2 beta), rounds r = 0..R-1.
 
-    noise: Z_1 for anchors; a difference has std min(Z_2 ||w_r - w_{r-1}||, Z_2_hat). With X = epsilon n M L / sqrt(Delta beta d l^3) and
-    Y = epsilon n M sqrt(Delta beta) / (L sqrt(d l^3)), l = ln(d n M/delta). Corrected: the ceil(R/q) anchors share half of the budget,
-    so each is noisier by sqrt(R/q) (PAPER-NOTES 2.5; the printed max(1, sqrt(q/R)) is 1), and the differences the other half (as
-    printed both spend epsilon); R = Y sqrt(q), which equalises the proof's two terms (printed Y X), and q is the largest up to
-    X^(2/3) with q <= 1/(eta^2 tau_2^2) at the noise prescribed here (printed X/2, which breaks that condition). X < 1 outputs w_0.
+    noise: Z_1 for anchors; a difference has std min(Z_2 ||w_r - w_{r-1}||, Z_2_hat). With X =
+    epsilon n M L / sqrt(Delta beta d l^3) and Y = epsilon n M sqrt(Delta beta) / (L sqrt(d l^3)), l
+    = ln(d n M/delta). Corrected: the ceil(R/q) anchors share half of the budget, so each is noisier
+    by sqrt(R/q) (PAPER-NOTES 2.5; the printed max(1, sqrt(q/R)) is 1), and the differences the
+    other half (as printed both spend epsilon); R = Y sqrt(q), which equalises the proof's two terms
+    (printed Y X), and q is the largest up to X^(2/3) with q <= 1/(eta^2 tau_2^2) at the noise
+    prescribed here (printed X/2, which breaks that condition). X < 1 outputs w_0.
     """
     gap = c.need("gap", "SDP FedProx-SPIDER")
-    L, M, N, n, beta, d, whole = c.lipschitz, c.answering, c.silos, c.records, c.smoothness, c.dimension, c.answering == c.silos
+    L, M, N, n, beta, d, whole = (
+        c.lipschitz,
+        c.answering,
+        c.silos,
+        c.records,
+        c.smoothness,
+        c.dimension,
+        c.answering == c.silos,
+    )
     cube = (log(d) + log(n) + log(M) + c.log_delta) ** 3
     scale = c.epsilon * n * M / sqrt(d * cube)
     X, Y = scale * L / sqrt(gap * beta), scale * sqrt(gap * beta) / L
@@ -189,16 +274,29 @@ def spider(c: Constants) -> ShufflePrescription:
         anchors = -(-rounds // q)
         parts = 2 if rounds > anchors else 1
         e, rest = per_call(c.epsilon / parts, c.delta / parts, anchors)
-        found = {"Z_1": call(count=anchors, contributions=M * n, dimension=d, clip=L, epsilon=e, delta=rest)}
+        found = {
+            "Z_1": call(
+                count=anchors, contributions=M * n, dimension=d, clip=L, epsilon=e, delta=rest
+            )
+        }
         if parts == 2:
             e, rest = per_call(c.epsilon / 2, c.delta / 2, rounds - anchors)
             for name, clip in (("Z_2", beta), ("Z_2_hat", 2 * L)):
-                found[name] = call(count=rounds - anchors, contributions=M * n, dimension=d, clip=clip, epsilon=e, delta=rest)
+                found[name] = call(
+                    count=rounds - anchors,
+                    contributions=M * n,
+                    dimension=d,
+                    clip=clip,
+                    epsilon=e,
+                    delta=rest,
+                )
         return rounds, found
 
     def steady(q: int) -> bool:
         noisy = made(q)[1].get("Z_2")
-        tau_2 = (d * noisy.noise_std**2 if noisy else 0.0) + (0.0 if whole else 4 * beta**2 / (M * n))
+        tau_2 = (d * noisy.noise_std**2 if noisy else 0.0) + (
+            0.0 if whole else 4 * beta**2 / (M * n)
+        )
         return q == 1 or q * tau_2 <= 4 * beta**2
 
     q, high = 1, max(1, floor(X ** (2 / 3))) + 1
@@ -209,21 +307,40 @@ def spider(c: Constants) -> ShufflePrescription:
     ratio = L / sqrt(beta * gap)
     demanded = (c.epsilon * N * d**2 / n**2 * ratio) ** (1 / 3) * (1 + ratio ** (1 / 3))
     later = (_log(c) + log(max(1.0, R / q))) ** 3
-    partial = 0.0 if whole else L * sqrt(beta * gap * d * cube / n / M) / (c.epsilon * n * M) + L**2 / (M * n)
+    partial = (
+        0.0
+        if whole
+        else L * sqrt(beta * gap * d * cube / n / M) / (c.epsilon * n * M) + L**2 / (M * n)
+    )
     share = c.epsilon * N / (4 * M * sqrt(2 * c.log_delta))
     return ShufflePrescription(
         theorem="SDP FedProx-SPIDER, complete statement",
-        formula="E ||G_eta(w)||^2 = O((sqrt(L beta Delta d ln^3(d n M/delta)) / (epsilon n M))^(4/3)"
-        " + d L^2 ln^3(R d/(q delta)) / (epsilon^2 n^2 M^2)"
-        + (")" if whole else " + L sqrt(beta Delta d ln^3(d n M/delta)) / (epsilon n^(3/2) M^(3/2)) + L^2/(M n))"),
+        formula=(
+            "E ||G_eta(w)||^2 = O((sqrt(L beta Delta d ln^3(d n M/delta)) / (epsilon n "
+            "M))^(4/3)"
+            " + d L^2 ln^3(R d/(q delta)) / (epsilon^2 n^2 M^2)"
+        )
+        + (
+            ")"
+            if whole
+            else (
+                " + L sqrt(beta Delta d ln^3(d n M/delta)) / (epsilon n^(3/2) M^(3/2)) + L^2/(M n))"
+            )
+        ),
         conditions=(
             ("epsilon <= ln(1/delta)", c.epsilon <= c.log_delta),
             ("X >= 1 (else the answer is w_0)", X >= 1),
             (EXCHANGEABLE, whole),
         ),
         notes=(
-            "the proven parameters' constants keep q far below X^(2/3), so the bound's constant is large",
-            "w_0 meets the bound for X < 1 only if ||G_eta(w_0)|| <= L, as for an indicator f1 with w_0 in its set",
+            (
+                "the proven parameters' constants keep q far below X^(2/3), so the bound's "
+                "constant is large"
+            ),
+            (
+                "w_0 meets the bound for X < 1 only if ||G_eta(w_0)|| <= L, as for an "
+                "indicator f1 with w_0 in its set"
+            ),
             _on_silos(demanded, M),
         ),
         algorithm="spider",
@@ -233,7 +350,9 @@ def spider(c: Constants) -> ShufflePrescription:
         phase=q,
         step=1 / (2 * beta),
         noise={name: found.noise_std for name, found in calls.items()},
-        upper_bound=(L * beta * gap) ** (2 / 3) / scale ** (4 / 3) + d * L**2 * later / (c.epsilon * n * M) ** 2 + partial,
+        upper_bound=(L * beta * gap) ** (2 / 3) / scale ** (4 / 3)
+        + d * L**2 * later / (c.epsilon * n * M) ** 2
+        + partial,
         printed={
             "q": floor(min(X * N / M, M * n if N > M else X) / 2),
             "R": Y * N / M * min(X * N / M, sqrt(M * n) if N > M else X),
@@ -253,27 +372,38 @@ def _log(c: Constants) -> float:
 def _on_silos(demanded: float, answering: int) -> str:
     met = "met" if answering >= demanded else "not met"
     return (
-        f"the printed condition M >= {demanded:.4g} ({met}) serves an amplification by hidden silos that is not claimed here: a record's "
+        f"the printed condition M >= {demanded:.4g} ({met}) serves an amplification by "
+        "hidden silos that is not claimed here: a record's "
         "silo shows in the total by all of its records"
     )
 
 
-_ALGORITHMS = {"prox-sgd": prox_sgd, "prox-svrg": prox_svrg, "prox-pl-svrg": prox_pl_svrg, "spider": spider}
+_ALGORITHMS = {
+    "prox-sgd": prox_sgd,
+    "prox-svrg": prox_svrg,
+    "prox-pl-svrg": prox_pl_svrg,
+    "spider": spider,
+}
 
 
 def prescribe(algorithm: str, constants: Constants) -> ShufflePrescription:
-    """The SDP theorem of `algorithm` (prox-sgd, prox-svrg, prox-pl-svrg, spider) at these constants."""
+    """The SDP theorem of `algorithm` (prox-sgd, prox-svrg, prox-pl-svrg, spider) at these
+    constants.
+    """
     return theorem_of(algorithm, _ALGORITHMS)(constants)
 
 
 def lower_bound(constants: Constants, kind: str) -> LowerBound:
     """Lower bound for every SDP algorithm, that of central DP on n N records.
 
-    kind: "smooth-convex" (thm. "LDP lower bound", second claim, squared gradient norm); "strongly-convex-erm" and "strongly-convex-so",
-    as far as the paper's near-optimality remarks state them: its upper bounds without powers of kappa.
+    kind: "smooth-convex" (thm. "LDP lower bound", second claim, squared gradient norm);
+    "strongly-convex-erm" and "strongly-convex-so", as far as the paper's near-optimality remarks
+    state them: its upper bounds without powers of kappa.
     """
     c, total = constants, constants.silos * constants.records
-    value, formula = least_error(c, kind, c.privacy / c.silos**2, "d ln(1/delta) / (epsilon^2 n^2 N^2)", KINDS)
+    value, formula = least_error(
+        c, kind, c.privacy / c.silos**2, "d ln(1/delta) / (epsilon^2 n^2 N^2)", KINDS
+    )
     return LowerBound(
         theorem=f"SDP lower bound, {kind}",
         formula=formula,

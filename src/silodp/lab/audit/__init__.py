@@ -1,1 +1,3 @@
-"""Attacks on silodp itself: how much of each claim an adversary can really get, and whether every known mistake would be noticed."""
+"""Attacks on silodp itself: how much of each claim an adversary can really get, and whether every
+known mistake would be noticed.
+"""

@@ -1,10 +1,13 @@
-"""Every statistic, mechanism and sampling that a gate answers, each as a question to one deployed silo whose exact answer is known.
+"""Every statistic, mechanism and sampling that a gate answers, each as a question to one deployed
+silo whose exact answer is known.
 
-The list is made from the types of `core.query` and the gate's own checks: what a gate does not refuse is a row of the audit. A statistic, a
-mechanism or a sampling without an example stops the audit with a sentence, so none can be added and forgotten.
+The list is made from the types of `core.query` and the gate's own checks: what a gate does not
+refuse is a row of the audit. A statistic, a mechanism or a sampling without an example stops the
+audit with a sentence, so none can be added and forgotten.
 
-The silo: 24 records of 2048 features, a quarter of them held out, and a logistic model. Record k pulls at two coordinates of its own, in the
-middle; all others see noise alone, whatever batch was drawn. Three records of four are steep (longer than the clip, wherever w goes).
+The silo: 24 records of 2048 features, a quarter of them held out, and a logistic model. Record k
+pulls at two coordinates of its own, in the middle; all others see noise alone, whatever batch was
+drawn. Three records of four are steep (longer than the clip, wherever w goes).
 """
 
 from __future__ import annotations
@@ -47,25 +50,36 @@ from silodp.silo.service.policy import Shuffling
 N, FEATURES, HELD_OUT, FIRST = 24, 2048, 0.25, 1000
 STEP, STEPS = 1e-3, 3
 CROWD = 2**20
-"""Records whose noise a shuffled question counts on: the price is of all, the noise in a box of 24."""
+"""Records whose noise a shuffled question counts on: the price is of all, the noise in a box of 24.
+"""
 
 
 def _point(features: int, seed: int) -> Tensor:
-    return 0.01 * torch.randn(1, features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return 0.01 * torch.randn(
+        1, features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 EXAMPLES: dict[type, Callable[[int], Any]] = {
     statistics.Grad: lambda d: statistics.Grad(_point(d, 1)),
     statistics.GradDiff: lambda d: statistics.GradDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0),
-    statistics.ClippedDiff: lambda d: statistics.ClippedDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0, 8.0),
+    statistics.ClippedDiff: lambda d: statistics.ClippedDiff(
+        _point(d, 1) + 2.0, _point(d, 2) - 2.0, 8.0
+    ),
     statistics.LocalSteps: lambda d: statistics.LocalSteps(_point(d, 1), STEPS, STEP),
-    statistics.SteeredSteps: lambda d: statistics.SteeredSteps(_point(d, 1), STEPS, STEP, _point(d, 3)),
+    statistics.SteeredSteps: lambda d: statistics.SteeredSteps(
+        _point(d, 1), STEPS, STEP, _point(d, 3)
+    ),
     statistics.Histogram: lambda d: statistics.Histogram(torch.tensor([0.5]), d),
     # of zeros each u is -1: as long as a record can be
     statistics.Moments: lambda d: statistics.Moments(torch.zeros(d), torch.full((d,), 5.0)),
     statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
-    statistics.GroupScore: lambda d: statistics.GroupScore(_point(d, 1), FIRST if d > FIRST else 0, min(statistics.MAX_GROUPS, d), 0),
-    statistics.ScoreTotal: lambda d: statistics.ScoreTotal(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
+    statistics.GroupScore: lambda d: statistics.GroupScore(
+        _point(d, 1), FIRST if d > FIRST else 0, min(statistics.MAX_GROUPS, d), 0
+    ),
+    statistics.ScoreTotal: lambda d: statistics.ScoreTotal(
+        _point(d, 1), min(statistics.MAX_BINS, d), 8.0
+    ),
     statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
     statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),
     statistics.MissingRates: lambda d: statistics.MissingRates(d),
@@ -88,7 +102,9 @@ MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {
     Shuffled: lambda *words: Shuffled(**_coins(*words)),
     Masked: lambda *words: Masked(**_coins(*words), modulus=64),
 }
-"""A mechanism of each type at this clip: `loud` with noise to be measured, or else with so little that what it hides can be read."""
+"""A mechanism of each type at this clip: `loud` with noise to be measured, or else with so little
+that what it hides can be read.
+"""
 
 
 @dataclass(frozen=True)
@@ -102,14 +118,24 @@ class Row:
     def __str__(self) -> str:
         return f"{self.statistic.__name__}, {self.mechanism.__name__}, {self.sampling.__name__}"
 
-    def query(self, *, loud: bool = True, features: int = FEATURES, sampling: samplings.Sampling | None = None) -> Query:
+    def query(
+        self,
+        *,
+        loud: bool = True,
+        features: int = FEATURES,
+        sampling: samplings.Sampling | None = None,
+    ) -> Query:
         statistic = _example(EXAMPLES, self.statistic)(features)
         clip = getattr(statistic, "norm", 1.0)
-        made = _example(MECHANISMS, self.mechanism)(clip, sampling or _example(SAMPLINGS, self.sampling), loud)
+        made = _example(MECHANISMS, self.mechanism)(
+            clip, sampling or _example(SAMPLINGS, self.sampling), loud
+        )
         return Query(statistic, made)
 
     def of(self, query: Query) -> bool:
-        return self == Row(type(query.statistic), type(query.mechanism), type(query.mechanism.sampling))
+        return self == Row(
+            type(query.statistic), type(query.mechanism), type(query.mechanism.sampling)
+        )
 
     @property
     def steps(self) -> int:
@@ -119,7 +145,8 @@ class Row:
 def _example(of: dict[type, Any], kind: type) -> Any:
     if kind not in of:
         raise AssertionError(
-            f"{kind.__name__} has no example in the audit (lab/audit/answers.py); a gate must not answer what nobody audits"
+            f"{kind.__name__} has no example in the audit (lab/audit/answers.py); a gate "
+            "must not answer what nobody audits"
         )
     return of[kind]
 
@@ -130,10 +157,20 @@ NEVER = ("statistic", "sampling", "batch")
 
 @functools.cache
 def answerable() -> tuple[Row, ...]:
-    """Every combination of the question port's types that the gate and the deployed answerer let through."""
+    """Every combination of the question port's types that the gate and the deployed answerer let
+    through.
+    """
     problem, records = world()
-    exact = Exact(problem, records, partition=lambda name, batches: np.arange(N), held_out_share=HELD_OUT)
-    rows, ports = [], [kinds.values() for kinds in (statistics.STATISTICS, mechanisms.MECHANISMS, samplings.SAMPLINGS)]
+    exact = Exact(
+        problem, records, partition=lambda name, batches: np.arange(N), held_out_share=HELD_OUT
+    )
+    rows, ports = (
+        [],
+        [
+            kinds.values()
+            for kinds in (statistics.STATISTICS, mechanisms.MECHANISMS, samplings.SAMPLINGS)
+        ],
+    )
     for kinds in itertools.product(*ports):
         row = Row(*kinds)  # type: ignore[arg-type]
         query = row.query()
@@ -142,27 +179,36 @@ def answerable() -> tuple[Row, ...]:
             exact.check(query)
         except Refused as refused:
             if refused.code not in NEVER:
-                raise AssertionError(f"the gate refuses the audit's example of {row} ({refused.code}), so nobody audits it") from None
+                raise AssertionError(
+                    f"the gate refuses the audit's example of {row} ({refused.code}), so "
+                    "nobody audits it"
+                ) from None
             continue
         rows.append(row)
     for kind in itertools.chain(*ports):
         if not any(kind in (row.statistic, row.mechanism, row.sampling) for row in rows):
-            raise AssertionError(f"the gate refuses everything with {kind.__name__}, so nobody audits it")
+            raise AssertionError(
+                f"the gate refuses everything with {kind.__name__}, so nobody audits it"
+            )
     return tuple(rows)
 
 
-# --- the silo -------------------------------------------------------------------------------------------------------------------------
+# --- the silo ------------------------------------------------------------------------------------
 
 
 @functools.cache
 def world() -> tuple[Problem, Records]:
     x = torch.zeros(1, N, FEATURES, dtype=torch.float64)
     for k in range(N):
-        x[0, k, FIRST + 2 * k : FIRST + 2 * k + 2] = torch.tensor([3.0, 4.0], dtype=torch.float64) * (0.05 if k % 4 == 3 else 100.0)
+        x[0, k, FIRST + 2 * k : FIRST + 2 * k + 2] = torch.tensor(
+            [3.0, 4.0], dtype=torch.float64
+        ) * (0.05 if k % 4 == 3 else 100.0)
     missing = torch.rand(1, N, FEATURES, generator=torch.Generator().manual_seed(4)) < 0.2
     missing &= x == 0  # what is missing was filled in with zero, and pulls at nothing
     y = torch.arange(N)[None] % 3 % 2
-    return Problem(nn.Linear(FEATURES, 1, bias=False), logistic), Records(x, y, (N,), ("silo",), missing)
+    return Problem(nn.Linear(FEATURES, 1, bias=False), logistic), Records(
+        x, y, (N,), ("silo",), missing
+    )
 
 
 def own_part(query: Query) -> np.ndarray:
@@ -178,20 +224,30 @@ def divisor(query: Query) -> float:
 
 @functools.cache
 def exact_sum(statistic: type[Statistic]) -> Tensor:
-    """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the simulation's code and not the gate's."""
+    """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the
+    simulation's code and not the gate's.
+    """
     problem, records = world()
-    query = Row(statistic, Gaussian, samplings.FullBatch).query()  # nobody asks a gate: whatever it may be asked with
+    query = Row(
+        statistic, Gaussian, samplings.FullBatch
+    ).query()  # nobody asks a gate: whatever it may be asked with
     if "steps" in statistic.wire:
         query = replace(query, statistic=statistics.Grad(query.statistic.w))  # type: ignore[union-attr]
     training, held = split_records(records, HELD_OUT)
     part = held if statistic.on_held_out else training
     part = Records(part.x.double(), part.y, part.counts, part.names, part.missing)
     mechanism = replace(query.mechanism, noise_multiplier=0.0)
-    return Simulated(problem, part, [0]).answer(replace(query, mechanism=mechanism), [0])[0, 0].double() * part.counts[0]
+    return (
+        Simulated(problem, part, [0])
+        .answer(replace(query, mechanism=mechanism), [0])[0, 0]
+        .double()
+        * part.counts[0]
+    )
 
 
 def known(row: Row) -> Tensor:
-    """(d,) bool: the coordinates whose exact answer is known: all on full batches, else those at which nobody pulls.
+    """(d,) bool: the coordinates whose exact answer is known: all on full batches, else those at
+    which nobody pulls.
 
     Of local steps the same: where records pull, a step's noise moves the next step's gradient.
     """
@@ -215,7 +271,9 @@ SEAL = sealing("the audit's shuffler of answers")
 
 
 class Answering(Silo):
-    """A deployed silo that answers every row: policy, durable ledger and door, with a budget that does not end."""
+    """A deployed silo that answers every row: policy, durable ledger and door, with a budget that
+    does not end.
+    """
 
     statistics = tuple(statistics.STATISTICS)
     samplings = tuple(samplings.SAMPLINGS)
@@ -224,20 +282,27 @@ class Answering(Silo):
 
     def __init__(self, folder: Path, pipeline: Pipeline, mechanism: type) -> None:
         self.rule = Totals.for_budget(self.budget) if mechanism.total else Renyi(2.0)
-        self.shuffling = Shuffling(public(SEAL), "pseudonym.key", CROWD, 0), signing("the audit's pseudonym")
+        self.shuffling = (
+            Shuffling(public(SEAL), "pseudonym.key", CROWD, 0),
+            signing("the audit's pseudonym"),
+        )
         self._asked, self._other = 0, Companion("other-silo", definition_hash(world()[0]))
         self.masking = Masking((self._other.member,), colluding=0, least=2)
         self.set_up(folder, pipeline, *world())
 
     def put(self, query: Query) -> Tensor:
-        """(d,) float64: the answer to a new question, out of its box or from under its masks where it is for a total. AssertionError if there is a refusal."""
+        """(d,) float64: the answer to a new question, out of its box or from under its masks where
+        it is for a total. AssertionError if there is a refusal.
+        """
         self._asked += 1
         name = f"q{self._asked}"
         envelope = self.envelope(name, query, name)
         if query.mechanism.masked:
             assert self.masks is not None
             own = self.masks.offer(public(self._key), envelope.run)
-            envelope = with_cohort(envelope, own, int(query.mechanism.sampling.batch(N)), [(self._other, CROWD)])
+            envelope = with_cohort(
+                envelope, own, int(query.mechanism.sampling.batch(N)), [(self._other, CROWD)]
+            )
         reply = decode_reply(self.handle(encode_query(envelope, self._key)), limit=2**24)
         if not query.mechanism.total:
             assert isinstance(reply, Answer), f"the gate refused ({reply})"
@@ -249,7 +314,9 @@ class Answering(Silo):
         return torch.from_numpy(contribution.counts.astype(np.float64))
 
     def direct(self, query: Query) -> Tensor:
-        """The same by the same gate and answerer, without frame and ledger: a hundred answers take as long as one at the door."""
+        """The same by the same gate and answerer, without frame and ledger: a hundred answers take
+        as long as one at the door.
+        """
         with self.pipeline.planted():
             gate = self.pipeline.gate(self.door._exact, Free(), dim=FEATURES, counts=[N])
             return gate.answer(query, [0]).value[0, 0].double()
@@ -261,7 +328,9 @@ class Answering(Silo):
 
 
 def std_of(query: Query) -> float:
-    """Standard deviation of a coordinate of an answer, as it is priced: sensitivity 2 clip / divisor; local steps add theirs up."""
+    """Standard deviation of a coordinate of an answer, as it is priced: sensitivity 2 clip /
+    divisor; local steps add theirs up.
+    """
     m = query.mechanism
     std = query.event().multiplier * 2 * float(m.clip) / divisor(query)
     return std * query.statistic.gain

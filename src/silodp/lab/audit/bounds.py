@@ -1,6 +1,8 @@
-"""From an attacker's scores to lower bounds on epsilon: a Gaussian fit, Clopper-Pearson threshold tests, and the one-run theorem.
+"""From an attacker's scores to lower bounds on epsilon: a Gaussian fit, Clopper-Pearson threshold
+tests, and the one-run theorem.
 
-Pure arithmetic on scores. A score is large when the attacker believes in the second of two neighbouring data sets.
+Pure arithmetic on scores. A score is large when the attacker believes in the second of two
+neighbouring data sets.
 """
 
 from __future__ import annotations
@@ -18,28 +20,36 @@ MOST = 50.0
 
 
 def gdp_fit(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """(mu, standard error): the separation of the scores, d' = difference of means / pooled standard deviation.
+    """(mu, standard error): the separation of the scores, d' = difference of means / pooled
+    standard deviation.
 
-    The log-likelihood ratio of a mu-GDP Gaussian transcript is N(-mu^2/2, mu^2) under one data set and N(+mu^2/2, mu^2) under the other,
-    so its d' is mu. The standard error is that of normal scores: d'^2 / (2 (n0 + n1)) + 1/n0 + 1/n1, square root.
+    The log-likelihood ratio of a mu-GDP Gaussian transcript is N(-mu^2/2, mu^2) under one data set
+    and N(+mu^2/2, mu^2) under the other, so its d' is mu. The standard error is that of normal
+    scores: d'^2 / (2 (n0 + n1)) + 1/n0 + 1/n1, square root.
     """
     spread = math.sqrt((first.var(ddof=1) + second.var(ddof=1)) / 2)
     gap = float(second.mean() - first.mean())
     mu = min(gap / spread, MOST) if spread > 0 else (MOST if gap > 0 else 0.0)
-    return mu, math.sqrt(mu * mu / (2 * (len(first) + len(second))) + 1 / len(first) + 1 / len(second))
+    return mu, math.sqrt(
+        mu * mu / (2 * (len(first) + len(second))) + 1 / len(first) + 1 / len(second)
+    )
 
 
 def upper(errors: int, trials: int, level: float) -> float:
-    """Clopper-Pearson: an upper confidence bound on a probability, exceeded by the truth with probability at most `level`."""
+    """Clopper-Pearson: an upper confidence bound on a probability, exceeded by the truth with
+    probability at most `level`.
+    """
     return 1.0 if errors >= trials else float(stats.beta.isf(level, errors + 1, trials - errors))
 
 
 def gdp_lower(first: np.ndarray, second: np.ndarray, level: float) -> float:
-    """A mu that the mechanism's true mu is below with probability at most `level`, from the threshold test score > 0.
+    """A mu that the mechanism's true mu is below with probability at most `level`, from the
+    threshold test score > 0.
 
-    Formal guarantees: a mu-GDP mechanism has false-alarm rate a and miss rate b with Phi^-1(1 - a) - Phi^-1(b) <= mu for every test.
-    Both rates are bounded from above by Clopper-Pearson at level / 2. The threshold must not depend on the scores; 0 is the natural one
-    for log-likelihood ratios. No assumption is made on how scores are distributed.
+    Formal guarantees: a mu-GDP mechanism has false-alarm rate a and miss rate b with Phi^-1(1 - a)
+    - Phi^-1(b) <= mu for every test. Both rates are bounded from above by Clopper-Pearson at level
+    / 2. The threshold must not depend on the scores; 0 is the natural one for log-likelihood
+    ratios. No assumption is made on how scores are distributed.
     """
     a = upper(int((first > 0).sum()), len(first), level / 2)
     b = upper(int((second <= 0).sum()), len(second), level / 2)
@@ -47,15 +57,18 @@ def gdp_lower(first: np.ndarray, second: np.ndarray, level: float) -> float:
 
 
 def epsilon_lower(first: np.ndarray, second: np.ndarray, delta: float, level: float) -> float:
-    """An epsilon that the true one (at this delta) is below with probability at most `level`, whatever the mechanism.
+    """An epsilon that the true one (at this delta) is below with probability at most `level`,
+    whatever the mechanism.
 
-    (epsilon, delta)-DP implies 1 - b <= e^epsilon a + delta for every test. The threshold and direction are chosen on the even runs and
-    tested on the odd ones, so the choice costs nothing.
+    (epsilon, delta)-DP implies 1 - b <= e^epsilon a + delta for every test. The threshold and
+    direction are chosen on the even runs and tested on the odd ones, so the choice costs nothing.
     """
     best, choice = -math.inf, None
     for sign in (1.0, -1.0):
         x, y = (first, second) if sign > 0 else (-second, -first)
-        for threshold in np.quantile(np.concatenate([x[::2], y[::2]]), np.linspace(0.01, 0.995, 100)):
+        for threshold in np.quantile(
+            np.concatenate([x[::2], y[::2]]), np.linspace(0.01, 0.995, 100)
+        ):
             a = (int((x[::2] > threshold).sum()) + 1) / (len(x[::2]) + 2)
             b = (int((y[::2] <= threshold).sum()) + 1) / (len(y[::2]) + 2)
             value = math.log(max(1 - b - delta, 1e-300) / a) - math.sqrt(1 / (a * len(x[::2])))
@@ -68,22 +81,30 @@ def epsilon_lower(first: np.ndarray, second: np.ndarray, delta: float, level: fl
     return max(0.0, math.log(max(1 - b - delta, 1e-300) / a))
 
 
-def refuted(first: np.ndarray, second: np.ndarray, claims: Sequence[tuple[float, float]], level: float) -> bool:
-    """Whether the scores refute one of these claims (epsilon, delta), which hold together; a true list is refuted with probability <= `level`.
+def refuted(
+    first: np.ndarray, second: np.ndarray, claims: Sequence[tuple[float, float]], level: float
+) -> bool:
+    """Whether the scores refute one of these claims (epsilon, delta), which hold together; a true
+    list is refuted with probability <= `level`.
 
-    As `epsilon_lower`: which claim, threshold and direction is chosen on some runs, here a third, and tested once on the others by Clopper-Pearson.
-    A mechanism's accountant gives an epsilon for every delta; few runs see much more at a delta of a tenth than at one of 1e-5.
+    As `epsilon_lower`: which claim, threshold and direction is chosen on some runs, here a third,
+    and tested once on the others by Clopper-Pearson. A mechanism's accountant gives an epsilon for
+    every delta; few runs see much more at a delta of a tenth than at one of 1e-5.
     """
     best, choice = -math.inf, None
     for sign in (1.0, -1.0):
         x, y = (first, second) if sign > 0 else (-second, -first)
         third = len(x[::3]), len(y[::3])
-        for threshold in np.quantile(np.concatenate([x[::3], y[::3]]), np.linspace(0.01, 0.995, 100)):
+        for threshold in np.quantile(
+            np.concatenate([x[::3], y[::3]]), np.linspace(0.01, 0.995, 100)
+        ):
             a = (int((x[::3] > threshold).sum()) + 1) / (third[0] + 2)
             hit = (int((y[::3] > threshold).sum()) + 1) / (third[1] + 2)
             for epsilon, delta in claims:
                 factor = math.exp(min(epsilon, 500.0))
-                error = math.sqrt(hit * (1 - hit) / third[1]) + factor * math.sqrt(a * (1 - a) / third[0])
+                error = math.sqrt(hit * (1 - hit) / third[1]) + factor * math.sqrt(
+                    a * (1 - a) / third[0]
+                )
                 value = (hit - delta - factor * a) / error
                 if value > best:
                     best, choice = value, (x, y, float(threshold), factor, delta)
@@ -108,21 +129,28 @@ def trade_off(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.nda
     return alarms, misses
 
 
-# --- one run ----------------------------------------------------------------------------------------------------------------------
+# --- one run -------------------------------------------------------------------------------------
 
 
-def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Probability, at most, that an (epsilon, delta)-DP mechanism lets somebody guess this well in one run.
+def one_run_p_value(
+    canaries: int, guesses: int, correct: int, epsilon: float, delta: float
+) -> float:
+    """Probability, at most, that an (epsilon, delta)-DP mechanism lets somebody guess this well in
+    one run.
 
-    Steinke, Nasr & Jagielski 2023, thm. 5.2: m canaries each take one of two forms by a fair coin, an attacker guesses r of the coins
-    from one run's output, and V guesses are right. With q = e^epsilon / (1 + e^epsilon) and B ~ Binomial(r, q), for every v
+    Steinke, Nasr & Jagielski 2023, thm. 5.2: m canaries each take one of two forms by a fair coin,
+    an attacker guesses r of the coins from one run's output, and V guesses are right. With q =
+    e^epsilon / (1 + e^epsilon) and B ~ Binomial(r, q), for every v
 
         P[V >= v]  <=  P[B >= v]  +  2 m delta  max over 1 <= i <= v of  P[v - i <= B < v] / i.
 
-    Coins choose between two records in one place, so the mechanism's neighbours are ours: replace one record.
+    Coins choose between two records in one place, so the mechanism's neighbours are ours: replace
+    one record.
     """
     if not 0 <= correct <= guesses <= canaries:
-        raise ValueError(f"{correct} right of {guesses} guesses about {canaries} canaries is impossible")
+        raise ValueError(
+            f"{correct} right of {guesses} guesses about {canaries} canaries is impossible"
+        )
     q = 1 / (1 + math.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, q))
     below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, q))
@@ -131,7 +159,9 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, level: float) -> float:
-    """The largest epsilon that so many right guesses refute: the true one is below it with probability at most `level`."""
+    """The largest epsilon that so many right guesses refute: the true one is below it with
+    probability at most `level`.
+    """
     if guesses == 0 or one_run_p_value(canaries, guesses, correct, 0.0, delta) > level:
         return 0.0
     high = 1.0
@@ -139,5 +169,10 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, lev
         high *= 2
     if high >= 64:
         return 64.0
-    root = optimize.brentq(lambda e: one_run_p_value(canaries, guesses, correct, e, delta) - level, 0.0, high, xtol=1e-6)
+    root = optimize.brentq(
+        lambda e: one_run_p_value(canaries, guesses, correct, e, delta) - level,
+        0.0,
+        high,
+        xtol=1e-6,
+    )
     return float(root)  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
-"""What a plan claims at other deltas than its budget's: the accountant's own epsilon for each, of the same releases.
+"""What a plan claims at other deltas than its budget's: the accountant's own epsilon for each, of
+the same releases.
 
-An attack with thousands of runs cannot see an epsilon of 6 at a delta of 1e-5, whose events are too rare to count. At a delta of a tenth it
-sees the same noise well. All claims follow from the one price, so an attack that refutes any of them refutes the price.
+An attack with thousands of runs cannot see an epsilon of 6 at a delta of 1e-5, whose events are too
+rare to count. At a delta of a tenth it sees the same noise well. All claims follow from the one
+price, so an attack that refutes any of them refutes the price.
 """
 
 from __future__ import annotations
@@ -22,17 +24,27 @@ Claims = list[tuple[float, float]]
 
 
 def of_plan(plan: Plan, budget: Budget) -> Claims:
-    """(epsilon, delta) of Gaussian releases on any batches, by the plan's own rule; the largest over the silos."""
+    """(epsilon, delta) of Gaussian releases on any batches, by the plan's own rule; the largest
+    over the silos.
+    """
     found = [(budget.epsilon, budget.delta)]
     for delta in DELTAS:
-        at = replace(plan, budgets=budget_array([Budget(budget.epsilon, delta)] * plan.budgets.shape[-1])[None])
+        at = replace(
+            plan,
+            budgets=budget_array([Budget(budget.epsilon, delta)] * plan.budgets.shape[-1])[None],
+        )
         found.append((max(0.0, float(at.spent().max())), delta))
     return found
 
 
 def of_totals(releases: Sequence[tuple[BinomialSum, int]], budget: Budget) -> Claims:
-    """(epsilon, delta) of binomial noise, by its own accountant: it is not Gaussian, so no mu stands for it."""
-    return [(budget.epsilon, budget.delta), *((epsilon(releases, delta), delta) for delta in DELTAS)]
+    """(epsilon, delta) of binomial noise, by its own accountant: it is not Gaussian, so no mu
+    stands for it.
+    """
+    return [
+        (budget.epsilon, budget.delta),
+        *((epsilon(releases, delta), delta) for delta in DELTAS),
+    ]
 
 
 def totals_of(plan: Plan, dimension: int) -> list[tuple[BinomialSum, int]]:
@@ -41,5 +53,7 @@ def totals_of(plan: Plan, dimension: int) -> list[tuple[BinomialSum, int]]:
     for kind, m in plan.mechanisms.items():
         m = as_total(m)
         count = 1 if m.sampling.bucket else plan.count(kind, 0)
-        found.append((BinomialSum(m.contributions * int(m.noise_bits), m.p, int(m.levels), dimension), count))
+        found.append(
+            (BinomialSum(m.contributions * int(m.noise_bits), m.p, int(m.levels), dimension), count)
+        )
     return found

@@ -1,4 +1,6 @@
-"""The known mistakes, each planted in a copy of the pipeline, and whether the probes catch it: of a silo, of a shuffle, of masks, and of every answer."""
+"""The known mistakes, each planted in a copy of the pipeline, and whether the probes catch it: of a
+silo, of a shuffle, of masks, and of every answer.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ GROUPS: tuple[tuple[dict[str, Pipeline], list[Probes]], ...] = (
     (OF_ANSWERS, [ANSWERS, BATCHES]),
 )
 IN_MEMORY = Path("/dev/shm")
-"""Where silos are set up for a probe, if it is there: no probe is about a disk, and deployed ledgers wait for theirs."""
+"""Where silos are set up for a probe, if it is there: no probe is about a disk, and deployed
+ledgers wait for theirs.
+"""
 
 
 def probes_of(name: str | None) -> dict[str, Probe]:
-    """Those of the half, simulation or deployment, that the mutant changes: the other half is the shipped one. All for the shipped pipeline."""
+    """Those of the half, simulation or deployment, that the mutant changes: the other half is the
+    shipped one. All for the shipped pipeline.
+    """
     probes: dict[str, Probe] = {}
     for group, halves in GROUPS:
         for half in halves:
@@ -44,13 +50,23 @@ def _changed(pipeline: Pipeline) -> set[str]:
     return {part for part in vars(pipeline) if getattr(pipeline, part) is not getattr(SOUND, part)}
 
 
-def examine(name: str | None, seed: int, *, ignored: Collection[str] = (), probes: Collection[str] | None = None) -> dict[str, str]:
-    """Every probe (of these) that catches the shipped pipeline, or the first one that catches the mutant of this name, with what it says."""
+def examine(
+    name: str | None,
+    seed: int,
+    *,
+    ignored: Collection[str] = (),
+    probes: Collection[str] | None = None,
+) -> dict[str, str]:
+    """Every probe (of these) that catches the shipped pipeline, or the first one that catches the
+    mutant of this name, with what it says.
+    """
     found: dict[str, str] = {}
     for probe, try_it in probes_of(name).items():
         if probe in ignored or (probes is not None and probe not in probes):
             continue
-        with tempfile.TemporaryDirectory(dir=IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None) as folder:
+        with tempfile.TemporaryDirectory(
+            dir=IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
+        ) as folder:
             try:
                 try_it(SOUND if name is None else MUTANTS[name], seed, Path(folder))
             except Caught as caught:
@@ -69,14 +85,32 @@ def _mutant(name: str, seed: int, ignored: tuple[str, ...]) -> tuple[str, dict[s
 
 
 def examine_all(seed: int = 0, *, tick: Tick = unseen) -> tuple[list[dict], dict[str, str]]:
-    """Rows {"mutant", "caught", "caught_by", "says"}, and the probes that alarm on the pipeline as shipped: there must be none. On all cores.
+    """Rows {"mutant", "caught", "caught_by", "says"}, and the probes that alarm on the pipeline as
+    shipped: there must be none. On all cores.
 
     A probe that alarms on the shipped pipeline proves nothing about a mutant, and does not count.
     """
     shipped: dict[str, str] = {}
     probes, total = probes_of(None), len(probes_of(None)) + len(MUTANTS)
-    for alarms in spread(_shipped, [(probe, seed) for probe in probes], tick=lambda done, _: tick(done, total)):
+    for alarms in spread(
+        _shipped, [(probe, seed) for probe in probes], tick=lambda done, _: tick(done, total)
+    ):
         shipped |= alarms
-    found = dict(spread(_mutant, [(name, seed, tuple(shipped)) for name in MUTANTS], tick=tick, before=len(probes)))
+    found = dict(
+        spread(
+            _mutant,
+            [(name, seed, tuple(shipped)) for name in MUTANTS],
+            tick=tick,
+            before=len(probes),
+        )
+    )
     rows = [(name, found[name]) for name in MUTANTS]
-    return [{"mutant": n, "caught": bool(f), "caught_by": ", ".join(f), "says": next(iter(f.values()), "")} for n, f in rows], shipped
+    return [
+        {
+            "mutant": n,
+            "caught": bool(f),
+            "caught_by": ", ".join(f),
+            "says": next(iter(f.values()), ""),
+        }
+        for n, f in rows
+    ], shipped

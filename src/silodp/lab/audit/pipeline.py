@@ -1,6 +1,8 @@
-"""The pipeline under attack as a description: which part does what. A mutant is the same description with one part exchanged.
+"""The pipeline under attack as a description: which part does what. A mutant is the same
+description with one part exchanged.
 
-And what every probe needs: keys, a deployed silo, a gate without door or ledger, stand-ins for a ledger and an answerer.
+And what every probe needs: keys, a deployed silo, a gate without door or ledger, stand-ins for a
+ledger and an answerer.
 """
 
 from __future__ import annotations
@@ -66,21 +68,31 @@ class Pipeline:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """The door and the analyzer's federation find these parts where they look for the shipped ones."""
+        """The door and the analyzer's federation find these parts where they look for the shipped
+        ones.
+        """
         door = mock.patch.multiple(door_module, Exact=self.exact, Gate=self.gate)
         with door, mock.patch.object(totals_module, "analysed", self.analysed):
             yield
 
-    def simulated(self, problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]) -> tuple[Any, Any]:
+    def simulated(
+        self, problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]
+    ) -> tuple[Any, Any]:
         """(gate, answerer) of a simulation that charges by this plan."""
         answerer = self.answerer(problem, records, seeds)
         ledger = self.ledger(plan.rule, plan.budgets.tolist(), records.counts)
-        return self.gate(answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds)), answerer
+        return self.gate(
+            answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds)
+        ), answerer
 
     def open_gate(self, problem: Problem, records: Records, **more: Any) -> Any:
-        """The gate and arithmetic of a deployed silo, without a door before it or a ledger behind."""
+        """The gate and arithmetic of a deployed silo, without a door before it or a ledger
+        behind.
+        """
         n = records.counts[0]
-        exact = self.exact(problem, records, **{"partition": lambda name, batches: np.arange(n)} | more)
+        exact = self.exact(
+            problem, records, **{"partition": lambda name, batches: np.arange(n)} | more
+        )
         return self.gate(exact, Free(), dim=problem.dim, counts=[n])
 
 
@@ -94,7 +106,9 @@ class Caught(Exception):
 
 
 Probe = Callable[[Pipeline, int, Path], None]
-"""Takes a pipeline, a seed and an empty folder, and raises Caught with one sentence if something is wrong."""
+"""Takes a pipeline, a seed and an empty folder, and raises Caught with one sentence if something is
+wrong.
+"""
 
 
 class Probes(dict[str, Probe]):
@@ -107,7 +121,7 @@ class Probes(dict[str, Probe]):
         return lambda probe: self.setdefault(name, probe)
 
 
-# --- stand-ins --------------------------------------------------------------------------------------------------------------------
+# --- stand-ins -----------------------------------------------------------------------------------
 
 
 class Free:
@@ -141,11 +155,13 @@ def public(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
     return key.public_key().public_bytes_raw().hex()
 
 
-# --- a deployed silo --------------------------------------------------------------------------------------------------------------
+# --- a deployed silo -----------------------------------------------------------------------------
 
 
 class Silo:
-    """A deployed silo in a folder of its own: policy, durable ledger and door. What it is asked is signed by the one key that may ask."""
+    """A deployed silo in a folder of its own: policy, durable ledger and door. What it is asked is
+    signed by the one key that may ask.
+    """
 
     rule: Rule = GDP()
     budget = BUDGET
@@ -156,11 +172,18 @@ class Silo:
     masking: Masking | None = None
 
     def __init__(self, folder: Path, pipeline: Pipeline, *, target: float = 0.25) -> None:
-        """Twelve records, of which the first has this target: two silos with different targets are neighbours."""
+        """Twelve records, of which the first has this target: two silos with different targets are
+        neighbours.
+        """
         x = torch.linspace(-1, 1, 12 * DIM).reshape(1, 12, DIM)
         y = torch.linspace(0.1, 1.2, 12)[None].clone()
         y[0, 0] = target
-        self.set_up(folder, pipeline, Problem(nn.Linear(DIM, 1, bias=False), squared_error), Records(x, y, (12,), ("silo",)))
+        self.set_up(
+            folder,
+            pipeline,
+            Problem(nn.Linear(DIM, 1, bias=False), squared_error),
+            Records(x, y, (12,), ("silo",)),
+        )
 
     def set_up(self, folder: Path, pipeline: Pipeline, problem: Problem, records: Records) -> None:
         """Makes policy and ledger for these records, and opens the door."""
@@ -168,13 +191,29 @@ class Silo:
         self.pipeline, self._folder, self.problem, self.records = pipeline, folder, problem, records
         self._key = signing("the audit's own server")
         self.policy = Policy(
-            silo="silo", epsilon=self.budget.epsilon, delta=self.budget.delta, definition=definition_hash(problem), statistics=self.statistics,
-            samplings=self.samplings, clip=(1e-6, 1e6), minimum_noise_multiplier=1e-9, minimum_batch=1, maximum_local_steps=10,
-            queries_per_run=1000, queries_per_hour=1000, expires=date(9999, 1, 1), askers=(public(self._key),),
-        )  # fmt: skip
+            silo="silo",
+            epsilon=self.budget.epsilon,
+            delta=self.budget.delta,
+            definition=definition_hash(problem),
+            statistics=self.statistics,
+            samplings=self.samplings,
+            clip=(1e-6, 1e6),
+            minimum_noise_multiplier=1e-9,
+            minimum_batch=1,
+            maximum_local_steps=10,
+            queries_per_run=1000,
+            queries_per_hour=1000,
+            expires=date(9999, 1, 1),
+            askers=(public(self._key),),
+        )
         identity = Identity.of(*records.known_by)
         DurableLedger.create(
-            self.path, rule=self.rule, budget=self.budget, records=records.counts[0], identity=identity, registry=self.registry
+            self.path,
+            rule=self.rule,
+            budget=self.budget,
+            records=records.counts[0],
+            identity=identity,
+            registry=self.registry,
         )
         self.restart()
 
@@ -191,9 +230,20 @@ class Silo:
         with self.pipeline.planted():
             self.ledger = self.pipeline.reopen(self.path)
             own = signing("the audit's own silo")
-            self.masks = self.pipeline.masker(self.masking, own, self.policy.definition) if self.masking else None
-            more: dict[str, Any] = {"registry": self.registry, "shuffling": self.shuffling, "masks": self.masks, "held_out": self.held_out}
-            self.door = self.pipeline.door(self.policy, self.problem, self.records, self.ledger, **more)
+            self.masks = (
+                self.pipeline.masker(self.masking, own, self.policy.definition)
+                if self.masking
+                else None
+            )
+            more: dict[str, Any] = {
+                "registry": self.registry,
+                "shuffling": self.shuffling,
+                "masks": self.masks,
+                "held_out": self.held_out,
+            }
+            self.door = self.pipeline.door(
+                self.policy, self.problem, self.records, self.ledger, **more
+            )
 
     def envelope(self, query_id: str, query: Query, round: str = "0") -> Envelope:
         return Envelope(self.policy.silo, "audit", query_id, self.policy.definition, query, round)

@@ -1,4 +1,6 @@
-"""Probes of masked totals: tables that no gate may accept, masks that must be new for every question, and noise that must be new for every cohort."""
+"""Probes of masked totals: tables that no gate may accept, masks that must be new for every
+question, and noise that must be new for every cohort.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,30 @@ class Hidden(Silo):
         assert self.masks is not None
         return self.masks.offer(public(self._key), "audit")
 
-    def asked(self, name: str, others: list[Companion] | None = None, *, round: str = "0", attempt: int = 0, **changes: Any) -> Envelope:
+    def asked(
+        self,
+        name: str,
+        others: list[Companion] | None = None,
+        *,
+        round: str = "0",
+        attempt: int = 0,
+        **changes: Any,
+    ) -> Envelope:
         some = self.others if others is None else others
-        coins: dict[str, Any] = {"levels": 20, "noise_bits": BITS, "contributions": OWN * len(some), "modulus": 32} | changes
+        coins: dict[str, Any] = {
+            "levels": 20,
+            "noise_bits": BITS,
+            "contributions": OWN * len(some),
+            "modulus": 32,
+        } | changes
         query = Query(Grad(torch.full((1, DIM), 0.5)), Masked("audit", 1.0, **coins))
-        return with_cohort(self.envelope(name, query, round), self.own(), OWN, [(other, OTHERS) for other in some], attempt)
+        return with_cohort(
+            self.envelope(name, query, round),
+            self.own(),
+            OWN,
+            [(other, OTHERS) for other in some],
+            attempt,
+        )
 
     def reply(self, envelope: Envelope) -> bytes | None:
         """The words of an answer; None for a refusal."""
@@ -70,8 +91,12 @@ def tables(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
     hostile = {
         "a silo that nobody has pinned": silo.asked("q", [*silo.others[:2], stranger]),
-        "a key that the server has put beside another's identity": changed(first, key=stranger.row.key),
-        "the noise of a silo that is absent": silo.asked("q", silo.others[:2], contributions=OWN * 3),
+        "a key that the server has put beside another's identity": changed(
+            first, key=stranger.row.key
+        ),
+        "the noise of a silo that is absent": silo.asked(
+            "q", silo.others[:2], contributions=OWN * 3
+        ),
         "the noise of silos that may collude": silo.asked("q", contributions=OWN * 4),
         "more noise of this silo than it draws": changed(own, trials=(OWN + 1) * BITS),
         "too few silos": silo.asked("q", silo.others[:1]),
@@ -86,7 +111,9 @@ def tables(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @MASKED.probe("masks")
 def masks(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Every answer is masked, and no two by the same masks; a retry is the same bytes; no key outlives its answer, and no epoch."""
+    """Every answer is masked, and no two by the same masks; a retry is the same bytes; no key
+    outlives its answer, and no epoch.
+    """
     silo = Hidden(folder, pipeline)
     found = []
     for i in range(2):
@@ -103,11 +130,16 @@ def masks(pipeline: Pipeline, seed: int, folder: Path) -> None:
         if int(unmasked(answer, envelope, silo.others).max()) > OWN * (20 + BITS) and i == 0:
             raise Caught("masks do not cancel in the sum over a cohort")
     if (found[0] == found[1]).any():
-        raise Caught("two questions are answered under the same masks: their difference is that of the counts")
+        raise Caught(
+            "two questions are answered under the same masks: their difference is that of "
+            "the counts"
+        )
     before = silo.asked("late", round="9")
     silo.restart()
     if silo.reply(before) is not None:
-        raise Caught("after a restart a question is answered that names a key of the process before")
+        raise Caught(
+            "after a restart a question is answered that names a key of the process before"
+        )
     last = silo.asked("last", round="8")
     if silo.reply(last) is None or silo.own().key in {row.key for row in read_table(last.cohort)}:
         raise Caught("a key is kept after the answer that it was made for")
@@ -115,7 +147,9 @@ def masks(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @MASKED.probe("two cohorts")
 def two_cohorts(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Each attempt at a round has noise of its own, and there are no more of them than the policy says."""
+    """Each attempt at a round has noise of its own, and there are no more of them than the policy
+    says.
+    """
     silo = Hidden(folder, pipeline)
     found = []
     for attempt, others in enumerate((silo.others, silo.others[:2])):
@@ -125,13 +159,23 @@ def two_cohorts(pipeline: Pipeline, seed: int, folder: Path) -> None:
             raise Caught("a gate refuses to be asked again with a smaller cohort")
         found.append(unmasked(answer, envelope, others))
     if np.array_equal(*found):
-        raise Caught("two cohorts of a round get the same counts: their totals differ by the silo that left, without noise")
+        raise Caught(
+            "two cohorts of a round get the same counts: their totals differ by the silo "
+            "that left, without noise"
+        )
     if silo.reply(silo.asked("q2", silo.others[1:], attempt=2, contributions=OWN * 2)) is not None:
         raise Caught("a round is asked more often than the policy says")
 
 
 @MASKED.probe("what colluding silos learn")
 def colluding(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A masked total less the counts of those who collude, against the claim epsilon = 6 of its price: a separation twice as large is seen."""
+    """A masked total less the counts of those who collude, against the claim epsilon = 6 of its
+    price: a separation twice as large is seen.
+    """
     case = Case("mb-sgd", 6.0, {"rounds": 1})
-    check_claims(case, attack_masked(case, 800, pipeline=pipeline), masked_claims(case, pipeline), "server and colluding silos")
+    check_claims(
+        case,
+        attack_masked(case, 800, pipeline=pipeline),
+        masked_claims(case, pipeline),
+        "server and colluding silos",
+    )

@@ -1,4 +1,5 @@
-"""What an examiner tries on a shuffle: attacks on totals, an estimate whose truth is known, and plain checks of doors, pool and store.
+"""What an examiner tries on a shuffle: attacks on totals, an estimate whose truth is known, and
+plain checks of doors, pool and store.
 
 A false-alarm rate of 1e-6 for each statistical probe, and none for the others, save where two
 rounds of 30-bit noise agree by chance.
@@ -23,9 +24,28 @@ from silodp.core.protocol.relay import Passed, Request, decode_outcome, encode_r
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.lab.audit.canary import canary_problem, neighbours
-from silodp.lab.audit.pipeline import BUDGET, DIM, SOUND, Blank, Caught, Pipeline, Probes, Silo, public, sealing, signing
+from silodp.lab.audit.pipeline import (
+    BUDGET,
+    DIM,
+    SOUND,
+    Blank,
+    Caught,
+    Pipeline,
+    Probes,
+    Silo,
+    public,
+    sealing,
+    signing,
+)
 from silodp.lab.audit.probes_silo import FALSE_ALARM, check_claims, check_retries
-from silodp.lab.audit.shuffled import SILOS, Deployed, Server, attack_shuffled, attack_totals, claims_of
+from silodp.lab.audit.shuffled import (
+    SILOS,
+    Deployed,
+    Server,
+    attack_shuffled,
+    attack_totals,
+    claims_of,
+)
 from silodp.lab.audit.transcript import Case
 from silodp.server.federation import StopRun
 from silodp.shuffler.door import ShufflerDoor
@@ -35,19 +55,23 @@ from silodp.wire.inprocess import Total
 SHUFFLED_SIMULATION = Probes("ledger", "channel", "calibrate_shuffled")
 SHUFFLED_DEPLOYMENT = Probes("exact", "door", "analysed", "pool", "store")
 
-# --- attacks ----------------------------------------------------------------------------------------------------------------------
+# --- attacks -------------------------------------------------------------------------------------
 
 
 @SHUFFLED_SIMULATION.probe("server's view of a shuffle")
 def server_view(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Totals of anchors and differences together, against the claim epsilon = 6: a separation 1.5 times as large as the plan's is seen."""
+    """Totals of anchors and differences together, against the claim epsilon = 6: a separation 1.5
+    times as large as the plan's is seen.
+    """
     case = Case("spider", 6.0, {"rounds": 8, "phase": 2, "slope": 1.0})
     _alarm(case, attack_shuffled(case, 10_000, seed=seed, pipeline=pipeline))
 
 
 @SHUFFLED_DEPLOYMENT.probe("totals of deployed silos")
 def deployed_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A total of the deployed silos' counts, against the claim epsilon = 6: a separation twice as large is seen."""
+    """A total of the deployed silos' counts, against the claim epsilon = 6: a separation twice as
+    large is seen.
+    """
     case = Case("mb-sgd", 6.0, {"rounds": 1})
     _alarm(case, attack_totals(case, 1500, pipeline=pipeline))
 
@@ -59,7 +83,8 @@ def _alarm(case: Case, scores: tuple[np.ndarray, np.ndarray]) -> None:
 
 @SHUFFLED_DEPLOYMENT.probe("estimate from totals")
 def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Deployed counts, added and analysed: the mean of the clipped records, without bias and with the noise that was asked for.
+    """Deployed counts, added and analysed: the mean of the clipped records, without bias and with
+    the noise that was asked for.
 
     Few coins, beside which half a level is seen: the silos' sums lie anywhere between two levels.
     """
@@ -68,20 +93,31 @@ def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:
     mechanism = Shuffled("probe", 1.0, levels, 1, m)
     stage = Deployed(world, mechanism, pipeline, (0.0,))
     truth = SOUND.analysed(
-        Server([SOUND.answerer(canary_problem(), world, [0])], world.counts).expected(stage.queries()[0], 0), mechanism, m
+        Server([SOUND.answerer(canary_problem(), world, [0])], world.counts).expected(
+            stage.queries()[0], 0
+        ),
+        mechanism,
+        m,
     )
     totals = torch.from_numpy(np.stack([seen[0] for seen in stage.rounds(runs)]))
-    error = (pipeline.analysed(totals, mechanism, m) - truth) / (2 / levels / m * math.sqrt(m / 4 + SILOS / 8))
+    error = (pipeline.analysed(totals, mechanism, m) - truth) / (
+        2 / levels / m * math.sqrt(m / 4 + SILOS / 8)
+    )
     dim = error.shape[1]
     off = float(error.mean(0).abs().max()) * math.sqrt(runs)
     if off > stats.norm.isf(FALSE_ALARM / 4 / dim):
-        raise Caught(f"the estimate of a mean is off by {off / math.sqrt(runs):.2g} times its noise")
+        raise Caught(
+            f"the estimate of a mean is off by {off / math.sqrt(runs):.2g} times its noise"
+        )
     low, high = stats.chi2.interval(1 - FALSE_ALARM / 2, (runs - 1) * dim)
     if not low < (size := float(error.var(0).sum() * (runs - 1))) < high:
-        raise Caught(f"an estimate has {math.sqrt(size / (runs - 1) / dim):.2f} times the noise that the query asks for")
+        raise Caught(
+            f"an estimate has {math.sqrt(size / (runs - 1) / dim):.2f} times the noise "
+            "that the query asks for"
+        )
 
 
-# --- simulation: channel and ledger -------------------------------------------------------------------------------------------------
+# --- simulation: channel and ledger --------------------------------------------------------------
 
 
 class _Counted:
@@ -93,12 +129,16 @@ class _Counted:
 
 @SHUFFLED_SIMULATION.probe("one total of enough records")
 def channel(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """What comes through a simulated shuffler is one sum over silos, of as many records as were planned for, or nothing."""
+    """What comes through a simulated shuffler is one sum over silos, of as many records as were
+    planned for, or nothing.
+    """
     through = pipeline.channel(_Counted(), (12, 12, 12))
     query = Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 10, 100, 36))
     total = through.ask(query, [0, 1, 2]).value
     if total.shape != (1, 1, DIM) or not bool((total == 111).all()):
-        raise Caught(f"the server sees {total.shape[1]} vectors of counts where one total is planned")
+        raise Caught(
+            f"the server sees {total.shape[1]} vectors of counts where one total is planned"
+        )
     try:
         through.ask(query, [0, 1])
     except StopRun:
@@ -109,7 +149,10 @@ def channel(pipeline: Pipeline, seed: int, folder: Path) -> None:
 @SHUFFLED_SIMULATION.probe("shares of rounds")
 def shares(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """The rounds' shares of the budget add up, and stop at 1."""
-    rule, query = Totals.for_budget(BUDGET), Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 20, 60, 36))
+    rule, query = (
+        Totals.for_budget(BUDGET),
+        Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 20, 60, 36)),
+    )
     share = float(rule.price(query.event(), np.asarray(12))[1])
     gate = pipeline.gate(Blank(), pipeline.ledger(rule, BUDGET, [12]), dim=DIM, counts=[12])
     answers = 0
@@ -123,16 +166,22 @@ def shares(pipeline: Pipeline, seed: int, folder: Path) -> None:
         raise Caught(f"{answers} rounds worth {answers * share:.1f} budgets were answered")
 
 
-# --- deployment: doors, pool, store ---------------------------------------------------------------------------------------------------
+# --- deployment: doors, pool, store --------------------------------------------------------------
 
 MEMBERS = 4
-SEAL, SIGN, SERVER = sealing("the audit's own shuffler"), signing("its signature"), signing("its server")
+SEAL, SIGN, SERVER = (
+    sealing("the audit's own shuffler"),
+    signing("its signature"),
+    signing("its server"),
+)
 QUERY = Query(Grad(torch.full((1, DIM), 0.5)), Shuffled("audit", 1.0, 20, 2**16, 3 * 12))
 BITS = 20 + 2**16
 
 
 class Member(Silo):
-    """A deployed silo of 12 records that fears one colluding silo: its counts may leave among 36 + 12 records."""
+    """A deployed silo of 12 records that fears one colluding silo: its counts may leave among 36 +
+    12 records.
+    """
 
     rule = Totals.for_budget(BUDGET)
 
@@ -148,7 +197,9 @@ class Member(Silo):
         """The box in its reply to the one question, for the round of this name."""
         reply = decode_reply(self.handle(self.frame(query_id, QUERY, name)), limit=2**20)
         if not isinstance(reply, Sealed):
-            raise Caught("a silo's reply to a shuffled question is not a box for the shuffler alone")
+            raise Caught(
+                "a silo's reply to a shuffled question is not a box for the shuffler alone"
+            )
         return reply.box
 
     def sent(self, query_id: str, name: str = "0") -> Contribution:
@@ -157,18 +208,29 @@ class Member(Silo):
     def second(self) -> bytes:
         """Another box of its own for the first round, as no gate would make it."""
         first = self.sent("one")
-        return encrypt_box(replace(first, counts=first.counts[::-1].copy()), public(SEAL), self.pseudonym)
+        return encrypt_box(
+            replace(first, counts=first.counts[::-1].copy()), public(SEAL), self.pseudonym
+        )
 
 
 @SHUFFLED_DEPLOYMENT.probe("sealed reply")
 def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A reply is a box of fixed length on the silo's condition; asked again it is the same bytes; another round has other coins."""
+    """A reply is a box of fixed length on the silo's condition; asked again it is the same bytes;
+    another round has other coins.
+    """
     member = Member(folder, pipeline, 0)
     first, again = member.sent("one"), member.sent("two", "1")
-    if len(member.box("one")) != box_length(DIM) or first.counts.shape != (DIM,) or (first.records, first.bits) != (12, BITS):
+    if (
+        len(member.box("one")) != box_length(DIM)
+        or first.counts.shape != (DIM,)
+        or (first.records, first.bits) != (12, BITS)
+    ):
         raise Caught("a box holds something other than the counts that were asked for")
     if first.demanded < 48:
-        raise Caught(f"a box may leave within a total of {first.demanded} records where its price counts on 36 and 12 may collude")
+        raise Caught(
+            f"a box may leave within a total of {first.demanded} records where its price "
+            "counts on 36 and 12 may collude"
+        )
     if np.array_equal(first.counts, again.counts):
         raise Caught("two rounds get the same coins")
     check_retries(member, member.frame("one", QUERY))
@@ -176,11 +238,16 @@ def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SHUFFLED_DEPLOYMENT.probe("boxes that count")
 def boxes_that_count(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A total is of all members once, never of fewer records than they demand, and of nothing but their sum."""
+    """A total is of all members once, never of fewer records than they demand, and of nothing but
+    their sum.
+    """
     members = [Member(folder, pipeline, i) for i in range(MEMBERS)]
     pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members], largest=12)
     boxes = [member.box("one") for member in members]
-    for what, few in (("three of four", boxes[:3]), ("three, one of them twice,", [*boxes[:3], members[0].second()])):
+    for what, few in (
+        ("three of four", boxes[:3]),
+        ("three, one of them twice,", [*boxes[:3], members[0].second()]),
+    ):
         try:
             pool.total(Request(members[0].round(), DIM, BITS, tuple(few)))
         except Refused:
@@ -199,10 +266,15 @@ def one_total(pipeline: Pipeline, seed: int, folder: Path) -> None:
     (folder / "rounds.db").touch(0o600)
     store = pipeline.store.create(folder / "rounds.db", seal=public(SEAL), sign=public(SIGN))
     pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members], largest=12)
-    door = ShufflerDoor(pool, store, key=SIGN, askers=[public(SERVER)], rounds_per_hour=10, limit=2**20)
+    door = ShufflerDoor(
+        pool, store, key=SIGN, askers=[public(SERVER)], rounds_per_hour=10, limit=2**20
+    )
     first = [member.box("one") for member in members]
     others = [*first[:3], members[3].second()]
-    one, two = (door.handle(encode_request(Request(members[0].round(), DIM, BITS, tuple(boxes)), SERVER)) for boxes in (first, others))
+    one, two = (
+        door.handle(encode_request(Request(members[0].round(), DIM, BITS, tuple(boxes)), SERVER))
+        for boxes in (first, others)
+    )
     if not isinstance(decode_outcome(one, limit=2**20, shuffler_key=public(SIGN)), Passed):
         raise Caught("the shuffler passes nothing on")
     if one != two:

@@ -1,4 +1,6 @@
-"""The main job: what privacy costs, by epsilon and algorithm. Carries out studies, many batches of runs side by side, and sums them up."""
+"""The main job: what privacy costs, by epsilon and algorithm. Carries out studies, many batches of
+runs side by side, and sums them up.
+"""
 
 from __future__ import annotations
 
@@ -18,31 +20,59 @@ from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.lab.runfolder import open_folder, write_environment
 from silodp.lab.studies.study import CURVES, Study
-from silodp.lab.studies.sweep import Arm, Store, Tick, as_tensor, best_settings, pending, run_arm, spread, unseen
+from silodp.lab.studies.sweep import (
+    Arm,
+    Store,
+    Tick,
+    as_tensor,
+    best_settings,
+    pending,
+    run_arm,
+    spread,
+    unseen,
+)
 from silodp.silo.data.datasets import DATASETS, Split
 
 if TYPE_CHECKING:
     from silodp.lab.studies.on_ray import Cluster
 
-NOTE = "Tuning (by training loss, as in the paper) and standardisation of the features look at the data and are not charged to the budget."
+NOTE = (
+    "Tuning (by training loss, as in the paper) and standardisation of the features look at "
+    "the data and are not charged to the budget."
+)
 ON_GPU = ("mnist", "cifar10")
-"""Data sets that fill a GPU; smaller ones are faster on the CPU, where their batches run side by side."""
+"""Data sets that fill a GPU; smaller ones are faster on the CPU, where their batches run side by
+side.
+"""
 
 
 def carry_out(
-    studies: Mapping[Path, Study], *, data_dir: Path | None = None, tick: Tick = unseen, shard: tuple[int, int] = (1, 1), gpu: bool = True,
+    studies: Mapping[Path, Study],
+    *,
+    data_dir: Path | None = None,
+    tick: Tick = unseen,
+    shard: tuple[int, int] = (1, 1),
+    gpu: bool = True,
     cluster: Cluster | None = None,
-) -> dict[Path, list[dict]]:  # fmt: skip
-    """Runs what is missing of each folder's study, and returns the summary rows of those that are complete.
+) -> dict[Path, list[dict]]:
+    """Runs what is missing of each folder's study, and returns the summary rows of those that are
+    complete.
 
-    With a shard (i, k) every k-th batch of runs is run here, into a file of its own; whoever finds all of them in the folder sums up.
-    A cluster runs the batches elsewhere, and what they find is written here.
+    With a shard (i, k) every k-th batch of runs is run here, into a file of its own; whoever finds
+    all of them in the folder sums up. A cluster runs the batches elsewhere, and what they find is
+    written here.
     """
     for study in studies.values():
         if study.dataset not in DATASETS:
-            raise BadInput(f"data set {study.dataset!r} is unknown; choose one of {', '.join(DATASETS)}")
-    for dataset in {study.dataset for folder, study in studies.items() if not (folder / "config.json").exists()}:
-        DATASETS[dataset].of(0, data_dir, raw=True)  # what is wrong is said before a folder holds it
+            raise BadInput(
+                f"data set {study.dataset!r} is unknown; choose one of {', '.join(DATASETS)}"
+            )
+    for dataset in {
+        study.dataset for folder, study in studies.items() if not (folder / "config.json").exists()
+    }:
+        DATASETS[dataset].of(
+            0, data_dir, raw=True
+        )  # what is wrong is said before a folder holds it
     for folder, study in studies.items():
         open_folder(folder, study)
     stores = {folder: Store(folder, shard) for folder in studies}
@@ -50,14 +80,25 @@ def carry_out(
     has_gpu = gpu and (cluster.gpus if cluster else torch.cuda.is_available())
     for folder, study in studies.items():
         there = has_gpu and study.dataset in ON_GPU
-        tasks[there] += [(folder, study, *unit, data_dir, "cuda" if there else "cpu") for unit in pending(stores[folder], study, shard)]
+        tasks[there] += [
+            (folder, study, *unit, data_dir, "cuda" if there else "cpu")
+            for unit in pending(stores[folder], study, shard)
+        ]
     total = sum(len(study.arms()) * study.trials for study in studies.values())
-    more = {"tick": tick, "before": total - sum(map(len, tasks.values())), "by": cluster.spread if cluster else None}
+    more = {
+        "tick": tick,
+        "before": total - sum(map(len, tasks.values())),
+        "by": cluster.spread if cluster else None,
+    }
     for folder, arm, trial, rows, facts in spread(_unit, tasks[False], tasks[True], **more):
         if not (folder / "data.json").exists():
             atomic.write_json(folder / "data.json", facts)
         stores[folder].add(arm.key, trial, rows)
-    return {f: _close(f, s, store) for f, s in studies.items() if not pending(store := Store(f, shard), s)}  # others may have written
+    return {
+        f: _close(f, s, store)
+        for f, s in studies.items()
+        if not pending(store := Store(f, shard), s)
+    }  # others may have written
 
 
 def _close(folder: Path, study: Study, store: Store) -> list[dict]:
@@ -71,7 +112,9 @@ def _close(folder: Path, study: Study, store: Store) -> list[dict]:
 def _unit(
     folder: Path, study: Study, arm: Arm, trial: int, data_dir: Path | None, device: str
 ) -> tuple[Path, Arm, int, list[dict], dict[str, Any]]:
-    """A batch of runs, and the facts of its data; nothing is written, since the folder may be another machine's."""
+    """A batch of runs, and the facts of its data; nothing is written, since the folder may be
+    another machine's.
+    """
     split = _split(study.dataset, trial, data_dir, device, study.features)
     problem = study.problem(tuple(split.train.x.shape[2:]), split.classes)
     problem.model.to(device)
@@ -81,15 +124,26 @@ def _unit(
 
 
 def _facts(study: Study, split: Split, parameters: int) -> dict[str, Any]:
-    """data.json: the shape of the data and how many batches of runs there are, for reports; n is public."""
+    """data.json: the shape of the data and how many batches of runs there are, for reports; n is
+    public.
+    """
     train = split.train
-    silos = [{"name": name, "records": n} for name, n in zip(train.names, train.counts, strict=True)]
-    facts = {"silos": silos, "features": list(train.x.shape[2:]), "classes": split.classes, "test_records": len(split.test_y)}
+    silos = [
+        {"name": name, "records": n} for name, n in zip(train.names, train.counts, strict=True)
+    ]
+    facts = {
+        "silos": silos,
+        "features": list(train.x.shape[2:]),
+        "classes": split.classes,
+        "test_records": len(split.test_y),
+    }
     return facts | {"parameters": parameters, "units": len(study.arms()) * study.trials}
 
 
 @lru_cache(maxsize=2)  # a process meets the same trial's batches one after the other
-def _split(dataset: str, trial: int, data_dir: Path | None, device: str, features: str = "") -> Split:
+def _split(
+    dataset: str, trial: int, data_dir: Path | None, device: str, features: str = ""
+) -> Split:
     split = DATASETS[dataset].of(trial, data_dir, raw=bool(features))
     if features:
         seen, train = feature_map(features, load), split.train
@@ -99,13 +153,18 @@ def _split(dataset: str, trial: int, data_dir: Path | None, device: str, feature
 
 
 def summarise(runs: Sequence[dict[str, str]], study: Study) -> list[dict]:
-    """One row for each curve and epsilon: test error of the best setting, its standard error over trials, and what it really spent."""
+    """One row for each curve and epsilon: test error of the best setting, its standard error over
+    trials, and what it really spent.
+    """
     groups: dict[tuple[str, float], list[dict[str, str]]] = {}
     for run in runs:
         for curve in _curves(run, study):
             groups.setdefault((curve, float(run["epsilon"])), []).append(run)
     order = [
-        (c, e) for c in (*CURVES, *study.own_curves) for e in ((math.inf,) if c.endswith("-open") else study.epsilons) if (c, e) in groups
+        (c, e)
+        for c in (*CURVES, *study.own_curves)
+        for e in ((math.inf,) if c.endswith("-open") else study.epsilons)
+        if (c, e) in groups
     ]
     return [_row(curve, epsilon, groups[curve, epsilon]) for curve, epsilon in order]
 
@@ -118,7 +177,9 @@ def _row(curve: str, epsilon: float, runs: Sequence[dict[str, str]]) -> dict:
         "epsilon": epsilon if math.isfinite(epsilon) else None,
         "test_error": float(errors.mean()),
         "standard_error": float(errors.std() / math.sqrt(len(errors))) if len(errors) > 1 else 0.0,
-        "spent_epsilon": spent if math.isfinite(spent := float(as_tensor(chosen, "spent_epsilon").max())) else None,
+        "spent_epsilon": spent
+        if math.isfinite(spent := float(as_tensor(chosen, "spent_epsilon").max()))
+        else None,
         "algorithm": chosen[0]["unit"].split(",")[1],
         "settings": {k: float(v) for k in SETTINGS if (v := chosen[0][k]) != ""},
         "errors": [round(e, 6) for e in errors.tolist()],
@@ -130,9 +191,14 @@ SETTINGS = ("phase", "steps", "share", "step", "clip", "slope", "momentum", "kap
 
 
 def _curves(run: dict[str, str], study: Study) -> list[str]:
-    """The curves that a run counts for: MB-SGD is SPIDER with phase 1, and "spider-diff" SPIDER in its first form with phases > 1."""
+    """The curves that a run counts for: MB-SGD is SPIDER with phase 1, and "spider-diff" SPIDER in
+    its first form with phases > 1.
+    """
     curves = [run["curve"]]
-    if run["curve"] in ("mb-sgd", "mb-sgd-open") and (spider := run["curve"].replace("mb-sgd", "spider")) in study.methods:
+    if (
+        run["curve"] in ("mb-sgd", "mb-sgd-open")
+        and (spider := run["curve"].replace("mb-sgd", "spider")) in study.methods
+    ):
         curves.append(spider)
     if run["curve"] in ("spider", "spider-paper") and run["phase"] not in ("", "1"):
         curves.append(run["curve"].replace("spider", "spider-diff"))
@@ -145,7 +211,15 @@ def write_table(rows: Sequence[dict], path: Path) -> None:
     for r in rows:
         settings = " ".join(f"{k}={v:g}" for k, v in r["settings"].items())
         numbers = (f"{r[k]:.6g}" if r[k] is not None else "" for k in FIGURES)
-        lines.append((r["curve"], *numbers, r["algorithm"], settings, " ".join(f"{e:.6g}" for e in r["errors"])))
+        lines.append(
+            (
+                r["curve"],
+                *numbers,
+                r["algorithm"],
+                settings,
+                " ".join(f"{e:.6g}" for e in r["errors"]),
+            )
+        )
     atomic.write_table(path, ("curve", *FIGURES, "algorithm", "settings", "errors"), lines)
 
 
@@ -156,7 +230,9 @@ def read_table(path: Path) -> list[dict]:
                 "curve": r["curve"],
                 **{k: float(r[k]) if r[k] else None for k in FIGURES},
                 "algorithm": r["algorithm"],
-                "settings": {k: float(v) for k, v in (pair.split("=") for pair in r["settings"].split())},
+                "settings": {
+                    k: float(v) for k, v in (pair.split("=") for pair in r["settings"].split())
+                },
                 "errors": [float(e) for e in r["errors"].split()],
             }
             for r in csv.DictReader(file)

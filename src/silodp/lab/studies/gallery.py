@@ -1,4 +1,6 @@
-"""Pages of results: each figure redrawn from its small table, with a paragraph that says what it shows, and the leaderboard."""
+"""Pages of results: each figure redrawn from its small table, with a paragraph that says what it
+shows, and the leaderboard.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ TITLES = {"wbcd": "Wisconsin breast cancer", "mnist": "MNIST, odd or even", "cif
 
 
 def write_gallery(docs: Path, tables: Path) -> list[Path]:
-    """figures.md, leaderboard.md, variance.md, trust.md and verdict.md in `docs`, from the tables NAME.csv in `tables`, and rates.png from rates.csv in
-    `docs`; what has no table is left out."""
-    pages = [write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust, write_verdict)]
+    """figures.md, leaderboard.md, variance.md, trust.md and verdict.md in `docs`, from the tables
+    NAME.csv in `tables`, and rates.png from rates.csv in `docs`; what has no table is left out."""
+    pages = [
+        write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust, write_verdict)
+    ]
     if (docs / "rates.csv").exists():
         draw_rates(rates.read(docs / "rates.csv"), docs, suffixes=(".png",))
         pages.append(docs / "rates.png")
@@ -39,40 +43,71 @@ def title_of(study: Study) -> str:
     return f"{TITLES[study.dataset]}, {silos}R = {study.rounds}"
 
 
-# --- the paper's figures ----------------------------------------------------------------------------------------------------------
+# --- the paper's figures -------------------------------------------------------------------------
 
 
 def _figures(docs: Path, tables: Path) -> Path | None:
     parts = [
         "# The paper's figures, with exact accounting\n",
-        "**Under our protocol we do not see SPIDER ahead of full-batch MB-SGD. Our protocol is not the authors'**, and in more than the "
-        "accounting: [the differences are below](#how-our-study-differs-from-the-authors). What holds under theirs is on a page of its own, "
-        "[a verdict on the paper's experiments](verdict.md), and in the first line of each figure.\n",
-        f"{NOTE} {SIGNIFICANCE} With exact accounting SPIDER at phase 1 is MB-SGD: where that is picked, both are the same runs. Where M of 25 silos answer a round, noise is set for a silo that is asked in every round, and less is spent.\n",
+        (
+            "**Under our protocol we do not see SPIDER ahead of full-batch MB-SGD. Our "
+            "protocol is not the authors'**, and in more than the "
+            "accounting: [the differences are below](#how-our-study-differs-from-the-authors). "
+            "What holds under theirs is on a page of its own, "
+            "[a verdict on the paper's experiments](verdict.md), and in the first line of each "
+            "figure.\n"
+        ),
+        (
+            f"{NOTE} {SIGNIFICANCE} With exact accounting SPIDER at phase 1 is MB-SGD: where "
+            "that is picked, both are the same runs. Where M of 25 silos answer a round, "
+            "noise is set for a silo that is asked in every round, and less is spent.\n"
+        ),
         DIFFERENCES,
     ]
     path = tables / "verdict.csv"
     trials = Trials(read_trials(path)) if path.exists() else Trials([])
     for rows, name, heading in _drawn(FIGURES, tables):
-        parts += [heading[0], *line_of(trials, name), *heading[1:], small_table(rows, FIGURES[name])]
-        parts.append(f"{_few(FIGURES[name])}{_spending(rows)} {tuned_over(FIGURES[name])} [Table](figures/{name}.csv).\n")
+        parts += [
+            heading[0],
+            *line_of(trials, name),
+            *heading[1:],
+            small_table(rows, FIGURES[name]),
+        ]
+        parts.append(
+            f"{_few(FIGURES[name])}{_spending(rows)} {tuned_over(FIGURES[name])} "
+            f"[Table](figures/{name}.csv).\n"
+        )
     return _write(docs / "figures.md", parts)
 
 
 def small_table(rows: Sequence[dict], study: Study) -> str:
     """What a figure of ours shows: each method against MB-SGD with noise of the same kind."""
-    lines = ["| under our protocol | against MB-SGD | significantly better / worse |", "|---|---:|---:|"]
+    lines = [
+        "| under our protocol | against MB-SGD | significantly better / worse |",
+        "|---|---:|---:|",
+    ]
     for curve, other in (
-        ("spider", "mb-sgd"), ("spider-diff", "mb-sgd"), ("local-sgd", "mb-sgd"), ("spider-paper", "mb-sgd-paper"), ("local-sgd-paper", "mb-sgd-paper"),
-    ):  # fmt: skip
+        ("spider", "mb-sgd"),
+        ("spider-diff", "mb-sgd"),
+        ("local-sgd", "mb-sgd"),
+        ("spider-paper", "mb-sgd-paper"),
+        ("local-sgd-paper", "mb-sgd-paper"),
+    ):
         if any(r["curve"] == curve for r in rows):
             better, worse = significant(rows, curve, other)
-            lines.append(f"| {CURVES[curve]} | {-improvement(rows, other, curve):+.1f} % | {better} / {worse} of {len(study.epsilons)} |")
+            lines.append(
+                f"| {CURVES[curve]} | {-improvement(rows, other, curve):+.1f} % | {better} "
+                f"/ {worse} of {len(study.epsilons)} |"
+            )
     return "\n".join(lines) + "\n"
 
 
 def _few(study: Study) -> str:
-    return "So few settings and splits are no ground for a verdict. " if study.dataset == "cifar10" or study.trials < 10 else ""
+    return (
+        "So few settings and splits are no ground for a verdict. "
+        if study.dataset == "cifar10" or study.trials < 10
+        else ""
+    )
 
 
 DIFFERENCES = """## How our study differs from the authors'
@@ -92,38 +127,73 @@ their figures.
 | MNIST | 774 images of each digit in all, so that silos share some | 3,870 of each, none shared |
 | CIFAR-10 | 12 or 8 steps from e^-5 | 2 steps, 1 clip, phases 1 and 2, no alternate form, 3 epsilons, 3 splits: too few for a verdict |
 | trials | 10; what error bars are is not stated | 10 splits that overlap (CIFAR-10: 3) |
+"""  # noqa: E501
+"""Where the protocol of our study is not that of the paper's experiments; what other pages link to.
 """
-"""Where the protocol of our study is not that of the paper's experiments; what other pages link to."""
 
 
-def _drawn(studies: Mapping[str, Study], tables: Path) -> Iterator[tuple[list[dict], str, list[str]]]:
-    """Each study that has a table: its rows, its name, and the head of its section with the figure, drawn anew."""
+def _drawn(
+    studies: Mapping[str, Study], tables: Path
+) -> Iterator[tuple[list[dict], str, list[str]]]:
+    """Each study that has a table: its rows, its name, and the head of its section with the figure,
+    drawn anew.
+    """
     for name, study in studies.items():
         if (tables / f"{name}.csv").exists():
             rows = read_table(tables / f"{name}.csv")
             masked = tables / f"{name.replace('trust', 'masks')}.csv"
             rows += read_table(masked) if name in TRUST and masked.exists() else []
-            draw_comparison(rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits")
-            command = f"`silodp reproduce {name}{'' if study.dataset == 'wbcd' else ' --data-dir DIR'}`"
-            yield rows, name, [f"## {title_of(study)}\n\n{command}\n", f"![{title_of(study)}](figures/{name}.png)\n"]
+            draw_comparison(
+                rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits"
+            )
+            command = (
+                f"`silodp reproduce {name}{'' if study.dataset == 'wbcd' else ' --data-dir DIR'}`"
+            )
+            yield (
+                rows,
+                name,
+                [
+                    f"## {title_of(study)}\n\n{command}\n",
+                    f"![{title_of(study)}](figures/{name}.png)\n",
+                ],
+            )
 
 
 def reading(rows: Sequence[dict], study: Study) -> str:
     """One paragraph: what a figure shows, under our protocol."""
-    first = [r for r in rows if r["curve"] == "spider-paper" and r["algorithm"] == "spider" and r["settings"].get("phase") == 1]
+    first = [
+        r
+        for r in rows
+        if r["curve"] == "spider-paper"
+        and r["algorithm"] == "spider"
+        and r["settings"].get("phase") == 1
+    ]
     words = [
-        f"With exact accounting SPIDER, tuned over its forms and phases, is {versus(rows, 'spider', 'mb-sgd')} and "
-        f"{versus(rows, 'spider', 'local-sgd')}; with difference clipping and phases > 1 alone it is {versus(rows, 'spider-diff', 'mb-sgd')}.",
-        f"With the paper's constants it is {versus(rows, 'spider-paper', 'mb-sgd-paper')}; at {len(first)} of {len(study.epsilons)} epsilons it "
-        "then picks phase 1, which is MB-SGD with a larger constant.",
-        f"Exact accounting {_takes(improvement(rows, 'spider-paper', 'spider'))} the error of SPIDER with the paper's constants, and "
-        f"{_takes(improvement(rows, 'mb-sgd-paper', 'mb-sgd'))} MB-SGD's. {_spending(rows)}",
+        (
+            "With exact accounting SPIDER, tuned over its forms and phases, is "
+            f"{versus(rows, 'spider', 'mb-sgd')} and "
+            f"{versus(rows, 'spider', 'local-sgd')}; with difference clipping and phases > 1 "
+            f"alone it is {versus(rows, 'spider-diff', 'mb-sgd')}."
+        ),
+        (
+            f"With the paper's constants it is {versus(rows, 'spider-paper', 'mb-sgd-paper')}; "
+            f"at {len(first)} of {len(study.epsilons)} epsilons it "
+            "then picks phase 1, which is MB-SGD with a larger constant."
+        ),
+        (
+            f"Exact accounting {_takes(improvement(rows, 'spider-paper', 'spider'))} the error "
+            "of SPIDER with the paper's constants, and "
+            f"{_takes(improvement(rows, 'mb-sgd-paper', 'mb-sgd'))} MB-SGD's. {_spending(rows)}"
+        ),
     ]
     if few := _few(study):
         words.append(few.rstrip())
     else:
         ahead = significant(rows, "spider", "mb-sgd")[0] > len(study.epsilons) / 2
-        words.append(f"Under our protocol we {'see' if ahead else 'do not see'} SPIDER ahead of full-batch MB-SGD.")
+        words.append(
+            f"Under our protocol we {'see' if ahead else 'do not see'} SPIDER ahead of "
+            "full-batch MB-SGD."
+        )
     return " ".join(words)
 
 
@@ -136,7 +206,9 @@ def _spending(rows: Sequence[dict]) -> str:
     said = []
     for curve, name in (("spider-paper", "SPIDER"), ("mb-sgd-paper", "MB-SGD")):
         mine = sorted((r["epsilon"], r["spent_epsilon"]) for r in rows if r["curve"] == curve)
-        low, high = (f"{rounded_up(spent, 2, 'f')} at {claim:g}" for claim, spent in (mine[0], mine[-1]))
+        low, high = (
+            f"{rounded_up(spent, 2, 'f')} at {claim:g}" for claim, spent in (mine[0], mine[-1])
+        )
         said.append(f"{name} {low} and {high}")
     return f"The paper's constants spend something else than they claim: {', '.join(said)}."
 
@@ -147,54 +219,77 @@ def tuned_over(study: Study) -> str:
     low, high, clips = min(grid.steps), max(grid.steps), ", ".join(f"{c:g}" for c in grid.clips)
     phases = f"phases {min(grid.phases)} to {max(grid.phases)}"
     part = " This is a small part of the paper's grid." if study.dataset == "cifar10" else ""
-    return f"Tuned over {len(grid.steps)} steps from {low:.3g} to {high:.3g}, clips {clips}, and for SPIDER {phases} in {forms}.{part}"
+    return (
+        f"Tuned over {len(grid.steps)} steps from {low:.3g} to {high:.3g}, clips {clips}, and "
+        f"for SPIDER {phases} in {forms}.{part}"
+    )
 
 
 SIGNIFICANCE = (
-    "Error bars are standard errors over the random splits, which overlap, so that chance is larger than they look. *Significant* is a "
-    "difference, paired over the splits, at 95 % by Nadeau and Bengio's test, which allows for that; with so many cells some are by chance."
+    "Error bars are standard errors over the random splits, which overlap, so that chance "
+    "is larger than they look. *Significant* is a "
+    "difference, paired over the splits, at 95 % by Nadeau and Bengio's test, which allows "
+    "for that; with so many cells some are by chance."
 )
 TEST_OVER_TRAINING = 0.25
 """Records of every split: a fifth to test on."""
 
 
 def versus(rows: Sequence[dict], a: str, b: str) -> str:
-    """ "1.2 % lower than MB-SGD (significantly better at 3, worse at 1 of 7 epsilons)", by differences paired over the splits."""
+    """ "1.2 % lower than MB-SGD (significantly better at 3, worse at 1 of 7 epsilons)", by
+    differences paired over the splits.
+    """
     percent = improvement(rows, b, a)
     better, worse = significant(rows, a, b)
     word, of = "lower" if percent >= 0 else "higher", sum(r["curve"] == a for r in rows)
-    return f"{abs(percent):.1f} % {word} than {_short(b)} (significantly better at {better}, worse at {worse} of {of} epsilons)"
+    return (
+        f"{abs(percent):.1f} % {word} than {_short(b)} (significantly better at {better}, "
+        f"worse at {worse} of {of} epsilons)"
+    )
 
 
 def significant(rows: Sequence[dict], a: str, b: str) -> tuple[int, int]:
     """At how many epsilons `a` has significantly less, and more, test error than `b`.
 
-    Nadeau and Bengio 2003: T splits of the same records share most of what they train on, so the variance of the mean difference is
-    taken as (1/T + test/training) times that between splits, with a t quantile.
+    Nadeau and Bengio 2003: T splits of the same records share most of what they train on, so the
+    variance of the mean difference is taken as (1/T + test/training) times that between splits,
+    with a t quantile.
     """
     errors = {(r["curve"], r["epsilon"]): r["errors"] for r in rows}
     better = worse = 0
     for (curve, epsilon), mine in errors.items():
         if curve == a and (splits := len(mine)) > 1 and (b, epsilon) in errors:
             gaps = [x - y for x, y in zip(mine, errors[b, epsilon], strict=True)]
-            bar = float(stats.t.ppf(0.975, splits - 1)) * statistics.stdev(gaps) * math.sqrt(1 / splits + TEST_OVER_TRAINING)
+            bar = (
+                float(stats.t.ppf(0.975, splits - 1))
+                * statistics.stdev(gaps)
+                * math.sqrt(1 / splits + TEST_OVER_TRAINING)
+            )
             better += statistics.mean(gaps) < -bar
             worse += statistics.mean(gaps) > bar
     return better, worse
 
 
-# --- the leaderboard --------------------------------------------------------------------------------------------------------------
+# --- the leaderboard -----------------------------------------------------------------------------
 
 
 def _leaderboard(docs: Path, tables: Path) -> Path | None:
     parts = [
         "# Leaderboard: ISRL-DP methods under the same exact budget\n",
-        "Test error in per cent, mean over the random splits ± standard error; the least of each row is bold. Every method but the first "
-        "column's spends the epsilon of its row, at delta = 1/n², by exact accounting. The first column has the paper's constants, which spend "
-        "what stands in brackets, more or less than the row: it is no rival at the same budget, and never bold. "
-        f"{NOTE} {SIGNIFICANCE} Steps lie between the ends of the paper's grids, evenly spaced "
-        "([how our study differs from the authors'](figures.md#how-our-study-differs-from-the-authors)). Accelerated and localized MB-SGD are made for "
-        "convex losses, which the networks' are not; they are tuned over disjoint and full batches too. A method without a column was not run there.\n",
+        (
+            "Test error in per cent, mean over the random splits ± standard error; the least "
+            "of each row is bold. Every method but the first "
+            "column's spends the epsilon of its row, at delta = 1/n², by exact accounting. The "
+            "first column has the paper's constants, which spend "
+            "what stands in brackets, more or less than the row: it is no rival at the same "
+            "budget, and never bold. "
+            f"{NOTE} {SIGNIFICANCE} Steps lie between the ends of the paper's grids, evenly spaced "
+            "([how our study differs from the "
+            "authors'](figures.md#how-our-study-differs-from-the-authors)). Accelerated and "
+            "localized MB-SGD are made for "
+            "convex losses, which the networks' are not; they are tuned over disjoint and full "
+            "batches too. A method without a column was not run there.\n"
+        ),
         "`silodp reproduce leaderboard --data-dir DIR`, then `silodp gallery`.\n",
     ]
     for name, study in LEADERBOARD.items():
@@ -202,19 +297,37 @@ def _leaderboard(docs: Path, tables: Path) -> Path | None:
             rows = read_table(tables / f"{name}.csv")
             linear = tables / f"{name}-linear.csv"
             beside = read_table(linear) if linear.exists() else []
-            said = [_grid(rows + beside, study), _margins(rows, study), *_beside(rows, beside, FEATURES.get(f"{name}-linear"))]
-            parts.append(f"## {title_of(study)}, {_trials(rows)} splits\n\n" + "\n\n".join(said) + "\n")
+            said = [
+                _grid(rows + beside, study),
+                _margins(rows, study),
+                *_beside(rows, beside, FEATURES.get(f"{name}-linear")),
+            ]
+            parts.append(
+                f"## {title_of(study)}, {_trials(rows)} splits\n\n" + "\n\n".join(said) + "\n"
+            )
     return _write(docs / "leaderboard.md", parts)
 
 
 def _beside(rows: Sequence[dict], linear: Sequence[dict], study: Study | None) -> list[str]:
-    """What the column of the linear model is, how it stands to MB-SGD, and at which epsilons beside the table's own it was run."""
+    """What the column of the linear model is, how it stands to MB-SGD, and at which epsilons beside
+    the table's own it was run.
+    """
     if not (study and linear):
         return []
-    seen = f"the public features `{study.features}` ([pictures](images.md))" if study.features else "the same standardised features"
-    grid = f"steps {', '.join(f'{s:g}' for s in study.grid.steps)}, clips {', '.join(f'{c:g}' for c in study.grid.clips)}"
+    seen = (
+        f"the public features `{study.features}` ([pictures](images.md))"
+        if study.features
+        else "the same standardised features"
+    )
+    grid = (
+        f"steps {', '.join(f'{s:g}' for s in study.grid.steps)}, clips "
+        f"{', '.join(f'{c:g}' for c in study.grid.clips)}"
+    )
     free = (
-        " Nothing looked at the data without being charged but that tuning, and ours of the map's few settings by hand."
+        (
+            " Nothing looked at the data without being charged but that tuning, and ours of "
+            "the map's few settings by hand."
+        )
         if study.features
         else ""
     )
@@ -225,51 +338,83 @@ def _beside(rows: Sequence[dict], linear: Sequence[dict], study: Study | None) -
         if r["epsilon"] not in known
     ]
     return [
-        f"**{_short('linear')}**, the last column, is no method on the paper's network but another model under the same budget on the same splits: "
-        f"R = {study.rounds} rounds from zero on {seen}, momentum {study.grid.momenta[0]:g}, tuned by training loss over {grid}.{free} "
-        f"It is {versus([*rows, *(r for r in linear if r['epsilon'] in known)], 'linear', 'mb-sgd')}{'; besides, ' + ' and '.join(more) if more else ''}."
+        (
+            f"**{_short('linear')}**, the last column, is no method on the paper's network but "
+            "another model under the same budget on the same splits: "
+            f"R = {study.rounds} rounds from zero on {seen}, momentum "
+            f"{study.grid.momenta[0]:g}, tuned by training loss over {grid}.{free} "
+            "It is "
+            f"{versus([*rows, *(r for r in linear if r['epsilon'] in known)], 'linear', 'mb-sgd')}{'; besides, ' + ' and '.join(more) if more else ''}."  # noqa: E501
+        )
     ]
 
 
 def _grid(rows: Sequence[dict], study: Study) -> str:
     cells = {(r["curve"], r["epsilon"]): r for r in rows}
     curves = [c for c in (*study.methods, "linear") if any(c == curve for curve, _ in cells)]
-    lines = ["| epsilon | " + " | ".join(_short(c) for c in curves) + " |", "|---:|" + "---:|" * len(curves)]
+    lines = [
+        "| epsilon | " + " | ".join(_short(c) for c in curves) + " |",
+        "|---:|" + "---:|" * len(curves),
+    ]
     for epsilon in study.epsilons:
         mine = [cells[c, epsilon] for c in curves]
         least = min(r["test_error"] for r in mine if not r["curve"].endswith("-paper"))
-        spent = [f" (spends {rounded_up(r['spent_epsilon'], 2, 'f')})" if r["curve"].endswith("-paper") else "" for r in mine]
-        texts = [f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}{more}" for r, more in zip(mine, spent, strict=True)]
-        bold = [f"**{t}**" if r["test_error"] == least else t for r, t in zip(mine, texts, strict=True)]
+        spent = [
+            f" (spends {rounded_up(r['spent_epsilon'], 2, 'f')})"
+            if r["curve"].endswith("-paper")
+            else ""
+            for r in mine
+        ]
+        texts = [
+            f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}{more}"
+            for r, more in zip(mine, spent, strict=True)
+        ]
+        bold = [
+            f"**{t}**" if r["test_error"] == least else t for r, t in zip(mine, texts, strict=True)
+        ]
         lines.append(f"| {epsilon:g} | " + " | ".join(bold) + " |")
     return "\n".join(lines)
 
 
 def _margins(rows: Sequence[dict], study: Study) -> str:
-    """Which one method is best on average, and how it stands to the baselines of the same budget."""
+    """Which one method is best on average, and how it stands to the baselines of the same
+    budget.
+    """
     curves = [c for c in dict.fromkeys(r["curve"] for r in rows) if not c.endswith("-paper")]
     best = max(curves, key=lambda c: improvement(rows, "mb-sgd", c))
     over = [b for b in ("mb-sgd", "local-sgd", "spider-diff") if b != best]
-    said = f"Least on average, relative to MB-SGD: **{_short(best)}**, " + "; ".join(versus(rows, best, b) for b in over) + "."
+    said = (
+        f"Least on average, relative to MB-SGD: **{_short(best)}**, "
+        + "; ".join(versus(rows, best, b) for b in over)
+        + "."
+    )
     if study.dataset == "cifar10":
         said += (
-            f" This is no verdict: {len(study.grid.steps)} steps that end at {max(study.grid.steps):g}, one clip and {study.trials} splits. Plain "
-            "steps of that size do not get far in so few rounds, private or not, and methods that move faster are ahead."
+            f" This is no verdict: {len(study.grid.steps)} steps that end at "
+            f"{max(study.grid.steps):g}, one clip and {study.trials} splits. Plain "
+            "steps of that size do not get far in so few rounds, private or not, and "
+            "methods that move faster are ahead."
         )
     return said
 
 
-# --- where variance reduction helps -----------------------------------------------------------------------------------------------
+# --- where variance reduction helps --------------------------------------------------------------
 
 
 def _variance(docs: Path, tables: Path) -> Path | None:
     parts = [
         "# Where variance reduction helps\n",
-        "SPIDER with difference clipping (phase > 1, the default share of the budget for its anchors) against MB-SGD, both tuned over the same "
-        "steps and clips under the same exact budget: test error of SPIDER / MB-SGD in per cent, relative change (negative: SPIDER is better), and whether that is "
-        "significant. SPIDER's anchors take every record, also where differences and MB-SGD's gradients take small batches: there it looks at "
-        "more records for the same budget. This is our protocol, "
-        "[not the paper's](figures.md#how-our-study-differs-from-the-authors), and no verdict on it.\n",
+        (
+            "SPIDER with difference clipping (phase > 1, the default share of the budget for "
+            "its anchors) against MB-SGD, both tuned over the same "
+            "steps and clips under the same exact budget: test error of SPIDER / MB-SGD in per "
+            "cent, relative change (negative: SPIDER is better), and whether that is "
+            "significant. SPIDER's anchors take every record, also where differences and "
+            "MB-SGD's gradients take small batches: there it looks at "
+            "more records for the same budget. This is our protocol, "
+            "[not the paper's](figures.md#how-our-study-differs-from-the-authors), and no "
+            "verdict on it.\n"
+        ),
         f"{SIGNIFICANCE}\n",
         "`silodp reproduce variance --data-dir DIR`, then `silodp gallery`.\n",
         "| setting | " + " | ".join(f"epsilon {e:g}" for e in VARIANCE_EPSILONS) + " | no noise |",
@@ -279,17 +424,30 @@ def _variance(docs: Path, tables: Path) -> Path | None:
     for name, study in VARIANCE.items():
         if (tables / f"{name}.csv").exists():
             rows = read_table(tables / f"{name}.csv")
-            cells = [_change([r for r in rows if r["epsilon"] == e], "spider-diff", "mb-sgd") for e in study.epsilons]
-            lines.append(f"| {_setting(study)} | " + " | ".join([*cells, _change(rows, "spider-diff-open", "mb-sgd-open")]) + " |")
+            cells = [
+                _change([r for r in rows if r["epsilon"] == e], "spider-diff", "mb-sgd")
+                for e in study.epsilons
+            ]
+            lines.append(
+                f"| {_setting(study)} | "
+                + " | ".join([*cells, _change(rows, "spider-diff-open", "mb-sgd-open")])
+                + " |"
+            )
     cells = [cell for line in lines for cell in line.split(" | ")[1:4]]
     small = [cell for line in lines if "poisson" in line for cell in line.split(" | ")[1:4]]
     better, worse = (sum(word in cell for cell in cells) for word in ("better", "worse"))
     said = (
-        f"With noise, SPIDER is significantly better in {better} of {len(cells)} cells, {sum('better' in c for c in small)} of them on small "
-        f"batches, and worse in {worse}. A likely reason: a difference takes the noise of sampling away, which full batches do not have, and "
+        f"With noise, SPIDER is significantly better in {better} of {len(cells)} cells, "
+        f"{sum('better' in c for c in small)} of them on small "
+        f"batches, and worse in {worse}. A likely reason: a difference takes the noise of "
+        "sampling away, which full batches do not have, and "
         "there the budget that anchors and differences share goes further in plain gradients.\n"
     )
-    return _write(docs / "variance.md", [*parts[:-2], "\n".join([*parts[-2:], *lines]) + "\n", said]) if lines else None
+    return (
+        _write(docs / "variance.md", [*parts[:-2], "\n".join([*parts[-2:], *lines]) + "\n", said])
+        if lines
+        else None
+    )
 
 
 VARIANCE_EPSILONS = next(iter(VARIANCE.values())).epsilons
@@ -300,27 +458,38 @@ def _change(rows: Sequence[dict], a: str, b: str) -> str:
     if len(rows) < 2:
         return ""
     better, worse = significant(rows, a, b)
-    mine, other = (next(100 * r["test_error"] for r in rows if r["curve"] == curve) for curve in (a, b))
-    return f"{mine:.1f} / {other:.1f}, {-improvement(rows, b, a):+.1f} %" + (" **better**" if better else " worse" if worse else "")
+    mine, other = (
+        next(100 * r["test_error"] for r in rows if r["curve"] == curve) for curve in (a, b)
+    )
+    return f"{mine:.1f} / {other:.1f}, {-improvement(rows, b, a):+.1f} %" + (
+        " **better**" if better else " worse" if worse else ""
+    )
 
 
 def _setting(study: Study) -> str:
     silos = (
-        f"{study.cohort} of {DATASETS[study.dataset].silos} silos a round" if study.cohort else f"all {DATASETS[study.dataset].silos} silos"
+        f"{study.cohort} of {DATASETS[study.dataset].silos} silos a round"
+        if study.cohort
+        else f"all {DATASETS[study.dataset].silos} silos"
     )
     return f"{TITLES[study.dataset]}, R = {study.rounds}, {silos}, {study.sampling} batches"
 
 
-# --- what a shuffler buys -----------------------------------------------------------------------------------------------------------
+# --- what a shuffler buys ------------------------------------------------------------------------
 
 
 def _trust(docs: Path, tables: Path) -> Path | None:
     drawn = list(_drawn(TRUST, tables))
     parts = [
         one_screen(drawn[0][0] if drawn else ()),
-        "The same algorithms with the same grids under ISRL-DP (nobody is trusted), SDP (a shuffler adds the silos' counts, and passes a total "
-        "on once all silos are in it; masks have its totals, draw for draw, if no silo may collude) and central DP (one gate for all records). ISRL-DP is accounted exactly; SDP by the binomial accountant "
-        f"at one Renyi order, and central DP by Renyi accounting too. {NOTE}\n",
+        (
+            "The same algorithms with the same grids under ISRL-DP (nobody is trusted), SDP (a "
+            "shuffler adds the silos' counts, and passes a total "
+            "on once all silos are in it; masks have its totals, draw for draw, if no silo may "
+            "collude) and central DP (one gate for all records). ISRL-DP is accounted exactly; "
+            "SDP by the binomial accountant "
+            f"at one Renyi order, and central DP by Renyi accounting too. {NOTE}\n"
+        ),
     ]
     for rows, name, heading in drawn:
         parts += [
@@ -333,7 +502,7 @@ def _trust(docs: Path, tables: Path) -> Path | None:
     return _write(docs / "trust.md", parts)
 
 
-# --- words ------------------------------------------------------------------------------------------------------------------------
+# --- words ---------------------------------------------------------------------------------------
 
 
 def _short(curve: str) -> str:

@@ -1,7 +1,10 @@
-"""Units of studies on a Ray cluster, `silodp reproduce --on ray`: each is a task of one core, or of a share of a GPU, wherever there is one.
+"""Units of studies on a Ray cluster, `silodp reproduce --on ray`: each is a task of one core, or of
+a share of a GPU, wherever there is one.
 
-Only whoever began writes the folder, so that it goes on as ever after an interruption. Every machine needs this silodp, and data sets and files of
-one's own at the same paths. Ray carries functions as pickles between its machines, which trust each other: nothing here is near a silo's records.
+Only whoever began writes the folder, so that it goes on as ever after an interruption. Every
+machine needs this silodp, and data sets and files of one's own at the same paths. Ray carries
+functions as pickles between its machines, which trust each other: nothing here is near a silo's
+records.
 """
 
 from __future__ import annotations
@@ -20,26 +23,41 @@ Result = TypeVar("Result")
 
 
 class Cluster:
-    """The cluster at RAY_ADDRESS or, without one, Ray's own processes on this machine; left as it was found."""
+    """The cluster at RAY_ADDRESS or, without one, Ray's own processes on this machine; left as it
+    was found.
+    """
 
     def __init__(self) -> None:
         self._ray = _imported()
         self._began = not self._ray.is_initialized()
         if self._began:
             try:
-                self._ray.init(address=os.environ.get("RAY_ADDRESS", "local"), log_to_driver=False, include_dashboard=False)
+                self._ray.init(
+                    address=os.environ.get("RAY_ADDRESS", "local"),
+                    log_to_driver=False,
+                    include_dashboard=False,
+                )
             except ConnectionError:
-                raise BadInput(f"no Ray cluster answers at RAY_ADDRESS, {os.environ['RAY_ADDRESS']}; start one, or unset it") from None
+                raise BadInput(
+                    f"no Ray cluster answers at RAY_ADDRESS, {os.environ['RAY_ADDRESS']}; "
+                    "start one, or unset it"
+                ) from None
 
     @property
     def gpus(self) -> bool:
         return self._ray.cluster_resources().get("GPU", 0) > 0
 
-    def spread(self, work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple]) -> Iterator[Result]:
-        """Results as they finish. A machine that is lost costs its tasks another try; what a task raises is raised here."""
+    def spread(
+        self, work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple]
+    ) -> Iterator[Result]:
+        """Results as they finish. A machine that is lost costs its tasks another try; what a task
+        raises is raised here.
+        """
         ray, one = self._ray, self._ray.remote(_one)
         gpu, cpu = one.options(num_cpus=1, num_gpus=1 / SHARING), one.options(num_cpus=1)
-        waiting = [kind.remote(work, task) for kind, some in ((gpu, on_gpu), (cpu, tasks)) for task in some]
+        waiting = [
+            kind.remote(work, task) for kind, some in ((gpu, on_gpu), (cpu, tasks)) for task in some
+        ]
         try:
             while waiting:
                 done, waiting = ray.wait(waiting)
@@ -56,11 +74,15 @@ class Cluster:
 
 
 def _imported() -> ModuleType:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of every cluster
+    os.environ.setdefault(
+        "RAY_USAGE_STATS_ENABLED", "0"
+    )  # it would tell its makers of every cluster
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
-        raise BadInput("Ray is not installed; `pip install 'silodp[ray]'` installs it, or leave --on ray out") from None
+        raise BadInput(
+            "Ray is not installed; `pip install 'silodp[ray]'` installs it, or leave --on ray out"
+        ) from None
     return ray
 
 

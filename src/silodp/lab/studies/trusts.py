@@ -30,13 +30,17 @@ accounting here (1 % by rounding, the rest by the accountant's one Renyi order),
 
 **Tightness.** In the example 50 totals spend epsilon 0.747 by our accountant, where Gaussian noise of that variance on values that are not rounded would spend 0.685. Other
 noise (Skellam, discrete Gaussian) would not do better at equal bits; [tightness.md](tightness.md) has the figures, why there is no exact accountant, and what would be one.
-"""
+"""  # noqa: E501
 
 
 def one_screen(rows: Sequence[dict]) -> str:
-    """All trusts side by side, with the errors of the study on MNIST at its smallest epsilon, as far as there are."""
+    """All trusts side by side, with the errors of the study on MNIST at its smallest epsilon, as
+    far as there are.
+    """
     by = {r["curve"]: f"{100 * r['test_error']:.2f} %" for r in rows if r["epsilon"] == 0.75}
-    isrl, total, central = (by.get(curve, "") for curve in ("mb-sgd", "mb-sgd-shuffle", "mb-sgd-central"))
+    isrl, total, central = (
+        by.get(curve, "") for curve in ("mb-sgd", "mb-sgd-shuffle", "mb-sgd-central")
+    )
     wary = f", {by['mb-sgd-masks']} with c = {COLLUDING}" if "mb-sgd-masks" in by else ""
     return TRUSTS.format(mnist=f"{isrl} | {total} with c = 0{wary} | {total} | {central}")
 
@@ -67,48 +71,92 @@ def paired(name: str, tables: Path) -> list[str]:
         return []
     by = {(r["curve"], r["epsilon"]): r for r in read_table(tables / f"{study}.csv")}
     lines = [
-        f"| epsilon | central DP | SDP, masks | that over central | masks, {COLLUDING} may collude | that over central |",
+        (
+            f"| epsilon | central DP | SDP, masks | that over central | masks, {COLLUDING} may "
+            "collude | that over central |"
+        ),
         "|---:|---:|---:|---:|---:|---:|",
     ]
     for e in sorted({e for _, e in by}):
-        central, total, wary = (by[f"mb-sgd-{trust}", e] for trust in ("central", "shuffle", "masks"))
-        lines.append(f"| {e:g} | {_error(central)} | {_error(total)} | {_over(total, central)} | {_error(wary)} | {_over(wary, central)} |")
+        central, total, wary = (
+            by[f"mb-sgd-{trust}", e] for trust in ("central", "shuffle", "masks")
+        )
+        lines.append(
+            f"| {e:g} | {_error(central)} | {_error(total)} | {_over(total, central)} | "
+            f"{_error(wary)} | {_over(wary, central)} |"
+        )
     return [
         "### How far are totals from central DP?\n",
-        "In the table above the step is one of five, picked by the training loss over five splits. At epsilon 0.75 two of them have nearly the same "
-        "training loss and test errors that are a tenth apart, so that a cell says more about the step than about the trust. MB-SGD at the smallest "
-        f"epsilons with other draws of the noise, {PAIRED[study].trials} splits and finer steps (`silodp reproduce {study} --data-dir DIR`, "
-        f"[table](figures/{study}.csv)):\n",
+        (
+            "In the table above the step is one of five, picked by the training loss over five "
+            "splits. At epsilon 0.75 two of them have nearly the same "
+            "training loss and test errors that are a tenth apart, so that a cell says more "
+            "about the step than about the trust. MB-SGD at the smallest "
+            f"epsilons with other draws of the noise, {PAIRED[study].trials} splits and finer "
+            f"steps (`silodp reproduce {study} --data-dir DIR`, "
+            f"[table](figures/{study}.csv)):\n"
+        ),
         "\n".join(lines) + "\n",
     ]
 
 
 def chance(rows: Sequence[dict], name: str, tables: Path) -> list[str]:
-    """Why a shuffled total may come out below central DP: the same comparison of SPIDER with other draws of the noise."""
-    again = [read_table(tables / f"{other}.csv") for other in AGAIN if other.startswith(name) and (tables / f"{other}.csv").exists()]
+    """Why a shuffled total may come out below central DP: the same comparison of SPIDER with other
+    draws of the noise.
+    """
+    again = [
+        read_table(tables / f"{other}.csv")
+        for other in AGAIN
+        if other.startswith(name) and (tables / f"{other}.csv").exists()
+    ]
     if not again:
         return []
     epsilons = TRUST[name].epsilons
     draws = [
-        {e: -improvement([r for r in one if r["epsilon"] == e], "spider-central", "spider-shuffle") for e in epsilons}
+        {
+            e: -improvement(
+                [r for r in one if r["epsilon"] == e], "spider-central", "spider-shuffle"
+            )
+            for e in epsilons
+        }
         for one in (rows, *again)
     ]
     below = [sum(change < 0 for change in one.values()) for one in draws]
-    lines = ["| draw | " + " | ".join(f"epsilon {e:g}" for e in epsilons) + " |", "|---|" + "---:|" * len(epsilons)]
+    lines = [
+        "| draw | " + " | ".join(f"epsilon {e:g}" for e in epsilons) + " |",
+        "|---|" + "---:|" * len(epsilons),
+    ]
     for at, one in enumerate(draws):
-        lines.append(f"| {at or 'the table above'} | " + " | ".join(f"{one[e]:+.1f} %" for e in epsilons) + " |")
+        lines.append(
+            f"| {at or 'the table above'} | "
+            + " | ".join(f"{one[e]:+.1f} %" for e in epsilons)
+            + " |"
+        )
     others = [statistics.mean(one[e] for one in draws[1:]) for e in epsilons]
-    lines.append("| mean of the others | " + " | ".join(f"{change:+.1f} %" for change in others) + " |")
+    lines.append(
+        "| mean of the others | " + " | ".join(f"{change:+.1f} %" for change in others) + " |"
+    )
     return [
         "### Is a shuffled total better than central DP?\n",
-        f"No. The table has SPIDER's error under SDP below that under central DP at {below[0]} of {len(epsilons)} epsilons, and that is chance. At "
-        "the same budget the two are nearly the same mechanism: a total's noise has 1.1 to 2.7 % more standard deviation than central DP's by the "
-        "same Renyi accounting, with the same shares for anchors and differences, and exact accounting would let central DP have 4.4 to 6.8 % less. "
-        "The cells of a column are not seven trials: under central DP all epsilons share one draw of the noise for each split. And from epsilon 6 on "
-        "the steps 0.75 and 1 have nearly the same training loss, so that chance picks one, and the test error moves by about 5 % with it. "
-        f"SPIDER's SDP over central DP, with {len(again)} other draws on the same splits (`silodp reproduce trust --data-dir DIR`):\n",
+        (
+            "No. The table has SPIDER's error under SDP below that under central DP at "
+            f"{below[0]} of {len(epsilons)} epsilons, and that is chance. At "
+            "the same budget the two are nearly the same mechanism: a total's noise has 1.1 to "
+            "2.7 % more standard deviation than central DP's by the "
+            "same Renyi accounting, with the same shares for anchors and differences, and "
+            "exact accounting would let central DP have 4.4 to 6.8 % less. "
+            "The cells of a column are not seven trials: under central DP all epsilons share "
+            "one draw of the noise for each split. And from epsilon 6 on "
+            "the steps 0.75 and 1 have nearly the same training loss, so that chance picks "
+            "one, and the test error moves by about 5 % with it. "
+            f"SPIDER's SDP over central DP, with {len(again)} other draws on the same splits "
+            "(`silodp reproduce trust --data-dir DIR`):\n"
+        ),
         "\n".join(lines) + "\n",
-        f"With the other draws SDP is below in {sum(below[1:])} of {len(again) * len(epsilons)} cells.\n",
+        (
+            f"With the other draws SDP is below in {sum(below[1:])} of "
+            f"{len(again) * len(epsilons)} cells.\n"
+        ),
     ]
 
 

@@ -1,4 +1,6 @@
-"""`silodp reproduce verdict`: carries the plan out in resumable pieces, and reads the trials of every tuned curve out of what was run."""
+"""`silodp reproduce verdict`: carries the plan out in resumable pieces, and reads the trials of
+every tuned curve out of what was run.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,15 @@ SPEED = {
     ("step", "cuda"): 1.5e8,
     ("step", "cpu"): 1.5e5,
 }
-"""Gradients of records a second, on a GPU or on a core, by which the time is foretold; of Local SGD, steps of one network. Differences that are clipped by
-the move of w have no kernels of ours on a GPU."""
+"""Gradients of records a second, on a GPU or on a core, by which the time is foretold; of Local
+SGD, steps of one network. Differences that are clipped by the move of w have no kernels of ours on
+a GPU."""
 
 
 GRACE = 40.0
-"""Seconds after its time in which picked settings are still begun: they are few, and without them what they were picked from says nothing."""
+"""Seconds after its time in which picked settings are still begun: they are few, and without them
+what they were picked from says nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,22 +72,42 @@ class Job:
         return self.folder / "units" / f"{unit.key}.npy"
 
     def device(self, unit: Unit, gpu: bool) -> str:
-        return "cuda" if gpu and self.figures[unit.figure].dataset != "wbcd" and torch.cuda.is_available() else "cpu"
+        return (
+            "cuda"
+            if gpu and self.figures[unit.figure].dataset != "wbcd" and torch.cuda.is_available()
+            else "cpu"
+        )
 
 
 def planned(
-    figures: dict[str, Figure], names: Iterable[str], conditions: Iterable[str], epsilons: Sequence[float] = EPSILONS
+    figures: dict[str, Figure],
+    names: Iterable[str],
+    conditions: Iterable[str],
+    epsilons: Sequence[float] = EPSILONS,
 ) -> list[Unit]:
-    """In the order of their weight: the primary comparison of all figures first, and Local SGD, which takes longest, behind the others of a kind."""
-    found = [unit for c in conditions for name in names for unit in units(name, CONDITIONS[c], figures, tuple(epsilons))]
-    return sorted(found, key=lambda unit: (unit.condition != "primary", unit.arm.curve == "local-sgd"))
+    """In the order of their weight: the primary comparison of all figures first, and Local SGD,
+    which takes longest, behind the others of a kind.
+    """
+    found = [
+        unit
+        for c in conditions
+        for name in names
+        for unit in units(name, CONDITIONS[c], figures, tuple(epsilons))
+    ]
+    return sorted(
+        found, key=lambda unit: (unit.condition != "primary", unit.arm.curve == "local-sgd")
+    )
 
 
 def seconds(unit: Unit, figures: dict[str, Figure], device: str) -> float:
     """What a unit should take, from how many gradients it is."""
     figure, condition = figures[unit.figure], CONDITIONS[unit.condition]
     records = records_of(figure, condition)
-    silos, n = {"wbcd": (2, 227), "mnist": (figure.cohort or 25, records or 1238), "cifar10": (10, records or 4800)}[figure.dataset]
+    silos, n = {
+        "wbcd": (2, 227),
+        "mnist": (figure.cohort or 25, records or 1238),
+        "cifar10": (10, records or 4800),
+    }[figure.dataset]
     share, q = rate(figure, condition, unit.arm, unit.epsilons[-1]), unit.arm.phase
     passes = {"spider": 2 - 1 / q, "alternate": 3.0}.get(unit.arm.curve, 1.0) + (
         0.4 / share / figure.every if unit.arm.curve != "local-sgd" else 0
@@ -92,8 +117,17 @@ def seconds(unit: Unit, figures: dict[str, Figure], device: str) -> float:
     return work / SPEED["step" if unit.arm.curve == "local-sgd" else network, device]
 
 
-def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 1), gpu: bool = True, tick: Tick = unseen) -> list[Unit]:
-    """Runs what is missing of the wanted units, and returns those that are still missing: others' shards, and what there was no time for."""
+def carry_out(
+    job: Job,
+    wanted: Sequence[Unit],
+    *,
+    shard: tuple[int, int] = (1, 1),
+    gpu: bool = True,
+    tick: Tick = unseen,
+) -> list[Unit]:
+    """Runs what is missing of the wanted units, and returns those that are still missing: others'
+    shards, and what there was no time for.
+    """
     make_folder(job.folder / "units")
     mine, table = wanted[shard[0] - 1 :: shard[1]], Table(job.folder / "noise.json")
     left = [unit for unit in mine if not job.path(unit).exists()]
@@ -102,7 +136,11 @@ def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 
     for unit in mine:
         figure, condition = job.figures[unit.figure], CONDITIONS[unit.condition]
         if (key := _cut(figure, condition)) not in known:
-            known[key] = distinct(split_of(figure.dataset, 0, job.data_dir, "cpu", records_of(figure, condition)).train.counts)
+            known[key] = distinct(
+                split_of(
+                    figure.dataset, 0, job.data_dir, "cpu", records_of(figure, condition)
+                ).train.counts
+            )
         if not job.path(unit).exists() and condition.noise != "none":
             priced += [(figure, condition, unit.arm, known[key], e) for e in unit.epsilons]
     atomic.write_json(job.folder / "counts.json", known)
@@ -110,7 +148,9 @@ def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 
     for picked in (False, True):  # settings are picked from what was run before
         tasks: dict[str, list[tuple]] = {"cpu": [], "cuda": []}
         for unit in left:
-            if unit.picked is picked and not (picked and any(not job.path(u).exists() for u in _before(unit, wanted))):
+            if unit.picked is picked and not (
+                picked and any(not job.path(u).exists() for u in _before(unit, wanted))
+            ):
                 one = replace(job, until=job.until + GRACE) if picked else job
                 tasks[job.device(unit, gpu)].append((one, unit, job.device(unit, gpu)))
         for _ in spread(_work, tasks["cpu"], tasks["cuda"]):
@@ -120,7 +160,12 @@ def carry_out(job: Job, wanted: Sequence[Unit], *, shard: tuple[int, int] = (1, 
 
 
 def _before(unit: Unit, wanted: Iterable[Unit]) -> list[Unit]:
-    return [u for u in wanted if (u.figure, u.condition, u.arm) == (unit.figure, unit.condition, unit.arm) and not u.picked]
+    return [
+        u
+        for u in wanted
+        if (u.figure, u.condition, u.arm) == (unit.figure, unit.condition, unit.arm)
+        and not u.picked
+    ]
 
 
 def _work(job: Job, unit: Unit, device: str) -> None:
@@ -145,7 +190,7 @@ def _picked(job: Job, unit: Unit) -> list[dict]:
     return points
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -160,36 +205,71 @@ class Trials:
 
 
 def tuned(
-    job: Job, name: str, condition: str, arm: Arm, table: Table, epsilons: Sequence[float], counts: tuple[int, ...]
+    job: Job,
+    name: str,
+    condition: str,
+    arm: Arm,
+    table: Table,
+    epsilons: Sequence[float],
+    counts: tuple[int, ...],
 ) -> dict[tuple[float, str], Trials]:
     """By epsilon and output rule; empty where a unit is missing."""
     figure, settings = job.figures[name], grid(job.figures[name], CONDITIONS[condition], arm)
-    mine = [u for u in units(name, CONDITIONS[condition], job.figures, tuple(epsilons)) if u.arm == arm]
+    mine = [
+        u for u in units(name, CONDITIONS[condition], job.figures, tuple(epsilons)) if u.arm == arm
+    ]
     if not mine or any(not job.path(u).exists() for u in mine):
         return {}
     last = [u for u in mine if u.picked or not figure.tuned_on]
     groups = list(dict.fromkeys(u.epsilons for u in last))
     at = [e for some in groups for e in some]
-    parts = [np.concatenate([np.load(job.path(u)) for u in last if u.epsilons == some], 1) for some in groups]
-    found = np.concatenate(parts).reshape(len(at), -1, figure.trials, len(COLUMNS))  # of picked settings, one at each epsilon
+    parts = [
+        np.concatenate([np.load(job.path(u)) for u in last if u.epsilons == some], 1)
+        for some in groups
+    ]
+    found = np.concatenate(parts).reshape(
+        len(at), -1, figure.trials, len(COLUMNS)
+    )  # of picked settings, one at each epsilon
     chosen = [point for u in last if u.picked for point in _picked(job, u)]
     rows: dict[tuple[float, str], Trials] = {}
     for e, epsilon in enumerate(at):
-        known = CONDITIONS[condition].noise == "none" or table.of(figure, CONDITIONS[condition], arm, counts, epsilon)
+        known = CONDITIONS[condition].noise == "none" or table.of(
+            figure, CONDITIONS[condition], arm, counts, epsilon
+        )
         for o, output in enumerate(OUTPUTS):
             loss, error = found[e, :, :, 2 * o], found[e, :, :, 2 * o + 1]
             best = int(np.nan_to_num(loss.mean(1), nan=math.inf).argmin())
-            setting = {k: v for k, v in chosen[e].items() if k != "epsilon"} if chosen else settings[best]
+            setting = (
+                {k: v for k, v in chosen[e].items() if k != "epsilon"} if chosen else settings[best]
+            )
             spent = math.inf if known is True else max(known["spent"])
-            rows[epsilon, output] = Trials(arm.name, setting, float(loss[best].mean()), tuple(error[best].tolist()), spent)
+            rows[epsilon, output] = Trials(
+                arm.name, setting, float(loss[best].mean()), tuple(error[best].tolist()), spent
+            )
     return rows
 
 
-FIELDS = ("figure", "condition", "arm", "epsilon", "output", "spent", "step", "clip", "slope", "loss", "errors")
+FIELDS = (
+    "figure",
+    "condition",
+    "arm",
+    "epsilon",
+    "output",
+    "spent",
+    "step",
+    "clip",
+    "slope",
+    "loss",
+    "errors",
+)
 
 
-def collect(job: Job, names: Iterable[str], conditions: Iterable[str], epsilons: Sequence[float] = EPSILONS) -> Iterator[dict]:
-    """Every arm that is complete, tuned at every epsilon for every output rule: what verdict.csv has, one row each, with each trial's test error."""
+def collect(
+    job: Job, names: Iterable[str], conditions: Iterable[str], epsilons: Sequence[float] = EPSILONS
+) -> Iterator[dict]:
+    """Every arm that is complete, tuned at every epsilon for every output rule: what verdict.csv
+    has, one row each, with each trial's test error.
+    """
     table, known = Table(job.folder / "noise.json"), _counts(job.folder)
     for name in names:
         figure = job.figures[name]
@@ -201,16 +281,28 @@ def collect(job: Job, names: Iterable[str], conditions: Iterable[str], epsilons:
                     if output != "last" and condition not in ("primary", "text", "file"):
                         continue
                     yield {
-                        "figure": name, "condition": condition, "arm": t.arm, "epsilon": epsilon, "output": output, "spent": t.spent,
-                        "step": t.setting["step"], "clip": t.setting["clip"], "slope": t.setting.get("slope", ""), "loss": t.loss,
+                        "figure": name,
+                        "condition": condition,
+                        "arm": t.arm,
+                        "epsilon": epsilon,
+                        "output": output,
+                        "spent": t.spent,
+                        "step": t.setting["step"],
+                        "clip": t.setting["clip"],
+                        "slope": t.setting.get("slope", ""),
+                        "loss": t.loss,
                         "errors": t.errors,
-                    }  # fmt: skip
+                    }
 
 
 def _counts(folder: Path) -> dict[str, tuple[int, ...]]:
     """The silos' sizes, each once, of the data sets that were begun."""
     path = folder / "counts.json"
-    return {name: tuple(sizes) for name, sizes in json.loads(path.read_text()).items()} if path.exists() else {}
+    return (
+        {name: tuple(sizes) for name, sizes in json.loads(path.read_text()).items()}
+        if path.exists()
+        else {}
+    )
 
 
 def _cut(figure: Figure, condition: Condition) -> str:
@@ -219,11 +311,23 @@ def _cut(figure: Figure, condition: Condition) -> str:
 
 
 def write_trials(rows: Iterable[dict], path: Path) -> None:
-    """verdict.csv: each tuned arm with the test error of every trial, for others to test otherwise."""
+    """verdict.csv: each tuned arm with the test error of every trial, for others to test
+    otherwise.
+    """
     lines = []
     for r in rows:
-        numbers = [f"{r[k]:.6g}" if r[k] != "" else "" for k in ("spent", "step", "clip", "slope", "loss")]
-        lines.append((*(r[k] for k in FIELDS[:3]), f"{r['epsilon']:g}", r["output"], *numbers, " ".join(f"{e:.4g}" for e in r["errors"])))
+        numbers = [
+            f"{r[k]:.6g}" if r[k] != "" else "" for k in ("spent", "step", "clip", "slope", "loss")
+        ]
+        lines.append(
+            (
+                *(r[k] for k in FIELDS[:3]),
+                f"{r['epsilon']:g}",
+                r["output"],
+                *numbers,
+                " ".join(f"{e:.4g}" for e in r["errors"]),
+            )
+        )
     atomic.write_table(path, FIELDS, lines)
 
 
@@ -232,7 +336,10 @@ def read_trials(path: Path) -> list[dict]:
         return [
             {
                 **{k: r[k] for k in ("figure", "condition", "arm", "output")},
-                **{k: float(r[k]) if r[k] else "" for k in ("epsilon", "spent", "step", "clip", "slope", "loss")},
+                **{
+                    k: float(r[k]) if r[k] else ""
+                    for k in ("epsilon", "spent", "step", "clip", "slope", "loss")
+                },
                 "errors": tuple(float(e) for e in r["errors"].split()),
             }
             for r in csv.DictReader(file)

@@ -1,9 +1,12 @@
-"""Local SGD as the authors run it: K noisy steps a round in every silo, each on one record on average, for thousands of networks at once.
+"""Local SGD as the authors run it: K noisy steps a round in every silo, each on one record on
+average, for thousands of networks at once.
 
-A step takes each of a silo's n records by a coin of its own, with probability 1/n, clips its gradient, adds noise for a sum, and steps: K R releases on
-Poisson batches, which is what is priced. Nothing is truncated: a step has as many places as the fullest batch of it has records.
-For networks of one hidden layer, whose gradients have a closed form. On a GPU all steps of a round are one kernel (`verdict_local.cu`) where the
-hidden units are a multiple of 32; elsewhere torch takes them one by one.
+A step takes each of a silo's n records by a coin of its own, with probability 1/n, clips its
+gradient, adds noise for a sum, and steps: K R releases on Poisson batches, which is what is priced.
+Nothing is truncated: a step has as many places as the fullest batch of it has records. For networks
+of one hidden layer, whose gradients have a closed form. On a GPU all steps of a round are one
+kernel (`verdict_local.cu`) where the hidden units are a multiple of 32; elsewhere torch takes them
+one by one.
 """
 
 from __future__ import annotations
@@ -33,24 +36,45 @@ TOGETHER = 2
 
 
 def drawn(counts: Tensor, steps: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Which records each step of each silo takes: (steps, S, k) places among the silo's records, and whether there is one, those first."""
+    """Which records each step of each silo takes: (steps, S, k) places among the silo's records,
+    and whether there is one, those first.
+    """
     most = int(counts.max())
     places, there = [], []
     for start in range(0, steps, chunk := max(1, COINS // (len(counts) * most))):
         some = min(chunk, steps - start)
-        coins = torch.rand(some, len(counts), most, generator=random, device=counts.device, dtype=torch.float64) * counts[:, None] < 1
+        coins = (
+            torch.rand(
+                some, len(counts), most, generator=random, device=counts.device, dtype=torch.float64
+            )
+            * counts[:, None]
+            < 1
+        )
         coins &= torch.arange(most, device=counts.device) < counts[:, None]
         found = coins.to(torch.uint8).topk(max(1, int(coins.sum(2).max())), 2)
         places.append(found.indices)
         there.append(found.values > 0)
     wide = max(part.shape[2] for part in places)
-    whole = [torch.cat([nn.functional.pad(part, (0, wide - part.shape[2])) for part in parts]) for parts in (places, there)]
+    whole = [
+        torch.cat([nn.functional.pad(part, (0, wide - part.shape[2])) for part in parts])
+        for parts in (places, there)
+    ]
     return whole[0], whole[1]
 
 
 @torch.no_grad()
-def local_round(fed: Splits, w: Tensor, steps: int, step: Tensor, clip: Tensor, random: torch.Generator, optimiser: str = "sgd") -> Tensor:
-    """(G T, d): the mean over a split's silos of where they end, from w; step and clip are (G T, 1), alike in all splits of a run."""
+def local_round(
+    fed: Splits,
+    w: Tensor,
+    steps: int,
+    step: Tensor,
+    clip: Tensor,
+    random: torch.Generator,
+    optimiser: str = "sgd",
+) -> Tensor:
+    """(G T, d): the mean over a split's silos of where they end, from w; step and clip are (G T,
+    1), alike in all splits of a run.
+    """
     layers = list(fed.problem.model.children())
     if [type(m) for m in layers] != [nn.Linear, nn.ReLU, nn.Linear]:
         raise BadInput("steps of one record are for networks of one hidden layer")
@@ -58,14 +82,32 @@ def local_round(fed: Splits, w: Tensor, steps: int, step: Tensor, clip: Tensor, 
     (splits, silos), device, dim = members.shape, w.device, w.shape[1]
     runs, many = len(w) // splits, splits * silos
     at, there = drawn(torch.tensor(fed.counts)[members.flatten()].to(device), steps, random)
-    own = torch.arange(splits)[:, None].expand(-1, silos).reshape(-1, 1).to(device), members.reshape(-1, 1).to(device)
+    own = (
+        torch.arange(splits)[:, None].expand(-1, silos).reshape(-1, 1).to(device),
+        members.reshape(-1, 1).to(device),
+    )
     # (S, G, ...): a silo's networks side by side, so that all of them see a record in one product
-    point = w.view(runs, splits, 1, dim).expand(-1, -1, silos, -1).reshape(runs, many, dim).transpose(0, 1)
+    point = (
+        w.view(runs, splits, 1, dim)
+        .expand(-1, -1, silos, -1)
+        .reshape(runs, many, dim)
+        .transpose(0, 1)
+    )
     parts = [part.contiguous() for part in fed.problem.split(point).values()]
     clips, paces = (v.view(runs, splits)[None, :, :1].to(w) for v in (clip, step))  # (1, G, 1)
     multiplier = fed.multipliers["minibatch"].to(w)[:, members.flatten()].T[..., None]  # (S, G, 1)
     std = 2 * clips * (1 + CLIP_TOLERANCE) * multiplier
-    round_ = Round(fed.x[*own, at], fed.y[*own, at], there, clips, paces, std, bool((multiplier > 0).any()), optimiser == "adam", random)
+    round_ = Round(
+        fed.x[*own, at],
+        fed.y[*own, at],
+        there,
+        clips,
+        paces,
+        std,
+        bool((multiplier > 0).any()),
+        optimiser == "adam",
+        random,
+    )
     on_gpu = w.is_cuda and parts[1].shape[2] % 32 == 0 and compiler() is not None
     parts = _walk_on_gpu(parts, round_) if on_gpu else _walk(fed.problem, parts, round_)
     ends = torch.cat([part.flatten(2) for part in parts], 2)
@@ -73,7 +115,9 @@ def local_round(fed: Splits, w: Tensor, steps: int, step: Tensor, clip: Tensor, 
 
 
 class Round(NamedTuple):
-    """What the steps of a round are made of: K steps, S silos, at most k records a step, G networks in each silo."""
+    """What the steps of a round are made of: K steps, S silos, at most k records a step, G networks
+    in each silo.
+    """
 
     x: Tensor
     """(K, S, k, f)"""
@@ -94,21 +138,48 @@ class Round(NamedTuple):
 def _walk(problem: Problem, parts: list[Tensor], of: Round) -> list[Tensor]:
     """Where networks (S, G, ...) end, a step at a time."""
     w1, b1, w2, b2 = parts
-    (many, runs, hidden), outputs, filled = b1.shape, b2.shape[2], of.there.any(1).sum(1).clamp(min=1).tolist()
+    (many, runs, hidden), outputs, filled = (
+        b1.shape,
+        b2.shape[2],
+        of.there.any(1).sum(1).clamp(min=1).tolist(),
+    )
     moments = [[torch.zeros_like(part) for part in parts] for _ in BETAS]
     for k in range(len(of.x)):
-        x, y, there = (part[k, :, : filled[k]] for part in (of.x, of.y, of.there.to(w1)))  # (S, k, f), (S, k)
-        a = torch.bmm(w1.flatten(1, 2), x.transpose(1, 2)).view(many, runs, hidden, -1).add_(b1[..., None]).relu_()
+        x, y, there = (
+            part[k, :, : filled[k]] for part in (of.x, of.y, of.there.to(w1))
+        )  # (S, k, f), (S, k)
+        a = (
+            torch.bmm(w1.flatten(1, 2), x.transpose(1, 2))
+            .view(many, runs, hidden, -1)
+            .add_(b1[..., None])
+            .relu_()
+        )
         e2 = torch.softmax(torch.matmul(w2, a).add_(b2[..., None]), 2)
         e2.sub_(nn.functional.one_hot(y, outputs).transpose(1, 2)[:, None].to(w1))
         e1 = torch.matmul(w2.transpose(2, 3), e2).mul_(a > 0)
-        norm = (e1.square().sum(2) * (x.square().sum(2) + 1)[:, None] + e2.square().sum(2) * (a.square().sum(2) + 1)).sqrt_()
-        scale = torch.where(torch.isfinite(norm), there[:, None] * (of.clips / torch.maximum(norm, of.clips)), 0.0)[:, :, None]
-        e1, e2, a = (part.nan_to_num_(0.0, 0.0, 0.0) for part in (e1.mul_(scale), e2.mul_(scale), a))
-        noise = torch.randn(many, 1, problem.dim, device=w1.device, generator=of.random) if of.noisy else None
+        norm = (
+            e1.square().sum(2) * (x.square().sum(2) + 1)[:, None]
+            + e2.square().sum(2) * (a.square().sum(2) + 1)
+        ).sqrt_()
+        scale = torch.where(
+            torch.isfinite(norm), there[:, None] * (of.clips / torch.maximum(norm, of.clips)), 0.0
+        )[:, :, None]
+        e1, e2, a = (
+            part.nan_to_num_(0.0, 0.0, 0.0) for part in (e1.mul_(scale), e2.mul_(scale), a)
+        )
+        noise = (
+            torch.randn(many, 1, problem.dim, device=w1.device, generator=of.random)
+            if of.noisy
+            else None
+        )
         draws = list(problem.split(noise).values()) if noise is not None else []
         if of.adam:
-            sums = [torch.bmm(e1.flatten(1, 2), x).view_as(w1), e1.sum(3), torch.matmul(e2, a.transpose(2, 3)), e2.sum(3)]
+            sums = [
+                torch.bmm(e1.flatten(1, 2), x).view_as(w1),
+                e1.sum(3),
+                torch.matmul(e2, a.transpose(2, 3)),
+                e2.sum(3),
+            ]
             _adam(parts, sums, draws, of, moments, k + 1)
             continue
         e1, e2 = e1.mul_(-of.paces[..., None]), e2.mul_(-of.paces[..., None])
@@ -123,11 +194,26 @@ def _walk(problem: Problem, parts: list[Tensor], of: Round) -> list[Tensor]:
 
 def _walk_on_gpu(parts: list[Tensor], of: Round) -> list[Tensor]:
     """The same, all steps in one kernel; its noise is another draw."""
-    (many, runs, hidden, inputs), outputs, (steps, _, most) = parts[0].shape, parts[3].shape[2], of.there.shape
-    state = torch.cat([parts[0].transpose(2, 3).flatten(2), *(part.flatten(2) for part in parts[1:])], 2)
-    noise = torch.randn(steps, many, state.shape[2], device=state.device, generator=of.random) if of.noisy else state
+    (many, runs, hidden, inputs), outputs, (steps, _, most) = (
+        parts[0].shape,
+        parts[3].shape[2],
+        of.there.shape,
+    )
+    state = torch.cat(
+        [parts[0].transpose(2, 3).flatten(2), *(part.flatten(2) for part in parts[1:])], 2
+    )
+    noise = (
+        torch.randn(steps, many, state.shape[2], device=state.device, generator=of.random)
+        if of.noisy
+        else state
+    )
     settings = torch.cat([v.expand(many, -1, -1) for v in (of.clips, of.paces, of.std)], 2)
-    records = [of.x.contiguous(), of.x.square().sum(3), of.y.int(), of.there.sum(2, dtype=torch.int32)]
+    records = [
+        of.x.contiguous(),
+        of.x.square().sum(3),
+        of.y.int(),
+        of.there.sum(2, dtype=torch.int32),
+    ]
     _kernel(inputs, hidden, outputs, of.adam)(
         (math.ceil(runs / TOGETHER), many, 1),
         (hidden * TOGETHER, 1, 1),
@@ -140,7 +226,13 @@ def _walk_on_gpu(parts: list[Tensor], of: Round) -> list[Tensor]:
 
 @functools.lru_cache
 def _kernel(inputs: int, hidden: int, outputs: int, adam: bool) -> Any:
-    sizes = {"INPUTS": inputs, "HIDDEN": hidden, "OUTPUTS": outputs, "TOGETHER": TOGETHER, "ADAM": int(adam)}
+    sizes = {
+        "INPUTS": inputs,
+        "HIDDEN": hidden,
+        "OUTPUTS": outputs,
+        "TOGETHER": TOGETHER,
+        "ADAM": int(adam),
+    }
     constants = {"BETA1": f"{BETAS[0]}f", "BETA2": f"{BETAS[1]}f", "SMALL": f"{SMALL}f"}
     return kernels(Path(__file__).with_suffix(".cu"), ("walk",), sizes | constants)[0]
 
@@ -149,7 +241,14 @@ def _wide(value: Tensor, like: Tensor) -> Tensor:
     return value.reshape(*value.shape[:2], *(1,) * (like.dim() - 2))
 
 
-def _adam(parts: list[Tensor], sums: list[Tensor], draws: list[Tensor], of: Round, moments: list[list[Tensor]], count: int) -> None:
+def _adam(
+    parts: list[Tensor],
+    sums: list[Tensor],
+    draws: list[Tensor],
+    of: Round,
+    moments: list[list[Tensor]],
+    count: int,
+) -> None:
     """One step of torch's Adam, which every round starts anew."""
     for i, (part, g) in enumerate(zip(parts, sums, strict=True)):
         if draws:

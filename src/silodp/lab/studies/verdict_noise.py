@@ -1,4 +1,6 @@
-"""The noise of the verdict's comparisons, and what it really spends by exact accounting: set, or computed, before any record is read."""
+"""The noise of the verdict's comparisons, and what it really spends by exact accounting: set, or
+computed, before any record is read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from silodp.server.algorithms import find
 from silodp.server.paper import paper_multipliers
 from silodp.server.plan import calibrate, dry_run
 
-ALGORITHMS = {"mb-sgd": "mb-sgd", "spider": "spider", "alternate": "spider-alternate", "local-sgd": "local-sgd"}
+ALGORITHMS = {
+    "mb-sgd": "mb-sgd",
+    "spider": "spider",
+    "alternate": "spider-alternate",
+    "local-sgd": "local-sgd",
+}
 
 
 def settings(figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, ...]) -> dict:
@@ -46,8 +53,11 @@ def batches(figure: Figure, condition: Condition, arm: Arm, n: int, epsilon: flo
     return Poisson(rate if rate * n >= 1 else math.nextafter(rate, 1))
 
 
-def noise(figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, ...], epsilon: float) -> dict[str, list[float]]:
-    """Noise multipliers (std / sensitivity) of each kind of release for each silo, and under "spent" the epsilon that a run then costs.
+def noise(
+    figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, ...], epsilon: float
+) -> dict[str, list[float]]:
+    """Noise multipliers (std / sensitivity) of each kind of release for each silo, and under
+    "spent" the epsilon that a run then costs.
 
     Priced is the very algorithm, by a dry run of it, for a silo that is asked in every round.
     """
@@ -64,12 +74,22 @@ def noise(figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, ...
             plan = calibrate(run, mechanisms, [[budget]], (n,), shares=_shares(figure, arm))
             mechanisms = plan.mechanisms
         else:
-            share = drawn.batch(n) / n  # the constants are for the mean of n records, whatever the batch
+            share = (
+                drawn.batch(n) / n
+            )  # the constants are for the mean of n records, whatever the batch
             constants = paper_multipliers(algorithm.name, budget, schedule)
             if condition.noise == "file" and arm.curve == "spider":
-                constants["anchor"] /= math.sqrt(max(figure.rounds / arm.phase, 1))  # the file leaves max(R / q, 1) out
-            mechanisms = {kind: replace(m, noise_multiplier=share * constants[kind]) for kind, m in mechanisms.items()}
-        multipliers = {kind: float(torch.as_tensor(m.noise_multiplier).flatten()[0]) for kind, m in mechanisms.items()}
+                constants["anchor"] /= math.sqrt(
+                    max(figure.rounds / arm.phase, 1)
+                )  # the file leaves max(R / q, 1) out
+            mechanisms = {
+                kind: replace(m, noise_multiplier=share * constants[kind])
+                for kind, m in mechanisms.items()
+            }
+        multipliers = {
+            kind: float(torch.as_tensor(m.noise_multiplier).flatten()[0])
+            for kind, m in mechanisms.items()
+        }
         for kind, value in multipliers.items():
             found.setdefault(kind, []).append(value)
         found["spent"].append(_spent(run, mechanisms, multipliers, budget.delta))
@@ -83,12 +103,14 @@ def _spent(run, mechanisms, multipliers: dict[str, float], delta: float) -> floa
     for asked in dry_run(run, mechanisms, Everyone(1)):
         key = (asked.event.sampling, multipliers[asked.kind])
         releases[key] = releases.get(key, 0) + int(asked.event.count)
-    return composed_epsilon(tuple((drawn, m, count) for (drawn, m), count in releases.items()), delta)
+    return composed_epsilon(
+        tuple((drawn, m, count) for (drawn, m), count in releases.items()), delta
+    )
 
 
 def _shares(figure: Figure, arm: Arm) -> dict[str, float] | None:
-    """The split of the budget that the text's constants make: an anchor's noise multiplier is 1 / sqrt(q) of a difference's; in the alternate form
-    the two are alike."""
+    """The split of the budget that the text's constants make: an anchor's noise multiplier is 1 /
+    sqrt(q) of a difference's; in the alternate form the two are alike."""
     if arm.curve == "alternate":
         return {"anchor": 0.5, "refine": 0.5}
     if arm.curve != "spider" or arm.phase == 1:
@@ -99,13 +121,19 @@ def _shares(figure: Figure, arm: Arm) -> dict[str, float] | None:
 
 
 class Table:
-    """The noise of every arm and epsilon, kept in noise.json: what is missing is computed, on all cores."""
+    """The noise of every arm and epsilon, kept in noise.json: what is missing is computed, on all
+    cores.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[str, dict[str, list[float]]] = json.loads(path.read_text()) if path.exists() else {}
+        self.known: dict[str, dict[str, list[float]]] = (
+            json.loads(path.read_text()) if path.exists() else {}
+        )
 
-    def of(self, figure: Figure, condition: Condition, arm: Arm, counts: Sequence[int], epsilon: float) -> dict[str, list[float]]:
+    def of(
+        self, figure: Figure, condition: Condition, arm: Arm, counts: Sequence[int], epsilon: float
+    ) -> dict[str, list[float]]:
         return self.known[_key(figure, condition, arm, distinct(counts), epsilon)]
 
     def fill(self, wanted: Iterable[tuple[Figure, Condition, Arm, tuple[int, ...], float]]) -> None:
@@ -116,7 +144,12 @@ class Table:
         if cores == 1:
             found = [noise(*task) for task in left.values()]
         else:
-            with ProcessPoolExecutor(cores, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            with ProcessPoolExecutor(
+                cores,
+                mp_context=get_context("spawn"),
+                initializer=torch.set_num_threads,
+                initargs=(1,),
+            ) as pool:
                 found = list(pool.map(noise, *zip(*left.values(), strict=True)))
         self.known |= dict(zip(left, found, strict=True))
         atomic.write_json(self.path, self.known)
@@ -127,6 +160,8 @@ def distinct(counts: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(counts))
 
 
-def _key(figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, ...], epsilon: float) -> str:
+def _key(
+    figure: Figure, condition: Condition, arm: Arm, counts: tuple[int, ...], epsilon: float
+) -> str:
     """What the noise follows from: no grid and no form of clipping."""
-    return f"R{figure.rounds}-{condition.batches}-{condition.noise}-{arm.name}-n{','.join(map(str, counts))}-e{epsilon:g}"
+    return f"R{figure.rounds}-{condition.batches}-{condition.noise}-{arm.name}-n{','.join(map(str, counts))}-e{epsilon:g}"  # noqa: E501

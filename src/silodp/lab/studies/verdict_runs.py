@@ -1,7 +1,9 @@
-"""Runs a unit of the verdict: all its trainings, over grid, epsilons and splits, are one vectorised program on a CPU or a GPU.
+"""Runs a unit of the verdict: all its trainings, over grid, epsilons and splits, are one vectorised
+program on a CPU or a GPU.
 
-Splits lie side by side as silos: T splits of N silos are T N silos with a point for each split, so that one call of an engine has the clipped sums of
-all. Runs of one split share their draws of batches and noise, which are made on the CPU from the split's number: on a GPU it is the same run.
+Splits lie side by side as silos: T splits of N silos are T N silos with a point for each split, so
+that one call of an engine has the clipped sums of all. Runs of one split share their draws of
+batches and noise, which are made on the CPU from the split's number: on a GPU it is the same run.
 Only Local SGD's noise, a vector for each record that is stepped on, is drawn where it is used.
 """
 
@@ -45,13 +47,27 @@ COLUMNS = ("loss_last", "error_last", "loss_random", "error_random", "loss_least
 
 
 @lru_cache(maxsize=24)
-def split_of(dataset: str, trial: int, data_dir: Path | None, device: str, records: int | None) -> Split:
-    """The split of a trial; with `records`, that many training records a silo, and a quarter as many to test on."""
+def split_of(
+    dataset: str, trial: int, data_dir: Path | None, device: str, records: int | None
+) -> Split:
+    """The split of a trial; with `records`, that many training records a silo, and a quarter as
+    many to test on.
+    """
     split = DATASETS[dataset].of(trial, data_dir)
     if records is not None:
         train, silos = split.train, len(split.train)
-        few = Records(train.x[:, :records].clone(), train.y[:, :records].clone(), (records,) * silos, train.names)
-        kept = torch.cat([torch.nonzero(split.test_y == k).flatten()[: records // 4] for k in range(split.classes)])
+        few = Records(
+            train.x[:, :records].clone(),
+            train.y[:, :records].clone(),
+            (records,) * silos,
+            train.names,
+        )
+        kept = torch.cat(
+            [
+                torch.nonzero(split.test_y == k).flatten()[: records // 4]
+                for k in range(split.classes)
+            ]
+        )
         split = replace(split, train=few, test_x=split.test_x[kept], test_y=split.test_y[kept])
     return split.to(device)
 
@@ -67,7 +83,9 @@ def problem_of(figure: Figure, split: Split, device: str) -> Problem:
 
 
 class Splits:
-    """The port that the algorithms ask: T splits of the same silos at once. Rows of a point (G T, d) are runs and, within each, splits."""
+    """The port that the algorithms ask: T splits of the same silos at once. Rows of a point (G T,
+    d) are runs and, within each, splits.
+    """
 
     def __init__(
         self,
@@ -79,14 +97,28 @@ class Splits:
         cohort: int | None,
     ) -> None:
         train = [split.train for split in splits]
-        self.problem, self.counts, self.silos, self.splits = problem, train[0].counts, len(train[0]), len(train)
+        self.problem, self.counts, self.silos, self.splits = (
+            problem,
+            train[0].counts,
+            len(train[0]),
+            len(train),
+        )
         self.x, self.y = torch.stack([t.x for t in train]), torch.stack([t.y for t in train])
         self.mask = train[0].mask
         self.multipliers, self.drawn = multipliers, drawn
         """(G, N) by kind."""
-        self.random = [np.random.default_rng(np.random.SeedSequence((VERDICT, t), spawn_key=NOISE)) for t in trials]
-        self.who = [Uniform(self.silos, cohort, seed=t) if cohort else Everyone(self.silos) for t in trials]
-        self.memory = torch.cuda.get_device_properties(self.x.device).total_memory // 16 if self.x.is_cuda else 2**28
+        self.random = [
+            np.random.default_rng(np.random.SeedSequence((VERDICT, t), spawn_key=NOISE))
+            for t in trials
+        ]
+        self.who = [
+            Uniform(self.silos, cohort, seed=t) if cohort else Everyone(self.silos) for t in trials
+        ]
+        self.memory = (
+            torch.cuda.get_device_properties(self.x.device).total_memory // 16
+            if self.x.is_cuda
+            else 2**28
+        )
 
     def mean(self, query: Query) -> Tensor:
         members = self.cohort()
@@ -96,15 +128,33 @@ class Splits:
         clip = self._of_runs(mechanism.clip, w)
         limit = getattr(statistic, "limit", None)
         total = clipped_sum(
-            self.problem, w, x, y, weight, clip, reference=reference[0] if reference else None,
-            limit=None if limit is None else self._of_runs(limit, w), memory=self.memory, engines=ENGINES,
-        )  # fmt: skip
+            self.problem,
+            w,
+            x,
+            y,
+            weight,
+            clip,
+            reference=reference[0] if reference else None,
+            limit=None if limit is None else self._of_runs(limit, w),
+            memory=self.memory,
+            engines=ENGINES,
+        )
         total = total.view(-1, self.splits, members.shape[1], self.problem.dim)
-        size = torch.tensor([[self.drawn.batch(self.counts[i]) for i in row] for row in members.tolist()]).to(total)  # (T, M)
+        size = torch.tensor(
+            [[self.drawn.batch(self.counts[i]) for i in row] for row in members.tolist()]
+        ).to(total)  # (T, M)
         total.div_(size[None, :, :, None])
-        std = 2 * clip.reshape(-1, 1, 1).to(total) * (1 + CLIP_TOLERANCE) / size * self.multipliers[mechanism.kind].to(total)[:, members]
+        std = (
+            2
+            * clip.reshape(-1, 1, 1).to(total)
+            * (1 + CLIP_TOLERANCE)
+            / size
+            * self.multipliers[mechanism.kind].to(total)[:, members]
+        )
         if bool((self.multipliers[mechanism.kind] > 0).any()):
-            draws = torch.empty(self.splits, members.shape[1], self.problem.dim, pin_memory=total.is_cuda)
+            draws = torch.empty(
+                self.splits, members.shape[1], self.problem.dim, pin_memory=total.is_cuda
+            )
             for random, into in zip(self.random, draws.numpy(), strict=True):
                 standard_normals(random, into)
             total.addcmul_(std[..., None], draws.to(total, non_blocking=True))
@@ -118,11 +168,15 @@ class Splits:
         """(G, d) for one split, else (G, T M, d): a split's silos all have its point."""
         if self.splits == 1:
             return point
-        return point.view(-1, self.splits, 1, self.problem.dim).expand(-1, -1, silos, -1).flatten(1, 2)
+        return (
+            point.view(-1, self.splits, 1, self.problem.dim).expand(-1, -1, silos, -1).flatten(1, 2)
+        )
 
     def _of_runs(self, value: float | Tensor, w: Tensor) -> Tensor:
         """(G, 1) of one number a run (G T, 1), which must be the same for all its splits."""
-        value = torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(len(w) * self.splits, 1)
+        value = torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(
+            len(w) * self.splits, 1
+        )
         return value.view(-1, self.splits)[:, :1]
 
     def _batch(self, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,10 +202,15 @@ def losses(problem: Problem, w: Tensor, splits: Sequence[Split]) -> Tensor:
     found = torch.empty(len(w) // len(splits), len(splits), dtype=torch.float64, device=w.device)
     for t, split in enumerate(splits):
         train = split.train
-        weight = (train.mask / torch.tensor(train.counts, device=w.device)[:, None] / len(train)).double()[train.mask]
+        weight = (
+            train.mask / torch.tensor(train.counts, device=w.device)[:, None] / len(train)
+        ).double()[train.mask]
         x, y = train.x[train.mask], train.y[train.mask]
         found[:, t] = torch.cat(
-            [problem.record_losses(_outputs(problem, part, x), y).double() @ weight for part in _parts(w[t :: len(splits)], x)]
+            [
+                problem.record_losses(_outputs(problem, part, x), y).double() @ weight
+                for part in _parts(w[t :: len(splits)], x)
+            ]
         )
     return found.flatten()
 
@@ -164,13 +223,19 @@ def errors(problem: Problem, w: Tensor, splits: Sequence[Split]) -> Tensor:
         for_each = []
         for part in _parts(w[t :: len(splits)], split.test_x):
             scores = _outputs(problem, part, split.test_x)
-            for_each.append(((scores.argmax(-1) != split.test_y) | ~torch.isfinite(scores).all(-1)).double().mean(-1))
+            for_each.append(
+                ((scores.argmax(-1) != split.test_y) | ~torch.isfinite(scores).all(-1))
+                .double()
+                .mean(-1)
+            )
         found[:, t] = torch.cat(for_each)
     return found.flatten()
 
 
 def _outputs(problem: Problem, w: Tensor, x: Tensor) -> Tensor:
-    """Without kernels of ours a GPU's grouped convolutions need far more room than they fill: there networks that see pictures go one by one."""
+    """Without kernels of ours a GPU's grouped convolutions need far more room than they fill: there
+    networks that see pictures go one by one.
+    """
     if (found := pictures.outputs(problem, w, x)) is not None:
         return found
     one_by_one = w.is_cuda and x.dim() > 2
@@ -183,11 +248,22 @@ def _parts(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
 
 
 class Watch:
-    """The iterates of a unit: the last, one at random for each split, and that of the least training loss seen."""
+    """The iterates of a unit: the last, one at random for each split, and that of the least
+    training loss seen.
+    """
 
-    def __init__(self, problem: Problem, splits: Sequence[Split], trials: Sequence[int], iterates: int, every: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        splits: Sequence[Split],
+        trials: Sequence[int],
+        iterates: int,
+        every: int,
+    ) -> None:
         self.problem, self.splits, self.every, self.iterates = problem, splits, every, iterates
-        self.at = torch.tensor([int(np.random.default_rng((VERDICT, t)).integers(1, iterates + 1)) for t in trials])
+        self.at = torch.tensor(
+            [int(np.random.default_rng((VERDICT, t)).integers(1, iterates + 1)) for t in trials]
+        )
         self.count, self.best, self.least, self.random, self.last = 0, None, None, None, None
 
     def see(self, w: Tensor) -> None:
@@ -211,33 +287,62 @@ class Watch:
         assert self.best is not None
         found = []
         for w in (self.last, self.random, self.best):
-            found += [losses(self.problem, w, self.splits).nan_to_num(torch.inf), errors(self.problem, w, self.splits)]
+            found += [
+                losses(self.problem, w, self.splits).nan_to_num(torch.inf),
+                errors(self.problem, w, self.splits),
+            ]
         return torch.stack(found, 1).float().cpu().numpy()
 
 
 def run(
-    unit: Unit, figures: dict[str, Figure], table: Table, data_dir: Path | None, device: str, points: list[dict] | None = None
+    unit: Unit,
+    figures: dict[str, Figure],
+    table: Table,
+    data_dir: Path | None,
+    device: str,
+    points: list[dict] | None = None,
 ) -> np.ndarray:
-    """(points, trials, 6): what came of each training. `points` are epsilons with settings; by default the whole grid at each epsilon."""
+    """(points, trials, 6): what came of each training. `points` are epsilons with settings; by
+    default the whole grid at each epsilon.
+    """
     figure, condition = figures[unit.figure], CONDITIONS[unit.condition]
-    points = points or [{"epsilon": e, **p} for e in unit.epsilons for p in grid(figure, condition, unit.arm)]
-    # a clip that follows the move of w is another in each split, and pictures fill a machine with one: these go split by split
-    together = len(unit.trials) if figure.model != "cnn" and (condition.form == "each" or unit.arm.curve in ("mb-sgd", "local-sgd")) else 1
+    points = points or [
+        {"epsilon": e, **p} for e in unit.epsilons for p in grid(figure, condition, unit.arm)
+    ]
+    # a clip that follows the move of w is another in each split, and pictures fill a machine with
+    # one: these go split by split
+    together = (
+        len(unit.trials)
+        if figure.model != "cnn"
+        and (condition.form == "each" or unit.arm.curve in ("mb-sgd", "local-sgd"))
+        else 1
+    )
     parts = [
-        _run(unit, figure, table, data_dir, device, points, unit.trials[t : t + together]) for t in range(0, len(unit.trials), together)
+        _run(unit, figure, table, data_dir, device, points, unit.trials[t : t + together])
+        for t in range(0, len(unit.trials), together)
     ]
     return np.concatenate(parts, 1)
 
 
 def _run(
-    unit: Unit, figure: Figure, table: Table, data_dir: Path | None, device: str, points: list[dict], trials: Sequence[int]
+    unit: Unit,
+    figure: Figure,
+    table: Table,
+    data_dir: Path | None,
+    device: str,
+    points: list[dict],
+    trials: Sequence[int],
 ) -> np.ndarray:
     condition = CONDITIONS[unit.condition]
-    splits = [split_of(figure.dataset, t, data_dir, device, records_of(figure, condition)) for t in trials]
+    splits = [
+        split_of(figure.dataset, t, data_dir, device, records_of(figure, condition)) for t in trials
+    ]
     problem, counts = problem_of(figure, splits[0], device), splits[0].train.counts
     kinds, several = find(ALGORITHMS[unit.arm.curve]).kinds, len(splits)
     at = {n: i for i, n in enumerate(distinct(counts))}
-    multipliers = {kind: torch.zeros(len(points), len(counts), dtype=torch.float64) for kind in kinds}
+    multipliers = {
+        kind: torch.zeros(len(points), len(counts), dtype=torch.float64) for kind in kinds
+    }
     if condition.noise != "none":
         for g, point in enumerate(points):
             known = table.of(figure, condition, unit.arm, counts, point["epsilon"])
@@ -257,11 +362,21 @@ def _run(
     if unit.arm.curve == "local-sgd":
         random = torch.Generator(device).manual_seed(VERDICT + trials[0])
         for _ in range(figure.rounds):
-            w = local_round(fed, w, schedule["local_steps"], columns["step"], columns["clip"], random, condition.optimiser)
+            w = local_round(
+                fed,
+                w,
+                schedule["local_steps"],
+                columns["step"],
+                columns["clip"],
+                random,
+                condition.optimiser,
+            )
             watch.see(w)
     else:
         clip = columns.pop("clip")
         mechanisms = {kind: Gaussian(kind, clip, 0.0, drawn) for kind in kinds}
-        for iterate in find(ALGORITHMS[unit.arm.curve]).run(fed, problem, w, **(schedule | columns), **mechanisms):
+        for iterate in find(ALGORITHMS[unit.arm.curve]).run(
+            fed, problem, w, **(schedule | columns), **mechanisms
+        ):
             watch.see(iterate)
     return watch.rows().reshape(len(points), several, len(COLUMNS))

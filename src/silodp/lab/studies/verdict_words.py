@@ -1,4 +1,6 @@
-"""What docs/verdict.md says that is not computed: the protocol, the reasons, and the authors' side."""
+"""What docs/verdict.md says that is not computed: the protocol, the reasons, and the authors'
+side.
+"""
 
 PROTOCOL = """`silodp reproduce verdict --data-dir DIR`; every trial of every tuned arm is in [verdict.csv](figures/verdict.csv), for whoever would test otherwise.
 
@@ -30,7 +32,7 @@ under about 3 points there are within what rounding and tuning on one split may 
 
 *Surely* is at 95 % by Nadeau and Bengio's test on differences paired over the splits, which allows for their overlap, with t quantiles and Holm's
 correction over those of a figure's epsilons at which the two are not the same runs. CIFAR-10 is not tested: what picking settings on one of five splits adds to chance is not known. Tuning and standardisation look at the data and are not charged, as in the paper.
-"""
+"""  # noqa: E501
 
 WHY = """## Why
 
@@ -41,7 +43,7 @@ WHY = """## Why
 - **Constants are no guarantee.** {spending} The file leaves the factor R/q out of the anchors' variance: its
   phase 1 is MB-SGD with a fraction of MB-SGD's noise. A comment there names the factor, so that it may be a slip. Where less noise than claimed is added errors fall, and a lead that is bought so is not variance reduction's.
 - **The budget's split** between anchors and differences is the text's. Another might serve SPIDER better; it was not varied here (our [leaderboard](leaderboard.md) tunes over it).
-"""
+"""  # noqa: E501
 
 OBJECTIONS = """## The authors' side
 
@@ -61,4 +63,4 @@ OBJECTIONS = """## The authors' side
   beta, {moved}.
 - *"1.72 % is an average over our splits; your interval may hold it."* It may: a difference that is not sure is not shown to be zero. The tables say where it is sure.
 - *"The theory stands."* Nothing here is about it; its corrections are [elsewhere](corrections.md).
-"""
+"""  # noqa: E501

@@ -1,4 +1,6 @@
-"""What the advisor tries: models, algorithms, rounds, clips and steps, by the size of the model and by how loud the noise is."""
+"""What the advisor tries: models, algorithms, rounds, clips and steps, by the size of the model and
+by how loud the noise is.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ MOMENTA = (0.0, 0.8)
 
 @dataclass(frozen=True)
 class Effort:
-    """What is tried, by the size of the model: the same everywhere, whatever the machine, so that the choice is the same too.
+    """What is tried, by the size of the model: the same everywhere, whatever the machine, so that
+    the choice is the same too.
 
-    `clips` are in units of the gradient that a typical record has at the start, `lengths` are step x clip: the longest that all records
-    together can move w in a round. `pool`: most records that are simulated; the noise is always that of the real number.
+    `clips` are in units of the gradient that a typical record has at the start, `lengths` are step
+    x clip: the longest that all records together can move w in a round. `pool`: most records that
+    are simulated; the noise is always that of the real number.
     """
 
     parameters: float
@@ -42,9 +46,13 @@ EFFORTS = (
     Effort(math.inf, (1,), 64, 200, (20,), (0.5,), (0.3, 1.0, 3.0), 1, 1),
 )
 BENDING, NETWORK = 400.0, 3000.0
-"""Records x mu from which models that bend are tried, and networks: with less, noise drowns what they could find beside a line."""
+"""Records x mu from which models that bend are tried, and networks: with less, noise drowns what
+they could find beside a line.
+"""
 ONE_SHOT, WHOLE, MOST_PRODUCTS = "one-shot", (0.7, 1.0, 2.0), 100
-"""One question for all products of two features: its clips, and up to how many features it is tried."""
+"""One question for all products of two features: its clips, and up to how many features it is
+tried.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,11 @@ class Point:
 
 def points_of(batch: Batch) -> list[Point]:
     """The last iterates' candidates, then those of the averages."""
-    return [Point(batch.model, batch.algorithm, batch.rounds, **p, output=output) for output in ("last", "tail") for p in batch.points]
+    return [
+        Point(batch.model, batch.algorithm, batch.rounds, **p, output=output)
+        for output in ("last", "tail")
+        for p in batch.points
+    ]
 
 
 def regrouped(points: Sequence[Point]) -> list[tuple[Batch, list[tuple[Point, int]]]]:
@@ -88,16 +100,24 @@ def regrouped(points: Sequence[Point]) -> list[tuple[Batch, list[tuple[Point, in
 
 
 def regrets(errors: Mapping[Point, np.ndarray]) -> dict[Point, float]:
-    """How much worse each is than the best, as the root mean square over the worlds: much worse in one counts more than a little in all."""
+    """How much worse each is than the best, as the root mean square over the worlds: much worse in
+    one counts more than a little in all.
+    """
     best = np.min(list(errors.values()), axis=0)
-    return {point: float(np.sqrt(np.square(found - best).mean())) for point, found in errors.items()}
+    return {
+        point: float(np.sqrt(np.square(found - best).mean())) for point, found in errors.items()
+    }
 
 
 def models_for(facts: Facts, worth: float) -> list[str]:
     """Lines first; `worth` is records x mu, by which the noise of a mean falls."""
     features = len(facts.kinds)
     found = ["linear"] if facts.plain.kind in ("regression", "count") else ["logistic"]
-    if worth >= BENDING and features <= 60 and "number" in facts.kinds + ("number",) * facts.kinds.count("standard"):
+    if (
+        worth >= BENDING
+        and features <= 60
+        and "number" in facts.kinds + ("number",) * facts.kinds.count("standard")
+    ):
         found.append("additive:6")
     if worth >= NETWORK and features <= 200:
         found.append("mlp:16")

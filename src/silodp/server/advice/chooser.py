@@ -1,8 +1,9 @@
 """The advisor: from public facts to a complete order, and what to expect of it.
 
-Every candidate, the very algorithm of the run at the very noise of its plan, is run on synthetic records of a few public worlds, many settings
-side by side. The candidate of the least regret is chosen: the one that is seldom much worse than the best, whichever
-world the silos' records are like. No record is read, so that the choice costs no privacy; it is the same on every call.
+Every candidate, the very algorithm of the run at the very noise of its plan, is run on synthetic
+records of a few public worlds, many settings side by side. The candidate of the least regret is
+chosen: the one that is seldom much worse than the best, whichever world the silos' records are
+like. No record is read, so that the choice costs no privacy; it is the same on every call.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from silodp.server.advice.candidates import (
     regrets,
     regrouped,
     rounded,
-)  # fmt: skip
+)
 from silodp.server.advice.facts import Facts
 from silodp.server.advice.pool import Pool, noise_of, pooled, shares_of
 from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
@@ -56,13 +57,16 @@ FINALISTS = 16
 SMALL = 0.03
 """Share of what is learnt (of all silos' precision) below which a silo's budget is better kept."""
 TOTALS = 1.1
-"""Noise of a shuffler's totals over that of a curator's Gaussian: what their accountant and their rounding cost."""
+"""Noise of a shuffler's totals over that of a curator's Gaussian: what their accountant and their
+rounding cost.
+"""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The order, complete, and what to expect of it: of the error (or, for numbers, the loss as a share of that of a constant) a mean and the
-    spread from run to run; the same without privacy, and that of guessing."""
+    """The order, complete, and what to expect of it: of the error (or, for numbers, the loss as a
+    share of that of a constant) a mean and the spread from run to run; the same without privacy,
+    and that of guessing."""
 
     order: Order
     expected: dict[str, Any]
@@ -78,15 +82,22 @@ class Advice:
 
     def words(self) -> dict[str, Any]:
         """For run.json and --json."""
-        return {"order": self.order.words(), "expected": self.expected, "silos": list(self.silos), "tried": list(self.tried)} | (
-            {"left_out": list(self.left_out)} if self.left_out else {}
-        )
+        return {
+            "order": self.order.words(),
+            "expected": self.expected,
+            "silos": list(self.silos),
+            "tried": list(self.tried),
+        } | ({"left_out": list(self.left_out)} if self.left_out else {})
 
 
-def choose(order: Order, facts: Facts, *, load: Load = from_file, effort: Effort | None = None) -> Advice:
+def choose(
+    order: Order, facts: Facts, *, load: Load = from_file, effort: Effort | None = None
+) -> Advice:
     """The order with everything decided that it leaves open; what it says stays as it is."""
     torch_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small products are slower on several, and would round otherwise there
+    torch.set_num_threads(
+        1
+    )  # small products are slower on several, and would round otherwise there
     try:
         return Search(order, facts, load, effort).advice()
     finally:
@@ -94,7 +105,9 @@ def choose(order: Order, facts: Facts, *, load: Load = from_file, effort: Effort
 
 
 class Search:
-    """One search; `sample` says on what records a candidate is tried, which `benchmarks.defaults` answers with others."""
+    """One search; `sample` says on what records a candidate is tried, which `benchmarks.defaults`
+    answers with others.
+    """
 
     def __init__(self, order: Order, facts: Facts, load: Load, effort: Effort | None) -> None:
         weights = order.weights or _weights(order, facts)
@@ -103,14 +116,24 @@ class Search:
         self._noise: dict[tuple[str, int], dict[str, float]] = {}
         self._samples: dict[tuple[int, int], Sample] = {}
         self.std = self._silos_std()
-        self.shares = shares_of(Weights(weights, facts.counts), self.std) if len(facts.counts) > 1 else torch.ones(1, dtype=torch.float64)
+        self.shares = (
+            shares_of(Weights(weights, facts.counts), self.std)
+            if len(facts.counts) > 1
+            else torch.ones(1, dtype=torch.float64)
+        )
         noise = float((self.shares * self.std).square().sum().sqrt())
         whole = sum(facts.counts) if order.trust != "isrl" else pooled(facts.counts, self.shares)
         self.worth = (
-            sum(facts.counts) * float((self.std * torch.tensor(facts.counts)).reciprocal().min()) if order.trust != "isrl" else 1 / noise
+            sum(facts.counts) * float((self.std * torch.tensor(facts.counts)).reciprocal().min())
+            if order.trust != "isrl"
+            else 1 / noise
         )
         if order.totals:
-            self.worth /= _of_totals(order, facts.counts, participation_by_name(order.participation, len(facts.counts), order.coins)())
+            self.worth /= _of_totals(
+                order,
+                facts.counts,
+                participation_by_name(order.participation, len(facts.counts), order.coins)(),
+            )
         self.models = [order.model] if order.model else models_for(facts, self.worth)
         self.effort = effort or self._effort()
         self.records = min(whole, self.effort.pool * (2 if self.worth > NETWORK else 1))
@@ -119,50 +142,93 @@ class Search:
         first = {}
         for batch in self.batches():
             for world in self.effort.worlds:
-                errors = torch.stack([self.errors(batch, world, -1 - look) for look in range(self._looks(batch))]).mean(0)
-                for point, error in zip(points_of(batch), errors.T.reshape(-1).tolist(), strict=True):
+                errors = torch.stack(
+                    [self.errors(batch, world, -1 - look) for look in range(self._looks(batch))]
+                ).mean(0)
+                for point, error in zip(
+                    points_of(batch), errors.T.reshape(-1).tolist(), strict=True
+                ):
                     first.setdefault(point, []).append(error)
-        outputs = ("last", "tail") if self.order.output is None else ("tail",) if self.order.output == "tail" else ("last",)
-        found = {point: np.array(errors) for point, errors in first.items() if point.output in outputs}
+        outputs = (
+            ("last", "tail")
+            if self.order.output is None
+            else ("tail",)
+            if self.order.output == "tail"
+            else ("last",)
+        )
+        found = {
+            point: np.array(errors) for point, errors in first.items() if point.output in outputs
+        }
         regret = regrets(found)
         finalists = sorted(found, key=regret.__getitem__)[:FINALISTS]
         again: dict[Point, list[list[float]]] = {point: [] for point in finalists}
         for batch, points in regrouped(finalists):
             for world in self.effort.worlds:
-                errors = np.stack([self.errors(batch, world, 1 + t).numpy() for t in range(self.effort.trials)])
+                errors = np.stack(
+                    [self.errors(batch, world, 1 + t).numpy() for t in range(self.effort.trials)]
+                )
                 for point, j in points:
                     again[point].append(errors[:, j, 1 if point.output == "tail" else 0].tolist())
         means = {point: np.array(rows).mean(1) for point, rows in again.items()}
         regret = regrets(means)
         winner = min(finalists, key=regret.__getitem__)
-        return self._advised(winner, np.array(again[winner]), [self._told(p, means[p]) for p in sorted(finalists, key=regret.__getitem__)])
+        return self._advised(
+            winner,
+            np.array(again[winner]),
+            [self._told(p, means[p]) for p in sorted(finalists, key=regret.__getitem__)],
+        )
 
     def _looks(self, batch: Batch) -> int:
-        """Samples of a world at first: lines are quick, and of several models only the better ones of each go on."""
+        """Samples of a world at first: lines are quick, and of several models only the better ones
+        of each go on.
+        """
         return self.effort.looks * (2 if batch.model in ("linear", "logistic") else 1)
 
     def _effort(self) -> Effort:
-        """By the size of the first model; and where models that bend are tried too, which take longer, noise is less and fewer samples will do."""
+        """By the size of the first model; and where models that bend are tried too, which take
+        longer, noise is less and fewer samples will do.
+        """
         first = self._problem(self.models[0])
         known = not is_file(self.models[0]) and first.known_loss and self.models[0] != "cnn"
-        effort = next(effort for effort in EFFORTS if first.dim * (1 if known else 200) <= effort.parameters)
+        effort = next(
+            effort for effort in EFFORTS if first.dim * (1 if known else 200) <= effort.parameters
+        )
         if len(self.models) == 1:
             return effort
         networks = len(self.models) > 2
-        return replace(effort, looks=1, trials=min(effort.trials, 2), worlds=effort.worlds[: 6 if networks else None])
+        return replace(
+            effort,
+            looks=1,
+            trials=min(effort.trials, 2),
+            worlds=effort.worlds[: 6 if networks else None],
+        )
 
-    # --- what is tried ---------------------------------------------------------------------------------------------------------------
+    # --- what is tried ---------------------------------------------------------------------------
 
     def batches(self) -> list[Batch]:
         order = self.order
         base = 0.5 * math.sqrt(1 + sum(SQUARE[kind] for kind in self.facts.kinds))
-        clips = [order.clip] if order.clip is not None else [rounded(base * share) for share in self.effort.clips]
+        clips = (
+            [order.clip]
+            if order.clip is not None
+            else [rounded(base * share) for share in self.effort.clips]
+        )
         momenta = [order.momentum] if order.momentum is not None else MOMENTA
         found = []
-        for model, rounds in [(m, r) for m in self.models for r in ([order.rounds] if order.rounds is not None else self._rounds(m))]:
-            first = model == self.models[0]  # of the others only what is near the best of a line: fewer settings
+        for model, rounds in [
+            (m, r)
+            for m in self.models
+            for r in ([order.rounds] if order.rounds is not None else self._rounds(m))
+        ]:
+            first = (
+                model == self.models[0]
+            )  # of the others only what is near the best of a line: fewer settings
             points = [
-                {"clip": clip, "step": rounded(length / clip) if order.step is None else order.step, "momentum": momentum}
+                {
+                    "clip": clip,
+                    "step": rounded(length / clip) if order.step is None else order.step,
+                    "momentum": momentum,
+                }
                 for clip, length, momentum in itertools.product(
                     clips if first else clips[-2:],
                     self.effort.lengths if order.step is None else (1.0,),
@@ -174,40 +240,72 @@ class Search:
         found = found if self.facts.allow("Grad") else []
         if self._one_shot_fits() and self.facts.allow("Gram"):
             clips = [order.clip] if order.clip is not None else WHOLE
-            found.append(Batch(self.models[0], ONE_SHOT, 1, tuple({"clip": c, "step": 1.0, "momentum": 0.0} for c in clips)))
+            found.append(
+                Batch(
+                    self.models[0],
+                    ONE_SHOT,
+                    1,
+                    tuple({"clip": c, "step": 1.0, "momentum": 0.0} for c in clips),
+                )
+            )
         if not found:
             raise BadInput(
-                f"nothing that could be chosen asks only for what every silo's policy allows ({', '.join(self.facts.statistics or ())}); "
+                "nothing that could be chosen asks only for what every silo's policy "
+                f"allows ({', '.join(self.facts.statistics or ())}); "
                 "name an --algorithm, or have a silo allow Grad"
             )
         return found
 
     def _one_shot_fits(self) -> bool:
         order, task = self.order, self.facts.plain
-        linear = self.models[0] in ("linear", "logistic") and task.kind in ("binary", "multiclass", "regression")
-        said = any(getattr(order, name) is not None for name in ("rounds", "step", "momentum")) or order.loss or order.prox != "zero"
+        linear = self.models[0] in ("linear", "logistic") and task.kind in (
+            "binary",
+            "multiclass",
+            "regression",
+        )
+        said = (
+            any(getattr(order, name) is not None for name in ("rounds", "step", "momentum"))
+            or order.loss
+            or order.prox != "zero"
+        )
         few = len(self.facts.kinds) <= MOST_PRODUCTS
-        return ONE_SHOT in ALGORITHMS and linear and not said and few and not order.totals  # which are of gradients alone
+        return (
+            ONE_SHOT in ALGORITHMS and linear and not said and few and not order.totals
+        )  # which are of gradients alone
 
     def _rounds(self, model: str) -> tuple[int, ...]:
         if model.startswith("mlp"):
             return self.effort.rounds[-2:] if self.effort.rounds[-1] < 50 else (50, 100)
         return self.effort.rounds if model == self.models[0] else self.effort.rounds[-3:]
 
-    # --- trying it -------------------------------------------------------------------------------------------------------------------
+    # --- trying it -------------------------------------------------------------------------------
 
-    def errors(self, batch: Batch, world: int, trial: int, noise: Mapping[str, float] | None = None) -> Tensor:
+    def errors(
+        self, batch: Batch, world: int, trial: int, noise: Mapping[str, float] | None = None
+    ) -> Tensor:
         """(J, 2): the error of each point's last iterate, and of the average of the later half."""
-        problem, sample, algorithm = self._problem(batch.model), self.sample(world, trial), find(batch.algorithm)
-        columns = {name: torch.tensor([[p[name]] for p in batch.points]) for name in batch.points[0]}
+        problem, sample, algorithm = (
+            self._problem(batch.model),
+            self.sample(world, trial),
+            find(batch.algorithm),
+        )
+        columns = {
+            name: torch.tensor([[p[name]] for p in batch.points]) for name in batch.points[0]
+        }
         clip = columns.pop("clip")
-        columns = {name: column for name, column in columns.items() if name == "step" or name in algorithm.settings}
+        columns = {
+            name: column
+            for name, column in columns.items()
+            if name == "step" or name in algorithm.settings
+        }
         settings = algorithm.schedule(self._settled(batch).schedule)
         mechanisms = {kind: Gaussian(kind, clip, 0.0) for kind in algorithm.kinds}
         fed = Pool(problem, sample, self._noise_of(batch) if noise is None else noise, trial)
         start = problem.initial([trial]).expand(len(batch.points), -1).contiguous()
         tail, kept, last = torch.zeros_like(start), 0, start
-        for r, last in enumerate(algorithm.run(fed, problem, start, **{**settings, **columns}, **mechanisms)):
+        for r, last in enumerate(
+            algorithm.run(fed, problem, start, **{**settings, **columns}, **mechanisms)
+        ):
             if r >= batch.rounds // 2:
                 tail, kept = tail + last, kept + 1
         return torch.stack([_error(problem, w, sample) for w in (last, tail / max(kept, 1))], 1)
@@ -215,17 +313,32 @@ class Search:
     def _settled(self, batch: Batch) -> Order:
         """For the plan: noise depends on neither clip nor step."""
         order = self.order.under("central") if self.order.totals else self.order
-        return replace(order, algorithm=batch.algorithm, model=batch.model, rounds=batch.rounds, clip=1.0, step=1.0, momentum=0.5,
-                       output="last")  # fmt: skip
+        return replace(
+            order,
+            algorithm=batch.algorithm,
+            model=batch.model,
+            rounds=batch.rounds,
+            clip=1.0,
+            step=1.0,
+            momentum=0.5,
+            output="last",
+        )
 
     def _noise_of(self, batch: Batch) -> dict[str, float]:
         key = batch.algorithm, batch.rounds
         if key not in self._noise:
             facts, order = self.facts, self._settled(batch)
-            made = prepare(order, facts.names, facts.counts, budgets=facts.budgets, scaled=facts.scaled)
+            made = prepare(
+                order, facts.names, facts.counts, budgets=facts.budgets, scaled=facts.scaled
+            )
             who = made.participation()
-            factor = _fewer(who) * (_of_totals(self.order, facts.counts, who) if self.order.totals else 1.0)
-            self._noise[key] = {kind: factor * std for kind, std in noise_of(made, Weights(order.weights, facts.counts)).items()}
+            factor = _fewer(who) * (
+                _of_totals(self.order, facts.counts, who) if self.order.totals else 1.0
+            )
+            self._noise[key] = {
+                kind: factor * std
+                for kind, std in noise_of(made, Weights(order.weights, facts.counts)).items()
+            }
         return self._noise[key]
 
     def _silos_std(self) -> Tensor:
@@ -233,81 +346,161 @@ class Search:
         from silodp.core.privacy.accounting import gdp_mu
 
         budgets = self.facts.budgets or targets(self.order, self.facts.names, self.facts.counts)
-        return torch.tensor([1 / (n * gdp_mu(b)) for n, b in zip(self.facts.counts, budgets, strict=True)], dtype=torch.float64)
+        return torch.tensor(
+            [1 / (n * gdp_mu(b)) for n, b in zip(self.facts.counts, budgets, strict=True)],
+            dtype=torch.float64,
+        )
 
     def _problem(self, model: str) -> Problem:
         if model not in self._problems:
             words = Words(model, self.facts.task, self.order.prox, self.order.loss)
-            self._problems[model] = build(words, len(self.facts.kinds), load=self.load).by_row  # made-up records are rows
+            self._problems[model] = build(
+                words, len(self.facts.kinds), load=self.load
+            ).by_row  # made-up records are rows
         return self._problems[model]
 
     def sample(self, world: int, trial: int) -> Sample:
         if (world, trial) not in self._samples:
             seed = 100 * world + 50 + trial
-            self._samples[world, trial] = draw(WORLDS[world], self.facts.kinds, self.facts.plain, self.records, self.effort.tested, seed)
+            self._samples[world, trial] = draw(
+                WORLDS[world],
+                self.facts.kinds,
+                self.facts.plain,
+                self.records,
+                self.effort.tested,
+                seed,
+            )
         return self._samples[world, trial]
 
-    # --- what is said of it ------------------------------------------------------------------------------------------------------------
+    # --- what is said of it ----------------------------------------------------------------------
 
     def _advised(self, winner: Point, errors: np.ndarray, tried: list[dict[str, Any]]) -> Advice:
         """`errors` (worlds, trials) of the winner."""
         open_errors = self._without_noise(winner)
         guess = np.array([_guessing(self.sample(world, 1)) for world in self.effort.worlds])
-        mean, spread = float(errors.mean()), float(errors.std(1, ddof=min(1, errors.shape[1] - 1)).mean())
+        mean, spread = (
+            float(errors.mean()),
+            float(errors.std(1, ddof=min(1, errors.shape[1] - 1)).mean()),
+        )
         gain, most = float(guess.mean()) - mean, float((guess - open_errors).mean())
         expected = {
-            "measure": "error" if _counted(self.facts.plain) else "loss", "weighed": bool(self.facts.plain.weights), "error": mean, "run_to_run": spread,
+            "measure": "error" if _counted(self.facts.plain) else "loss",
+            "weighed": bool(self.facts.plain.weights),
+            "error": mean,
+            "run_to_run": spread,
             "middle": [float(q) for q in np.quantile(errors, [0.25, 0.75])],
-            "not_private": float(open_errors.mean()), "guessing": float(guess.mean()), "enough": gain > max(spread, 0.2 * most),
-            "worlds": [{"error": float(e), "not_private": float(o), "guessing": float(g)} for e, o, g in zip(errors.mean(1), open_errors, guess, strict=True)],
-        }  # fmt: skip
-        left_out = [name for name, statistic, fits in (("gradient descent", "Grad", True), (ONE_SHOT, "Gram", self._one_shot_fits()))
-                    if fits and not self.facts.allow(statistic)]  # fmt: skip
-        return Advice(self._resolved(winner), expected, tuple(self._silo_words()), tuple(tried), tuple(left_out))
+            "not_private": float(open_errors.mean()),
+            "guessing": float(guess.mean()),
+            "enough": gain > max(spread, 0.2 * most),
+            "worlds": [
+                {"error": float(e), "not_private": float(o), "guessing": float(g)}
+                for e, o, g in zip(errors.mean(1), open_errors, guess, strict=True)
+            ],
+        }
+        left_out = [
+            name
+            for name, statistic, fits in (
+                ("gradient descent", "Grad", True),
+                (ONE_SHOT, "Gram", self._one_shot_fits()),
+            )
+            if fits and not self.facts.allow(statistic)
+        ]
+        return Advice(
+            self._resolved(winner),
+            expected,
+            tuple(self._silo_words()),
+            tuple(tried),
+            tuple(left_out),
+        )
 
     def _without_noise(self, winner: Point) -> np.ndarray:
         """(worlds,): the error of the winner's model at the best of a few steps, without noise."""
-        settings = tuple({"clip": 1e6, "step": step, "momentum": 0.9} for step in (0.1, 0.3, 1.0, 3.0))
-        plain, silent = Batch(winner.model, "momentum", 60, settings), dict.fromkeys(find("momentum").kinds, 0.0)
-        found = [[self.errors(plain, world, 1 + t, silent).min().item() for t in range(self.effort.trials)] for world in self.effort.worlds]
+        settings = tuple(
+            {"clip": 1e6, "step": step, "momentum": 0.9} for step in (0.1, 0.3, 1.0, 3.0)
+        )
+        plain, silent = (
+            Batch(winner.model, "momentum", 60, settings),
+            dict.fromkeys(find("momentum").kinds, 0.0),
+        )
+        found = [
+            [
+                self.errors(plain, world, 1 + t, silent).min().item()
+                for t in range(self.effort.trials)
+            ]
+            for world in self.effort.worlds
+        ]
         return np.array(found).mean(1)
 
     def _resolved(self, point: Point) -> Order:
-        named = "mb-sgd" if point.algorithm == "momentum" and not point.momentum else point.algorithm
+        named = (
+            "mb-sgd" if point.algorithm == "momentum" and not point.momentum else point.algorithm
+        )
         momentum = point.momentum if named == "momentum" else None
-        return replace(self.order, algorithm=named, model=point.model, rounds=point.rounds, clip=point.clip, step=point.step,
-                       momentum=momentum, output=self.order.output or point.output)  # fmt: skip
+        return replace(
+            self.order,
+            algorithm=named,
+            model=point.model,
+            rounds=point.rounds,
+            clip=point.clip,
+            step=point.step,
+            momentum=momentum,
+            output=self.order.output or point.output,
+        )
 
     def _told(self, point: Point, errors: np.ndarray) -> dict[str, Any]:
         order = self._resolved(point)
-        named = {name: getattr(order, name) for name in ("model", "algorithm", "rounds", "clip", "step", "momentum", "output")}
+        named = {
+            name: getattr(order, name)
+            for name in ("model", "algorithm", "rounds", "clip", "step", "momentum", "output")
+        }
         return named | {"error": float(errors.mean())}
 
     def _silo_words(self) -> list[dict[str, Any]]:
-        """Of each silo: its part in what is learnt, and how the noise of the mean would change without it."""
+        """Of each silo: its part in what is learnt, and how the noise of the mean would change
+        without it.
+        """
         counts, std = self.facts.counts, self.std
         if len(counts) == 1 or self.order.trust != "isrl":
-            return [{"name": name, "records": n} for name, n in zip(self.facts.names, counts, strict=True)]
+            return [
+                {"name": name, "records": n}
+                for name, n in zip(self.facts.names, counts, strict=True)
+            ]
         precision, noise = 1 / std.square(), float((self.shares * std).square().sum().sqrt())
         found = []
         for i, (name, n) in enumerate(zip(self.facts.names, counts, strict=True)):
             others = [j for j in range(len(counts)) if j != i]
-            kept = shares_of(Weights(self.order.weights, tuple(counts[j] for j in others)), std[others])
+            kept = shares_of(
+                Weights(self.order.weights, tuple(counts[j] for j in others)), std[others]
+            )
             without = float((kept * std[others]).square().sum().sqrt())
             part = float(precision[i] / precision.sum())
-            found.append({"name": name, "records": n, "part": part, "noise_without": without / noise, "too_small": part < SMALL})
+            found.append(
+                {
+                    "name": name,
+                    "records": n,
+                    "part": part,
+                    "noise_without": without / noise,
+                    "too_small": part < SMALL,
+                }
+            )
         return found
 
 
 @torch.no_grad()
 def _error(problem: Problem, w: Tensor, sample: Sample) -> Tensor:
-    """(J,): the share of wrong classes; for other labels the mean loss over that of an output of zero."""
+    """(J,): the share of wrong classes; for other labels the mean loss over that of an output of
+    zero.
+    """
     scores, y = problem.outputs(w, sample.test_x), sample.test_y
     bad = ~torch.isfinite(scores).all(-1)
     if _counted(sample.task):
-        wrong = (scores.squeeze(-1) > 0) != (y > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != y
+        wrong = (
+            (scores.squeeze(-1) > 0) != (y > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != y
+        )
         return ((wrong | bad).double() * _importance(sample)).mean(-1)
-    loss = torch.stack([problem.record_losses(s, y) for s in scores.nan_to_num(0.0).clamp(-1e3, 1e3)]).double()
+    loss = torch.stack(
+        [problem.record_losses(s, y) for s in scores.nan_to_num(0.0).clamp(-1e3, 1e3)]
+    ).double()
     zero = problem.record_losses(torch.zeros_like(scores[0]), y).double().mean()
     return torch.where(bad.any(-1), 1e3, loss.mean(-1) / zero)
 
@@ -319,7 +512,9 @@ def _counted(task: Task) -> bool:
 
 def _importance(sample: Sample) -> Tensor:
     """Of each tested record, by the public weights of the classes; 1 on average."""
-    weights = torch.tensor(sample.task.weights or (1.0,) * sample.task.classes, dtype=torch.float64)[sample.test_y]
+    weights = torch.tensor(
+        sample.task.weights or (1.0,) * sample.task.classes, dtype=torch.float64
+    )[sample.test_y]
     return weights / weights.mean()
 
 
@@ -333,15 +528,22 @@ def _guessing(sample: Sample) -> float:
 def _weights(order: Order, facts: Facts) -> str:
     """By records, and by precision where the silos' budgets differ."""
     budgets = facts.budgets or targets(order, facts.names, facts.counts)
-    return "precision" if order.trust == "isrl" and len({b.epsilon for b in budgets}) > 1 else "records"
+    return (
+        "precision"
+        if order.trust == "isrl" and len({b.epsilon for b in budgets}) > 1
+        else "records"
+    )
 
 
 def _of_totals(order: Order, counts: Sequence[int], who: Any) -> float:
-    """How much more noise a total has than a curator's mean: the price counts on the smallest silos of the least cohort, less those who may
-    collude, and on so many questions asked again. Refused where that leaves nobody to hide among."""
+    """How much more noise a total has than a curator's mean: the price counts on the smallest silos
+    of the least cohort, less those who may collude, and on so many questions asked again. Refused
+    where that leaves nobody to hide among."""
     least = least_of(order, who)
     released = sum(sorted(counts)[: least - order.colluding])
-    return TOTALS * math.sqrt((1 + order.drops) * sum(counts) * asked_at_least(who) / (who.silos * released))
+    return TOTALS * math.sqrt(
+        (1 + order.drops) * sum(counts) * asked_at_least(who) / (who.silos * released)
+    )
 
 
 def _fewer(who: Any) -> float:

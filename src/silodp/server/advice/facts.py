@@ -1,4 +1,6 @@
-"""What is known before any record is read, and all that advice may follow from: sizes, columns, the task and the budgets. n is public."""
+"""What is known before any record is read, and all that advice may follow from: sizes, columns, the
+task and the budgets. n is public.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from silodp.server.advice.worlds import KINDS
 
 @dataclass(frozen=True)
 class Facts:
-    """`counts` are the records that are trained on. `kinds`: of each feature that the model sees, one of KINDS: as a schema makes them,
-    within [-1, 1], or standard (about mean 0 and spread 1). `scaled`: so many features whose scaling is learnt first."""
+    """`counts` are the records that are trained on. `kinds`: of each feature that the model sees,
+    one of KINDS: as a schema makes them, within [-1, 1], or standard (about mean 0 and spread 1).
+    `scaled`: so many features whose scaling is learnt first."""
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
@@ -24,11 +27,15 @@ class Facts:
     """The silos' own, where they have some; else the order's."""
     scaled: int | None = None
     statistics: tuple[str, ...] | None = None
-    """What the policy of every silo allows to be asked, by the silos' cards; None where nobody says."""
+    """What the policy of every silo allows to be asked, by the silos' cards; None where nobody
+    says.
+    """
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 1:
-            raise BadInput(f"records are {self.counts}; every silo needs 1 record or more to train on")
+            raise BadInput(
+                f"records are {self.counts}; every silo needs 1 record or more to train on"
+            )
         if not self.kinds:
             raise BadInput("there are no features; give 1 or more")
         if unknown := [kind for kind in self.kinds if kind not in KINDS]:
@@ -45,7 +52,9 @@ class Facts:
 
 
 def kinds_of(task: Task | Schema, features: int, otherwise: str = "standard") -> tuple[str, ...]:
-    """The kind of each feature by the schema's columns; `otherwise` where there are none, or a map has made other features of them."""
+    """The kind of each feature by the schema's columns; `otherwise` where there are none, or a map
+    has made other features of them.
+    """
     if not isinstance(task, Schema):
         return (otherwise,) * features
     if task.images:
@@ -53,5 +62,9 @@ def kinds_of(task: Task | Schema, features: int, otherwise: str = "standard") ->
     found: list[str] = []
     for column in task.columns:
         asked = column.indicator or column.missing == OWN
-        found += [column.type, *["level"] * (len(column.features) - 1 - asked), *["missing"] * asked]
+        found += [
+            column.type,
+            *["level"] * (len(column.features) - 1 - asked),
+            *["missing"] * asked,
+        ]
     return tuple(found) if len(found) == features else ("number",) * features

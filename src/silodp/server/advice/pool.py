@@ -1,8 +1,9 @@
-"""A federation that is all synthetic: an algorithm asks it as it asks silos, and gets means over one pool of made-up records, under the noise
-that the real silos' mean would have.
+"""A federation that is all synthetic: an algorithm asks it as it asks silos, and gets means over
+one pool of made-up records, under the noise that the real silos' mean would have.
 
-Means over full batches are all that the advised algorithms ask for. So N silos act as one pool, and the noise of their weighted mean follows
-from their sizes and multipliers. All runs of a batch see the same draws, scaled to each one's noise, which makes their comparison sharp.
+Means over full batches are all that the advised algorithms ask for. So N silos act as one pool, and
+the noise of their weighted mean follows from their sizes and multipliers. All runs of a batch see
+the same draws, scaled to each one's noise, which makes their comparison sharp.
 """
 
 from __future__ import annotations
@@ -25,11 +26,19 @@ from silodp.server.prepare import Prepared
 
 
 class Pool:
-    """`noise` is the std of the mean for a clip of 1, by kind of release; `seed` that of all draws."""
+    """`noise` is the std of the mean for a clip of 1, by kind of release; `seed` that of all
+    draws.
+    """
 
-    def __init__(self, problem: Problem, sample: Sample, noise: Mapping[str, float], seed: int) -> None:
+    def __init__(
+        self, problem: Problem, sample: Sample, noise: Mapping[str, float], seed: int
+    ) -> None:
         self._problem, self._sample, self._noise = problem, sample, noise
-        self._line = problem.slope and [type(m) for m in problem.model.modules()] == [nn.Sequential, nn.Linear] and len(problem.shapes) == 2
+        self._line = (
+            problem.slope
+            and [type(m) for m in problem.model.modules()] == [nn.Sequential, nn.Linear]
+            and len(problem.shapes) == 2
+        )
         self._lengths = (1 + sample.x.flatten(1).square().sum(1)).sqrt()
         self._random = np.random.default_rng((0xADF, seed % 1000))
 
@@ -38,14 +47,21 @@ class Pool:
 
     def measure(self, query: Query) -> Measured:
         """The mean, and what is known of its error."""
-        statistic, mechanism, x, y = query.statistic, query.mechanism, self._sample.x, self._sample.y
+        statistic, mechanism, x, y = (
+            query.statistic,
+            query.mechanism,
+            self._sample.x,
+            self._sample.y,
+        )
         if statistic.rows(self._problem, 0) is None:
             (w, *rest), n = statistic.points, len(x)
             if self._line and not rest:
                 value = self._of_a_line(w, torch.as_tensor(mechanism.clip).to(w).reshape(-1, 1, 1))
             else:
                 weight, reference = torch.full((1, n), 1 / n), rest[0] if rest else None
-                value = clipped_sum(self._problem, w, x[None], y[None], weight, mechanism.clip, reference=reference)[:, 0]
+                value = clipped_sum(
+                    self._problem, w, x[None], y[None], weight, mechanism.clip, reference=reference
+                )[:, 0]
         else:
             rows = [statistic.rows(self._problem, run) for run in range(statistic.shape[0])]
             value = torch.stack([row(x, y).mean(0) for row in rows if row is not None])
@@ -54,23 +70,33 @@ class Pool:
         return Measured(value + draws * std, std, torch.full_like(std, len(x)))
 
     def _of_a_line(self, w: Tensor, clip: Tensor) -> Tensor:
-        """The mean of the clipped gradients of one linear layer, which are (slope x record, slope): many times as fast as for any model."""
+        """The mean of the clipped gradients of one linear layer, which are (slope x record, slope):
+        many times as fast as for any model.
+        """
         assert self._problem.slope
         x, parts = self._sample.x, list(self._problem.split(w).values())
-        slope = self._problem.slope((parts[0] @ x.T + parts[1][:, :, None])[None], self._sample.y[None])[0]  # (J, k, n)
+        slope = self._problem.slope(
+            (parts[0] @ x.T + parts[1][:, :, None])[None], self._sample.y[None]
+        )[0]  # (J, k, n)
         norm = slope.norm(dim=1, keepdim=True) * self._lengths
         slope = slope * (clip / torch.maximum(norm, clip)) / len(x)
         return torch.cat([(slope @ x).flatten(1), slope.sum(2)], 1)
 
 
 def noise_of(made: Prepared, weights: Weights) -> dict[str, float]:
-    """Std of the mean over all silos for a clip of 1, by kind of release, of an order whose silos have Gaussian noise of their own."""
+    """Std of the mean over all silos for a clip of 1, by kind of release, of an order whose silos
+    have Gaussian noise of their own.
+    """
     counts = made.plan.counts
     found = {}
     for kind, mechanism in made.mechanisms.items():
         z = mechanism.multipliers(range(len(counts)))[0]
         std = 2 * (1 + CLIP_TOLERANCE) * z / torch.tensor(counts, dtype=torch.float64)
-        found[kind] = float((std * shares_of(weights, std)).square().sum().sqrt()) if len(counts) > 1 else float(std[0])
+        found[kind] = (
+            float((std * shares_of(weights, std)).square().sum().sqrt())
+            if len(counts) > 1
+            else float(std[0])
+        )
     return found
 
 
@@ -80,5 +106,10 @@ def shares_of(weights: Weights, std: Tensor) -> Tensor:
 
 
 def pooled(counts: tuple[int, ...], shares: Tensor) -> int:
-    """Records whose plain mean is as sharp as the silos' weighted one, if all have records of one kind."""
-    return max(2, math.floor(1 / float((shares.square() / torch.tensor(counts, dtype=torch.float64)).sum())))
+    """Records whose plain mean is as sharp as the silos' weighted one, if all have records of one
+    kind.
+    """
+    return max(
+        2,
+        math.floor(1 / float((shares.square() / torch.tensor(counts, dtype=torch.float64)).sum())),
+    )

@@ -1,4 +1,6 @@
-"""`silodp plan --advise`: the advisor's choice under each trust, what a silo gives up, and how many records would be enough if there are too few."""
+"""`silodp plan --advise`: the advisor's choice under each trust, what a silo gives up, and how many
+records would be enough if there are too few.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ FALSE_ALARMS = 0.01
 
 
 def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dict[str, Any]:
-    """What `silodp plan --advise --json` prints; weights by precision are for --trust isrl alone."""
+    """What `silodp plan --advise --json` prints; weights by precision are for --trust isrl
+    alone.
+    """
     trusts: dict[str, dict[str, Any]] = {}
     for trust in TRUSTS:
         weights = None if order.weights == "precision" and trust != "isrl" else order.weights
         try:
             if (
-                trust == "shuffle" and "refused" not in (masks := trusts["masks"]) and not order.colluding
+                trust == "shuffle"
+                and "refused" not in (masks := trusts["masks"])
+                and not order.colluding
             ):  # the same totals, whoever adds them
                 trusts[trust] = masks | {"trust": trust, "order": masks["order"] | {"trust": trust}}
                 continue
@@ -48,18 +54,28 @@ def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dic
     advised = next((t for t in usable if trusts[t]["expected"]["error"] <= best + CLOSE), None)
     if not trusts["isrl"].get("expected", {"enough": True})["enough"]:
         trusts["isrl"]["needed"] = _needed(order.under("isrl"), facts, effort or EFFORTS[1])
-    budgets = {n: budget for n, budget in zip(facts.counts, targets(order, facts.names, facts.counts), strict=True)}
-    given = [{"records": n} | gives_up(budget, gaussian=advised not in TOTALS) for n, budget in sorted(budgets.items())]
+    budgets = {
+        n: budget
+        for n, budget in zip(facts.counts, targets(order, facts.names, facts.counts), strict=True)
+    }
+    given = [
+        {"records": n} | gives_up(budget, gaussian=advised not in TOTALS)
+        for n, budget in sorted(budgets.items())
+    ]
     return {"synthetic": True, "advised": advised, "trusts": trusts, "gives_up": given}
 
 
 def _needed(order: Order, facts: Facts, effort: Effort) -> dict[str, Any]:
-    """The least doubling of all silos, and that of epsilon, at which a model is expected to be better than guessing; None: not even the last."""
+    """The least doubling of all silos, and that of epsilon, at which a model is expected to be
+    better than guessing; None: not even the last.
+    """
     epsilons = [b.epsilon for b in targets(order, facts.names, facts.counts)]
     larger = [replace(facts, counts=tuple(math.ceil(n * f) for n in facts.counts)) for f in GROWTH]
     looser = [max(epsilons) * f for f in GROWTH if max(epsilons) * f <= MOST_EPSILON]
     records = _first(larger, lambda more: choose(order, more, effort=effort).enough)
-    epsilon = _first(looser, lambda e: choose(replace(order, epsilon=(repr(e),)), facts, effort=effort).enough)
+    epsilon = _first(
+        looser, lambda e: choose(replace(order, epsilon=(repr(e),)), facts, effort=effort).enough
+    )
     return {"records": list(records.counts) if records else None, "epsilon": epsilon}
 
 
@@ -75,19 +91,24 @@ def _first(things: Sequence[T], suffices: Callable[[T], bool]) -> T | None:
 
 
 def gives_up(budget: Budget, *, gaussian: bool = True) -> dict:
-    """What the best attacker can tell about one record from everything its silo says, if all releases are Gaussian and fill the budget; else
-    what epsilon and delta alone leave him, which is more.
+    """What the best attacker can tell about one record from everything its silo says, if all
+    releases are Gaussian and fill the budget; else what epsilon and delta alone leave him, which is
+    more.
 
-    "guesses_right" starts from a prior of 50 %; "belief" is the posterior that is passed with probability "belief_passed" at most.
+    "guesses_right" starts from a prior of 50 %; "belief" is the posterior that is passed with
+    probability "belief_passed" at most.
     """
     stated = {"epsilon": budget.epsilon, "delta": budget.delta, "false_positives": FALSE_ALARMS}
     if not gaussian:
         epsilon, delta, least = budget.epsilon, budget.delta, math.exp(-budget.epsilon)
         return stated | {
-            "true_positives": min(FALSE_ALARMS / least + delta, 1 - least * (1 - delta - FALSE_ALARMS)),
+            "true_positives": min(
+                FALSE_ALARMS / least + delta, 1 - least * (1 - delta - FALSE_ALARMS)
+            ),
             "guesses_right": (1 + delta * least) / (1 + least),
             "belief": 1 / (1 + math.exp(-epsilon - 1)),
-            "belief_passed": delta / (1 - math.exp(-1)),  # P(loss > epsilon + t) (1 - exp(-t)) is delta at most
+            "belief_passed": delta
+            / (1 - math.exp(-1)),  # P(loss > epsilon + t) (1 - exp(-t)) is delta at most
         }
     mu = gdp_mu(budget)
     return stated | {

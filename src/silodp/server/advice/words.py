@@ -1,4 +1,6 @@
-"""Advice in a few plain lines, and as a settings file that `train --settings` and `federation run --settings` take whole."""
+"""Advice in a few plain lines, and as a settings file that `train --settings` and `federation run
+--settings` take whole.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,20 @@ from typing import Any
 from silodp.server.advice.chooser import Advice
 from silodp.server.order import Order
 
-SETTINGS = ("algorithm", "model", "rounds", "step", "clip", "momentum", "weights", "output", "settings", "trust", "epsilon", "delta")
+SETTINGS = (
+    "algorithm",
+    "model",
+    "rounds",
+    "step",
+    "clip",
+    "momentum",
+    "weights",
+    "output",
+    "settings",
+    "trust",
+    "epsilon",
+    "delta",
+)
 """What a settings file holds of an order."""
 
 
@@ -17,37 +32,58 @@ def lines(advice: Advice) -> list[str]:
     order, told = advice.order, advice.expected
     often = f"{order.rounds} rounds, " if order.rounds > 1 else "one round, "
     moved = f", momentum {order.momentum:g}" if order.algorithm == "momentum" else ""
-    how = "" if order.algorithm == "one-shot" else f"{often}step {order.step:g}{moved}, clip {order.clip:g}, "
+    how = (
+        ""
+        if order.algorithm == "one-shot"
+        else f"{often}step {order.step:g}{moved}, clip {order.clip:g}, "
+    )
     model = f"model {order.model}" if order.model else "the model that the silos approved"
     found = [
-        f"Chosen from sizes, columns and budgets alone, which costs no privacy: {model}, {order.algorithm}, {how}weights by {order.weights}"
-        f"{', the later half averaged' if order.output == 'tail' else ''}."
+        (
+            f"Chosen from sizes, columns and budgets alone, which costs no privacy: {model}, "
+            f"{order.algorithm}, {how}weights by {order.weights}"
+            f"{', the later half averaged' if order.output == 'tail' else ''}."
+        )
     ]
     if advice.left_out:
-        found.append(f"Not tried, because not every silo's policy allows what it asks for: {', '.join(advice.left_out)}.")
+        found.append(
+            "Not tried, because not every silo's policy allows what it asks for: "
+            f"{', '.join(advice.left_out)}."
+        )
     low, high = (100 * value for value in told["middle"])
     plain, guess = 100 * told["not_private"], 100 * told["guessing"]
     seen = f"{low:.0f} to {high:.0f} %" if round(low) < round(high) else f"about {low:.0f} %"
     if told["measure"] == "error":
         counted = " (weighed as the schema weighs the classes)" if told.get("weighed") else ""
-        said = f"{seen} errors{counted}, without privacy {plain:.0f} %, and always saying one class {guess:.0f} %"
+        said = (
+            f"{seen} errors{counted}, without privacy {plain:.0f} %, and always saying one "
+            f"class {guess:.0f} %"
+        )
     else:
         said = f"a loss of {seen} of what a constant has, and without privacy {plain:.0f} %"
     found.append(
-        f"What to expect: made-up records like yours gave {said}. Yours may be easier or harder than that; privacy costs about as much."
+        f"What to expect: made-up records like yours gave {said}. Yours may be easier or "
+        "harder than that; privacy costs about as much."
     )
     if not advice.enough:
         found.append(
-            "Do not train: with so few records at this epsilon the model would be no better than guessing, and the budget would be gone."
+            "Do not train: with so few records at this epsilon the model would be no "
+            "better than guessing, and the budget would be gone."
         )
-    if small := [f"{s['name']} ({s['records']} records)" for s in advice.silos if s.get("too_small")]:
+    if small := [
+        f"{s['name']} ({s['records']} records)" for s in advice.silos if s.get("too_small")
+    ]:
         found.append(
-            f"Too small to help at this epsilon: {', '.join(small)}. The others learn as much without, and what it would spend is saved."
+            f"Too small to help at this epsilon: {', '.join(small)}. The others learn as "
+            "much without, and what it would spend is saved."
         )
     helps = [s for s in advice.silos if s.get("noise_without", 1.0) < 1.0]
     if helps:
         best = min(helps, key=lambda s: s["noise_without"])
-        found.append(f"Leaving {best['name']} out would make the noise {100 * (1 - best['noise_without']):.1f} % smaller.")
+        found.append(
+            f"Leaving {best['name']} out would make the noise "
+            f"{100 * (1 - best['noise_without']):.1f} % smaller."
+        )
     return found
 
 
@@ -59,4 +95,15 @@ def settings_file(order: Order) -> str:
         if value in (None, (), "") or (name == "momentum" and order.algorithm != "momentum"):
             continue
         rows.append(f"{name} = {json.dumps(list(value) if isinstance(value, tuple) else value)}")
-    return "\n".join(["# The options of `silodp train --settings` and `silodp federation run --settings`.", *rows]) + "\n"
+    return (
+        "\n".join(
+            [
+                (
+                    "# The options of `silodp train --settings` and `silodp federation run "
+                    "--settings`."
+                ),
+                *rows,
+            ]
+        )
+        + "\n"
+    )

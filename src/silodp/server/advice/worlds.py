@@ -1,8 +1,11 @@
-"""Synthetic records for the advisor: a few public worlds that a user's records may be like. No record of anybody's has a part in them.
+"""Synthetic records for the advisor: a few public worlds that a user's records may be like. No
+record of anybody's has a part in them.
 
-In a world latent numbers, one for a column and correlated through a few factors, become features as a schema makes them (numbers that fill a part of their public
-range, booleans, categories) or as learnt scaling leaves them (standardised). The label is drawn from a score that is linear in the latent
-numbers, and in some worlds bends. The worlds differ in how much the features tell, in how many of them tell it, and in balance.
+In a world latent numbers, one for a column and correlated through a few factors, become features as
+a schema makes them (numbers that fill a part of their public range, booleans, categories) or as
+learnt scaling leaves them (standardised). The label is drawn from a score that is linear in the
+latent numbers, and in some worlds bends. The worlds differ in how much the features tell, in how
+many of them tell it, and in balance.
 """
 
 from __future__ import annotations
@@ -18,16 +21,26 @@ from torch import Tensor
 from silodp.core.problem.task import Task
 
 KINDS = ("number", "boolean", "category", "level", "missing", "standard")
-"""Of a feature: a category column is one "category" and, for each further value, one "level"; "missing" says where a value was."""
+"""Of a feature: a category column is one "category" and, for each further value, one "level";
+"missing" says where a value was.
+"""
 FOLLOWS = ("level", "missing")
-SQUARE = {"number": 0.2, "boolean": 1.0, "category": 0.25, "level": 0.25, "missing": 0.05, "standard": 1.0}
+SQUARE = {
+    "number": 0.2,
+    "boolean": 1.0,
+    "category": 0.25,
+    "level": 0.25,
+    "missing": 0.05,
+    "standard": 1.0,
+}
 """Mean square of a feature of each kind, in these worlds."""
 
 
 @dataclass(frozen=True)
 class World:
-    """`logit`: spread of the score; `shift`: its mean, which unbalances classes; `bent`: share of it that is not linear in the latent numbers
-    (`pairs`: made of products); `active`: share of the features that tell anything; `common`: what they have in common."""
+    """`logit`: spread of the score; `shift`: its mean, which unbalances classes; `bent`: share of
+    it that is not linear in the latent numbers (`pairs`: made of products); `active`: share of the
+    features that tell anything; `common`: what they have in common."""
 
     logit: float
     shift: float = 0.0
@@ -36,12 +49,16 @@ class World:
     active: float = 1.0
     common: float = 0.3
     narrow: bool = False
-    """Whether numbers lie in a small, low part of their public range, as they do where people wrote it down generously."""
+    """Whether numbers lie in a small, low part of their public range, as they do where people wrote
+    it down generously.
+    """
     low: float = 0.0
-    """How far below the middle of their range numbers lie on average: what is measured is seldom negative, and often small. What lies
-    low has less room to vary."""
+    """How far below the middle of their range numbers lie on average: what is measured is seldom
+    negative, and often small. What lies low has less room to vary."""
     falling: float = 0.0
-    """How fast the factors behind the columns lose strength, k to the minus this: the columns of real tables share a few strong ones."""
+    """How fast the factors behind the columns lose strength, k to the minus this: the columns of
+    real tables share a few strong ones.
+    """
 
 
 WORLDS = (
@@ -72,15 +89,24 @@ class Sample:
     task: Task
 
 
-def draw(world: World, kinds: Sequence[str], task: Task, records: int, tested: int, seed: int) -> Sample:
+def draw(
+    world: World, kinds: Sequence[str], task: Task, records: int, tested: int, seed: int
+) -> Sample:
     """Records of this world; one seed is one population, and who is drawn from it."""
     random = np.random.default_rng((0xAD, seed))
     features, total = len(_columns(kinds)), records + tested
     factors = min(12, features) if world.falling else max(1, min(8, features // 4))
-    load = random.standard_normal((factors, features)) * (np.arange(1, factors + 1) ** -world.falling)[:, None]
-    load = np.abs(load) if world.narrow else load  # sizes of one thing: all rise together, and the label with them
+    load = (
+        random.standard_normal((factors, features))
+        * (np.arange(1, factors + 1) ** -world.falling)[:, None]
+    )
+    load = (
+        np.abs(load) if world.narrow else load
+    )  # sizes of one thing: all rise together, and the label with them
     load *= math.sqrt(world.common) / np.linalg.norm(load, axis=0)
-    latent = random.standard_normal((total, factors)) @ load + math.sqrt(1 - world.common) * random.standard_normal((total, features))
+    latent = random.standard_normal((total, factors)) @ load + math.sqrt(
+        1 - world.common
+    ) * random.standard_normal((total, features))
     score = np.column_stack([_score(world, latent, random) for _ in range(_scores(task))])
     x = torch.from_numpy(_features(world, kinds, latent, random).astype(np.float32))
     y = torch.from_numpy(_labels(task, world, score, random))
@@ -98,7 +124,9 @@ def _score(world: World, latent: np.ndarray, random: np.random.Generator) -> np.
     line = latent[:, tells] @ (np.abs(slopes) if world.narrow else slopes)
     bend = np.zeros(len(latent))
     if world.bent:
-        some = tells[: max(2, len(tells) // 2)] if len(tells) > 1 else np.array([tells[0], tells[0]])
+        some = (
+            tells[: max(2, len(tells) // 2)] if len(tells) > 1 else np.array([tells[0], tells[0]])
+        )
         other = np.roll(some, 1) if world.pairs else some
         bend = (latent[:, some] * latent[:, other]) @ random.choice([-1.0, 1.0], len(some))
     return math.sqrt(1 - world.bent) * _standard(line) + math.sqrt(world.bent) * _standard(bend)
@@ -108,11 +136,17 @@ def _standard(values: np.ndarray) -> np.ndarray:
     return (values - values.mean()) / max(float(values.std()), 1e-12)
 
 
-def _features(world: World, kinds: Sequence[str], latent: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _features(
+    world: World, kinds: Sequence[str], latent: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
     """(n, features): each column's latent number as the features that the column becomes."""
     made: list[np.ndarray] = []
     for z, own in zip(latent.T, _columns(kinds), strict=True):
-        middle, spread, cut = random.uniform(-0.45, 0.45), math.exp(random.uniform(math.log(0.12), math.log(0.45))), random.normal(0.0, 0.6)
+        middle, spread, cut = (
+            random.uniform(-0.45, 0.45),
+            math.exp(random.uniform(math.log(0.12), math.log(0.45))),
+            random.normal(0.0, 0.6),
+        )
         if world.narrow:
             middle, spread = -0.6 + 0.7 * middle, 0.4 * spread
         middle, spread = middle - world.low, spread * (1 - world.low)
@@ -129,7 +163,10 @@ def _features(world: World, kinds: Sequence[str], latent: np.ndarray, random: np
                 made += [value == k for k in random.permutation(values)]
             case _:
                 made.append(z)
-        made += [random.random(len(z)) < random.choice([0.0, 0.01, 0.1]) for _ in range(own.count("missing"))]
+        made += [
+            random.random(len(z)) < random.choice([0.0, 0.01, 0.1])
+            for _ in range(own.count("missing"))
+        ]
     return np.column_stack(made)
 
 
@@ -146,15 +183,22 @@ def _columns(kinds: Sequence[str]) -> list[list[str]]:
 
 def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Generator) -> np.ndarray:
     logits = world.logit * score
-    rare = 1 / np.array(task.weights) if task.weights else None  # a class is weighed more because it is rarer
+    rare = (
+        1 / np.array(task.weights) if task.weights else None
+    )  # a class is weighed more because it is rarer
     if task.kind == "multiclass":
-        return (logits + random.gumbel(size=logits.shape) + (0 if rare is None else np.log(rare))).argmax(1)
+        return (
+            logits + random.gumbel(size=logits.shape) + (0 if rare is None else np.log(rare))
+        ).argmax(1)
     if task.kind == "binary" and rare is not None:
         noisy = logits[:, 0] + random.logistic(size=len(logits))
         return (noisy > np.quantile(noisy, rare[0] / rare.sum())).astype(np.int64)
     logits = logits[:, 0] + world.shift * world.logit
     if task.kind == "count":
-        return np.minimum(random.poisson(np.exp(np.clip(0.3 * logits, -3, 3)) * min(2.0, task.most / 4)), task.most).astype(np.float32)
+        return np.minimum(
+            random.poisson(np.exp(np.clip(0.3 * logits, -3, 3)) * min(2.0, task.most / 4)),
+            task.most,
+        ).astype(np.float32)
     if task.kind == "ordinal":
         noisy = logits + random.logistic(size=len(logits))
         return np.searchsorted(np.quantile(noisy, np.arange(1, task.classes) / task.classes), noisy)

@@ -1,6 +1,8 @@
-"""One algorithm per file, the paper's and its rivals, each a generator that asks a federation and yields iterates.
+"""One algorithm per file, the paper's and its rivals, each a generator that asks a federation and
+yields iterates.
 
-A file of this folder is an algorithm, named by the file, if it has a generator function whose signature declares a release; nothing lists them.
+A file of this folder is an algorithm, named by the file, if it has a generator function whose
+signature declares a release; nothing lists them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ def find(text: str) -> Algorithm:
     if is_file(text):
         return guarded(Algorithm.of(load(text), text))
     if text not in ALGORITHMS:
-        raise BadInput(f"algorithm {text!r} is unknown; choose one of {', '.join(ALGORITHMS)}, or give FILE.py:NAME")
+        raise BadInput(
+            f"algorithm {text!r} is unknown; choose one of {', '.join(ALGORITHMS)}, or "
+            "give FILE.py:NAME"
+        )
     return ALGORITHMS[text]
 
 

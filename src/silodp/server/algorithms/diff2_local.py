@@ -1,4 +1,6 @@
-"""DIFF2 with its local routine (Murata & Suzuki 2023, after BVR-L-SGD) where each silo adds its own noise: several steps between two global differences."""
+"""DIFF2 with its local routine (Murata & Suzuki 2023, after BVR-L-SGD) where each silo adds its own
+noise: several steps between two global differences.
+"""
 
 import math
 from contextlib import suppress
@@ -7,26 +9,53 @@ import torch
 
 from silodp.server.algorithms.diff2 import FINITE
 from silodp.server.algorithms.difference import ask_difference
-from silodp.server.algorithms.language import Absent, Annotated, Gaussian, Grad, Iterator, Number, Port, Problem, Query, Tensor
+from silodp.server.algorithms.language import (
+    Absent,
+    Annotated,
+    Gaussian,
+    Grad,
+    Iterator,
+    Number,
+    Port,
+    Problem,
+    Query,
+    Tensor,
+)
 
 
 def diff2_local(
-    fed: Port, problem: Problem, w: Tensor, *, rounds: int, phase: int, local_steps: int, step: Number, anchor: Gaussian, refine: Gaussian,
+    fed: Port,
+    problem: Problem,
+    w: Tensor,
+    *,
+    rounds: int,
+    phase: int,
+    local_steps: int,
+    step: Number,
+    anchor: Gaussian,
+    refine: Gaussian,
     slope: Annotated[Number, FINITE],
-) -> Iterator[Tensor]:  # fmt: skip
+) -> Iterator[Tensor]:
     """DIFF2 whose rounds are several local steps in each silo.
 
-    The estimate h is carried on as in diff2. From w_r every silo goes along h, and from its second step on along h plus its own noisy differences
-    since; w_{r+1} is the mean of where they end. local_steps = 1 is diff2. A silo pays for each of its differences.
+    The estimate h is carried on as in diff2. From w_r every silo goes along h, and from its second
+    step on along h plus its own noisy differences since; w_{r+1} is the mean of where they end.
+    local_steps = 1 is diff2. A silo pays for each of its differences.
 
-    In the paper (Alg. 4) silos take turns: one a round, p_r = 1 + r % P, runs local steps and hands over its point. Here all do and the mean is taken:
-    each pays in every round instead of every P-th, and the mean over P takes that back, to first order. Its local differences are of b records drawn
-    without replacement, at a price amplified by that; here they are of the records of `refine`, at its price.
+    In the paper (Alg. 4) silos take turns: one a round, p_r = 1 + r % P, runs local steps and hands
+    over its point. Here all do and the mean is taken: each pays in every round instead of every
+    P-th, and the mean over P takes that back, to first order. Its local differences are of b
+    records drawn without replacement, at a price amplified by that; here they are of the records of
+    `refine`, at its price.
     """
     free, h = anchor.clipped(math.inf), w
     prev = w
     for r in range(rounds):
-        h = fed.mean(Query(Grad(w), anchor)) if r % phase == 0 else h + fed.mean(ask_difference(w, prev, refine, free, slope))
+        h = (
+            fed.mean(Query(Grad(w), anchor))
+            if r % phase == 0
+            else h + fed.mean(ask_difference(w, prev, refine, free, slope))
+        )
         ends = []
         for silo in fed.each().values():
             v, last, point = h, w, problem.prox(w - step * h, step)

@@ -17,5 +17,21 @@ from silodp.core.statistics import ClippedDiff, Grad, GradDiff, LocalSteps, Stee
 from silodp.server.algorithms.signature import Setting
 from silodp.server.federation import Absent, Port
 
-__all__ = ["Absent", "Annotated", "ClippedDiff", "DisjointBatches", "Gaussian", "Grad", "GradDiff", "Iterator", "LocalSteps", "Number", "Port", "Problem",
-           "Query", "Setting", "SteeredSteps", "Tensor"]  # fmt: skip
+__all__ = [
+    "Absent",
+    "Annotated",
+    "ClippedDiff",
+    "DisjointBatches",
+    "Gaussian",
+    "Grad",
+    "GradDiff",
+    "Iterator",
+    "LocalSteps",
+    "Number",
+    "Port",
+    "Problem",
+    "Query",
+    "Setting",
+    "SteeredSteps",
+    "Tensor",
+]

@@ -1,4 +1,6 @@
-"""ISRL-DP FedProx-PL-SVRG (the paper's algorithm 2): SVRG with restarts, for losses that satisfy the proximal-PL inequality."""
+"""ISRL-DP FedProx-PL-SVRG (the paper's algorithm 2): SVRG with restarts, for losses that satisfy
+the proximal-PL inequality.
+"""
 
 import numpy as np
 
@@ -7,19 +9,40 @@ from silodp.server.algorithms.prox_svrg import prox_svrg
 
 
 def prox_pl_svrg(
-    fed: Port, problem: Problem, w: Tensor, *, restarts: int, rounds: int, inner: int, step: Number, anchor: Gaussian, refine: Gaussian,
-    slope: Number, seed: int = 0,
-) -> Iterator[Tensor]:  # fmt: skip
+    fed: Port,
+    problem: Problem,
+    w: Tensor,
+    *,
+    restarts: int,
+    rounds: int,
+    inner: int,
+    step: Number,
+    anchor: Gaussian,
+    refine: Gaussian,
+    slope: Number,
+    seed: int = 0,
+) -> Iterator[Tensor]:
     """FedProx-PL-SVRG: SVRG with restarts, which share `rounds` in whole epochs.
 
-    Each starts from a uniformly random iterate of the one before (public coins of `seed`); the last yields where the run ends.
+    Each starts from a uniformly random iterate of the one before (public coins of `seed`); the last
+    yields where the run ends.
     """
     coins, length = np.random.default_rng(seed), rounds // (restarts * inner) * inner
     for _ in range(restarts):
         chosen = int(coins.integers(length))
         start = w
         for t, point in enumerate(
-            prox_svrg(fed, problem, start, rounds=length, inner=inner, step=step, anchor=anchor, refine=refine, slope=slope)
+            prox_svrg(
+                fed,
+                problem,
+                start,
+                rounds=length,
+                inner=inner,
+                step=step,
+                anchor=anchor,
+                refine=refine,
+                slope=slope,
+            )
         ):
             if t == chosen:
                 w = point

@@ -1,4 +1,5 @@
-"""How good a model is for each group of the held-out records: one more private release of each silo, and public arithmetic.
+"""How good a model is for each group of the held-out records: one more private release of each
+silo, and public arithmetic.
 
 A group is a category, or a yes or no, of one column of the public schema.
 """
@@ -24,7 +25,9 @@ from silodp.server.estimates.scoring import ask_each, pooled, told
 from silodp.server.federation import Port, StopRun
 
 KIND, QUESTIONS = "groups", 2
-"""What its release is called in a ledger, and how many an evaluation by groups is: its own, and that of all records."""
+"""What its release is called in a ledger, and how many an evaluation by groups is: its own, and
+that of all records.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,28 @@ class Groups:
 
 
 def groups_of(schema: Schema | None, by: str, *, trust: str, feature_map: str = "") -> Groups:
-    """The groups of the column `by`; BadInput, before anything is asked, says why there are none, and which columns have some."""
+    """The groups of the column `by`; BadInput, before anything is asked, says why there are none,
+    and which columns have some.
+    """
     if trust in ("masks", "shuffle"):
         raise BadInput(
-            f"--by is {by!r}, but under {trust} silos answer in totals alone; groups need answers as --trust isrl has them, so leave it out"
+            f"--by is {by!r}, but under {trust} silos answer in totals alone; groups need "
+            "answers as --trust isrl has them, so leave it out"
         )
     if schema is None:
-        raise BadInput(f"--by is {by!r}, but there is no schema, which alone says what the groups of a column are; train with --schema")
+        raise BadInput(
+            f"--by is {by!r}, but there is no schema, which alone says what the groups of "
+            "a column are; train with --schema"
+        )
     if feature_map:
-        raise BadInput(f"--by is {by!r}, but the model sees what {feature_map} makes of a record, in which no column is left; leave it out")
+        raise BadInput(
+            f"--by is {by!r}, but the model sees what {feature_map} makes of a record, in "
+            "which no column is left; leave it out"
+        )
     if schema.label.task not in ("binary", "multiclass", "ordinal"):
         raise BadInput(
-            f"--by is {by!r}, but groups are compared by their shares of right answers, and a {schema.label.task} has none; leave it out"
+            f"--by is {by!r}, but groups are compared by their shares of right answers, "
+            f"and a {schema.label.task} has none; leave it out"
         )
     usable, first = dict[str, tuple[Column, int]](), 0
     for column in schema.columns:
@@ -60,23 +73,35 @@ def groups_of(schema: Schema | None, by: str, *, trust: str, feature_map: str = 
             usable[column.name] = column, first
         first += len(column.features)
     if by not in usable:
-        raise BadInput(f"--by is {by!r}; it must be a category or boolean column of the schema: {', '.join(usable) or 'it has none'}")
+        raise BadInput(
+            f"--by is {by!r}; it must be a category or boolean column of the schema: "
+            f"{', '.join(usable) or 'it has none'}"
+        )
     (column, first), note = usable[by], ""
     if column.indicator or (column.type == "category" and column.missing):
         note = f"Records in which {by} is missing are in no group."
     elif column.missing is not None:
-        note = f"Where {by} is missing it counts as {'yes' if column.missing else 'no'}, as the schema says."
+        note = (
+            f"Where {by} is missing it counts as {'yes' if column.missing else 'no'}, as the "
+            "schema says."
+        )
     names = column.categories or ("no", "yes")
     return Groups(by, names, first, len(column.categories) or 1, int(column.indicator), note)
 
 
 def score_groups(
-    fed: Port, w: Tensor, mechanism: Gaussian, groups: Groups, held_out: Sequence[int], without: dict[str, str] | None = None
+    fed: Port,
+    w: Tensor,
+    mechanism: Gaussian,
+    groups: Groups,
+    held_out: Sequence[int],
+    without: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """For files and --json: of each group how many records it has, their share of right answers, and that of all other groups together.
+    """For files and --json: of each group how many records it has, their share of right answers,
+    and that of all other groups together.
 
-    It is the first question of an evaluation: where no policy allows it, nothing has been paid for yet.
-    `without` is told who did not answer, and why.
+    It is the first question of an evaluation: where no policy allows it, nothing has been paid for
+    yet. `without` is told who did not answer, and why.
     """
     statistic = GroupScore(w, groups.first, groups.features, groups.indicator)
     try:
@@ -88,30 +113,44 @@ def score_groups(
     rows, others = [], noise * math.sqrt(len(groups.names) - 1)
     for g, name in enumerate(groups.names):
         rest = share(float(np.delete(right, g).sum()), float(np.delete(wrong, g).sum()), others, n)
-        rows.append({
-            "name": name,
-            "records": n * float(right[g] + wrong[g]),
-            "records_noise": n * noise * math.sqrt(2),
-            "figures": {ACCURACY: told(share(float(right[g]), float(wrong[g]), noise, n))},
-            "rest": {"figures": {ACCURACY: told(rest)}},
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                "records": n * float(right[g] + wrong[g]),
+                "records_noise": n * noise * math.sqrt(2),
+                "figures": {ACCURACY: told(share(float(right[g]), float(wrong[g]), noise, n))},
+                "rest": {"figures": {ACCURACY: told(rest)}},
+            }
+        )
     return {"by": groups.by, "held_out": n, "rows": rows, "note": groups.note}
 
 
 def share(right: float, wrong: float, noise: float, n: int) -> Figure:
     """right / (right + wrong), of two noisy shares of n records.
 
-    The interval inverts a test, as that of an AUC does: at the true theta, (1 - theta) right - theta wrong has mean 0 and standard deviation
-    noise sqrt((1 - theta)^2 + theta^2). Too noisy where the group is not clear of its noise.
+    The interval inverts a test, as that of an AUC does: at the true theta, (1 - theta) right -
+    theta wrong has mean 0 and standard deviation noise sqrt((1 - theta)^2 + theta^2). Too noisy
+    where the group is not clear of its noise.
     """
     count = right + wrong
     if not count > 4 * math.sqrt(2) * noise:
         return Figure(math.nan, math.inf, math.inf, 0.0, 1.0, True)
-    theta = np.linspace(0, 1, 2001)  # the interval is wider by a step at each end, so that the grid leaves nothing out
+    theta = np.linspace(
+        0, 1, 2001
+    )  # the interval is wider by a step at each end, so that the grid leaves nothing out
     inside = theta[np.abs(right - theta * count) <= Z * noise * np.hypot(1 - theta, theta)]
     value = min(max(right / count, 0.0), 1.0)
     low = max(float(min(inside.min(initial=1), value) - theta[1]), 0.0)
     high = min(float(max(inside.max(initial=0), value) + theta[1]), 1.0)
     error = noise * math.hypot(1 - value, value) / count
-    inner = (n * count * value + 0.5) / (n * count + 1)  # none or all of a group is no proof of 0 or 1
-    return Figure(value, error, math.sqrt(inner * (1 - inner) / (n * count)), low, high, too_noisy(low, high, error))
+    inner = (n * count * value + 0.5) / (
+        n * count + 1
+    )  # none or all of a group is no proof of 0 or 1
+    return Figure(
+        value,
+        error,
+        math.sqrt(inner * (1 - inner) / (n * count)),
+        low,
+        high,
+        too_noisy(low, high, error),
+    )

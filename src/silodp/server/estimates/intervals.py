@@ -1,10 +1,14 @@
-"""Coefficients of a linear regression with intervals and p-values that include the privacy noise, from moments that are private already.
+"""Coefficients of a linear regression with intervals and p-values that include the privacy noise,
+from moments that are private already.
 
-With a = (1, x), M = mean a a', m = mean a y and A = M^-1, the estimate is A m. To first order its error is A (u + e - E theta): u is the sampling
-error, with covariance sigma^2 M / n where records count alike (at most that times the largest weight where long ones are scaled down),
-and e - E theta is the noise, whose entries have variance s^2 off the diagonal and twice that on it: covariance s^2 ((1 + |theta|^2) I + theta theta').
-To second order noise in M lengthens the estimate by s^2 A (tr A + A) theta, which is taken away; the residual variance is freed of noise alike.
-Both want A's noise to be small: `coverage` repeats sampling and noise around the estimate and says how often such intervals really cover.
+With a = (1, x), M = mean a a', m = mean a y and A = M^-1, the estimate is A m. To first order its
+error is A (u + e - E theta): u is the sampling error, with covariance sigma^2 M / n where records
+count alike (at most that times the largest weight where long ones are scaled down), and e - E theta
+is the noise, whose entries have variance s^2 off the diagonal and twice that on it: covariance s^2
+((1 + |theta|^2) I + theta theta'). To second order noise in M lengthens the estimate by s^2 A (tr A
++ A) theta, which is taken away; the residual variance is freed of noise alike. Both want A's noise
+to be small: `coverage` repeats sampling and noise around the estimate and says how often such
+intervals really cover.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ SOUND = (0.93, 0.97)
 
 @dataclass(frozen=True)
 class Coefficients:
-    """(J, 1 + F), the constant first: estimates, their standard errors, and of these the part that is privacy noise."""
+    """(J, 1 + F), the constant first: estimates, their standard errors, and of these the part that
+    is privacy noise.
+    """
 
     value: Tensor
     error: Tensor
@@ -53,9 +59,11 @@ class Coefficients:
 
 
 def coefficients(full: Tensor, noise: Tensor, records: Tensor, most: float = 1.0) -> Coefficients:
-    """From mean products (J, p, p) of (1, x, y), the standard deviation (J, 1) of a released coordinate's noise, and the number of records (J, 1).
+    """From mean products (J, p, p) of (1, x, y), the standard deviation (J, 1) of a released
+    coordinate's noise, and the number of records (J, 1).
 
-    `most` is the largest weight that a record can have: with weights up to it, the sampling error is at most that of as many equal ones.
+    `most` is the largest weight that a record can have: with weights up to it, the sampling error
+    is at most that of as many equal ones.
     """
     size, s2 = full.shape[-1] - 1, (noise * DIAGONAL / CROSS).square()
     weight = full[:, 0, 0].clamp_min(1e-6)[:, None]
@@ -64,7 +72,9 @@ def coefficients(full: Tensor, noise: Tensor, records: Tensor, most: float = 1.0
     a = torch.linalg.inv(torch.where(solvable[:, None, None], m, eye))
     theta = (a @ full[:, :size, size:])[..., 0]
     trace = a.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)
-    theta = theta - s2 * (trace * (a @ theta[..., None])[..., 0] + (a @ a @ theta[..., None])[..., 0])
+    theta = theta - s2 * (
+        trace * (a @ theta[..., None])[..., 0] + (a @ a @ theta[..., None])[..., 0]
+    )
     through = (a @ theta[..., None])[..., 0]
     length = 1 + theta.square().sum(1, keepdim=True)
     residual = full[:, size, size, None] - (full[:, :size, size] * theta).sum(1, keepdim=True)
@@ -77,20 +87,27 @@ def coefficients(full: Tensor, noise: Tensor, records: Tensor, most: float = 1.0
 
 def of_bought(found: Bought) -> Coefficients:
     if found.gram.classes:
-        raise BadInput("intervals are for a number that is predicted by --model linear; a logistic model's have none here")
-    made = coefficients(found.gram.matrix(found.mean), found.noise, found.records, heaviest(found.gram))
+        raise BadInput(
+            "intervals are for a number that is predicted by --model linear; a logistic "
+            "model's have none here"
+        )
+    made = coefficients(
+        found.gram.matrix(found.mean), found.noise, found.records, heaviest(found.gram)
+    )
     if not bool(made.solvable.all()):
         raise BadInput(
-            "the noise hides how the features go together, so no interval can be given; use more records, fewer columns or a larger epsilon"
+            "the noise hides how the features go together, so no interval can be given; "
+            "use more records, fewer columns or a larger epsilon"
         )
     return made
 
 
 def coverage(found: Bought, repeats: int = REPEATS) -> Tensor:
-    """(1 + F,): the share of intervals that hold the estimate when sampling and noise are repeated around it.
+    """(1 + F,): the share of intervals that hold the estimate when sampling and noise are repeated
+    around it.
 
-    Records are drawn as normal ones with the moments that were bought, their negative eigenvalues left out; of many, MOST, whose sampling
-    error is scaled down to that of all.
+    Records are drawn as normal ones with the moments that were bought, their negative eigenvalues
+    left out; of many, MOST, whose sampling error is scaled down to that of all.
     """
     made, gram = of_bought(found), found.gram
     random, full = torch.Generator().manual_seed(0), gram.matrix(found.mean)[0]
@@ -102,22 +119,40 @@ def coverage(found: Bought, repeats: int = REPEATS) -> Tensor:
     few, drawn, chunk = min(n, MOST), list[Tensor](), max(1, 2**22 // (min(n, MOST) * gram.size))
     root = vectors * values.clamp_min(0).sqrt()
     line = torch.cat([torch.ones(1), mean, theta[:1] + theta[1:] @ mean])
-    mix = torch.zeros(gram.size, size, dtype=torch.float64)  # z is `line`, and this times standard normals
-    mix[1:size, : size - 1], mix[size, : size - 1], mix[size, size - 1] = root, theta[1:] @ root, spread
+    mix = torch.zeros(
+        gram.size, size, dtype=torch.float64
+    )  # z is `line`, and this times standard normals
+    mix[1:size, : size - 1], mix[size, : size - 1], mix[size, size - 1] = (
+        root,
+        theta[1:] @ root,
+        spread,
+    )
     exact = line[:, None] * line + mix @ mix.T
     for start in range(0, repeats, chunk):
-        z = torch.randn(min(chunk, repeats - start), few, size, generator=random, dtype=torch.float64) @ mix.T + line
+        z = (
+            torch.randn(
+                min(chunk, repeats - start), few, size, generator=random, dtype=torch.float64
+            )
+            @ mix.T
+            + line
+        )
         sample = exact + (z.mT @ z / few - exact) * math.sqrt(few / n)
         drawn.append(covers(weight * sample, theta, found.noise, n, random, heaviest(gram)))
     return torch.cat(drawn).double().mean(0)
 
 
-def covers(full: Tensor, theta: Tensor, noise: Tensor, n: float, random: torch.Generator, most: float = 1.0) -> Tensor:
-    """(R, 1 + F): whether intervals from R samples' mean products (R, p, p) of n records, and fresh noise, hold theta. No interval is no cover."""
+def covers(
+    full: Tensor, theta: Tensor, noise: Tensor, n: float, random: torch.Generator, most: float = 1.0
+) -> Tensor:
+    """(R, 1 + F): whether intervals from R samples' mean products (R, p, p) of n records, and fresh
+    noise, hold theta. No interval is no cover.
+    """
     each = torch.randn(full.shape, generator=random, dtype=torch.float64).triu()
     each = torch.where(torch.eye(full.shape[-1], dtype=torch.bool), each, each * DIAGONAL / CROSS)
     noise = noise.expand(len(full), 1)
-    made = coefficients(full + noise[..., None] * (each + each.triu(1).mT), noise, torch.full_like(noise, n), most)
+    made = coefficients(
+        full + noise[..., None] * (each + each.triu(1).mT), noise, torch.full_like(noise, n), most
+    )
     return (made.low <= theta) & (theta <= made.high) & made.solvable[:, None]
 
 
@@ -131,48 +166,90 @@ def never_scaled(gram: Gram) -> bool:
     return float(gram.bound) ** 2 >= (2 + gram.features) * (1 - 1e-12)
 
 
-# --- `silodp estimate`: what the moments of a run say of each column, in the columns' and the label's own units ---------------------------
+# --- `silodp estimate`: what the moments of a run say of each column, in the columns' and the
+# label's own units ---------------------------
 
 
 def estimated(folder: Path, opened: Any) -> dict[str, Any]:
-    """For --json: a row for the constant and each feature. `opened` is the run's model with its schema and scaling."""
+    """For --json: a row for the constant and each feature. `opened` is the run's model with its
+    schema and scaling.
+    """
     found, schema = bought(folder), opened.schema
     names = list(schema.features)
     if len(names) != found.gram.features:
         raise BadInput(
-            f"the run in {folder} was on features that a map has made, whose coefficients have no columns; leave --feature-map out"
+            f"the run in {folder} was on features that a map has made, whose coefficients "
+            "have no columns; leave --feature-map out"
         )
     made, measured = of_bought(found), coverage(found)
     low, high = schema.label.range
     unit = found.gram.cap * (high - low) / 2
     halves = [half for column in schema.columns for half in _halves(column)]
-    scale = [unit, *(unit / (half * float(s)) for half, s in zip(halves, opened.reading.scale.tolist(), strict=True))]
+    scale = [
+        unit,
+        *(
+            unit / (half * float(s))
+            for half, s in zip(halves, opened.reading.scale.tolist(), strict=True)
+        ),
+    ]
     rows = []
     for j, name in enumerate(["constant", *names]):
-        parts = {"estimate": made.value, "error": made.error, "noise": made.noise, "low": made.low, "high": made.high}
+        parts = {
+            "estimate": made.value,
+            "error": made.error,
+            "noise": made.noise,
+            "low": made.low,
+            "high": made.high,
+        }
         row = {key: float(part[0, j]) * scale[j] for key, part in parts.items()}
         row["estimate"] += (low + high) / 2 * (j == 0)
-        row["low"], row["high"] = (row[key] + (low + high) / 2 * (j == 0) for key in ("low", "high"))
-        rows.append({"name": name} | row | {"p_value": float(made.p_value[0, j]), "coverage": float(measured[j])})
-    called = never_scaled(found.gram) and all(SOUND[0] <= row["coverage"] <= SOUND[1] for row in rows)
+        row["low"], row["high"] = (
+            row[key] + (low + high) / 2 * (j == 0) for key in ("low", "high")
+        )
+        rows.append(
+            {"name": name}
+            | row
+            | {"p_value": float(made.p_value[0, j]), "coverage": float(measured[j])}
+        )
+    called = never_scaled(found.gram) and all(
+        SOUND[0] <= row["coverage"] <= SOUND[1] for row in rows
+    )
     return {
-        "title": "Coefficients with 95 % intervals" if called else "Coefficients with intervals that are not called 95 %",
-        "called_95": called, "never_scaled": never_scaled(found.gram), "records": float(found.records), "repeats": REPEATS, "coefficients": rows,
-    }  # fmt: skip
+        "title": "Coefficients with 95 % intervals"
+        if called
+        else "Coefficients with intervals that are not called 95 %",
+        "called_95": called,
+        "never_scaled": never_scaled(found.gram),
+        "records": float(found.records),
+        "repeats": REPEATS,
+        "coefficients": rows,
+    }
 
 
 def _halves(column: Column) -> list[float]:
     """How much of the column's own unit one unit of each of its features is."""
     low, high = column.range
-    own = {"number": (high - low) / 2 if math.isfinite(high - low) else 1.0, "boolean": 0.5, "category": 1.0}[column.type]
-    return [own] * (len(column.categories) or 1) + [1.0] * (len(column.features) - (len(column.categories) or 1))
+    own = {
+        "number": (high - low) / 2 if math.isfinite(high - low) else 1.0,
+        "boolean": 0.5,
+        "category": 1.0,
+    }[column.type]
+    return [own] * (len(column.categories) or 1) + [1.0] * (
+        len(column.features) - (len(column.categories) or 1)
+    )
 
 
 def sentence(found: dict[str, Any]) -> str:
     """How the intervals are to be taken."""
-    told = f"Coverage is measured: of {found['repeats']:,} repeats of sampling and noise around the estimate, the share whose interval holds it."
+    told = (
+        f"Coverage is measured: of {found['repeats']:,} repeats of sampling and noise around "
+        "the estimate, the share whose interval holds it."
+    )
     if found["called_95"]:
         return told
     if not found["never_scaled"]:
-        return told + " Long records were scaled down by the clip, which only makes intervals wider; train with --clip 2 for none to be."
+        return told + (
+            " Long records were scaled down by the clip, which only makes intervals wider; "
+            "train with --clip 2 for none to be."
+        )
     return told + " It is not 95 % here: the noise is large beside what the columns say."

@@ -1,7 +1,9 @@
-"""A linear model from private moments: ridge regression at the noise's scale, and for classes logits from it. All of it is post-processing.
+"""A linear model from private moments: ridge regression at the noise's scale, and for classes
+logits from it. All of it is post-processing.
 
-What is known of the noise sets everything: the penalty is the one of least estimated error, where the estimate allows for the noise in the
-moments themselves (Stein's lemma), and slopes are shrunk by as much as noise has lengthened them, so that risks are neither too sure nor too flat.
+What is known of the noise sets everything: the penalty is the one of least estimated error, where
+the estimate allows for the noise in the moments themselves (Stein's lemma), and slopes are shrunk
+by as much as noise has lengthened them, so that risks are neither too sure nor too flat.
 """
 
 from __future__ import annotations
@@ -20,28 +22,45 @@ from silodp.core.problem.prox import Zero
 from silodp.core.statistics.gram import CROSS, DIAGONAL, Gram
 
 REACH = 0.5
-"""Of sqrt(2 + features), the longest that a record's factors can be where features lie in [-1, 1]: the bound at a clip of 1."""
+"""Of sqrt(2 + features), the longest that a record's factors can be where features lie in [-1, 1]:
+the bound at a clip of 1.
+"""
 PENALTIES = torch.logspace(math.log10(0.7), math.log10(40), 24, dtype=torch.float64)
-"""Ridge penalties that are tried, in units of the noise's largest eigenvalue; none lies much below it, where noise would pass for a direction."""
+"""Ridge penalties that are tried, in units of the noise's largest eigenvalue; none lies much below
+it, where noise would pass for a direction.
+"""
 CERTAIN, LEAST, WIDE = 0.9, 0.3, 0.3
-"""The largest share of a score's variance that its classes are taken to explain; and of what the noisy moments themselves say of a score, the
-least part of its covariance with the classes, and of its variance, that is taken for real: noise may hide how sure a score is, and the score still
-say which class is likelier."""
+"""The largest share of a score's variance that its classes are taken to explain; and of what the
+noisy moments themselves say of a score, the least part of its covariance with the classes, and of
+its variance, that is taken for real: noise may hide how sure a score is, and the score still say
+which class is likelier."""
 
 
 def question(problem: Problem, clip: Number, cap: float) -> Gram:
-    """What is asked for the problem's linear model; BadInput if it has another model, loss or prox."""
+    """What is asked for the problem's linear model; BadInput if it has another model, loss or
+    prox.
+    """
     layer = _layer(problem.model)
     loss, outputs = problem.loss, 0 if layer is None else layer.out_features
     plain = loss.loss if isinstance(loss, Weighted) else loss
     number = loss is squared_error or isinstance(loss, Huber)
-    if layer is None or not (number or plain is logistic or plain is cross_entropy) or (number and outputs > 1):
+    if (
+        layer is None
+        or not (number or plain is logistic or plain is cross_entropy)
+        or (number and outputs > 1)
+    ):
         raise BadInput(
-            "one-shot makes a linear model; use --model linear for numbers, or --model logistic for classes, and the task's own loss"
+            "one-shot makes a linear model; use --model linear for numbers, or --model "
+            "logistic for classes, and the task's own loss"
         )
     if isinstance(problem, Problem) and not isinstance(problem.prox, Zero):
         raise BadInput("one-shot chooses its own penalty; leave --prox out")
-    return Gram(layer.in_features, 0 if number else max(2, outputs), cap, clip * REACH * math.sqrt(2 + layer.in_features))
+    return Gram(
+        layer.in_features,
+        0 if number else max(2, outputs),
+        cap,
+        clip * REACH * math.sqrt(2 + layer.in_features),
+    )
 
 
 def _layer(model: nn.Module) -> nn.Linear | None:
@@ -50,7 +69,9 @@ def _layer(model: nn.Module) -> nn.Linear | None:
 
 
 def solution(problem: Problem, gram: Gram, value: Tensor, noise: Tensor) -> Tensor:
-    """(J, d): the problem's w from the mean products (J, k), in each of which is noise of this standard deviation (J, 1)."""
+    """(J, d): the problem's w from the mean products (J, k), in each of which is noise of this
+    standard deviation (J, 1).
+    """
     layer = _layer(problem.model)
     assert layer is not None
     moments = Moments.of(gram, value, noise, centred=layer.bias is not None)
@@ -71,7 +92,9 @@ def solution(problem: Problem, gram: Gram, value: Tensor, noise: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class Moments:
-    """Means and centred products of features x and labels y, per unit of weight, with the deviation `noise` of an off-diagonal entry."""
+    """Means and centred products of features x and labels y, per unit of weight, with the deviation
+    `noise` of an off-diagonal entry.
+    """
 
     x: Tensor
     """(J, F, 1)"""
@@ -84,30 +107,47 @@ class Moments:
 
     @classmethod
     def of(cls, gram: Gram, value: Tensor, noise: Tensor, *, centred: bool = True) -> Moments:
-        """Means are shrunk towards the middle of the public range, and shares of classes towards equal ones, where noise could have made them."""
+        """Means are shrunk towards the middle of the public range, and shares of classes towards
+        equal ones, where noise could have made them.
+        """
         full, features = gram.matrix(value.double()), gram.features
-        weight = full[:, :1, :1].clamp_min(1e-3 * float(torch.as_tensor(gram.bound).min()) ** 2 / (2 + features))
+        weight = full[:, :1, :1].clamp_min(
+            1e-3 * float(torch.as_tensor(gram.bound).min()) ** 2 / (2 + features)
+        )
         full, s = full / weight, noise.double()[..., None] * DIAGONAL / CROSS / weight
-        xx, xy = full[:, 1 : features + 1, 1 : features + 1], full[:, 1 : features + 1, features + 1 :]
+        xx, xy = (
+            full[:, 1 : features + 1, 1 : features + 1],
+            full[:, 1 : features + 1, features + 1 :],
+        )
         x, y = full[:, 1 : features + 1, :1], full[:, features + 1 :, :1]
         if not centred:
             return cls(0 * x, 0 * y[..., 0], xx, xy, s)
         equal = 1 / gram.classes if gram.classes > 2 else 0.0
-        near, level = _shrunk(x, s), _shrunk(y, s, equal, 0.15 if gram.classes == 2 else 0.3 * (equal or 1.0))
+        near, level = (
+            _shrunk(x, s),
+            _shrunk(y, s, equal, 0.15 if gram.classes == 2 else 0.3 * (equal or 1.0)),
+        )
         xx = xx - (near @ x.mT + x @ near.mT) / 2
         return cls(near, level[..., 0], xx, xy - near @ y.mT, s)
 
     def ridge(self, xy: Tensor, spread: Tensor) -> Fitted:
-        """Slopes (J, F, L) on the columns of xy, whose noises have the covariance spread x noise^2, at the best of PENALTIES.
+        """Slopes (J, F, L) on the columns of xy, whose noises have the covariance spread x noise^2,
+        at the best of PENALTIES.
 
-        The penalty of a feature grows with its variance, as far as the variances stand out from their noise. With A = (xx + P)^-1, b = A xy and a
-        symmetric noise E in xx (off-diagonal variance s^2, diagonal 2 s^2), E[b' E b] = -2 s^2 (|b|^2 tr A + b' A b) and E[b' e] = s^2 tr A by
-        Stein's lemma: so b' xx b and b' xy are freed of what the noise they were fitted to adds.
+        The penalty of a feature grows with its variance, as far as the variances stand out from
+        their noise. With A = (xx + P)^-1, b = A xy and a symmetric noise E in xx (off-diagonal
+        variance s^2, diagonal 2 s^2), E[b' E b] = -2 s^2 (|b|^2 tr A + b' A b) and E[b' e] = s^2 tr
+        A by Stein's lemma: so b' xx b and b' xy are freed of what the noise they were fitted to
+        adds.
         """
         s2, features = self.noise.square(), self.xx.shape[-1]
         variance = self.xx.diagonal(dim1=1, dim2=2)
         mean = variance.mean(1, keepdim=True).clamp_min(1e-12)
-        told = (1 - 2 * s2[..., 0] / variance.var(1, keepdim=True).clamp_min(1e-300)).clamp(0, 1) if features > 1 else 0 * mean
+        told = (
+            (1 - 2 * s2[..., 0] / variance.var(1, keepdim=True).clamp_min(1e-300)).clamp(0, 1)
+            if features > 1
+            else 0 * mean
+        )
         each = 1 + told * ((variance / mean).clamp(0.1, 10) - 1)
         root = each.sqrt()[..., None]
         values, vectors = torch.linalg.eigh(self.xx / root / root.mT)
@@ -124,9 +164,16 @@ class Moments:
             again = slopes.mT @ slopes * trace + turned.mT @ (inverse * turned)
             square = slopes.mT @ self.xx @ slopes + 2 * s2 * again
             found.append(Fitted(slopes, slopes.mT @ xy - s2 * trace * spread, square))
-        risk = torch.stack([(f.square - 2 * f.along).diagonal(dim1=1, dim2=2).sum(1) for f in found])
+        risk = torch.stack(
+            [(f.square - 2 * f.along).diagonal(dim1=1, dim2=2).sum(1) for f in found]
+        )
         best, runs = risk.nan_to_num(math.inf).argmin(0), torch.arange(len(self.xx))
-        return Fitted(*(torch.stack([getattr(f, name) for f in found])[best, runs] for name in ("slopes", "along", "square")))
+        return Fitted(
+            *(
+                torch.stack([getattr(f, name) for f in found])[best, runs]
+                for name in ("slopes", "along", "square")
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -138,19 +185,27 @@ class Fitted:
     square: Tensor
 
 
-def _shrunk(mean: Tensor, noise: Tensor, centre: float = 0.0, spread: float | None = None) -> Tensor:
-    """What is to be expected of means (J, k, 1) that noise of this deviation has moved: drawn towards a public centre by the spread that they have
-    about it in public experience, or else by the length that they have beyond what the noise explains (James and Stein)."""
+def _shrunk(
+    mean: Tensor, noise: Tensor, centre: float = 0.0, spread: float | None = None
+) -> Tensor:
+    """What is to be expected of means (J, k, 1) that noise of this deviation has moved: drawn
+    towards a public centre by the spread that they have about it in public experience, or else by
+    the length that they have beyond what the noise explains (James and Stein)."""
     off, variance = mean - centre, noise.square()
-    own = off.square().mean(1, keepdim=True) - variance if spread is None else torch.full_like(variance, spread**2)
+    own = (
+        off.square().mean(1, keepdim=True) - variance
+        if spread is None
+        else torch.full_like(variance, spread**2)
+    )
     return centre + off * own.clamp_min(0.0) / (own.clamp_min(0.0) + variance).clamp_min(1e-300)
 
 
 def _logits(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
-    """(J, F, K) and (J, K): linear discriminants of the ridge scores b_k'(x - mean), b_k = (xx + P)^-1 (mean of class k - mean).
+    """(J, F, K) and (J, K): linear discriminants of the ridge scores b_k'(x - mean), b_k = (xx +
+    P)^-1 (mean of class k - mean).
 
-    Within classes scores vary less than in all, by the share R^2 that classes explain, so that discriminants are b_k / (1 - R^2); noise has
-    lengthened them, by which they are shrunk.
+    Within classes scores vary less than in all, by the share R^2 that classes explain, so that
+    discriminants are b_k / (1 - R^2); noise has lengthened them, by which they are shrunk.
     """
     if classes > 2:
         return _discriminants(moments, classes)
@@ -159,7 +214,10 @@ def _logits(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
     xy, spread = moments.xy * signs, signs.mT @ signs
     root = share.sqrt()[:, None]
     fitted = moments.ridge(xy / root, spread / (root * root.mT))
-    naive, along, square = (m.diagonal(dim1=1, dim2=2).sum(1) for m in (fitted.slopes.mT @ (xy / root), fitted.along, fitted.square))
+    naive, along, square = (
+        m.diagonal(dim1=1, dim2=2).sum(1)
+        for m in (fitted.slopes.mT @ (xy / root), fitted.along, fitted.square)
+    )
     along = torch.maximum(along, LEAST * naive).clamp_min(1e-300)
     square = torch.maximum(torch.maximum(square, WIDE * naive), along.square() / CERTAIN)
     factor = along / square / (1 - along.square() / square)
@@ -171,12 +229,20 @@ def _logits(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def _discriminants(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
-    """The same of several classes: (W + P)^-1 (mean of class k - mean) with W the covariance within them, freed of the noise of their means."""
+    """The same of several classes: (W + P)^-1 (mean of class k - mean) with W the covariance within
+    them, freed of the noise of their means.
+    """
     share = moments.y.clamp_min(0.3 / classes)
     share = (share / share.sum(1, keepdim=True))[:, None]
     means, eye = moments.xy / share, torch.eye(moments.xx.shape[-1], dtype=torch.float64)
-    within = moments.xx - (means * share) @ means.mT + moments.noise.square() * (1 / share).sum(2, keepdim=True) * eye
-    penalty = 2 * math.sqrt(len(eye)) * moments.noise * (1 + moments.noise / share.amin(2, keepdim=True))
+    within = (
+        moments.xx
+        - (means * share) @ means.mT
+        + moments.noise.square() * (1 / share).sum(2, keepdim=True) * eye
+    )
+    penalty = (
+        2 * math.sqrt(len(eye)) * moments.noise * (1 + moments.noise / share.amin(2, keepdim=True))
+    )
     values, vectors = torch.linalg.eigh(within)
     levels = values.clamp_min(0.0)[..., None] + penalty
     slopes = vectors @ (vectors.mT @ means / levels.clamp_min(1e-9))

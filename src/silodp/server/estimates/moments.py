@@ -1,4 +1,6 @@
-"""The moments that a run has bought: kept in its folder, since they are private already and anybody may make more of them."""
+"""The moments that a run has bought: kept in its folder, since they are private already and anybody
+may make more of them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ NAME = "moments.safetensors"
 
 @dataclass(frozen=True)
 class Bought:
-    """What was asked, the mean products (1, d) that came back, the noise's standard deviation and the number of records, each (1, 1)."""
+    """What was asked, the mean products (1, d) that came back, the noise's standard deviation and
+    the number of records, each (1, 1).
+    """
 
     gram: Gram
     mean: Tensor
@@ -48,9 +52,18 @@ class Keeping:
     def write(self, folder: Path) -> None:
         for query, found in self._bought:
             if isinstance(gram := query.statistic, Gram):
-                about = {"features": gram.features, "classes": gram.classes, "cap": gram.cap, "bound": float(gram.bound)}
-                tensors = {name: part.double().cpu().contiguous() for name, part in found._asdict().items()}
-                atomic.write(folder / NAME, save(tensors, metadata={"gram": json.dumps(about)}), mode=0o644)
+                about = {
+                    "features": gram.features,
+                    "classes": gram.classes,
+                    "cap": gram.cap,
+                    "bound": float(gram.bound),
+                }
+                tensors = {
+                    name: part.double().cpu().contiguous() for name, part in found._asdict().items()
+                }
+                atomic.write(
+                    folder / NAME, save(tensors, metadata={"gram": json.dumps(about)}), mode=0o644
+                )
 
 
 def bought(folder: Path) -> Bought:
@@ -58,9 +71,13 @@ def bought(folder: Path) -> Bought:
     try:
         with safe_open(folder / NAME, "pt") as file:
             gram = Gram(**json.loads(file.metadata()["gram"]))
-            parts = {name: file.get_tensor(name).to(torch.float64) for name in ("mean", "noise", "records")}
+            parts = {
+                name: file.get_tensor(name).to(torch.float64)
+                for name in ("mean", "noise", "records")
+            }
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise BadInput(
-            f"{folder} has no moments ({type(error).__name__}); give the folder of a finished run of --algorithm one-shot"
+            f"{folder} has no moments ({type(error).__name__}); give the folder of a "
+            "finished run of --algorithm one-shot"
         ) from None
     return Bought(gram, **parts)

@@ -1,4 +1,6 @@
-"""What the silos' features and labels are like, from priced releases: ranges, means, deviations, missing rates and class counts."""
+"""What the silos' features and labels are like, from priced releases: ranges, means, deviations,
+missing rates and class counts.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,25 @@ from silodp.server.estimates.scoring import ask_each, pooled
 from silodp.server.federation import Port
 
 Noisy = tuple[np.ndarray, float, int]
-"""A mean over the records of all silos that answered, the standard deviation of the noise in each of its coordinates, and their number."""
+"""A mean over the records of all silos that answered, the standard deviation of the noise in each
+of its coordinates, and their number.
+"""
 
 
-def profile(fed: Port, mechanism: Gaussian, *, features: Sequence[str], classes: Sequence[str], counts: Sequence[int]) -> dict:
-    """A row for each feature and class, over all records of the silos that answer: each value with its standard error by noise.
+def profile(
+    fed: Port,
+    mechanism: Gaussian,
+    *,
+    features: Sequence[str],
+    classes: Sequence[str],
+    counts: Sequence[int],
+) -> dict:
+    """A row for each feature and class, over all records of the silos that answer: each value with
+    its standard error by noise.
 
-    Asks every silo `releases(classes)` times. A range is made of public bins (powers of two) that stand clear of the noise: values
-    outside are clamped to it, for mean and deviation too. Missing values count for neither of these.
+    Asks every silo `releases(classes)` times. A range is made of public bins (powers of two) that
+    stand clear of the noise: values outside are clamped to it, for mean and deviation too. Missing
+    values count for neither of these.
     """
     histogram = Histogram(EDGES, len(features))
     shares, _, _ = _pooled(fed, histogram, mechanism, counts)
@@ -36,14 +49,22 @@ def profile(fed: Port, mechanism: Gaussian, *, features: Sequence[str], classes:
     deviation_error = np.minimum(error * np.sqrt(1 + 4 * u**2) / (2 * deviation), 1.0)
     rows = [
         {
-            "feature": name, "low": float(low[j]), "high": float(high[j]),
-            "mean": float(low[j] + half[j] * (u[j] + 1)), "mean_error": float(half[j] * error[j]),
-            "deviation": float(half[j] * deviation[j]), "deviation_error": float(half[j] * deviation_error[j]),
-            "missing": float(missing[j].clip(0, 1)), "missing_error": missing_noise,
+            "feature": name,
+            "low": float(low[j]),
+            "high": float(high[j]),
+            "mean": float(low[j] + half[j] * (u[j] + 1)),
+            "mean_error": float(half[j] * error[j]),
+            "deviation": float(half[j] * deviation[j]),
+            "deviation_error": float(half[j] * deviation_error[j]),
+            "missing": float(missing[j].clip(0, 1)),
+            "missing_error": missing_noise,
         }
         for j, name in enumerate(features)
-    ]  # fmt: skip
-    return {"features": rows, "classes": _classes(fed, mechanism, classes, counts) if classes else []}
+    ]
+    return {
+        "features": rows,
+        "classes": _classes(fed, mechanism, classes, counts) if classes else [],
+    }
 
 
 def releases(classes: Sequence[str]) -> int:
@@ -51,16 +72,30 @@ def releases(classes: Sequence[str]) -> int:
     return 4 if classes else 3
 
 
-def _classes(fed: Port, mechanism: Gaussian, classes: Sequence[str], counts: Sequence[int]) -> list[dict]:
-    """Noisy counts, and from them weights n / (k n_c) that make classes count alike; a class that noise hides is taken for one standard error."""
+def _classes(
+    fed: Port, mechanism: Gaussian, classes: Sequence[str], counts: Sequence[int]
+) -> list[dict]:
+    """Noisy counts, and from them weights n / (k n_c) that make classes count alike; a class that
+    noise hides is taken for one standard error.
+    """
     share, noise, n = _pooled(fed, ClassCounts(len(classes)), mechanism, counts)
     weights = 1 / (len(classes) * np.maximum(share, max(noise, 1 / n)))
     return [
-        {"class": name, "count": float(n * share[k]), "count_error": n * noise, "weight": float(weights[k])}
+        {
+            "class": name,
+            "count": float(n * share[k]),
+            "count_error": n * noise,
+            "weight": float(weights[k]),
+        }
         for k, name in enumerate(classes)
     ]
 
 
-def _pooled(fed: Port, statistic: Histogram | Moments | MissingRates | ClassCounts, mechanism: Gaussian, counts: Sequence[int]) -> Noisy:
+def _pooled(
+    fed: Port,
+    statistic: Histogram | Moments | MissingRates | ClassCounts,
+    mechanism: Gaussian,
+    counts: Sequence[int],
+) -> Noisy:
     released = ask_each(fed, statistic, mechanism)
     return *pooled(released, statistic, mechanism, counts), sum(counts[i] for i in released)

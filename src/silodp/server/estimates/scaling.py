@@ -1,4 +1,6 @@
-"""Feature scaling learnt from releases: a coarse range from a noisy histogram, then mean and variance inside that range."""
+"""Feature scaling learnt from releases: a coarse range from a noisy histogram, then mean and
+variance inside that range.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,29 @@ from silodp.core.query import Query
 from silodp.core.statistics import Histogram, Moments
 from silodp.server.federation import Port
 
-EDGES = torch.tensor([-(2.0**k) for k in range(20, -11, -1)] + [2.0**k for k in range(-10, 21)], dtype=torch.float64)
+EDGES = torch.tensor(
+    [-(2.0**k) for k in range(20, -11, -1)] + [2.0**k for k in range(-10, 21)], dtype=torch.float64
+)
 """Public bins: powers of two of either sign from 2^-10 to 2^20."""
 
 
-def learn_scaling(fed: Port, features: int, *, ranges: Gaussian, moments: Gaussian) -> tuple[Tensor, Tensor]:
-    """(mean, scale) of each feature, from two releases of every silo, each a mean with the weights of `fed`: equal ones by default, so that a
-    silo's size does not weigh.
+def learn_scaling(
+    fed: Port, features: int, *, ranges: Gaussian, moments: Gaussian
+) -> tuple[Tensor, Tensor]:
+    """(mean, scale) of each feature, from two releases of every silo, each a mean with the weights
+    of `fed`: equal ones by default, so that a silo's size does not weigh.
 
-    A bin counts as occupied when its noisy share stands clear of the noise that the least of its neighbours shows (5 per cent of the
-    records, at least); outliers beyond the occupied range are clamped to it.
+    A bin counts as occupied when its noisy share stands clear of the noise that the least of its
+    neighbours shows (5 per cent of the records, at least); outliers beyond the occupied range are
+    clamped to it.
     """
     bins = len(EDGES) + 1
     histogram = Histogram(EDGES, features)
-    shares = fed.mean(Query(histogram, ranges.clipped(histogram.norm)))[0].reshape(features, bins).double()
+    shares = (
+        fed.mean(Query(histogram, ranges.clipped(histogram.norm)))[0]
+        .reshape(features, bins)
+        .double()
+    )
     low, high = occupied(shares)
     inside = Moments(low, high)
     u = fed.mean(Query(inside, moments.clipped(inside.norm)))[0].double()

@@ -1,7 +1,8 @@
-"""How good a model is, from one private release of each silo: loss, accuracy, balanced accuracy, AUC and calibration (or errors of a number).
+"""How good a model is, from one private release of each silo: loss, accuracy, balanced accuracy,
+AUC and calibration (or errors of a number).
 
-The noise of a release is known exactly, so its error bars are too. That the held-out records are themselves a sample is a second error,
-which is told apart; it is estimated from released figures.
+The noise of a release is known exactly, so its error bars are too. That the held-out records are
+themselves a sample is a second error, which is told apart; it is estimated from released figures.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a score is asked for, all of it public: of two classes `bins` bins of the score, and where a record's loss or error is clipped."""
+    """What a score is asked for, all of it public: of two classes `bins` bins of the score, and
+    where a record's loss or error is clipped.
+    """
 
     classes: int
     bins: int
@@ -55,25 +58,39 @@ class Asked:
 
     @property
     def cells(self) -> int:
-        """The bins of the statistic: of the score for two classes, of the label for more, none where there are no classes without an order."""
+        """The bins of the statistic: of the score for two classes, of the label for more, none
+        where there are no classes without an order.
+        """
         return {"binary": self.bins, "multiclass": self.classes}.get(self.kind, 0)
 
 
 def gaussian_for(kind: str, budgets: Sequence[Budget], releases: int = 1) -> Gaussian:
-    """The mechanism of which `releases` full-batch releases take each silo's whole budget; its clip is the statistic's to say."""
+    """The mechanism of which `releases` full-batch releases take each silo's whole budget; its clip
+    is the statistic's to say.
+    """
     mu = torch.tensor([[gdp_mu(budget) for budget in budgets]], dtype=torch.float64)
-    return Gaussian(kind, 1.0, math.sqrt(releases) / mu * (1 + 1e-9))  # so that their sum does not round above the budget
+    return Gaussian(
+        kind, 1.0, math.sqrt(releases) / mu * (1 + 1e-9)
+    )  # so that their sum does not round above the budget
 
 
-def ask_each(fed: Port, statistic: Statistic, mechanism: Gaussian, without: dict[str, str] | None = None) -> dict[int, np.ndarray]:
-    """The release of every silo that answers, by its number, at the statistic's own clip. BadInput, with who refused and why, where too few do.
+def ask_each(
+    fed: Port, statistic: Statistic, mechanism: Gaussian, without: dict[str, str] | None = None
+) -> dict[int, np.ndarray]:
+    """The release of every silo that answers, by its number, at the statistic's own clip. BadInput,
+    with who refused and why, where too few do.
 
     `without` is told who did not answer, by the code that says why.
     """
     found, codes = {}, {} if without is None else without
     for i, port in fed.each().items():
         try:
-            found[i] = port.mean(Query(statistic, mechanism.clipped(statistic.norm)))[0].double().cpu().numpy()  # type: ignore[union-attr]
+            found[i] = (
+                port.mean(Query(statistic, mechanism.clipped(statistic.norm)))[0]
+                .double()
+                .cpu()
+                .numpy()
+            )  # type: ignore[union-attr]
         except Absent as absent:
             codes |= absent.codes
         except StopRun as stop:
@@ -84,8 +101,13 @@ def ask_each(fed: Port, statistic: Statistic, mechanism: Gaussian, without: dict
             break
     if not found:
         said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
-        name, logs = type(statistic).__name__, "the gates' logs say why, and their policies must allow"
-        raise BadInput(f"no silo has answered what was asked, {name} ({said}){why(codes)}; {logs} {name}")
+        name, logs = (
+            type(statistic).__name__,
+            "the gates' logs say why, and their policies must allow",
+        )
+        raise BadInput(
+            f"no silo has answered what was asked, {name} ({said}){why(codes)}; {logs} {name}"
+        )
     return found
 
 
@@ -95,12 +117,24 @@ def noise_of(statistic: Statistic, mechanism: Gaussian, records: int, silo: int)
     return own * 2 * statistic.norm * (1 + CLIP_TOLERANCE) / records  # type: ignore[union-attr]
 
 
-def pooled(released: dict[int, np.ndarray], statistic: Statistic, mechanism: Gaussian, counts: Sequence[int]) -> tuple[np.ndarray, float]:
-    """The mean over the records of these silos, whichever holds them, and the standard deviation of the noise in each of its coordinates."""
+def pooled(
+    released: dict[int, np.ndarray],
+    statistic: Statistic,
+    mechanism: Gaussian,
+    counts: Sequence[int],
+) -> tuple[np.ndarray, float]:
+    """The mean over the records of these silos, whichever holds them, and the standard deviation of
+    the noise in each of its coordinates.
+    """
     silos, weights = tuple(released), Weights("records", tuple(counts))
     value = torch.from_numpy(np.stack([released[i] for i in silos]))[None]
     shares = weights.shares(silos)[0].tolist()
-    noise = math.sqrt(sum((a * noise_of(statistic, mechanism, counts[i], i)) ** 2 for a, i in zip(shares, silos, strict=True)))
+    noise = math.sqrt(
+        sum(
+            (a * noise_of(statistic, mechanism, counts[i], i)) ** 2
+            for a, i in zip(shares, silos, strict=True)
+        )
+    )
     return mechanism.combine(value, silos, weights)[0].numpy(), noise
 
 
@@ -118,11 +152,14 @@ def score(
     loss: Loss | None = None,
     without: dict[str, str] | None = None,
 ) -> list[Scores]:
-    """Figures over all held-out records of the silos that answer, and of each; `held_out` is the public number of each silo's.
+    """Figures over all held-out records of the silos that answer, and of each; `held_out` is the
+    public number of each silo's.
 
-    With two classes there are an AUC and a calibration, from `bins` bins of the predicted probability. A schema's `label` says whether it is a
-    survival time, of which there is a loss alone, and gives a number its own unit: the silos scale its public range to [-1, 1]. The `loss` that
-    the model was trained with says which weights of the classes are in its scores. `without` is told who did not answer, and why.
+    With two classes there are an AUC and a calibration, from `bins` bins of the predicted
+    probability. A schema's `label` says whether it is a survival time, of which there is a loss
+    alone, and gives a number its own unit: the silos scale its public range to [-1, 1]. The `loss`
+    that the model was trained with says which weights of the classes are in its scores. `without`
+    is told who did not answer, and why.
     """
     asked, unit = asked_of(classes, bins, cap, label, loss)
     statistic = Score(w, asked.cells, cap / unit)
@@ -130,16 +167,26 @@ def score(
     noise = {i: noise_of(statistic, mechanism, held_out[i], i) for i in released}
     total = sum(held_out[i] for i in released)
     rows = [scores_of("all", total, *pooled(released, statistic, mechanism, held_out), asked)]
-    return rows + [scores_of(names[i], held_out[i], v, noise[i], asked) for i, v in released.items()]
+    return rows + [
+        scores_of(names[i], held_out[i], v, noise[i], asked) for i, v in released.items()
+    ]
 
 
-def asked_of(classes: int, bins: int, cap: float, label: Label | None, loss: Loss | None) -> tuple[Asked, float]:
-    """What is asked for, checked, and how many of the label's own units the silos have scaled to 1."""
+def asked_of(
+    classes: int, bins: int, cap: float, label: Label | None, loss: Loss | None
+) -> tuple[Asked, float]:
+    """What is asked for, checked, and how many of the label's own units the silos have scaled
+    to 1.
+    """
     if not cap > 0 or not 1 <= bins <= 512:
-        raise BadInput(f"cap is {cap:g} and bins {bins}; the cap must be above 0, and there are 1 to 512 bins")
+        raise BadInput(
+            f"cap is {cap:g} and bins {bins}; the cap must be above 0, and there are 1 to 512 bins"
+        )
     kind = label.task if label is not None else Task.plain(classes).kind
     kind = kind if kind != "multiclass" or classes > 2 else "binary"
-    unit = (label.range[1] - label.range[0]) / 2 if label is not None and kind == "regression" else 1.0
+    unit = (
+        (label.range[1] - label.range[0]) / 2 if label is not None and kind == "regression" else 1.0
+    )
     return Asked(classes, bins, cap, kind, loss.weights if isinstance(loss, Weighted) else ()), unit
 
 
@@ -149,17 +196,27 @@ def scores_of(name: str, n: int, value: np.ndarray, noise: float, asked: Asked) 
     if asked.kind == "survival":
         return Scores(name, n, {"loss": _bounded(value[0], noise, n, cap)}, [])
     if not asked.classes:
-        found = {"squared error": _bounded(value[0], noise, n, cap**2), "absolute error": _bounded(value[1], noise, n, cap)}
+        found = {
+            "squared error": _bounded(value[0], noise, n, cap**2),
+            "absolute error": _bounded(value[1], noise, n, cap),
+        }
         return Scores(name, n, found, [])
     found = {"loss": _bounded(value[0], noise, n, cap), ACCURACY: _bounded(value[1], noise, n, 1.0)}
     if not asked.cells:
         return Scores(name, n, found, [])
     if asked.kind == "multiclass":
         wrong, right = value[3:].reshape(2, -1)
-        found |= {BALANCED: mean_recall(wrong, right, noise, n), LARGER: _larger(wrong + right, noise * math.sqrt(2), n)}
+        found |= {
+            BALANCED: mean_recall(wrong, right, noise, n),
+            LARGER: _larger(wrong + right, noise * math.sqrt(2), n),
+        }
         return Scores(name, n, found, [])
     negative, positive = value[3:].reshape(2, -1)
-    ends, bins, below = edges(asked.bins, asked.weights), asked.bins, float(positive.sum() - negative.sum())
+    ends, bins, below = (
+        edges(asked.bins, asked.weights),
+        asked.bins,
+        float(positive.sum() - negative.sum()),
+    )
     if bins % 2 == 0:
         found[BALANCED] = _balanced(negative, positive, noise, n)
     found[AUC] = auc(negative, positive, noise=noise, n=n)
@@ -172,61 +229,82 @@ def scores_of(name: str, n: int, value: np.ndarray, noise: float, asked: Asked) 
 
 
 def _bounded(value: float, noise: float, n: int, top: float) -> Figure:
-    """A mean of numbers in [0, top]: with mean m their variance is at most m (top - m), and is that for right or wrong (binomial)."""
+    """A mean of numbers in [0, top]: with mean m their variance is at most m (top - m), and is that
+    for right or wrong (binomial).
+    """
     share = min(max(float(value), 0.0), 1.0)
     inner = (n * share + 0.5) / (n + 1)  # none or all of n records are no proof of 0 or 1
     spread = math.sqrt(inner * (1 - inner) / n)
     low, high = (min(max(value + s * Z * noise, 0.0), 1.0) for s in (-1, 1))
-    return Figure(top * share, top * noise, top * spread, top * low, top * high, too_noisy(low, high, noise))
+    return Figure(
+        top * share, top * noise, top * spread, top * low, top * high, too_noisy(low, high, noise)
+    )
 
 
 def _larger(shares: np.ndarray, noise: float, n: int) -> Figure:
-    """The share of the larger class. Of classes that noise cannot tell apart the larger released one is a little too large."""
+    """The share of the larger class. Of classes that noise cannot tell apart the larger released
+    one is a little too large.
+    """
     return _bounded(float(shares.max()), noise, n, 1.0)
 
 
 def _balanced(negative: np.ndarray, positive: np.ndarray, noise: float, n: int) -> Figure:
-    """Of two classes: the mean of the shares of each that are told rightly. It is the AUC of two bins, below 0.5 and above it."""
+    """Of two classes: the mean of the shares of each that are told rightly. It is the AUC of two
+    bins, below 0.5 and above it.
+    """
     half = len(negative) // 2
     two = [np.array([part[:half].sum(), part[half:].sum()]) for part in (negative, positive)]
     found = auc(*two, noise=noise * math.sqrt(half), n=n)
     errors = [
-        _bounded(part[k] / part.sum(), 0.0, max(int(n * part.sum()), 1), 1.0).sampling for k, part in enumerate(two) if part.sum() > 0
+        _bounded(part[k] / part.sum(), 0.0, max(int(n * part.sum()), 1), 1.0).sampling
+        for k, part in enumerate(two)
+        if part.sum() > 0
     ]
     return replace(found, sampling=math.hypot(*errors) / 2) if len(errors) == 2 else found
 
 
 def mean_recall(wrong: np.ndarray, right: np.ndarray, noise: float, n: int) -> Figure:
-    """Of several classes: the mean over classes of the share that is told rightly, from noisy shares (classes,) of n records.
+    """Of several classes: the mean over classes of the share that is told rightly, from noisy
+    shares (classes,) of n records.
 
-    Its errors follow from the derivatives of right / (right + wrong) (delta method): too noisy where a class is not clear of its noise.
+    Its errors follow from the derivatives of right / (right + wrong) (delta method): too noisy
+    where a class is not clear of its noise.
     """
     count = right + wrong
     if not (count > 4 * math.sqrt(2) * noise).all():
         return Figure(math.nan, math.inf, math.inf, 0.0, 1.0, True)
     recall = np.clip(right / count, 0, 1)
     value = float(recall.mean())
-    error = noise / len(count) * math.sqrt(float((((1 - recall) ** 2 + recall**2) / count**2).sum()))
+    error = (
+        noise / len(count) * math.sqrt(float((((1 - recall) ** 2 + recall**2) / count**2).sum()))
+    )
     inner = (n * count * recall + 0.5) / (n * count + 1)
     sampling = math.sqrt(float((inner * (1 - inner) / (n * count)).sum())) / len(count)
     low, high = (min(max(value + s * Z * error, 0.0), 1.0) for s in (-1, 1))
     return Figure(value, error, sampling, low, high, too_noisy(low, high, error))
 
 
-# --- AUC from a noisy histogram -----------------------------------------------------------------------------------------------------------
+# --- AUC from a noisy histogram ------------------------------------------------------------------
 
 
 def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> Figure:
-    """P(score of a positive > score of a negative), ties within a bin counting half, from noisy shares (bins,) of n records.
+    """P(score of a positive > score of a negative), ties within a bin counting half, from noisy
+    shares (bins,) of n records.
 
-    The interval inverts a test (Fieller): with p, q the true shares, A the order of bins and B = A - theta 1 1^T, T = p^T B q is zero at
-    the true theta. Of the noisy shares T has mean 0 there and variance s^2 (|B q|^2 + |B^T p|^2) + s^4 |B|_F^2; the estimate of it by
-    noisy shares is too large by s^4 |B|_F^2 on average, never too small on purpose. Every theta with |T| <= 1.96 standard errors is in:
-    where noise drowns a class, that is all of [0, 1]. `sampling` is Hanley and McNeil's (1982).
+    The interval inverts a test (Fieller): with p, q the true shares, A the order of bins and B = A
+    - theta 1 1^T, T = p^T B q is zero at the true theta. Of the noisy shares T has mean 0 there and
+    variance s^2 (|B q|^2 + |B^T p|^2) + s^4 |B|_F^2; the estimate of it by noisy shares is too
+    large by s^4 |B|_F^2 on average, never too small on purpose. Every theta with |T| <= 1.96
+    standard errors is in: where noise drowns a class, that is all of [0, 1]. `sampling` is Hanley
+    and McNeil's (1982).
     """
-    theta = np.linspace(0, 1, 2001)  # the interval is wider by a step at each end, so that the grid leaves nothing out
+    theta = np.linspace(
+        0, 1, 2001
+    )  # the interval is wider by a step at each end, so that the grid leaves nothing out
     bins = len(negative)
-    order = np.tri(bins, k=-1) + np.eye(bins) / 2  # rows: the positive's bin; columns: the negative's
+    order = (
+        np.tri(bins, k=-1) + np.eye(bins) / 2
+    )  # rows: the positive's bin; columns: the negative's
     wins, total_p, total_n = positive @ order @ negative, positive.sum(), negative.sum()
     gap = wins - theta * total_p * total_n
     left = (order @ negative)[:, None] - theta * total_n
@@ -238,11 +316,23 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
     value = min(max(wins / product, 0.0), 1.0)
     at = (order @ negative - value * total_n, order.T @ positive - value * total_p)
     error = noise * math.sqrt(sum(float(side @ side) for side in at)) / product
-    low, high = min(inside.min(initial=1), value) - theta[1], max(inside.max(initial=0), value) + theta[1]
+    low, high = (
+        min(inside.min(initial=1), value) - theta[1],
+        max(inside.max(initial=0), value) + theta[1],
+    )
     low, high = max(float(low), 0.0), min(float(high), 1.0)
-    if min(total_p, total_n) < 2 * noise * math.sqrt(bins):  # a class that may not be there at all has no order
+    if min(total_p, total_n) < 2 * noise * math.sqrt(
+        bins
+    ):  # a class that may not be there at all has no order
         return Figure(value, error, math.inf, 0.0, 1.0, True)
-    return Figure(value, error, _hanley(value, n * total_p, n * total_n), low, high, too_noisy(low, high, error))
+    return Figure(
+        value,
+        error,
+        _hanley(value, n * total_p, n * total_n),
+        low,
+        high,
+        too_noisy(low, high, error),
+    )
 
 
 def _hanley(a: float, positives: float, negatives: float) -> float:
@@ -260,7 +350,9 @@ def told(figure: Figure) -> dict[str, float | bool | None]:
 
 
 def as_rows(scores: Sequence[Scores], classes: int) -> list[dict]:
-    """For files and --json: the numbers, of how many classes, and whether they are too noisy to say anything."""
+    """For files and --json: the numbers, of how many classes, and whether they are too noisy to say
+    anything.
+    """
     return [
         {
             "name": s.name,

@@ -1,4 +1,5 @@
-"""`silodp export`: onnx and torch hold the whole way from a row's columns to its risks in one graph; sklearn is a small .py with its .npz.
+"""`silodp export`: onnx and torch hold the whole way from a row's columns to its risks in one
+graph; sklearn is a small .py with its .npz.
 
 Each comes with a .json of columns, ranges, categories and what the figures are.
 """
@@ -30,17 +31,28 @@ def export(model: Stored, to: str, stem: Path) -> list[Path]:
     """Writes stem.json and the form's own files, over nothing; (the paths)."""
     if to not in FORMS:
         raise BadInput(f"--to is {to!r}; choose one of {', '.join(FORMS)}")
-    about = sheet(model.schema) | {"made_by": "silodp", "model": model.about.get("model", ""), "model_sha256": model.sha256}
+    about = sheet(model.schema) | {
+        "made_by": "silodp",
+        "model": model.about.get("model", ""),
+        "model_sha256": model.sha256,
+    }
     files = {".json": (json.dumps(about, indent=1) + "\n").encode()} | FORMS[to](model, about)
     paths = {stem.with_name(stem.name + suffix): content for suffix, content in files.items()}
-    if there := [path for path, content in paths.items() if path.exists() and path.read_bytes() != content]:
-        raise BadInput(f"{there[0]} is there already, and nothing is written over; choose another name with --out")
+    if there := [
+        path for path, content in paths.items() if path.exists() and path.read_bytes() != content
+    ]:
+        raise BadInput(
+            f"{there[0]} is there already, and nothing is written over; choose another "
+            "name with --out"
+        )
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
         for path, content in paths.items():
             atomic.write(path, content, mode=0o644)
     except OSError as error:
-        raise BadInput(f"{stem.parent} cannot be written ({error.strerror}); choose another place with --out") from None
+        raise BadInput(
+            f"{stem.parent} cannot be written ({error.strerror}); choose another place with --out"
+        ) from None
     return list(paths)
 
 
@@ -60,7 +72,14 @@ def _onnx(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
         raise BadInput(f"--to onnx needs the package {error.name}; install silodp[onnx]") from None
     file = io.BytesIO()
     with _quiet(model, "onnx"):
-        made = torch.onnx.export(_exported(model), (), input_names=["columns"], output_names=["figures"], dynamo=True, verbose=False)
+        made = torch.onnx.export(
+            _exported(model),
+            (),
+            input_names=["columns"],
+            output_names=["figures"],
+            dynamo=True,
+            verbose=False,
+        )
         assert made is not None
         made.save(file)  # type: ignore[arg-type] -- it takes a file, too
     return {".onnx": file.getvalue()}
@@ -69,29 +88,48 @@ def _onnx(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
 def _sklearn(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
     kinds = {nn.Linear: "linear", nn.ReLU: "relu", Shapes: "shapes"}
     layers = [m for m in model.reading.model.modules() if not isinstance(m, nn.Sequential)]
-    if not all(type(m) in kinds for m in layers) or not model.schema.columns or model.about.get("feature_map"):
-        raise BadInput("--to sklearn is for tables and models of linear layers, ReLU and additive curves; use --to torch or --to onnx")
-    numbers: dict[str, Any] = {f"scaling.{name}": getattr(model.reading, name).numpy() for name in ("mean", "scale")}
+    if (
+        not all(type(m) in kinds for m in layers)
+        or not model.schema.columns
+        or model.about.get("feature_map")
+    ):
+        raise BadInput(
+            "--to sklearn is for tables and models of linear layers, ReLU and additive "
+            "curves; use --to torch or --to onnx"
+        )
+    numbers: dict[str, Any] = {
+        f"scaling.{name}": getattr(model.reading, name).numpy() for name in ("mean", "scale")
+    }
     for k, layer in enumerate(m for m in layers if isinstance(m, nn.Linear)):
         numbers[f"weight{k}"] = layer.weight.numpy()
-        numbers[f"bias{k}"] = np.zeros(layer.out_features, np.float32) if layer.bias is None else layer.bias.numpy()
+        numbers[f"bias{k}"] = (
+            np.zeros(layer.out_features, np.float32) if layer.bias is None else layer.bias.numpy()
+        )
     steps, reach = [kinds[type(m)] for m in layers], None
     for shapes in (m for m in layers if isinstance(m, Shapes)):
         numbers |= {"mix": shapes.mix.numpy(), "curved": np.array(shapes.numbers, np.int64)}
         reach = shapes.reach
     file = io.BytesIO()
-    text = json.dumps(about | {"steps": steps, "reach": reach, "label_range": list(model.schema.label.range)})
+    text = json.dumps(
+        about | {"steps": steps, "reach": reach, "label_range": list(model.schema.label.range)}
+    )
     np.savez(file, about=np.array(text), **numbers)
     return {".npz": file.getvalue(), ".py": Path(standalone.__file__).read_bytes()}
 
 
-FORMS: dict[str, Callable[[Stored, dict[str, Any]], dict[str, bytes]]] = {"onnx": _onnx, "torch": _torch, "sklearn": _sklearn}
+FORMS: dict[str, Callable[[Stored, dict[str, Any]], dict[str, bytes]]] = {
+    "onnx": _onnx,
+    "torch": _torch,
+    "sklearn": _sklearn,
+}
 
 
 def _exported(model: Stored) -> torch.export.ExportedProgram:
     width = len(model.schema.columns) or len(model.schema.features)
     rows = torch.zeros(2, width, dtype=torch.float64)
-    return torch.export.export(model.reading, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    return torch.export.export(
+        model.reading, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
 
 
 @contextlib.contextmanager
@@ -106,7 +144,8 @@ def _quiet(model: Stored, to: str) -> Iterator[None]:
             yield
     except Exception as error:
         raise BadInput(
-            f"the model {model.about.get('model')} cannot be written for {to} ({type(error).__name__}); use `silodp predict`, or another form"
+            f"the model {model.about.get('model')} cannot be written for {to} "
+            f"({type(error).__name__}); use `silodp predict`, or another form"
         ) from None
     finally:
         logger.setLevel(level)

@@ -1,9 +1,9 @@
-"""A model trained by silodp, as a scikit-learn estimator that needs numpy and scikit-learn alone; its numbers are in the .npz beside this file.
+"""A model trained by silodp, as a scikit-learn estimator that needs numpy and scikit-learn alone;
+its numbers are in the .npz beside this file.
 
-    from pathlib import Path
-    from model import Model
-    model = Model(Path("model.npz"))
-    model.predict_proba(frame)        # a pandas frame with the columns of model.json; of two classes the second's risk is [:, 1]
+    from pathlib import Path from model import Model model = Model(Path("model.npz"))
+    model.predict_proba(frame)        # a pandas frame with the columns of model.json; of two
+    classes the second's risk is [:, 1]
 
 It is fitted, and fit() only says so: to learn again would be another training, at another price.
 """
@@ -15,7 +15,23 @@ import numpy as np
 from sklearn.base import BaseEstimator
 
 MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
-TRUE = ("true", "t", "yes", "y", "1", "1.0", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "sì", "sim")
+TRUE = (
+    "true",
+    "t",
+    "yes",
+    "y",
+    "1",
+    "1.0",
+    "ja",
+    "j",
+    "wahr",
+    "oui",
+    "vrai",
+    "si",
+    "sí",
+    "sì",
+    "sim",
+)
 FALSE = ("false", "f", "no", "n", "0", "0.0", "nein", "falsch", "non", "faux", "nee", "não", "nej")
 WORDS: dict[str, float] = {word: 1.0 for word in TRUE} | {word: 0.0 for word in FALSE}
 
@@ -36,14 +52,18 @@ class Model(BaseEstimator):
         return np.array(self._read()[0]["classes"])
 
     def predict_proba(self, X):
-        """The chance of each class, (rows, classes); of survival times the risk by the end of each bin."""
+        """The chance of each class, (rows, classes); of survival times the risk by the end of each
+        bin.
+        """
         about = self._read()[0]
         if about["task"] in ("regression", "count"):
             raise AttributeError("this model predicts a number; use predict")
         return self._said(X)
 
     def predict(self, X):
-        """The class by the public threshold, or the number; of survival times the risk by the last bin's end."""
+        """The class by the public threshold, or the number; of survival times the risk by the last
+        bin's end.
+        """
         about, said = self._read()[0], self._said(X)
         if not about["classes"]:
             return said[:, -1]
@@ -55,7 +75,11 @@ class Model(BaseEstimator):
         """The features that the model sees."""
         about, numbers = self._read()
         x = np.column_stack(
-            [part for column in about["columns"] for part in _features(column, X[column["name"]], about.get("missing_codes", []))]
+            [
+                part
+                for column in about["columns"]
+                for part in _features(column, X[column["name"]], about.get("missing_codes", []))
+            ]
         )
         return (x.astype(np.float32) - numbers["scaling.mean"]) / numbers["scaling.scale"]
 
@@ -66,7 +90,11 @@ class Model(BaseEstimator):
             if step == "linear":
                 z, k = z @ numbers[f"weight{k}"].T + numbers[f"bias{k}"], k + 1
             else:
-                z = np.maximum(z, 0) if step == "relu" else _shapes(z, numbers["mix"], numbers["curved"], about["reach"])
+                z = (
+                    np.maximum(z, 0)
+                    if step == "relu"
+                    else _shapes(z, numbers["mix"], numbers["curved"], about["reach"])
+                )
         z = z.astype(np.float64)
         if about["task"] == "survival":
             return 1 - np.cumprod(1 - 1 / (1 + np.exp(-z)), axis=1)
@@ -85,7 +113,9 @@ class Model(BaseEstimator):
 
     def _read(self):
         if not hasattr(self, "_kept"):
-            with np.load(self.file or Path(__file__).with_suffix(".npz"), allow_pickle=False) as archive:
+            with np.load(
+                self.file or Path(__file__).with_suffix(".npz"), allow_pickle=False
+            ) as archive:
                 numbers = {name: archive[name] for name in archive.files}
             self._kept = json.loads(str(numbers.pop("about"))), numbers
         return self._kept
@@ -102,22 +132,42 @@ def _shapes(x, mix, curved, reach):
 def _features(column, cells, codes):
     """The features of one column, each (rows,)."""
     texts = [str(cell).strip() for cell in cells]
-    gone = np.array([text.lower() in MISSING or text in codes or text.removesuffix(".0") in codes for text in texts])
+    gone = np.array(
+        [
+            text.lower() in MISSING or text in codes or text.removesuffix(".0") in codes
+            for text in texts
+        ]
+    )
     filled = column.get("missing")
     if gone.any() and filled is None:
-        raise ValueError(f"column {column['name']!r}, row {int(gone.argmax()) + 1}: a value is missing")
+        raise ValueError(
+            f"column {column['name']!r}, row {int(gone.argmax()) + 1}: a value is missing"
+        )
     if column["type"] == "category":
         places = {name: k for k, name in enumerate(column["categories"])}
-        found = [places.get(t, places.get(t.removesuffix(".0"), places.get("other", -1))) for t in texts]
-        parts = [np.where(gone, False, np.array(found) == k).astype(float) for k in range(len(places))]
+        found = [
+            places.get(t, places.get(t.removesuffix(".0"), places.get("other", -1))) for t in texts
+        ]
+        parts = [
+            np.where(gone, False, np.array(found) == k).astype(float) for k in range(len(places))
+        ]
         bad, said = ~gone & (np.array(found) < 0), filled is not None
     else:
         number = WORDS.get if column["type"] == "boolean" else float
-        values = np.array([np.nan if g else number(t.lower()) for g, t in zip(gone, texts, strict=True)], float)
+        values = np.array(
+            [np.nan if g else number(t.lower()) for g, t in zip(gone, texts, strict=True)], float
+        )
         bad, said = ~gone & ~np.isfinite(values), column["indicator"]
         values = np.where(gone, float(filled or 0), values)
         low, high = column.get("range", (0, 1) if column["type"] == "boolean" else (None, None))
-        parts = [values if low is None else (2 * (np.clip(values, low, high) - low) / (high - low) - 1).clip(-1, 1)]
+        parts = [
+            values
+            if low is None
+            else (2 * (np.clip(values, low, high) - low) / (high - low) - 1).clip(-1, 1)
+        ]
     if bad.any():
-        raise ValueError(f"column {column['name']!r}, row {int(bad.argmax()) + 1}: the value is none that the model knows")
+        raise ValueError(
+            f"column {column['name']!r}, row {int(bad.argmax()) + 1}: the value is none "
+            "that the model knows"
+        )
     return [*parts, gone.astype(float)] if said else parts

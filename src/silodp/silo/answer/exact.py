@@ -1,40 +1,56 @@
-"""How a deployed gate computes: clipped records as integers on a lattice, summed exactly, under exact Gaussian noise.
+"""How a deployed gate computes: clipped records as integers on a lattice, summed exactly, under
+exact Gaussian noise.
 
-Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice's step, D and D' data sets that differ in record j.
- 1. Record i's integer vector k_i depends on that record, its position and public numbers alone (see `slots`): neither on what the other
-    records hold nor on which of them are drawn. All n are computed for every question, in the same chunks, and the batch is a mask on the
-    integers. So only k_j differs between D and D', and S with record j drawn is S without it plus k_j: what amplification asks for.
- 2. sum(k_i^2) <= floor((C / gamma)^2) is verified in integers, after all floating point; a vector that fails is replaced by zero.
-    So ||k_j|| <= C / gamma, and the int64 sums S, S' are exact and differ by at most 2 C / gamma in norm.
-    A statistic of numbers and cells (`query.Cells`) is verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma,
-    and the cells are >= 0 and sum to 1 / gamma at most. Two such vectors differ by at most sqrt(numbers + 2) / gamma in norm,
-    and numbers + 2 <= (2 C)^2 is verified in fractions before the charge: S and S' differ by at most 2 C / gamma once more.
-    Of products (`statistics.gram`) the factors are verified as a vector is, by a bound from C, d and gamma alone, and multiplied in integers
-    (`multiplied`): two such vectors differ by at most 2 C / gamma, which is sqrt(2) of their largest norm and not twice it.
- 3. Added is round(N(0, s^2)) with s >= z 2 C / gamma, coordinate by coordinate, by the exact law (`lattice.rounded_gaussian`). As S is
-    an integer, S + round(N) = round(S + N): post-processing of a Gaussian mechanism with mu = (2 C / gamma) / s <= 1 / z.
- 4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean is mu-GDP with mu = 1 / z: what
-    the event says, with nothing left to a tolerance. Sub-sampled batches are drawn by secret coins, independent of the data, and cost
-    the time of a full pass.
+Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice's step, D and D'
+data sets that differ in record j.
+ 1. Record i's integer vector k_i depends on that record, its position and public numbers alone (see
+    `slots`): neither on what the other records hold nor on which of them are drawn. All n are
+    computed for every question, in the same chunks, and the batch is a mask on the integers. So
+    only k_j differs between D and D', and S with record j drawn is S without it plus k_j: what
+    amplification asks for.
+ 2. sum(k_i^2) <= floor((C / gamma)^2) is verified in integers, after all floating point; a vector
+    that fails is replaced by zero. So ||k_j|| <= C / gamma, and the int64 sums S, S' are exact and
+    differ by at most 2 C / gamma in norm. A statistic of numbers and cells (`query.Cells`) is
+    verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma, and the
+    cells are >= 0 and sum to 1 / gamma at most. Two such vectors differ by at most sqrt(numbers +
+    2) / gamma in norm, and numbers + 2 <= (2 C)^2 is verified in fractions before the charge: S and
+    S' differ by at most 2 C / gamma once more. Of products (`statistics.gram`) the factors are
+    verified as a vector is, by a bound from C, d and gamma alone, and multiplied in integers
+    (`multiplied`): two such vectors differ by at most 2 C / gamma, which is sqrt(2) of their
+    largest norm and not twice it.
+ 3. Added is round(N(0, s^2)) with s >= z 2 C / gamma, coordinate by coordinate, by the exact law
+    (`lattice.rounded_gaussian`). As S is an integer, S + round(N) = round(S + N): post-processing
+    of a Gaussian mechanism with mu = (2 C / gamma) / s <= 1 / z.
+ 4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean
+    is mu-GDP with mu = 1 / z: what the event says, with nothing left to a tolerance. Sub-sampled
+    batches are drawn by secret coins, independent of the data, and cost the time of a full pass.
     Each of the local steps is such a release, at a point that earlier releases determine.
- 5. With held-out records, a Score (or a total of it, or one by groups) takes the vectors of these for what they are and of the others as zero, and every other
-    statistic the reverse. Which they are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records; the release
-    divides by the batch's expected number of records of its part, which is public. Nothing is cheaper for it: all charges add up.
- 6. Where a record is a person, D and D' differ in all rows of one person: in how many there are, in what they hold, in where in the file
-    they stand, and in who it is. Every person has the same P places, so no shape follows its rows. Which list number a loader gives to the
-    others may well follow from that person's rows, so each has its place by a permutation of the list that is drawn uniformly at random,
-    once for these records, kept in the ledger and never told. Whatever lists a loader makes of D and D', under such a permutation each has
-    the law of the other with the one person exchanged at its place: given the places, 1 to 5 hold, and a bound on the trade-off between
-    two laws that holds given the places holds for their mixture over the places too. A map of features rounds by place as any kernel does,
-    and is therefore applied at these places, once they are drawn.
-Gradients of models of known layers are summed by exact products of whole chunks (`products`), for which 1 to 4 hold as well: its docstring has the
-proof. There S with record j is within C / gamma of S without it, and that is all that 3 and amplification use.
-Totals (`_counts`) rest on `core.privacy.binomial` instead: the same sums of verified integers, in parts of a level, of which one record moves at
-most g levels; rounded to levels once, by fresh thresholds, and exact binomial noise is added. What leaves is for the shuffler's key alone (`door`).
-No step of a Gaussian release asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
-Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place (`verify` tries it with the silo's own model
-before a gate serves, and the tests bit for bit with several instruction sets), ChaCha20 is secure, and time is not observed: it depends on
-the noise drawn, and on whether there are records on which a model raises.
+ 5. With held-out records, a Score (or a total of it, or one by groups) takes the vectors of these
+    for what they are and of the others as zero, and every other statistic the reverse. Which they
+    are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records;
+    the release divides by the batch's expected number of records of its part, which is public.
+    Nothing is cheaper for it: all charges add up.
+ 6. Where a record is a person, D and D' differ in all rows of one person: in how many there are, in
+    what they hold, in where in the file they stand, and in who it is. Every person has the same P
+    places, so no shape follows its rows. Which list number a loader gives to the others may well
+    follow from that person's rows, so each has its place by a permutation of the list that is drawn
+    uniformly at random, once for these records, kept in the ledger and never told. Whatever lists a
+    loader makes of D and D', under such a permutation each has the law of the other with the one
+    person exchanged at its place: given the places, 1 to 5 hold, and a bound on the trade-off
+    between two laws that holds given the places holds for their mixture over the places too. A map
+    of features rounds by place as any kernel does, and is therefore applied at these places, once
+    they are drawn.
+Gradients of models of known layers are summed by exact products of whole chunks (`products`), for
+which 1 to 4 hold as well: its docstring has the proof. There S with record j is within C / gamma of
+S without it, and that is all that 3 and amplification use. Totals (`_counts`) rest on
+`core.privacy.binomial` instead: the same sums of verified integers, in parts of a level, of which
+one record moves at most g levels; rounded to levels once, by fresh thresholds, and exact binomial
+noise is added. What leaves is for the shuffler's key alone (`door`). No step of a Gaussian release
+asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
+Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place
+(`verify` tries it with the silo's own model before a gate serves, and the tests bit for bit with
+several instruction sets), ChaCha20 is secure, and time is not observed: it depends on the noise
+drawn, and on whether there are records on which a model raises.
 """
 
 from __future__ import annotations
@@ -58,7 +74,17 @@ from silodp.core.problem.problem import Problem
 from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
-from silodp.core.statistics import ClassCounts, ClippedDiff, Grad, Histogram, LocalSteps, Means, Rows, ScoreTotal, Statistic
+from silodp.core.statistics import (
+    ClassCounts,
+    ClippedDiff,
+    Grad,
+    Histogram,
+    LocalSteps,
+    Means,
+    Rows,
+    ScoreTotal,
+    Statistic,
+)
 from silodp.core.statistics.gram import MAX_FACTORS, Gram
 from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
 from silodp.core.statistics.score import MAX_BINS, Score
@@ -73,19 +99,30 @@ from silodp.silo.data.records import Records
 MAX_DIM, MAX_RECORDS = 2**26, 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
 SCORED, DIMS = 3 + 2 * max(MAX_BINS, MAX_GROUPS), [2**power for power in range(27)]
-"""Numbers in the longest row of a statistic that asks what the model says; and dimensions up to MAX_DIM, so many that every width is among theirs."""
+"""Numbers in the longest row of a statistic that asks what the model says; and dimensions up to
+MAX_DIM, so many that every width is among theirs.
+"""
 WIDEST = 2**22
-"""Numbers of a record that may be asked for, or as many as the model or twice the features are: with chunks of `slots.CHUNK` numbers, of a person's
-rows too, it bounds the memory that an answer takes, whatever is asked."""
+"""Numbers of a record that may be asked for, or as many as the model or twice the features are:
+with chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memory that an answer
+takes, whatever is asked."""
 PLACES = "places of persons", 0
-"""The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of this name."""
+"""The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of
+this name.
+"""
 MAX_COINS = 2**37
 """Coins that one answer for a shuffler may toss in all: about a minute's work."""
 
 
 def devices() -> list[str]:
-    """Where products of layers may be computed, the best first: chosen once, when a gate starts. SILODP_GPU=0 leaves a GPU out."""
-    return ["cuda", "cpu"] if os.environ.get("SILODP_GPU") != "0" and torch.cuda.is_available() else ["cpu"]
+    """Where products of layers may be computed, the best first: chosen once, when a gate starts.
+    SILODP_GPU=0 leaves a GPU out.
+    """
+    return (
+        ["cuda", "cpu"]
+        if os.environ.get("SILODP_GPU") != "0" and torch.cuda.is_available()
+        else ["cpu"]
+    )
 
 
 MOST_IN_PRODUCTS = 2**22
@@ -93,29 +130,48 @@ MOST_IN_PRODUCTS = 2**22
 
 
 class Exact:
-    """Answers the queries of one silo. Holds its records, and noise only while it is added; there is no seed and no way without noise.
+    """Answers the queries of one silo. Holds its records, and noise only while it is added; there
+    is no seed and no way without noise.
 
-    `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1, drawn once for each name and number of batches.
+    `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1, drawn once for each
+    name and number of batches.
     """
 
     label = "deployment: exact lattice noise from operating-system entropy"
 
     def __init__(
-        self, problem: Problem, records: Records, *, partition: Callable[[str, int], np.ndarray], held_out_share: float = 0.0,
+        self,
+        problem: Problem,
+        records: Records,
+        *,
+        partition: Callable[[str, int], np.ndarray],
+        held_out_share: float = 0.0,
         mapped: FeatureMap | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if len(records) != 1:
-            raise BadInput(f"a deployed gate keeps the records of one silo, but was given {len(records)}")
+            raise BadInput(
+                f"a deployed gate keeps the records of one silo, but was given {len(records)}"
+            )
         if not (problem.dim <= MAX_DIM and records.counts[0] <= MAX_RECORDS):
             raise BadInput(
-                f"the lattice has room for 2^26 parameters and 2^31 records, but there are {problem.dim} and {records.counts[0]}"
+                "the lattice has room for 2^26 parameters and 2^31 records, but there are "
+                f"{problem.dim} and {records.counts[0]}"
             )
         records.check_unit(problem.person)
         self.problem, self._partition, self._n = problem, partition, records.counts[0]
         at = torch.from_numpy(self._places()) if problem.person else slice(None)
-        self._x, self._y, self._absent = (part[0, : self._n].cpu()[at] for part in (records.x, records.y, records.absent))
-        self._held, self._rows = held_out(self._n, held_out_share), problem.person.rows if problem.person else 1
-        self._threads, self._map, raw = torch.get_num_threads(), mapped, self._x.flatten(0, self._y.dim() - 1)
+        self._x, self._y, self._absent = (
+            part[0, : self._n].cpu()[at] for part in (records.x, records.y, records.absent)
+        )
+        self._held, self._rows = (
+            held_out(self._n, held_out_share),
+            problem.person.rows if problem.person else 1,
+        )
+        self._threads, self._map, raw = (
+            torch.get_num_threads(),
+            mapped,
+            self._x.flatten(0, self._y.dim() - 1),
+        )
         self._raw = torch.zeros_like(raw[:1]), torch.zeros_like(self._y.flatten()[:1])
         if mapped:
             with pinned(self._threads):
@@ -132,28 +188,65 @@ class Exact:
         try:
             return self._permutation(*PLACES)
         except Refused:
-            raise BadInput("the ledger has no places for these persons; restore it, or show it the records first") from None
+            raise BadInput(
+                "the ledger has no places for these persons; restore it, or show it the "
+                "records first"
+            ) from None
 
     def verify(self) -> None:
-        """Raises BadInput if this machine's kernels let a record's vector depend on other records, which no price here allows for.
+        """Raises BadInput if this machine's kernels let a record's vector depend on other records,
+        which no price here allows for.
 
-        With the silo's own model and threads, in chunks of all sizes in which a question can be answered, at an ordinary point and at one that
-        overflows, on made-up records: the floats, and the integers that are made of them.
+        With the silo's own model and threads, in chunks of all sizes in which a question can be
+        answered, at an ordinary point and at one that overflows, on made-up records: the floats,
+        and the integers that are made of them.
         """
-        if os.environ.get("OMP_DYNAMIC", "false").lower() != "false" or "OMP_THREAD_LIMIT" in os.environ:
+        if (
+            os.environ.get("OMP_DYNAMIC", "false").lower() != "false"
+            or "OMP_THREAD_LIMIT" in os.environ
+        ):
             raise BadInput(
-                "OMP_DYNAMIC or OMP_THREAD_LIMIT is set, so this machine's load would decide how a record's numbers are rounded; unset it"
+                "OMP_DYNAMIC or OMP_THREAD_LIMIT is set, so this machine's load would "
+                "decide how a record's numbers are rounded; unset it"
             )
-        ordinary, like, dim = self.problem.initial([0]).double().cpu(), (self._x, self._y), self.problem.dim
-        if not ordinary.any():  # where a convex problem starts, products are of zeros, and nothing could be seen to mix
-            ordinary = torch.from_numpy(np.random.default_rng(0).normal(size=ordinary.shape)) / math.sqrt(dim)
-        gradients, scores, wide = self._sizes(None), self._sizes(SCORED), set[int]().union(*map(self._sizes, DIMS))
+        ordinary, like, dim = (
+            self.problem.initial([0]).double().cpu(),
+            (self._x, self._y),
+            self.problem.dim,
+        )
+        if (
+            not ordinary.any()
+        ):  # where a convex problem starts, products are of zeros, and nothing could be seen to mix
+            ordinary = torch.from_numpy(
+                np.random.default_rng(0).normal(size=ordinary.shape)
+            ) / math.sqrt(dim)
+        gradients, scores, wide = (
+            self._sizes(None),
+            self._sizes(SCORED),
+            set[int]().union(*map(self._sizes, DIMS)),
+        )
         huge, gram = 1e150 * ordinary, Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
         alive = Grad(ordinary), Score(ordinary, MAX_BINS, 1.0)
-        trials = [(statistic, gradients) for statistic in (alive[0], Grad(huge), ClippedDiff(ordinary, 0.9 * ordinary, 1.0))]
-        trials += [(statistic, scores) for statistic in (alive[1], Score(huge, MAX_BINS, 1.0), ScoreTotal(ordinary, MAX_BINS, 1.0))]
-        trials += [(GroupScore(w, 0, min(self.features, MAX_GROUPS), 0), scores) for w in (ordinary, huge)]
-        trials += [(gram, self._sizes(gram.shape[-1])), (Gram(1, 2, 1.0, 1.0), wide), (ClassCounts(2), wide)]
+        trials = [
+            (statistic, gradients)
+            for statistic in (alive[0], Grad(huge), ClippedDiff(ordinary, 0.9 * ordinary, 1.0))
+        ]
+        trials += [
+            (statistic, scores)
+            for statistic in (
+                alive[1],
+                Score(huge, MAX_BINS, 1.0),
+                ScoreTotal(ordinary, MAX_BINS, 1.0),
+            )
+        ]
+        trials += [
+            (GroupScore(w, 0, min(self.features, MAX_GROUPS), 0), scores) for w in (ordinary, huge)
+        ]
+        trials += [
+            (gram, self._sizes(gram.shape[-1])),
+            (Gram(1, 2, 1.0, 1.0), wide),
+            (ClassCounts(2), wide),
+        ]
         trials += [(Histogram(torch.zeros(1), self.features), wide)]
         with pinned(self._threads):
             if (mapped := self._map) and mapped.at_once > 1:
@@ -167,13 +260,23 @@ class Exact:
                 self._products.verify(self._n)
                 for points in ([ordinary], [ordinary, 0.9 * ordinary], [1e30 * ordinary]):
                     rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
-                    verify(rows, like, self._products.sizes(self._n), None, alive=points[0] is ordinary)
+                    verify(
+                        rows, like, self._products.sizes(self._n), None, alive=points[0] is ordinary
+                    )
 
     def _tried(self, statistic: Statistic) -> tuple[Rows, int]:
-        """All that is made of each record for a statistic, floats and integers, as rows of so many numbers."""
-        factors, clip, dim = statistic.factors(self.problem, 0, torch.float64), float(getattr(statistic, "norm", 1.0)), statistic.shape[-1]
+        """All that is made of each record for a statistic, floats and integers, as rows of so many
+        numbers.
+        """
+        factors, clip, dim = (
+            statistic.factors(self.problem, 0, torch.float64),
+            float(getattr(statistic, "norm", 1.0)),
+            statistic.shape[-1],
+        )
         rows = self._of_each(factors) if factors else self._rows_of(statistic)
-        integers = self._integers(clip, lattice_step(clip, dim), statistic.numbers, multiply=factors is not None)
+        integers = self._integers(
+            clip, lattice_step(clip, dim), statistic.numbers, multiply=factors is not None
+        )
 
         def tried(x: Tensor, y: Tensor) -> Tensor:
             values = rows(x, y)
@@ -182,7 +285,9 @@ class Exact:
         return tried, dim + (self._rows * statistic.size if factors else dim)
 
     def check(self, query: Query) -> None:
-        """Raises Refused, before any charge, for what gate.check does not know of: the silo's own features, runs beside the first, the lattice."""
+        """Raises Refused, before any charge, for what gate.check does not know of: the silo's own
+        features, runs beside the first, the lattice.
+        """
         query.statistic.check_silo(self.features, int(self._held.sum()))
         check_lattice(query, query.statistic.shape[-1], self._n)
         if query.statistic.shape[-1] > max(WIDEST, self.problem.dim, 2 * self.features):
@@ -190,22 +295,36 @@ class Exact:
         query.statistic.check_reach(float(query.mechanism.clip))
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
-        """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy, memory or the stored partition fails."""
+        """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy,
+        memory or the stored partition fails.
+        """
         mechanism = query.mechanism
-        means = Means(lambda statistic: mechanism.noised(self, statistic), lambda statistic: self._local_steps(statistic, mechanism))
+        means = Means(
+            lambda statistic: mechanism.noised(self, statistic),
+            lambda statistic: self._local_steps(statistic, mechanism),
+        )
         with pinned(self._threads):
             return query.statistic.answer(means).nan_to_num().reshape(1, 1, -1)
 
     def packing(self, query: Query) -> Packing | None:
-        """How the answer's numbers are sent: by query, n and how many records are held out; None where they are on no lattice."""
+        """How the answer's numbers are sent: by query, n and how many records are held out; None
+        where they are on no lattice.
+        """
         m, statistic = query.mechanism, query.statistic
-        if not isinstance(m, Gaussian) or type(statistic).answer is not Statistic.answer:  # what is made of means is on no lattice
+        if (
+            not isinstance(m, Gaussian) or type(statistic).answer is not Statistic.answer
+        ):  # what is made of means is on no lattice
             return None
         anyway = m.clipped(m.clip or 1.0)
-        gamma, part = lattice_step(float(anyway.clip), statistic.shape[-1]), self._held if statistic.on_held_out else ~self._held
+        gamma, part = (
+            lattice_step(float(anyway.clip), statistic.shape[-1]),
+            self._held if statistic.on_held_out else ~self._held,
+        )
         scale, records = noise_scale(anyway, gamma), int(part.sum())
         expected = m.sampling.batch(self._n) * records / self._n
-        return Packing.of(gamma, expected, 2 * float(anyway.clip) / gamma * records + 12 * scale, scale)
+        return Packing.of(
+            gamma, expected, 2 * float(anyway.clip) / gamma * records + 12 * scale, scale
+        )
 
     def gaussian(self, mechanism: Gaussian, statistic: Statistic) -> Tensor:
         """The mean of the statistic's vectors under the silo's own noise."""
@@ -229,15 +348,19 @@ class Exact:
     def binomial(self, mechanism: Shuffled, statistic: Statistic) -> Tensor:
         """What the silo adds to a total."""
         part = self._held if statistic.on_held_out else ~self._held
-        return torch.from_numpy(self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1], part))
-
-    def _rows_of(self, statistic: Statistic) -> Rows:
-        return statistic.vectors(self.problem, 0, torch.float64, size_of(statistic.shape[-1])) or self._gradients(
-            list(statistic.points), getattr(statistic, "limit", None)
+        return torch.from_numpy(
+            self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1], part)
         )
 
+    def _rows_of(self, statistic: Statistic) -> Rows:
+        return statistic.vectors(
+            self.problem, 0, torch.float64, size_of(statistic.shape[-1])
+        ) or self._gradients(list(statistic.points), getattr(statistic, "limit", None))
+
     def _local_steps(self, statistic: LocalSteps, mechanism: Any) -> Tensor:
-        """The last point minus w. All but the releases is public arithmetic; where it leaves the numbers, the steps end."""
+        """The last point minus w. All but the releases is public arithmetic; where it leaves the
+        numbers, the steps end.
+        """
         start = local = statistic.w.double()
         drift = torch.as_tensor(statistic.pull, dtype=torch.float64)
         for _ in range(statistic.steps):
@@ -252,13 +375,22 @@ class Exact:
         return local - start
 
     def _release(
-        self, rows: Rows, mechanism: Gaussian, dim: int, numbers: int | None = None, source: Tensor | None = None,
-        part: np.ndarray | None = None, *, multiply: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise, over the records that are not held out.
+        self,
+        rows: Rows,
+        mechanism: Gaussian,
+        dim: int,
+        numbers: int | None = None,
+        source: Tensor | None = None,
+        part: np.ndarray | None = None,
+        *,
+        multiply: bool = False,
+    ) -> Tensor:
+        """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise, over
+        the records that are not held out.
 
-        For a statistic of cells: how many `numbers` come before them. With `multiply`, rows are factors. Other records than the training
-        part, and another view of their features, where they are given.
+        For a statistic of cells: how many `numbers` come before them. With `multiply`, rows are
+        factors. Other records than the training part, and another view of their features, where
+        they are given.
         """
         clip = float(mechanism.clip)
         if clip == 0:
@@ -271,26 +403,41 @@ class Exact:
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
 
     def _counts(self, rows: Rows, mechanism: Shuffled, dim: int, part: np.ndarray) -> np.ndarray:
-        """(d,) int64: the batch's sum in levels, rounded once, plus Bin(K b, p). Vectors of records outside the `part`, or all with a clip of 0, are
-        zero: they lend their noise.
+        """(d,) int64: the batch's sum in levels, rounded once, plus Bin(K b, p). Vectors of records
+        outside the `part`, or all with a clip of 0, are zero: they lend their noise.
 
-        A level is 2^F parts, and a record's integers are in parts, verified to be at most R = g 2^F / 2 long: replaced, it moves the sum by at most
-        g 2^F. To the sum are added the K R by which the records' levels are shifted to 0 .. g, and it is kept within 0 .. K g 2^F: what one record
-        moves gets no longer by it, coordinate by coordinate. Then it is rounded to levels by one fresh threshold for each coordinate, uniform on the
-        2^F parts of a level. So with t = (S' - S) 2^-F the move of a total is floor(t) or ceil(t), the latter with probability t - floor(t),
-        independently over coordinates, and ||t|| <= g: what `core.privacy.binomial` asks for, with no tolerance.
+        A level is 2^F parts, and a record's integers are in parts, verified to be at most R = g 2^F
+        / 2 long: replaced, it moves the sum by at most g 2^F. To the sum are added the K R by which
+        the records' levels are shifted to 0 .. g, and it is kept within 0 .. K g 2^F: what one
+        record moves gets no longer by it, coordinate by coordinate. Then it is rounded to levels by
+        one fresh threshold for each coordinate, uniform on the 2^F parts of a level. So with t =
+        (S' - S) 2^-F the move of a total is floor(t) or ceil(t), the latter with probability t -
+        floor(t), independently over coordinates, and ||t|| <= g: what `core.privacy.binomial` asks
+        for, with no tolerance.
         """
-        chosen, clip, bits = self._batch(mechanism.sampling), float(mechanism.clip), level_bits(mechanism.levels, dim)
-        radius, total, stream = mechanism.levels << bits - 1, np.zeros(dim, np.int64), lattice.Keystream()
+        chosen, clip, bits = (
+            self._batch(mechanism.sampling),
+            float(mechanism.clip),
+            level_bits(mechanism.levels, dim),
+        )
+        radius, total, stream = (
+            mechanism.levels << bits - 1,
+            np.zeros(dim, np.int64),
+            lattice.Keystream(),
+        )
         if clip:
-            total = self._sum(rows, chosen[part[chosen]], float(radius), 1.0, dim, stretch=radius / clip)
+            total = self._sum(
+                rows, chosen[part[chosen]], float(radius), 1.0, dim, stretch=radius / clip
+            )
         shifted = np.clip(total + len(chosen) * radius, 0, 2 * len(chosen) * radius)
         threshold = (stream.uint64(dim) & np.uint64(2**bits - 1)).astype(np.int64)
         coins = shuffle.binomial(stream.bytes, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
         return (shifted + threshold >> bits) + coins
 
     def _batch(self, sampling: Sampling) -> np.ndarray:
-        """Positions of the batch's records, by secret coins or by the stored partition: in no way by what the records hold."""
+        """Positions of the batch's records, by secret coins or by the stored partition: in no way
+        by what the records hold.
+        """
         match sampling:
             case FullBatch():
                 return np.arange(self._n)
@@ -308,30 +455,68 @@ class Exact:
         return order
 
     def _sum(
-        self, rows: Rows, chosen: np.ndarray, clip: float, gamma: float, dim: int, numbers: int | None = None,
-        source: Tensor | None = None, multiply: bool = False, stretch: float = 1.0,
-    ) -> np.ndarray:  # fmt: skip
-        """S, exactly: the integers of the chosen records, of all that are computed; vectors are made `stretch` times as long before the clip."""
+        self,
+        rows: Rows,
+        chosen: np.ndarray,
+        clip: float,
+        gamma: float,
+        dim: int,
+        numbers: int | None = None,
+        source: Tensor | None = None,
+        multiply: bool = False,
+        stretch: float = 1.0,
+    ) -> np.ndarray:
+        """S, exactly: the integers of the chosen records, of all that are computed; vectors are
+        made `stretch` times as long before the clip.
+        """
 
         drawn = np.zeros(self._n, bool)
         drawn[chosen] = True
         if self._products and isinstance(rows, Gradients) and rows.limit is None:
-            return self._products.sum(rows.points, self._x, self._y, drawn, clip, gamma, stretch, self._threads, self._known)
+            return self._products.sum(
+                rows.points,
+                self._x,
+                self._y,
+                drawn,
+                clip,
+                gamma,
+                stretch,
+                self._threads,
+                self._known,
+            )
         total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
-        each, integers = self._of_each(rows) if multiply else rows, self._integers(clip, gamma, numbers, multiply, stretch)
+        each, integers = (
+            self._of_each(rows) if multiply else rows,
+            self._integers(clip, gamma, numbers, multiply, stretch),
+        )
         for slot in slots(self._n, self._width(None if isinstance(rows, Gradients) else dim)):
-            found = computed(lambda x, y: integers(each(x, y), y), source[slot], self._y[slot], dim, torch.int64)
+            found = computed(
+                lambda x, y: integers(each(x, y), y), source[slot], self._y[slot], dim, torch.int64
+            )
             total += found.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
         return total.numpy()
 
-    def _integers(self, clip: float, gamma: float, numbers: int | None, multiply: bool = False, stretch: float = 1.0) -> Rows:
-        """From records' floats (m, ...) and targets their integers (m, d), verified as the statistic's bound wants."""
+    def _integers(
+        self,
+        clip: float,
+        gamma: float,
+        numbers: int | None,
+        multiply: bool = False,
+        stretch: float = 1.0,
+    ) -> Rows:
+        """From records' floats (m, ...) and targets their integers (m, d), verified as the
+        statistic's bound wants.
+        """
         if multiply:
             real = present if self.problem.person else lambda y: None
-            return lambda values, y: multiplied(values.reshape(-1, values.shape[1] // self._rows), clip, gamma, real(y))
+            return lambda values, y: multiplied(
+                values.reshape(-1, values.shape[1] // self._rows), clip, gamma, real(y)
+            )
         if numbers is not None:
             return lambda values, y: levelled(values, numbers, gamma)
-        return lambda values, y: quantised(values if stretch == 1.0 else values * stretch, clip, gamma)
+        return lambda values, y: quantised(
+            values if stretch == 1.0 else values * stretch, clip, gamma
+        )
 
     def _of_each(self, factors: Rows) -> Rows:
         """Factors of records, (m, p); of persons those at all their places, (m, P p)."""
@@ -340,12 +525,14 @@ class Exact:
         return lambda x, y: factors(x.flatten(0, 1), filled(y).flatten()).reshape(len(x), -1)
 
     def _width(self, dim: int | None) -> int:
-        """Numbers that a record makes on its way, by which chunks are measured: of gradients, or of a statistic of `dim` numbers.
+        """Numbers that a record makes on its way, by which chunks are measured: of gradients, or of
+        a statistic of `dim` numbers.
 
-        No question chooses the chunks in which the model is asked: they are of the gate's own model, and of scores as long as any is. What a score
-        makes on its way, features and layers, may be longer still. Wider rows than that are of statistics that do not ask the model, and have
-        chunks of an eighth, a 64th, and so on: few enough for `verify` to try them all.
-        Of a person all this is made for each of its places, whether it has a row there or not.
+        No question chooses the chunks in which the model is asked: they are of the gate's own
+        model, and of scores as long as any is. What a score makes on its way, features and layers,
+        may be longer still. Wider rows than that are of statistics that do not ask the model, and
+        have chunks of an eighth, a 64th, and so on: few enough for `verify` to try them all. Of a
+        person all this is made for each of its places, whether it has a row there or not.
         """
         width = max(self.problem.dim, self.features, SCORED if dim else 0)
         while dim and width < dim:
@@ -359,16 +546,22 @@ class Exact:
         return Gradients(self.problem, points, None if limit is None else float(limit))
 
 
-# --- the lattice ----------------------------------------------------------------------------------------------------------------------
+# --- the lattice ---------------------------------------------------------------------------------
 
 
 def noise_scale(mechanism: Gaussian, gamma: float) -> float:
-    """s = z 2 C / gamma in lattice units, rounded up: 2 C / gamma is exact, since gamma is a power of two."""
-    return math.nextafter(float(mechanism.noise_multiplier) * (2 * float(mechanism.clip) / gamma), math.inf)
+    """s = z 2 C / gamma in lattice units, rounded up: 2 C / gamma is exact, since gamma is a power
+    of two.
+    """
+    return math.nextafter(
+        float(mechanism.noise_multiplier) * (2 * float(mechanism.clip) / gamma), math.inf
+    )
 
 
 def check_lattice(query: Query, dim: int, n: int) -> None:
-    """Refuses, before the charge, what the lattice cannot carry: more than one run, too many coordinates, a clip or noise off its scale."""
+    """Refuses, before the charge, what the lattice cannot carry: more than one run, too many
+    coordinates, a clip or noise off its scale.
+    """
     if len(query.statistic.shape) != 2 or query.statistic.shape[0] != 1 or not 1 <= dim <= MAX_DIM:
         raise Refused("shape")
     if n > MAX_RECORDS:
@@ -381,12 +574,18 @@ class _Limits:
 
     def gaussian(self, mechanism: Gaussian, dim: int, n: int) -> None:
         _check_clip(mechanism)
-        anyway = mechanism.clipped(mechanism.clip or 1.0)  # a clip of 0 needs no noise, but is priced by it: a price of 0 would be for ever
+        anyway = mechanism.clipped(
+            mechanism.clip or 1.0
+        )  # a clip of 0 needs no noise, but is priced by it: a price of 0 would be for ever
         if not 1 <= noise_scale(anyway, lattice_step(float(anyway.clip), dim)) <= lattice.MAX_SCALE:
             raise Refused("noise")
 
     def binomial(self, mechanism: Shuffled, dim: int, n: int) -> None:
-        coins = int(mechanism.sampling.batch(n)) * mechanism.noise_bits if mechanism.noise_bits > 0 else 0
+        coins = (
+            int(mechanism.sampling.batch(n)) * mechanism.noise_bits
+            if mechanism.noise_bits > 0
+            else 0
+        )
         if not 0 < coins <= MAX_TRIALS or coins * dim > MAX_COINS:
             raise Refused("noise")
         _check_clip(mechanism)

@@ -11,17 +11,25 @@ from silodp.core.problem.problem import Problem
 
 
 class Gradients:
-    """grad f0(w, x) of each record in float64, or its difference between two points, each clipped to the limit first if there is one: whatever
-    the model, by itself."""
+    """grad f0(w, x) of each record in float64, or its difference between two points, each clipped
+    to the limit first if there is one: whatever the model, by itself."""
 
     def __init__(self, problem: Problem, points: list[Tensor], limit: float | None = None) -> None:
-        self.problem, self.points, self.limit, self._constants = problem, points, limit, problem.constants(points[0].double())
+        self.problem, self.points, self.limit, self._constants = (
+            problem,
+            points,
+            limit,
+            problem.constants(points[0].double()),
+        )
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         each = [vmap(grad(self._loss), (None, 0, 0))(w[0].double(), x, y) for w in self.points]
         if self.limit is not None:
             lengths = [torch.linalg.vector_norm(g, dim=1, keepdim=True) for g in each]
-            each = [g * (self.limit / length.clamp(min=self.limit)) for g, length in zip(each, lengths, strict=True)]
+            each = [
+                g * (self.limit / length.clamp(min=self.limit))
+                for g, length in zip(each, lengths, strict=True)
+            ]
         return each[0] if len(each) == 1 else each[0] - each[1]
 
     def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""The arithmetic of one layer's factors for a chunk of records: lengths, and integers on grids. `products` has what is claimed of it, and why.
+"""The arithmetic of one layer's factors for a chunk of records: lengths, and integers on grids.
+`products` has what is claimed of it, and why.
 
-A small model's chunk is a hundred operations of a few microseconds, and the interpreter would take as long between them as they do, and longer
-where two threads take turns at it. So on a processor torch's own interpreter runs these functions (`run`), three of them for a chunk: the same
-operations in the same order, without Python.
+A small model's chunk is a hundred operations of a few microseconds, and the interpreter would take
+as long between them as they do, and longer where two threads take turns at it. So on a processor
+torch's own interpreter runs these functions (`run`), three of them for a chunk: the same operations
+in the same order, without Python.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ Inputs = tuple[Tensor, Tensor, list[Tensor], Tensor | None]
 
 
 def run(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """The function for tensors like this one: as it is on a GPU, or with a torch that does so on a processor, where torch's interpreter may join
-    operations and round otherwise."""
+    """The function for tensors like this one: as it is on a GPU, or with a torch that does so on a
+    processor, where torch's interpreter may join operations and round otherwise."""
     return function if like.is_cuda or _joins() else _compiled(function)
 
 
@@ -37,26 +39,38 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return torch.jit.script(function)
-        except (AttributeError, NotImplementedError):  # of a torch that has it no more: the same numbers, later
+        except (
+            AttributeError,
+            NotImplementedError,
+        ):  # of a torch that has it no more: the same numbers, later
             return function
 
 
 def inputs_of(inputs: list[Tensor], bias: bool, most: float) -> Inputs:
-    """All that is made of a layer's inputs, terms (m, T, f), whatever the slopes: the integers A, at most `most` in size, and (m, T) the squared
-    lengths of these; of each term what `most` stands for; and (m,) the squared length of the inputs themselves, where there is one term of one place.
+    """All that is made of a layer's inputs, terms (m, T, f), whatever the slopes: the integers A,
+    at most `most` in size, and (m, T) the squared lengths of these; of each term what `most` stands
+    for; and (m,) the squared length of the inputs themselves, where there is one term of one place.
     """
     right: list[Tensor] = []
     tops: list[Tensor] = []
     for at, a in enumerate(inputs):
         largest = a.abs().amax([1, 2]).double()  # a norm of this kind takes five times as long
-        tops.append(largest.clamp_(min=1.0) if bias and at == 0 else torch.where(largest > 0, largest, 1.0))
+        tops.append(
+            largest.clamp_(min=1.0) if bias and at == 0 else torch.where(largest > 0, largest, 1.0)
+        )
         width = a.shape[2]
         # a product into a part of a tensor of another type would take ten times as long
-        whole = torch.empty([a.shape[0], a.shape[1], width + int(bias)], dtype=torch.float64, device=a.device)
+        whole = torch.empty(
+            [a.shape[0], a.shape[1], width + int(bias)], dtype=torch.float64, device=a.device
+        )
         whole[:, :, :width] = a
         if bias:
-            whole[:, :, width:] = 1.0 if at == 0 else 0.0  # a last input of 1, which does not differ between two points
-        right.append(whole.mul_((most / tops[at])[:, None, None]).round_())  # by the largest of its kind: rounded to 2^a at most
+            whole[:, :, width:] = (
+                1.0 if at == 0 else 0.0
+            )  # a last input of 1, which does not differ between two points
+        right.append(
+            whole.mul_((most / tops[at])[:, None, None]).round_()
+        )  # by the largest of its kind: rounded to 2^a at most
     a = right[0] if len(right) == 1 else torch.cat(right, 1)
     length: Tensor | None = None
     if a.shape[1] == 1:
@@ -64,35 +78,61 @@ def inputs_of(inputs: list[Tensor], bias: bool, most: float) -> Inputs:
     return a, torch.linalg.vector_norm(a, 2.0, [2]).square_(), tops, length
 
 
-def square_of(inputs: list[Tensor], slopes: list[Tensor], bias: bool, length: Tensor | None) -> Tensor:
-    """(m,): an upper estimate of each record's ||sum_t e_t (x) a_t||^2, in float64 of float32 products; terms (m, T, f) and (m, T, h)."""
+def square_of(
+    inputs: list[Tensor], slopes: list[Tensor], bias: bool, length: Tensor | None
+) -> Tensor:
+    """(m,): an upper estimate of each record's ||sum_t e_t (x) a_t||^2, in float64 of float32
+    products; terms (m, T, f) and (m, T, h).
+    """
     if length is not None:
         return torch.linalg.vector_norm(slopes[0], 2.0, [1, 2]).double().square_() * length
     wide = inputs
     if bias:
-        wide = [functional.pad(a, [0, 1], value=1.0 if at == 0 else 0.0) for at, a in enumerate(inputs)]
+        wide = [
+            functional.pad(a, [0, 1], value=1.0 if at == 0 else 0.0) for at, a in enumerate(inputs)
+        ]
     a = torch.cat(wide, 1).double()
-    return squared(a, torch.linalg.vector_norm(a, 2.0, [2]).square_(), torch.cat(slopes, 1).double(), 2.0**-32)
+    return squared(
+        a, torch.linalg.vector_norm(a, 2.0, [2]).square_(), torch.cat(slopes, 1).double(), 2.0**-32
+    )
 
 
 def scale_of(squares: list[Tensor], room: float, stretch: float) -> tuple[Tensor, Tensor]:
-    """(m,): what brings each record, made `stretch` times as long, within the room, 0 for one that is not finite; and whether it is."""
+    """(m,): what brings each record, made `stretch` times as long, within the room, 0 for one that
+    is not finite; and whether it is.
+    """
     length = torch.stack(squares).sum(0).sqrt_()
     scale = torch.where(length * stretch > room, room / length, stretch)
-    sound = (length < math.inf) & (scale < math.inf)  # neither is negative, and a NaN is below nothing
+    sound = (length < math.inf) & (
+        scale < math.inf
+    )  # neither is negative, and a NaN is below nothing
     return torch.where(sound, scale, 0.0), sound
 
 
 def within(squares: list[Tensor], more: float, bound: float, sound: Tensor) -> Tensor:
-    """(m,): whether a sound record's squares, and the part more for what float64 may have lost of them, keep to the bound."""
+    """(m,): whether a sound record's squares, and the part more for what float64 may have lost of
+    them, keep to the bound.
+    """
     return (torch.stack(squares).sum(0) * more <= bound) & sound
 
 
 def on_grids(
-    a: Tensor, aa: Tensor, tops: list[Tensor], slopes: list[Tensor], scale: Tensor, masked: Tensor | None, top: float, grid: float
+    a: Tensor,
+    aa: Tensor,
+    tops: list[Tensor],
+    slopes: list[Tensor],
+    scale: Tensor,
+    masked: Tensor | None,
+    top: float,
+    grid: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The integers A of inputs, V of slopes, at most `top` in size, both zero where masked; and (m,) each record's ||sum_t V_t (x) A_t||^2."""
-    left = [e.double().mul_((scale * tops[at] / grid)[:, None, None]).round_().clamp_(-top, top) for at, e in enumerate(slopes)]
+    """The integers A of inputs, V of slopes, at most `top` in size, both zero where masked; and
+    (m,) each record's ||sum_t V_t (x) A_t||^2.
+    """
+    left = [
+        e.double().mul_((scale * tops[at] / grid)[:, None, None]).round_().clamp_(-top, top)
+        for at, e in enumerate(slopes)
+    ]
     v = left[0] if len(left) == 1 else torch.cat(left, 1)
     if masked is not None:
         a, aa = a.masked_fill(masked[:, None, None], 0.0), aa.masked_fill(masked[:, None], 0.0)
@@ -101,8 +141,8 @@ def on_grids(
 
 
 def squared(a: Tensor, aa: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Tensor:
-    """(m,): ||sum_t e_t (x) a_t||^2, with an allowance for what cancels between places if numbers are known to so much of themselves; aa are
-    the ||a_t||^2."""
+    """(m,): ||sum_t e_t (x) a_t||^2, with an allowance for what cancels between places if numbers
+    are known to so much of themselves; aa are the ||a_t||^2."""
     ee = torch.linalg.vector_norm(e, 2.0, [2]).square_()
     if a.shape[1] == 1:
         return (aa * ee)[:, 0]
@@ -118,14 +158,21 @@ def total_of(a: Tensor, v: Tensor, chosen: Tensor, rho: float) -> Tensor:
     return (v.flatten(0, 1).t() @ a.flatten(0, 1)).mul_(rho).round_()
 
 
-# --- all layers of a chunk ------------------------------------------------------------------------------------------------------------
+# --- all layers of a chunk -----------------------------------------------------------------------
 
 
 def prepared(
-    inputs: list[list[Tensor]], slopes: list[list[Tensor]], bias: list[bool], most: list[float], known: list[Inputs | None],
-    wholes: list[Tensor], order: list[int],
-) -> tuple[list[Inputs], list[Tensor]]:  # fmt: skip
-    """What is made of the inputs of every layer in factors, where it is not known, and all layers' squared lengths in the model's order."""
+    inputs: list[list[Tensor]],
+    slopes: list[list[Tensor]],
+    bias: list[bool],
+    most: list[float],
+    known: list[Inputs | None],
+    wholes: list[Tensor],
+    order: list[int],
+) -> tuple[list[Inputs], list[Tensor]]:
+    """What is made of the inputs of every layer in factors, where it is not known, and all layers'
+    squared lengths in the model's order.
+    """
     made: list[Inputs] = []
     squares = [torch.linalg.vector_norm(rows, 2.0, [1]).square_() for rows in wholes]
     for at in range(len(inputs)):
@@ -137,17 +184,36 @@ def prepared(
 
 
 def integers_of(
-    made: list[Inputs], slopes: list[list[Tensor]], wholes: list[Tensor], squares: list[Tensor], room: float, stretch: float,
-    tops: list[float], grids: list[float], rhos: list[float], gamma: float, more: float, bound: float, order: list[int],
-) -> tuple[list[Tensor], list[Tensor], Tensor]:  # fmt: skip
-    """A and V of every layer in factors, and (m,) which records keep to the bound; the others' numbers are finite, too. Wholes become integers."""
+    made: list[Inputs],
+    slopes: list[list[Tensor]],
+    wholes: list[Tensor],
+    squares: list[Tensor],
+    room: float,
+    stretch: float,
+    tops: list[float],
+    grids: list[float],
+    rhos: list[float],
+    gamma: float,
+    more: float,
+    bound: float,
+    order: list[int],
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """A and V of every layer in factors, and (m,) which records keep to the bound; the others'
+    numbers are finite, too. Wholes become integers.
+    """
     scale, sound = scale_of(squares, room, stretch)
-    masked: Tensor | None = None if bool(sound.all()) else ~sound  # of the others the numbers are the same, whether some are masked or none
+    masked: Tensor | None = (
+        None if bool(sound.all()) else ~sound
+    )  # of the others the numbers are the same, whether some are masked or none
     found: list[Tensor] = []
     for rows in wholes:
         if masked is not None:
             rows.masked_fill_(masked[:, None], 0.0)
-        found.append(torch.linalg.vector_norm(rows.mul_((scale / gamma)[:, None]).round_(), 2.0, [1]).square_())
+        found.append(
+            torch.linalg.vector_norm(
+                rows.mul_((scale / gamma)[:, None]).round_(), 2.0, [1]
+            ).square_()
+        )
     left: list[Tensor] = []
     right: list[Tensor] = []
     for at in range(len(made)):
@@ -159,8 +225,12 @@ def integers_of(
     return right, left, within([found[at] for at in order], more, bound, sound)
 
 
-def totals_of(right: list[Tensor], left: list[Tensor], rhos: list[float], wholes: list[Tensor], chosen: Tensor) -> list[Tensor]:
-    """The sums over the chosen records, (m,) bool: of wholes, then of factors, rounded; of V nothing is left."""
+def totals_of(
+    right: list[Tensor], left: list[Tensor], rhos: list[float], wholes: list[Tensor], chosen: Tensor
+) -> list[Tensor]:
+    """The sums over the chosen records, (m,) bool: of wholes, then of factors, rounded; of V
+    nothing is left.
+    """
     weight = chosen.double()
     totals = [weight @ rows for rows in wholes]
     for at in range(len(left)):

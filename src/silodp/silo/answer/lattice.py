@@ -1,21 +1,29 @@
-"""Exact integer noise and secret coins for a deployed gate, from operating-system entropy and nothing else: no seed enters here.
+"""Exact integer noise and secret coins for a deployed gate, from operating-system entropy and
+nothing else: no seed enters here.
 
-`rounded_gaussian(s, d)` is round(N(0, s^2)) in lattice units, the post-processing of a continuous Gaussian, hence exactly mu-GDP on integer
-sums (Mironov 2012 is about the floats that this replaces). Its law is that of a *real* Gaussian, not of a float near one.
+`rounded_gaussian(s, d)` is round(N(0, s^2)) in lattice units, the post-processing of a continuous
+Gaussian, hence exactly mu-GDP on integer sums (Mironov 2012 is about the floats that this
+replaces). Its law is that of a *real* Gaussian, not of a float near one.
 
-Method: inversion with certified rounding. A coordinate is a sign and p = 0.b1 b2 b3 ... / 2, uniform on (0, 1/2), whose bits come from the
-keystream as they are needed; |Z| = Q^-1(p) with Q(x) = P(N(0, 1) > x), and k = floor(s |Z| + 1/2). Three cases, which partition the bits:
- 1. 63 bits and the float ndtri place s |Z| + 1/2 in an interval that holds no integer: k is certain, and no further bit could change it.
- 2. The interval holds an integer (a near-tie, probability 2^-42 s): compare p with Q((k + 1/2)/s) in integer interval arithmetic, and
-    draw more bits of p until the two are apart.
- 3. p < 2^-20, where 63 bits are too few: bisect for k with the comparisons of case 2 alone, to any depth of the tail.
-Each case returns the one k that *every* completion of the bits drawn so far has, so the law is exact whatever the cases' probabilities.
-A float is trusted in case 1 only, for |ndtri(p) - Phi^-1(p)| <= 2^-44 on [2^-20, 1/2]; it is 2^-49.4 on the tests' grid of 11,600 points.
+Method: inversion with certified rounding. A coordinate is a sign and p = 0.b1 b2 b3 ... / 2,
+uniform on (0, 1/2), whose bits come from the keystream as they are needed; |Z| = Q^-1(p) with Q(x)
+= P(N(0, 1) > x), and k = floor(s |Z| + 1/2). Three cases, which partition the bits:
+ 1. 63 bits and the float ndtri place s |Z| + 1/2 in an interval that holds no integer: k is
+    certain, and no further bit could change it.
+ 2. The interval holds an integer (a near-tie, probability 2^-42 s): compare p with Q((k + 1/2)/s)
+    in integer interval arithmetic, and draw more bits of p until the two are apart.
+ 3. p < 2^-20, where 63 bits are too few: bisect for k with the comparisons of case 2 alone, to any
+    depth of the tail.
+Each case returns the one k that *every* completion of the bits drawn so far has, so the law is
+exact whatever the cases' probabilities. A float is trusted in case 1 only, for |ndtri(p) -
+Phi^-1(p)| <= 2^-44 on [2^-20, 1/2]; it is 2^-49.4 on the tests' grid of 11,600 points.
 
-Why not another way: tables of Q need 5 s entries; rejection (Karney; Canonne, Kamath and Steinke) spends many branches on a coordinate, and
-the discrete Gaussian is not mu-GDP. Inversion takes 64 bits, one ufunc, and about one slow coordinate in 500,000.
-Two limits. The bits are ChaCha20's: uniform to anyone who cannot break it. And time depends on the draw: a slow coordinate (30 microseconds
-for a near-tie, about a millisecond beyond 4.76 s) shows in the time of a call, which a silo should keep to itself.
+Why not another way: tables of Q need 5 s entries; rejection (Karney; Canonne, Kamath and Steinke)
+spends many branches on a coordinate, and the discrete Gaussian is not mu-GDP. Inversion takes 64
+bits, one ufunc, and about one slow coordinate in 500,000. Two limits. The bits are ChaCha20's:
+uniform to anyone who cannot break it. And time depends on the draw: a slow coordinate (30
+microseconds for a near-tie, about a millisecond beyond 4.76 s) shows in the time of a call, which a
+silo should keep to itself.
 """
 
 import functools
@@ -33,10 +41,16 @@ from scipy.special import ndtri
 
 from silodp.core.errors import BadInput
 
-MAX_SCALE = 2.0**40  # |k| >= 2^63 then needs |Z| > 2^22: probability below exp(-2^43), and numpy raises rather than wraps
+MAX_SCALE = (
+    2.0**40
+    # |k| >= 2^63 then needs |Z| > 2^22: probability below exp(-2^43), and numpy raises rather than
+    # wraps
+)
 NDTRI_ERROR = 2.0**-44  # what case 1 asks of scipy, absolute, on [2^-20, 1/2]
-# In units of s, the distance from the float centre s z + 1/2 to the true s |Z| + 1/2 is at most 7.1e-14, and 2^-43 is 1.13e-13:
-#   ndtri 2^-44; bits not drawn 2^-64 / phi(4.77) < 1.2e-14; p as a float64 2^-53 p / phi(z) < 1.4e-16; three roundings < 2e-15 (s >= 1).
+# In units of s, the distance from the float centre s z + 1/2 to the true s |Z| + 1/2 is at most
+# 7.1e-14, and 2^-43 is 1.13e-13:
+#   ndtri 2^-44; bits not drawn 2^-64 / phi(4.77) < 1.2e-14; p as a float64 2^-53 p / phi(z) <
+#   1.4e-16; three roundings < 2e-15 (s >= 1).
 _RADIUS = 2.0**-43
 _TAIL = 2**44  # 63-bit numerators below this are p < 2^-20
 _CHUNK, _PIECE = 2**14, 2**18
@@ -48,7 +62,8 @@ _alive: weakref.WeakSet["Keystream"] = weakref.WeakSet()
 class Keystream:
     """Secret uniform bits: ChaCha20 under a key from os.urandom that belongs to this object alone.
 
-    Threads may share an object (a lock orders the draws). A forked child finds every object re-keyed; none can be copied or pickled.
+    Threads may share an object (a lock orders the draws). A forked child finds every object
+    re-keyed; none can be copied or pickled.
     """
 
     def __init__(self) -> None:
@@ -61,7 +76,9 @@ class Keystream:
         self._left = _BYTES_PER_KEY
 
     def __reduce__(self):
-        raise TypeError("a Keystream cannot be copied or sent to another process; make a new one there")
+        raise TypeError(
+            "a Keystream cannot be copied or sent to another process; make a new one there"
+        )
 
     def bytes(self, n: int) -> "bytes":
         """The next n bytes of the keystream."""
@@ -76,7 +93,9 @@ class Keystream:
         return np.frombuffer(self.bytes(8 * _count(n)), dtype="<u8")
 
     def permutation(self, n: int) -> NDArray[np.int64]:
-        """A permutation of 0 .. n - 1, each with probability exactly 1/n!: the ranks of n keys, all drawn again if two are equal."""
+        """A permutation of 0 .. n - 1, each with probability exactly 1/n!: the ranks of n keys, all
+        drawn again if two are equal.
+        """
         while True:
             keys = self.uint64(n)
             order = np.argsort(keys)
@@ -85,7 +104,9 @@ class Keystream:
                 return order
 
     def coins(self, n: int, probability: float) -> NDArray[np.bool_]:
-        """n independent coins, True with exactly the given probability (every float is a dyadic rational; ties draw 64 more bits)."""
+        """n independent coins, True with exactly the given probability (every float is a dyadic
+        rational; ties draw 64 more bits).
+        """
         if not 0 <= probability <= 1:
             raise BadInput(f"probability is {probability}; it must be between 0 and 1")
         if probability == 1:
@@ -97,13 +118,17 @@ class Keystream:
         if rest:
             ties = np.flatnonzero(words == np.uint64(threshold))
             if len(ties):
-                heads[ties] = self.coins(len(ties), rest / denominator)  # the float's low bits, so the quotient is exact
+                heads[ties] = self.coins(
+                    len(ties), rest / denominator
+                )  # the float's low bits, so the quotient is exact
         return heads
 
 
 def _rekey_after_fork() -> None:
     for stream in list(_alive):
-        Keystream.__init__(stream)  # a new lock too: another thread may have held the old one while the process forked
+        Keystream.__init__(
+            stream
+        )  # a new lock too: another thread may have held the old one while the process forked
 
 
 if hasattr(os, "register_at_fork"):
@@ -113,11 +138,15 @@ if hasattr(os, "register_at_fork"):
 def rounded_gaussian(scale: float, size: int) -> NDArray[np.int64]:
     """`size` independent draws of round(N(0, scale^2)), exactly, under fresh keys, on all cores.
 
-    P(k) = Phi((k + 1/2)/scale) - Phi((k - 1/2)/scale) for every integer k. Added to an integer query of l2 sensitivity D (in lattice units)
-    it is (D / scale)-GDP. The scale, a float, is between 1 and 2^40; the speed does not depend on it up to about 2^30.
+    P(k) = Phi((k + 1/2)/scale) - Phi((k - 1/2)/scale) for every integer k. Added to an integer
+    query of l2 sensitivity D (in lattice units) it is (D / scale)-GDP. The scale, a float, is
+    between 1 and 2^40; the speed does not depend on it up to about 2^30.
     """
     if not 1 <= scale <= MAX_SCALE:
-        raise BadInput(f"scale is {scale}; rounded Gaussian noise needs a scale between 1 and 2^40 lattice units")
+        raise BadInput(
+            f"scale is {scale}; rounded Gaussian noise needs a scale between 1 and 2^40 "
+            "lattice units"
+        )
     noise = np.empty(_count(size), dtype=np.int64)
 
     def draw(start: int) -> None:  # a key for each piece, whoever draws it
@@ -150,14 +179,20 @@ def _draw(scale: float, size: int, keystream_for_tests: Keystream) -> NDArray[np
         magnitude = low.astype(np.int64)
         for i in np.flatnonzero((low != high) | tail):
             p = _LazyUniform(int(words[i]) & (2**63 - 1), stream)
-            magnitude[i] = p.bisect(scale, *(p.tail_range(scale) if tail[i] else (int(low[i]), int(high[i]))))
+            magnitude[i] = p.bisect(
+                scale, *(p.tail_range(scale) if tail[i] else (int(low[i]), int(high[i])))
+            )
         sign = words.astype(np.int64) >> 63  # 0 or -1
         noise[start : start + len(words)] = (magnitude ^ sign) - sign
     return noise
 
 
-def _bracket(words: NDArray[np.uint64], scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Bounds low <= k <= high that hold for every p that begins with these 63 bits, unless the third array says that p is in the tail."""
+def _bracket(
+    words: NDArray[np.uint64], scale: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Bounds low <= k <= high that hold for every p that begins with these 63 bits, unless the
+    third array says that p is in the tail.
+    """
     numerator = words & np.uint64(2**63 - 1)
     tail = numerator < np.uint64(_TAIL)
     p = np.maximum(numerator.astype(np.float64) * 2.0**-64, 2.0**-20)
@@ -166,16 +201,23 @@ def _bracket(words: NDArray[np.uint64], scale: float) -> tuple[NDArray[np.float6
 
 
 class _LazyUniform:
-    """p in [numerator, numerator + 1] / 2^bits, to be known better on demand, and exact comparisons of |Z| = Q^-1(p) with it."""
+    """p in [numerator, numerator + 1] / 2^bits, to be known better on demand, and exact comparisons
+    of |Z| = Q^-1(p) with it.
+    """
 
     def __init__(self, numerator: int, stream: Keystream) -> None:
         self.numerator, self.bits, self.stream = numerator, 64, stream
 
     def extend(self) -> None:
-        self.numerator, self.bits = self.numerator << 64 | int(self.stream.uint64(1)[0]), self.bits + 64
+        self.numerator, self.bits = (
+            self.numerator << 64 | int(self.stream.uint64(1)[0]),
+            self.bits + 64,
+        )
 
     def tail_range(self, scale: float) -> tuple[int, int]:
-        """A range that holds k: with p >= 2^-bits, Q(x) <= exp(-x^2 / 2) gives Z^2 <= 2 ln 2 bits < 1.4 bits."""
+        """A range that holds k: with p >= 2^-bits, Q(x) <= exp(-x^2 / 2) gives Z^2 <= 2 ln 2 bits <
+        1.4 bits.
+        """
         while self.numerator == 0:
             self.extend()
         return 0, int(scale * math.sqrt(1.4 * self.bits)) + 1
@@ -192,9 +234,13 @@ class _LazyUniform:
         return low
 
     def beyond(self, a: int, b: int) -> bool:
-        """Whether |Z| > a / b, that is (1/2 - p) sqrt(2 pi) > integral of exp(-t^2 / 2) over (0, a / b). Equality has probability 0."""
+        """Whether |Z| > a / b, that is (1/2 - p) sqrt(2 pi) > integral of exp(-t^2 / 2) over (0, a
+        / b). Equality has probability 0.
+        """
         while True:
-            bits = self.bits + 64 * (1 + a * a // (64 * b * b))  # x^2 and more guard bits: the series' terms grow to exp(x^2 / 2)
+            bits = self.bits + 64 * (
+                1 + a * a // (64 * b * b)
+            )  # x^2 and more guard bits: the series' terms grow to exp(x^2 / 2)
             root_low, root_high = _sqrt_two_pi(bits)
             mass_low, mass_high = _gauss_integral(a, b, bits)
             left = (1 << self.bits - 1) - self.numerator  # 1/2 - p is in [left - 1, left] / 2^bits
@@ -206,10 +252,12 @@ class _LazyUniform:
 
 
 def _gauss_integral(a: int, b: int, bits: int) -> tuple[int, int]:
-    """Integers on either side of 2^bits times the integral of exp(-t^2 / 2) over (0, x), for x = a / b.
+    """Integers on either side of 2^bits times the integral of exp(-t^2 / 2) over (0, x), for x = a
+    / b.
 
-    It is the sum of (-1)^n x^(2n+1) / (2^n n! (2n+1)). The invariant, times 2^bits: x^(2n+1) / (2^n n!) is between term and term + slack,
-    and the sum of the terms before n is within error of total.
+    It is the sum of (-1)^n x^(2n+1) / (2^n n! (2n+1)). The invariant, times 2^bits: x^(2n+1) / (2^n
+    n!) is between term and term + slack, and the sum of the terms before n is within error of
+    total.
     """
     x2, two = a * a, 2 * b * b
     n, total, error, term, slack = 0, 0, 0, (a << bits) // b, 1
@@ -218,17 +266,29 @@ def _gauss_integral(a: int, b: int, bits: int) -> tuple[int, int]:
         error += slack // (2 * n + 1) + 2
         n += 1
         term, slack = term * x2 // (two * n), slack * x2 // (two * n) + 2
-    error += 2 * slack  # what is left out is below a geometric series of ratio 1/2 that starts at term + slack
+    error += (
+        2 * slack
+    )  # what is left out is below a geometric series of ratio 1/2 that starts at term + slack
     return total - error, total + error
 
 
 @functools.lru_cache(maxsize=64)
 def _sqrt_two_pi(bits: int) -> tuple[int, int]:
-    """Integers on either side of 2^bits sqrt(2 pi), with pi = 16 arctan(1/5) - 4 arctan(1/239) (Machin) and 64 guard bits."""
+    """Integers on either side of 2^bits sqrt(2 pi), with pi = 16 arctan(1/5) - 4 arctan(1/239)
+    (Machin) and 64 guard bits.
+    """
     one = 1 << bits + 64
 
-    def arctan_of_inverse(q: int) -> int:  # each quotient, and the rest of the series (as 5^(2n+1) > 2^4n), is off by less than 1
-        return sum((-1) ** n * (one // ((2 * n + 1) * q ** (2 * n + 1))) for n in range(bits // 4 + 17))
+    def arctan_of_inverse(
+        q: int,
+    ) -> (
+        int
+    ):  # each quotient, and the rest of the series (as 5^(2n+1) > 2^4n), is off by less than 1
+        return sum(
+            (-1) ** n * (one // ((2 * n + 1) * q ** (2 * n + 1))) for n in range(bits // 4 + 17)
+        )
 
-    pi = 16 * arctan_of_inverse(5) - 4 * arctan_of_inverse(239) >> 64  # 20 (bits / 4 + 18) < 2^64: off by at most 2 once shifted
+    pi = (
+        16 * arctan_of_inverse(5) - 4 * arctan_of_inverse(239) >> 64
+    )  # 20 (bits / 4 + 18) < 2^64: off by at most 2 once shifted
     return math.isqrt(2 * (pi - 2) << bits), math.isqrt(2 * (pi + 2) << bits) + 1

@@ -1,28 +1,37 @@
-"""Clipped sums of gradients for a deployed gate by matrix products that are exact: no record's gradient is made where a product will do.
+"""Clipped sums of gradients for a deployed gate by matrix products that are exact: no record's
+gradient is made where a product will do.
 
-For a layer, record i's gradient is a sum over places t of e_it (x) a_it: a_it is what the layer is given there, and e_it the slope of the loss by
-what it gives. Both are put on grids of integers before they are multiplied, so that a product of whole chunks is exact in any order.
+For a layer, record i's gradient is a sum over places t of e_it (x) a_it: a_it is what the layer is
+given there, and e_it the slope of the loss by what it gives. Both are put on grids of integers
+before they are multiplied, so that a product of whole chunks is exact in any order.
 
-Formal guarantees. C is the clip, gamma the lattice's step, d the number of coordinates, and everything below is in units of gamma.
- 1. Of record i the floats of a_it and e_it follow from that record, its place in its chunk and public numbers (`slots`; `verify` tries it).
-    From these alone follow its integers: A_it, at most 2^a in size, and V_it, at most 2^v, with (a + v) + log2(records x places of a chunk) <= 53,
-    and a public power of two rho such that the record's part of the layer is k_i = rho sum_t V_it (x) A_it. Where the parts are smaller than
-    what makes them (early convolutions, norms), k_i is made and rounded to integers itself.
-    A_i of a linear layer whose inputs follow from the record alone is the same whatever is asked: it is made once, of the same chunks by the same
-    operations, and kept (`known`).
- 2. ||k_i|| <= C / gamma - sqrt(d) is verified on these integers, in float64: a sum of m squares is off by at most m 2^-53 of itself in whatever
-    order they are added, and (d + 2^22) 2^-52 of it is added; where terms of several places may cancel, so is (f + h + T^2 + 8) 2^-52
-    (sum_t ||V_it|| ||A_it||)^2, for T places of f inputs and h outputs. A record that fails has no part in any sum, and one that is not finite
-    is zero in V, in A and in k: no product meets an infinity.
- 3. A chunk's sum over the drawn records is a float64 product of V with zeros for the others and A. Every partial sum is an integer below 2^53, so
-    it is the true sum, whatever the order, fused or not (`verify` compares the machine's product with integers). Then it is rounded to integers,
-    once: record j is in one chunk only, so it moves the rounded sum S by at most ||k_j|| + sqrt(d) <= C / gamma. So S with record j drawn is within
-    C / gamma of S without it, and S and S' of neighbours are within 2 C / gamma: what `exact` asks for, sampled batches too.
-No step asks the floats of 1 to be right. What 2 and 3 ask of float64 is IEEE addition and multiplication in any order: no algorithm that
-subtracts (Strassen, Winograd, FFT) and no shorter numbers, on which `verify` would fail.
-Where the silo has a GPU, floats and products are made there, by cuDNN and cuBLAS with nothing tried out, shortened or added by atomics; the same tests of
-itself stop a gate whose GPU differs, and no answer goes back to the processor.
-Known types of modules and losses only, which raise on no record; every other model goes record by record.
+Formal guarantees. C is the clip, gamma the lattice's step, d the number of coordinates, and
+everything below is in units of gamma.
+ 1. Of record i the floats of a_it and e_it follow from that record, its place in its chunk and
+    public numbers (`slots`; `verify` tries it). From these alone follow its integers: A_it, at most
+    2^a in size, and V_it, at most 2^v, with (a + v) + log2(records x places of a chunk) <= 53, and
+    a public power of two rho such that the record's part of the layer is k_i = rho sum_t V_it (x)
+    A_it. Where the parts are smaller than what makes them (early convolutions, norms), k_i is made
+    and rounded to integers itself. A_i of a linear layer whose inputs follow from the record alone
+    is the same whatever is asked: it is made once, of the same chunks by the same operations, and
+    kept (`known`).
+ 2. ||k_i|| <= C / gamma - sqrt(d) is verified on these integers, in float64: a sum of m squares is
+    off by at most m 2^-53 of itself in whatever order they are added, and (d + 2^22) 2^-52 of it is
+    added; where terms of several places may cancel, so is (f + h + T^2 + 8) 2^-52 (sum_t ||V_it||
+    ||A_it||)^2, for T places of f inputs and h outputs. A record that fails has no part in any sum,
+    and one that is not finite is zero in V, in A and in k: no product meets an infinity.
+ 3. A chunk's sum over the drawn records is a float64 product of V with zeros for the others and A.
+    Every partial sum is an integer below 2^53, so it is the true sum, whatever the order, fused or
+    not (`verify` compares the machine's product with integers). Then it is rounded to integers,
+    once: record j is in one chunk only, so it moves the rounded sum S by at most ||k_j|| + sqrt(d)
+    <= C / gamma. So S with record j drawn is within C / gamma of S without it, and S and S' of
+    neighbours are within 2 C / gamma: what `exact` asks for, sampled batches too.
+No step asks the floats of 1 to be right. What 2 and 3 ask of float64 is IEEE addition and
+multiplication in any order: no algorithm that subtracts (Strassen, Winograd, FFT) and no shorter
+numbers, on which `verify` would fail. Where the silo has a GPU, floats and products are made there,
+by cuDNN and cuBLAS with nothing tried out, shortened or added by atomics; the same tests of itself
+stop a gate whose GPU differs, and no answer goes back to the processor. Known types of modules and
+losses only, which raise on no record; every other model goes record by record.
 """
 
 from __future__ import annotations
@@ -39,31 +48,54 @@ from torch import Tensor, nn
 from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import Parameters
-from silodp.silo.answer.factors import Chunk, Known, Layer, bits_of, factors_of, gridded, outputs, share_of
+from silodp.silo.answer.factors import (
+    Chunk,
+    Known,
+    Layer,
+    bits_of,
+    factors_of,
+    gridded,
+    outputs,
+    share_of,
+)
 from silodp.silo.answer.slots import in_threads, lengths, pinned
 from silodp.silo.answer.traces import Tracer
 
 NUMBERS, MOST = {"cpu": 2**23, "cuda": 2**28}, 2**11
-"""Numbers that a chunk may hold on the way besides two for each parameter, on each kind of device: a processor's caches hold few; and its most
-records."""
+"""Numbers that a chunk may hold on the way besides two for each parameter, on each kind of device:
+a processor's caches hold few; and its most records."""
 KEPT = 2**24
 """Numbers that may be kept of all records from answer to answer: 128 MiB."""
 SLACK = 2.0**-19, 2.0**-9
-"""Part of the clip, at least and at most, that a record is kept below, so that what grids add does not take it past the bound."""
+"""Part of the clip, at least and at most, that a record is kept below, so that what grids add does
+not take it past the bound.
+"""
 
 
 class Products:
-    """Sums of clipped gradients, or differences, of all records of one silo. Holds no record, and nothing of one sum while it makes the next."""
+    """Sums of clipped gradients, or differences, of all records of one silo. Holds no record, and
+    nothing of one sum while it makes the next.
+    """
 
-    def __init__(self, problem: Problem, shape: Sequence[int], target: Sequence[int] = (), device: str = "cpu") -> None:
-        """For records of this shape, with targets of that; BadInput if the model or the loss is not of the known kinds."""
+    def __init__(
+        self,
+        problem: Problem,
+        shape: Sequence[int],
+        target: Sequence[int] = (),
+        device: str = "cpu",
+    ) -> None:
+        """For records of this shape, with targets of that; BadInput if the model or the loss is not
+        of the known kinds.
+        """
         self._problem, self._tracer = problem, Tracer(problem, device)
         self.device = self._tracer.device
         self._layers = {name: Layer(*found) for name, found in self._tracer.layers.items()}
         self._measure(tuple(shape), tuple(target))
 
     @classmethod
-    def of(cls, problem: Problem, shape: Sequence[int], target: Sequence[int] = (), device: str = "cpu") -> Products | None:
+    def of(
+        cls, problem: Problem, shape: Sequence[int], target: Sequence[int] = (), device: str = "cpu"
+    ) -> Products | None:
         """None where every record must be asked by itself."""
         try:
             return cls(problem, shape, target, device)
@@ -71,15 +103,22 @@ class Products:
             return None
 
     def _measure(self, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
-        """The sizes of every layer, of one record of zeros: they decide how each is summed, and how many records are in a chunk.
+        """The sizes of every layer, of one record of zeros: they decide how each is summed, and how
+        many records are in a chunk.
 
-        Tried with two and three records too: unless every first axis is that of records and there is one loss for each, something is
-        broadcast along records, and one's slope would depend on the others' targets.
+        Tried with two and three records too: unless every first axis is that of records and there
+        is one loss for each, something is broadcast along records, and one's slope would depend on
+        the others' targets.
         """
         on = self.device
         for m in (3, 2, 1):
-            output, seen = self._tracer.forward(self._tracer.parameters(self._problem.initial([0])), torch.zeros((m, *shape), device=on))
-            alone = output.dim() == 2 and self._problem.record_losses(output, torch.zeros((m, *target), device=on)).shape == (m,)
+            output, seen = self._tracer.forward(
+                self._tracer.parameters(self._problem.initial([0])),
+                torch.zeros((m, *shape), device=on),
+            )
+            alone = output.dim() == 2 and self._problem.record_losses(
+                output, torch.zeros((m, *target), device=on)
+            ).shape == (m,)
             if not alone or any(len(t) != m for both in seen.values() for t in both):
                 raise BadInput("a batch's first axis is not that of records everywhere")
         if len(seen) != len(self._layers) or not output.requires_grad:
@@ -91,43 +130,73 @@ class Products:
             if isinstance(module, nn.Linear | nn.Conv2d):
                 a, e = factors_of(module, given.detach(), made.detach())
                 layer.places, layer.width, h = a.shape[1], a.shape[2], e.shape[2]
-                layer.made = 2 * layer.places > 3 and (2 * layer.places) ** 2 * (h + layer.width) > 8 * h * layer.width
+                layer.made = (
+                    2 * layer.places > 3
+                    and (2 * layer.places) ** 2 * (h + layer.width) > 8 * h * layer.width
+                )
                 patches = max(patches, layer.places * layer.width) if layer.made else patches
-                numbers += 2 * h * layer.width if layer.made else 4 * layer.places * (h + layer.width)
+                numbers += (
+                    2 * h * layer.width if layer.made else 4 * layer.places * (h + layer.width)
+                )
             numbers += given.numel() + made.numel()
-        self.chunk = max(1, min(MOST, (NUMBERS[on.type] + 2 * self._problem.dim) // (numbers + patches)))
+        self.chunk = max(
+            1, min(MOST, (NUMBERS[on.type] + 2 * self._problem.dim) // (numbers + patches))
+        )
         self._room = 1 - min(SLACK[1], SLACK[0] + sum(map(self._growth, self._layers.values())) / 8)
 
     def _growth(self, layer: Layer) -> float:
-        """By how much of the clip grids could lengthen a layer's part, if every rounding went the same way."""
+        """By how much of the clip grids could lengthen a layer's part, if every rounding went the
+        same way.
+        """
         if layer.made:
             return 0.0
         a, v = bits_of(self.chunk * layer.places * layer.terms)
         wide = layer.places * layer.terms * math.sqrt(outputs(layer.module) * (layer.width + 1))
         return wide * 2.0**-v + math.sqrt(layer.places * (layer.width + 1)) * 2.0**-a
 
-    def _traced(self, parameters: Parameters, x: Tensor, y: Tensor) -> list[tuple[Layer, Tensor, Tensor]]:
+    def _traced(
+        self, parameters: Parameters, x: Tensor, y: Tensor
+    ) -> list[tuple[Layer, Tensor, Tensor]]:
         """Of every layer its input and the slopes by its output, in float32."""
-        return [(self._layers[name], *both) for name, both in self._tracer.traced(parameters, x, y).items()]
+        return [
+            (self._layers[name], *both)
+            for name, both in self._tracer.traced(parameters, x, y).items()
+        ]
 
     def known(self, x: Tensor) -> list[Known]:
-        """Of every chunk of the records x (n, ...) what no question changes: integers of what linear layers are given that depends on no parameter.
+        """Of every chunk of the records x (n, ...) what no question changes: integers of what
+        linear layers are given that depends on no parameter.
 
-        Made as every answer would make it, of the same chunks; for a sum of these records alone. Empty where it would be more than KEPT numbers.
+        Made as every answer would make it, of the same chunks; for a sum of these records alone.
+        Empty where it would be more than KEPT numbers.
         """
-        fixed = {name: layer for name, layer in self._layers.items() if not layer.made and not layer.depends and layer.places == 1}
-        each = sum(layer.width + 4 for layer in fixed.values())  # a record's integers, a bias's among them, and three of their lengths
+        fixed = {
+            name: layer
+            for name, layer in self._layers.items()
+            if not layer.made and not layer.depends and layer.places == 1
+        }
+        each = sum(
+            layer.width + 4 for layer in fixed.values()
+        )  # a record's integers, a bias's among them, and three of their lengths
         if not fixed or len(x) * each > KEPT:
             return []
         start, found = self._tracer.parameters(self._problem.initial([0])), list[Known]()
         with self._fixed(), pinned(1):
             for rows in x.split(self.chunk):
                 _, seen = self._tracer.forward(start, self._own(rows).float())
-                given = ((layer, seen[name][0].detach(), seen[name][1].detach()) for name, layer in fixed.items())
-                found.append({layer: gridded(layer, [factors_of(layer.module, a, e)[0]], self.chunk) for layer, a, e in given})
+                given = (
+                    (layer, seen[name][0].detach(), seen[name][1].detach())
+                    for name, layer in fixed.items()
+                )
+                found.append(
+                    {
+                        layer: gridded(layer, [factors_of(layer.module, a, e)[0]], self.chunk)
+                        for layer, a, e in given
+                    }
+                )
         return found
 
-    # --- integers -----------------------------------------------------------------------------------------------------------------
+    # --- integers --------------------------------------------------------------------------------
 
     def _records(
         self,
@@ -139,7 +208,8 @@ class Products:
         stretch: float = 1.0,
         known: Known | None = None,
     ) -> tuple[Chunk, Tensor]:
-        """The records' integers, and which records keep to the bound, (m,); the others' integers are finite.
+        """The records' integers, and which records keep to the bound, (m,); the others' integers
+        are finite.
 
         They are of gradients that are `stretch` times as long.
         """
@@ -163,7 +233,8 @@ class Products:
         threads: int = 1,
         known: Sequence[Known] = (),
     ) -> np.ndarray:
-        """(d,) int64, S of all records x (n, ...) that are drawn, at the points (1, d); the same bits with any number of threads.
+        """(d,) int64, S of all records x (n, ...) that are drawn, at the points (1, d); the same
+        bits with any number of threads.
 
         The same bits, too, where of these records something is `known`.
         """
@@ -174,53 +245,79 @@ class Products:
         def add(start: int) -> None:
             slot = slice(start, start + self.chunk)
             before = known[start // self.chunk] if known else None
-            chunk, kept = self._records(parameters, self._own(x[slot]), self._own(y[slot]), clip, gamma, stretch, before)
-            for name, added in chunk.added(kept & torch.from_numpy(drawn[slot]).to(kept.device)).items():
+            chunk, kept = self._records(
+                parameters, self._own(x[slot]), self._own(y[slot]), clip, gamma, stretch, before
+            )
+            for name, added in chunk.added(
+                kept & torch.from_numpy(drawn[slot]).to(kept.device)
+            ).items():
                 with lock:  # sums of integers below 2^53: exact, in whatever order chunks end
                     views[name].add_(added.reshape(views[name].shape))
 
         with self._fixed():
-            in_threads(add, range(0, len(x), self.chunk), threads if self.device.type == "cpu" else 1)
-        return total.cpu().numpy().astype(np.int64)  # float64 holds it exactly: 2^31 records of 2^30 would not fit, 2^22 do
+            in_threads(
+                add, range(0, len(x), self.chunk), threads if self.device.type == "cpu" else 1
+            )
+        return (
+            total.cpu().numpy().astype(np.int64)
+        )  # float64 holds it exactly: 2^31 records of 2^30 would not fit, 2^22 do
 
     def _own(self, values: Tensor) -> Tensor:
         return values.to(self.device, copy=True, memory_format=torch.contiguous_format)
 
     @contextlib.contextmanager
     def _fixed(self) -> Iterator[None]:
-        """On a GPU, no kernel is chosen by trying several, none adds in an order of its own, and no number is shortened."""
+        """On a GPU, no kernel is chosen by trying several, none adds in an order of its own, and no
+        number is shortened.
+        """
         if self.device.type == "cpu":
             yield
             return
         products = torch.backends.cuda.matmul
         before, products.allow_tf32 = products.allow_tf32, False
         try:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            with torch.backends.cudnn.flags(
+                enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+            ):
                 yield
         finally:
             products.allow_tf32 = before
 
-    # --- a gate's test of itself --------------------------------------------------------------------------------------------------
+    # --- a gate's test of itself -----------------------------------------------------------------
 
     def sizes(self, n: int) -> set[int]:
         """The lengths of the chunks of n records."""
         return lengths(n, self.chunk)
 
     def rows(self, points: list[Tensor], clip: float, gamma: float):
-        """Every number that is made of each record of a chunk, floats and integers, of what is known of them too, as rows: for `slots.verify`."""
+        """Every number that is made of each record of a chunk, floats and integers, of what is
+        known of them too, as rows: for `slots.verify`.
+        """
         parameters = [self._tracer.parameters(w) for w in points]
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
             x, y = self._own(x), self._own(y)
             with self._fixed():
-                found = [self._records(parameters, x, y, clip, gamma, known=known) for known in (None, *self.known(x))]
-                floats = [t.flatten(1).double() for w in parameters for _, *both in self._traced(w, x, y) for t in both]
-            return torch.cat([*(chunk.numbers() * kept[:, None] for chunk, kept in found), *floats], 1).cpu()
+                found = [
+                    self._records(parameters, x, y, clip, gamma, known=known)
+                    for known in (None, *self.known(x))
+                ]
+                floats = [
+                    t.flatten(1).double()
+                    for w in parameters
+                    for _, *both in self._traced(w, x, y)
+                    for t in both
+                ]
+            return torch.cat(
+                [*(chunk.numbers() * kept[:, None] for chunk, kept in found), *floats], 1
+            ).cpu()
 
         return rows
 
     def verify(self, n: int) -> None:
-        """Raises BadInput unless this machine's products of the largest integers are those of integers, at the very shapes."""
+        """Raises BadInput unless this machine's products of the largest integers are those of
+        integers, at the very shapes.
+        """
         rng = np.random.default_rng(0)
         for layer in self._layers.values():
             if layer.made:
@@ -230,7 +327,9 @@ class Products:
                     a, v = bits_of(self.chunk * layer.places * terms)
                     rows, h = size * layer.places * terms, outputs(layer.module)
                     width = layer.width + ("bias" in layer.names)
-                    left, right = (rng.integers(-(2**b), 2**b + 1, (rows, k)) for b, k in ((v, h), (a, width)))
+                    left, right = (
+                        rng.integers(-(2**b), 2**b + 1, (rows, k)) for b, k in ((v, h), (a, width))
+                    )
                     left[:, 0], right[:, 0] = 2**v, 2**a
                     there = [torch.from_numpy(t).to(self.device).double() for t in (left, right)]
                     found = (there[0].t() @ there[1]).cpu().numpy()
@@ -238,5 +337,6 @@ class Products:
                     some[0] = 0
                     if not np.array_equal(found[some].astype(np.int64), left[:, some].T @ right):
                         raise BadInput(
-                            "on this machine a float64 product of integers is not exact, so the gate does not serve; use another build of torch"
+                            "on this machine a float64 product of integers is not exact, "
+                            "so the gate does not serve; use another build of torch"
                         )

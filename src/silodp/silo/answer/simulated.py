@@ -1,11 +1,13 @@
-"""How a gate computes in simulation: fast batched gradients and seeded generators. Not for deployment, and run folders say so.
+"""How a gate computes in simulation: fast batched gradients and seeded generators. Not for
+deployment, and run folders say so.
 
-Runs that share a seed share their random draws (each run by itself has the right law), which makes a sweep's comparisons sharper
-and its random numbers cheap.
+Runs that share a seed share their random draws (each run by itself has the right law), which makes
+a sweep's comparisons sharper and its random numbers cheap.
 
-Two promises of a deployed gate (`exact.py`) are not made here: a sum of n float32 records rounds by up to n 2^-24 of the clip (in C
-0.002 of it more; where the two terms of a difference are far longer than their sum, by that share of them), which no price covers (1 % of the
-sensitivity at a million records), and a record on which a user's own model raises stops the run.
+Two promises of a deployed gate (`exact.py`) are not made here: a sum of n float32 records rounds by
+up to n 2^-24 of the clip (in C 0.002 of it more; where the two terms of a difference are far longer
+than their sum, by that share of them), which no price covers (1 % of the sensitivity at a million
+records), and a record on which a user's own model raises stops the run.
 """
 
 from __future__ import annotations
@@ -35,28 +37,48 @@ NOISE = (0x51_10_DB,)
 
 
 class Simulated:
-    """Answers queries over all silos and runs at once. `seeds` has one entry per run: an int of any size, or a tuple of them."""
+    """Answers queries over all silos and runs at once. `seeds` has one entry per run: an int of any
+    size, or a tuple of them.
+    """
 
     label = "simulation: seeded pseudo-random float noise"
 
-    def __init__(self, problem: Problem, records: Records, seeds: Sequence[int | tuple[int, ...]], *, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        records: Records,
+        seeds: Sequence[int | tuple[int, ...]],
+        *,
+        memory: int | None = None,
+    ) -> None:
         records.check_unit(problem.person)
         self.problem, self.records = problem, records
-        self.memory = memory or (torch.cuda.get_device_properties(records.x.device).total_memory // 8 if records.x.is_cuda else 2**28)
+        self.memory = memory or (
+            torch.cuda.get_device_properties(records.x.device).total_memory // 8
+            if records.x.is_cuda
+            else 2**28
+        )
         self.features = math.prod(records.x.shape[3 if problem.person else 2 :])
         worlds = {seed: i for i, seed in enumerate(dict.fromkeys(seeds))}
-        # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few enough to try them all.
-        self._generators = [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=NOISE)) for seed in worlds]
+        # NumPy's seeds count to their last bit; torch's CPU generator keeps 32 bits of one, few
+        # enough to try them all.
+        self._generators = [
+            np.random.default_rng(np.random.SeedSequence(seed, spawn_key=NOISE)) for seed in worlds
+        ]
         self._world = torch.tensor([worlds[seed] for seed in seeds])
         self._all, self._everyone = tuple(range(len(records))), records.mask.to(records.x.dtype)
         self._partitions: dict[tuple[str, int], Tensor] = {}
         self._known: tuple[tuple | None, Tensor | None] = None, None
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
-        """(J, M, d): each run's and silo's mean of clipped records over the batch, plus its Gaussian noise."""
+        """(J, M, d): each run's and silo's mean of clipped records over the batch, plus its
+        Gaussian noise.
+        """
         mechanism = query.mechanism
         means = Means(
-            lambda statistic: self._noisy(self._means(statistic, mechanism, silos), mechanism, silos),
+            lambda statistic: self._noisy(
+                self._means(statistic, mechanism, silos), mechanism, silos
+            ),
             lambda statistic: self._local_steps(statistic, mechanism, silos),
         )
         return query.statistic.answer(means)
@@ -65,7 +87,13 @@ class Simulated:
         """(J, M, d): each run's and silo's mean of the statistic's vectors, without noise."""
         if statistic.vectors(self.problem, 0) is None:
             w, *reference = statistic.points
-            return self._mean(w, reference[0] if reference else None, mechanism, silos, getattr(statistic, "limit", None))
+            return self._mean(
+                w,
+                reference[0] if reference else None,
+                mechanism,
+                silos,
+                getattr(statistic, "limit", None),
+            )
         sums = torch.zeros(statistic.shape[0], len(silos), statistic.shape[-1], dtype=torch.float64)
         chunk = max(1, min(_CHUNK, 2**24 // statistic.shape[-1]))
         for run in range(len(sums)):
@@ -75,33 +103,65 @@ class Simulated:
                 n = self.records.counts[silo]
                 for start in range(0, n, chunk):
                     part = slice(start, min(n, start + chunk))
-                    sums[run, at] += rows(self._view(statistic.view, silo, part), self.records.y[silo, part]).sum(0).cpu()
+                    sums[run, at] += (
+                        rows(self._view(statistic.view, silo, part), self.records.y[silo, part])
+                        .sum(0)
+                        .cpu()
+                    )
         return sums / self._batch(mechanism.sampling, silos)
 
     def _view(self, view: str, silo: int, part: slice) -> Tensor:
         x, absent = self.records.x[silo, part], self.records.absent
         if view == "filled":
             return x
-        return absent[silo, part] if view == "missing" else x.masked_fill(absent[silo, part], torch.nan)
+        return (
+            absent[silo, part]
+            if view == "missing"
+            else x.masked_fill(absent[silo, part], torch.nan)
+        )
 
-    def _local_steps(self, statistic: LocalSteps, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
-        step = statistic.step.unsqueeze(-1) if isinstance(statistic.step, Tensor) else statistic.step
+    def _local_steps(
+        self, statistic: LocalSteps, mechanism: Mechanism, silos: Sequence[int]
+    ) -> Tensor:
+        step = (
+            statistic.step.unsqueeze(-1) if isinstance(statistic.step, Tensor) else statistic.step
+        )
         start = statistic.w.unsqueeze(1)
-        drift = statistic.pull.to(start).unsqueeze(1) if isinstance(statistic.pull, Tensor) else statistic.pull
+        drift = (
+            statistic.pull.to(start).unsqueeze(1)
+            if isinstance(statistic.pull, Tensor)
+            else statistic.pull
+        )
         local = start.expand(-1, len(silos), -1)
         for _ in range(statistic.steps):
             g = self._noisy(self._mean(local, None, mechanism, silos), mechanism, silos)
             local = self.problem.prox(local - step * (g + drift), step)
         return local - start
 
-    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int], limit: Number | None = None) -> Tensor:
+    def _mean(
+        self,
+        w: Tensor,
+        reference: Tensor | None,
+        mechanism: Mechanism,
+        silos: Sequence[int],
+        limit: Number | None = None,
+    ) -> Tensor:
         records = self.records if tuple(silos) == self._all else self.records.select(list(silos))
         weight = self._weight(mechanism.sampling, silos)
         if weight.dim() == 2 and not mechanism.sampling.whole:
             records, weight = _chosen(records, weight)
         total = clipped_sum(
-            self.problem, w, records.x, records.y, weight, mechanism.clip, reference=reference, limit=limit, memory=self.memory, engines=ENGINES
-        )  # fmt: skip
+            self.problem,
+            w,
+            records.x,
+            records.y,
+            weight,
+            mechanism.clip,
+            reference=reference,
+            limit=limit,
+            memory=self.memory,
+            engines=ENGINES,
+        )
         return total.div_(self._batch(mechanism.sampling, silos).to(total))
 
     def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
@@ -111,32 +171,56 @@ class Simulated:
         return mechanism.noised(self, mean, silos)
 
     def binomial(self, mechanism: Shuffled, mean: Tensor, silos: Sequence[int]) -> Tensor:
-        """What each silo sends the shuffler: whole numbers, its records' rounded sum plus Bin(K b, p).
+        """What each silo sends the shuffler: whole numbers, its records' rounded sum plus Bin(K b,
+        p).
 
-        Runs of one world and as many noise bits share their draws. Rounding K records is drawn as one Gaussian of its largest variance, K / 4.
+        Runs of one world and as many noise bits share their draws. Rounding K records is drawn as
+        one Gaussian of its largest variance, K / 4.
         """
-        batch, bits = self._batch(mechanism.sampling, silos), torch.as_tensor(mechanism.noise_bits).expand(len(self._world), 1)
+        batch, bits = (
+            self._batch(mechanism.sampling, silos),
+            torch.as_tensor(mechanism.noise_bits).expand(len(self._world), 1),
+        )
         keys = list(zip(self._world.tolist(), bits.flatten().tolist(), strict=True))
-        kinds, records, shape = list(dict.fromkeys(keys)), batch.long().numpy(), tuple(mean.shape[1:])
+        kinds, records, shape = (
+            list(dict.fromkeys(keys)),
+            batch.long().numpy(),
+            tuple(mean.shape[1:]),
+        )
         rounding, noise = (np.empty((len(kinds), *shape)) for _ in range(2))
         for at, (world, b) in enumerate(kinds):
             rounding[at] = self._generators[world].standard_normal(shape) * np.sqrt(records) / 2
             noise[at] = self._generators[world].binomial(records * b, mechanism.p, shape)
         which = torch.tensor([kinds.index(key) for key in keys], device=mean.device)
         on = {"dtype": torch.float64, "device": mean.device}
-        clip, levels = (torch.as_tensor(v, **on).reshape(-1, 1, 1) for v in (mechanism.clip, mechanism.levels))
+        clip, levels = (
+            torch.as_tensor(v, **on).reshape(-1, 1, 1) for v in (mechanism.clip, mechanism.levels)
+        )
         unit = torch.where(clip > 0, mean.double() / clip, 0.0).clamp_(-1, 1)
         most = batch.to(**on) * levels
-        rounded = ((unit + 1) * (most / 2) + torch.from_numpy(rounding).to(**on)[which]).round_().clamp_(min=0.0).minimum(most)
+        rounded = (
+            ((unit + 1) * (most / 2) + torch.from_numpy(rounding).to(**on)[which])
+            .round_()
+            .clamp_(min=0.0)
+            .minimum(most)
+        )
         return rounded + torch.from_numpy(noise).to(**on)[which]
 
     def gaussian(self, mechanism: Gaussian, mean: Tensor, silos: Sequence[int]) -> Tensor:
-        """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for each silo, run world and call."""
+        """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for
+        each silo, run world and call.
+        """
         std = self._std(mechanism, silos, mean)
         if std is None:
             return mean
         shape = tuple(mean.shape[1:])
-        draws = torch.empty(len(self._generators), *shape, dtype=torch.float32, device="cpu", pin_memory=mean.is_cuda)
+        draws = torch.empty(
+            len(self._generators),
+            *shape,
+            dtype=torch.float32,
+            device="cpu",
+            pin_memory=mean.is_cuda,
+        )
         for generator, world in zip(self._generators, draws.numpy(), strict=True):
             standard_normals(generator, world)
         noise = draws.to(mean, non_blocking=True)
@@ -144,37 +228,71 @@ class Simulated:
         return torch.addcmul(mean, std, noise)
 
     def _std(self, mechanism: Gaussian, silos: Sequence[int], mean: Tensor) -> Tensor | None:
-        """(J, M, 1) or (1, M, 1), as `mean` is; None where nobody adds noise. The last one again, if every number that it follows from is the same."""
-        multiplier, clip, batch = torch.as_tensor(mechanism.noise_multiplier), mechanism.clip, self._batch(mechanism.sampling, silos)
+        """(J, M, 1) or (1, M, 1), as `mean` is; None where nobody adds noise. The last one again,
+        if every number that it follows from is the same.
+        """
+        multiplier, clip, batch = (
+            torch.as_tensor(mechanism.noise_multiplier),
+            mechanism.clip,
+            self._batch(mechanism.sampling, silos),
+        )
         numbers = None
-        if not isinstance(clip, Tensor):  # to fetch one from a GPU would be to wait for all it has to do
+        if not isinstance(
+            clip, Tensor
+        ):  # to fetch one from a GPU would be to wait for all it has to do
             bits = (t.cpu().numpy().tobytes() for t in (multiplier, batch))
-            numbers = (clip, *bits, multiplier.dtype, multiplier.shape, tuple(silos), mean.dtype, mean.device)
+            numbers = (
+                clip,
+                *bits,
+                multiplier.dtype,
+                multiplier.shape,
+                tuple(silos),
+                mean.dtype,
+                mean.device,
+            )
         if numbers is None or numbers != self._known[0]:
             if multiplier.ndim and multiplier.shape[-1] == len(self.records):
                 multiplier = multiplier[..., list(silos)]
-            self._known = numbers, _std(multiplier, clip, batch.squeeze(-1), mean) if bool((multiplier != 0).any()) else None
+            self._known = (
+                numbers,
+                _std(multiplier, clip, batch.squeeze(-1), mean)
+                if bool((multiplier != 0).any())
+                else None,
+            )
         return self._known[1]
 
     def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
-        """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per world."""
+        """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per
+        world.
+        """
         if sampling.whole:
             return self._everyone if tuple(silos) == self._all else self._everyone[list(silos)]
         mask = self.records.mask[list(silos)]
         match sampling:
             case Poisson(rate):
-                chosen = torch.from_numpy(np.stack([g.random(tuple(mask.shape)) < rate for g in self._generators]))
+                chosen = torch.from_numpy(
+                    np.stack([g.random(tuple(mask.shape)) < rate for g in self._generators])
+                )
             case WithoutReplacement():
-                chosen = torch.stack([self._ranks(g, silos) < self._batch(sampling, silos).long() for g in self._generators])
+                chosen = torch.stack(
+                    [
+                        self._ranks(g, silos) < self._batch(sampling, silos).long()
+                        for g in self._generators
+                    ]
+                )
             case DisjointBatches(batches=batches, index=index, partition=name):
                 if (name, batches) not in self._partitions:
-                    self._partitions[name, batches] = torch.stack([self._ranks(g, self._all) for g in self._generators])
+                    self._partitions[name, batches] = torch.stack(
+                        [self._ranks(g, self._all) for g in self._generators]
+                    )
                 size = self._batch(sampling, silos).long()
                 chosen = self._partitions[name, batches][:, list(silos)] // size == index
             case _:
                 raise Refused("sampling")
         chosen = chosen.to(mask.device) & mask
-        return (chosen[0] if len(self._generators) == 1 else chosen[self._world.to(chosen.device)]).to(self.records.x.dtype)
+        return (
+            chosen[0] if len(self._generators) == 1 else chosen[self._world.to(chosen.device)]
+        ).to(self.records.x.dtype)
 
     def _ranks(self, generator: np.random.Generator, silos: Sequence[int]) -> Tensor:
         """A uniformly random order of each silo's records (padding last), as ranks (M, n)."""
@@ -189,8 +307,15 @@ def _batches(sampling: Sampling, counts: tuple[int, ...]) -> Tensor:
 
 
 def _std(multiplier: Tensor, clip: Number, batch: Tensor, mean: Tensor) -> Tensor:
-    multiplier, clip, batch = (torch.as_tensor(v, dtype=torch.float64, device=mean.device) for v in (multiplier, clip, batch))
-    return torch.where(multiplier == 0, 0.0, multiplier * (2 * clip * (1 + CLIP_TOLERANCE) / batch)).unsqueeze(-1).to(mean)
+    multiplier, clip, batch = (
+        torch.as_tensor(v, dtype=torch.float64, device=mean.device)
+        for v in (multiplier, clip, batch)
+    )
+    return (
+        torch.where(multiplier == 0, 0.0, multiplier * (2 * clip * (1 + CLIP_TOLERANCE) / batch))
+        .unsqueeze(-1)
+        .to(mean)
+    )
 
 
 def _chosen(records: Records, weight: Tensor) -> tuple[Records, Tensor]:
@@ -198,4 +323,6 @@ def _chosen(records: Records, weight: Tensor) -> tuple[Records, Tensor]:
     most = max(1, int(weight.count_nonzero(1).max()))
     weight, index = weight.topk(most, dim=1)
     silo = torch.arange(len(index), device=index.device).unsqueeze(1)
-    return Records(records.x[silo, index], records.y[silo, index], records.counts, records.names), weight
+    return Records(
+        records.x[silo, index], records.y[silo, index], records.counts, records.names
+    ), weight

@@ -1,6 +1,8 @@
-"""What the layers of a known model are given, and the slopes of each record's loss by what they give: the floats of which `products` makes integers.
+"""What the layers of a known model are given, and the slopes of each record's loss by what they
+give: the floats of which `products` makes integers.
 
-A pass is a function of its arguments alone, and keeps nothing: chunks may be passed by several threads at once.
+A pass is a function of its arguments alone, and keeps nothing: chunks may be passed by several
+threads at once.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Tracer:
     """Passes of a model of known layers and a known loss, in float32 on one device."""
 
     def __init__(self, problem: Problem, device: str = "cpu") -> None:
-        """BadInput if anything in the model, or the loss, is not known to treat each record alone there."""
+        """BadInput if anything in the model, or the loss, is not known to treat each record alone
+        there.
+        """
         root = read(problem)
         if root is None or not problem.known_loss:
             raise BadInput("the model is not made of known layers with a known loss")
@@ -53,7 +57,9 @@ class Tracer:
 
     def parameters(self, w: Tensor) -> Parameters:
         """All numbers of the model at the point w (1, d), in float32."""
-        own = {name: p.squeeze(0) for name, p in self.problem.split(w.to(self.device).float()).items()}
+        own = {
+            name: p.squeeze(0) for name, p in self.problem.split(w.to(self.device).float()).items()
+        }
         return own | self.problem.constants(torch.empty(0, device=self.device))
 
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Trace]:
@@ -70,10 +76,14 @@ class Tracer:
             if type(module) is not Residual:
                 return a
             if a.shape != given.shape:
-                raise BadInput("what is added to a residual has another shape, and would be broadcast")
+                raise BadInput(
+                    "what is added to a residual has another shape, and would be broadcast"
+                )
             return given + a
         if not node.names:
-            if a.dim() != AXES.get(type(module), a.dim()):  # else it would be broadcast along the records
+            if a.dim() != AXES.get(
+                type(module), a.dim()
+            ):  # else it would be broadcast along the records
                 raise BadInput("a module is given another number of axes than it is known with")
             return module(a)
         made = _layer(module, {short: parameters[full] for short, full in node.names.items()}, a)
@@ -89,7 +99,9 @@ class Tracer:
             losses = self.problem.record_losses(output, y.float() if y.is_floating_point() else y)
             if losses.shape != (len(x),):
                 raise BadInput("the loss is not one number for each record")
-            slopes = torch.autograd.grad(losses.sum(), [made for _, made in seen.values()], allow_unused=True)
+            slopes = torch.autograd.grad(
+                losses.sum(), [made for _, made in seen.values()], allow_unused=True
+            )
         return {
             name: (given.detach(), torch.zeros_like(made) if e is None else e)
             for (name, (given, made)), e in zip(seen.items(), slopes, strict=True)
@@ -108,9 +120,13 @@ def _layer(module: nn.Module, own: Parameters, a: Tensor) -> Tensor:
             return functional.linear(a, weight, bias)
         case nn.Conv2d():
             if a.dim() != 4:
-                raise BadInput("a convolution is given another number of axes than it is known with")
+                raise BadInput(
+                    "a convolution is given another number of axes than it is known with"
+                )
             assert weight is not None
-            return functional.conv2d(a, weight, bias, module.stride, module.padding, module.dilation)  # type: ignore[arg-type]
+            return functional.conv2d(
+                a, weight, bias, module.stride, module.padding, module.dilation
+            )  # type: ignore[arg-type]
         case nn.LayerNorm():
             return functional.layer_norm(a, module.normalized_shape, weight, bias, module.eps)
     assert isinstance(module, nn.GroupNorm)

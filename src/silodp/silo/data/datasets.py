@@ -1,7 +1,8 @@
 """Built-in data sets for research, cut into silos as in the paper's experiments.
 
-The preprocessing (standardisation with pooled statistics, PCA) is the paper's: a deterministic function of all silos' records,
-computed in the clear and charged to no ledger. It is fit for reproducing experiments on public data, and not private.
+The preprocessing (standardisation with pooled statistics, PCA) is the paper's: a deterministic
+function of all silos' records, computed in the clear and charged to no ledger. It is fit for
+reproducing experiments on public data, and not private.
 """
 
 import gzip
@@ -27,7 +28,18 @@ from silodp.silo.data.records import Records
 
 PER_DIGIT = 774  # MNIST images of one digit in one silo: 1/7 of the 5,421 that the rarest digit has
 PCA_DIMENSIONS = 50
-CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -48,7 +60,9 @@ MD5 = {
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One trial's random assignment: 80 % of each silo's records to train on, the union of the silos' other 20 % to test on."""
+    """One trial's random assignment: 80 % of each silo's records to train on, the union of the
+    silos' other 20 % to test on.
+    """
 
     train: Records
     test_x: Tensor
@@ -57,12 +71,16 @@ class Split:
 
     def to(self, device: str) -> "Split":
         """The same split on `device`."""
-        return Split(self.train.to(device), self.test_x.to(device), self.test_y.to(device), self.classes)
+        return Split(
+            self.train.to(device), self.test_x.to(device), self.test_y.to(device), self.classes
+        )
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A built-in data set; `load(trial, data_dir)` gives the split of that trial, the same one each time."""
+    """A built-in data set; `load(trial, data_dir)` gives the split of that trial, the same one each
+    time.
+    """
 
     name: str
     title: str
@@ -72,17 +90,30 @@ class Dataset:
     how_to_get: str
     load: Callable[..., Split]
     pixels: bool = False
-    """Whether they are images, of which `load` has the same split as pixels within [-1, 1] too: nothing of it has been learnt from the records."""
+    """Whether they are images, of which `load` has the same split as pixels within [-1, 1] too:
+    nothing of it has been learnt from the records.
+    """
 
     def of(self, trial: int, data_dir: Path | None, *, raw: bool = False) -> Split:
-        """The split as the paper prepares it; `raw` is for a map of features, which has images as pixels."""
-        return self.load(trial, data_dir, pixels=True) if raw and self.pixels else self.load(trial, data_dir)
+        """The split as the paper prepares it; `raw` is for a map of features, which has images as
+        pixels.
+        """
+        return (
+            self.load(trial, data_dir, pixels=True)
+            if raw and self.pixels
+            else self.load(trial, data_dir)
+        )
 
 
 Silo = tuple[str, np.ndarray, np.ndarray]  # name, x, y
 
 
-def _split(silos: Sequence[Silo], trial: int, classes: int, scale: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Split:
+def _split(
+    silos: Sequence[Silo],
+    trial: int,
+    classes: int,
+    scale: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> Split:
     if trial < 0:
         raise BadInput(f"the trial is {trial}, but must be 0 or more.")
     train, test = [], []
@@ -92,14 +123,20 @@ def _split(silos: Sequence[Silo], trial: int, classes: int, scale: Callable[[np.
         train.append((scale(x[order[:cut]]), y[order[:cut]]))
         test.append((scale(x[order[cut:]]), y[order[cut:]]))
     test_x, test_y = (torch.from_numpy(np.concatenate(part)) for part in zip(*test, strict=True))
-    return Split(Records.of(train, [name for name, _, _ in silos]), test_x.float(), test_y.long(), classes)
+    return Split(
+        Records.of(train, [name for name, _, _ in silos]), test_x.float(), test_y.long(), classes
+    )
 
 
 def _of_sklearn(name: str, header: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features and classes of a table that scikit-learn has, read without scikit-learn: to load it takes a second of every command."""
+    """Features and classes of a table that scikit-learn has, read without scikit-learn: to load it
+    takes a second of every command.
+    """
     found = find_spec("sklearn")
     assert found
-    table = np.loadtxt(Path(found.origin or "").parent / "datasets" / "data" / name, delimiter=",", skiprows=header)
+    table = np.loadtxt(
+        Path(found.origin or "").parent / "datasets" / "data" / name, delimiter=",", skiprows=header
+    )
     return np.ascontiguousarray(table[:, :-1]), table[:, -1].astype(int)
 
 
@@ -107,18 +144,26 @@ def _wbcd(trial: int, data_dir: Path | None) -> Split:
     """N = 2: one silo for each diagnosis; label 0 is benign, 1 is malignant."""
     x, benign = _of_sklearn("breast_cancer.csv", header=1)
     x, y = (x - x.mean(0)) / x.std(0), 1 - benign
-    return _split([(name, x[y == k], y[y == k]) for k, name in enumerate(("benign", "malignant"))], trial, 2)
+    return _split(
+        [(name, x[y == k], y[y == k]) for k, name in enumerate(("benign", "malignant"))], trial, 2
+    )
 
 
 def _digits(trial: int, data_dir: Path | None, *, pixels: bool = False) -> Split:
-    """N = 5: digits 2i and 2i+1 in silo i; label 1 is odd. Pixels are divided by 16, their public range."""
+    """N = 5: digits 2i and 2i+1 in silo i; label 1 is odd. Pixels are divided by 16, their public
+    range.
+    """
     x, digit = _of_sklearn("digits.csv.gz")
-    silos = [(f"{d}/{d + 1}", x[digit // 2 == d // 2] / 16, digit[digit // 2 == d // 2] % 2) for d in range(0, 10, 2)]
+    silos = [
+        (f"{d}/{d + 1}", x[digit // 2 == d // 2] / 16, digit[digit // 2 == d // 2] % 2)
+        for d in range(0, 10, 2)
+    ]
     return _split(silos, trial, 2, (lambda x: 2 * x - 1) if pixels else np.asarray)
 
 
 def _mnist(trial: int, data_dir: Path | None, *, pixels: bool = False) -> Split:
-    """N = 25: one silo for each pair of an even and an odd digit, label 1 is odd; 50 principal components of standardised pixels.
+    """N = 25: one silo for each pair of an even and an odd digit, label 1 is odd; 50 principal
+    components of standardised pixels.
 
     Of each digit the first 5 * 774 training images are used, and no image is in two silos.
     """
@@ -134,70 +179,143 @@ def _mnist_silos(data_dir: Path | None, pixels: bool) -> list[Silo]:
     images, digit = _idx_pair(data_dir)
     members = [np.flatnonzero(digit == d)[: 5 * PER_DIGIT] for d in range(10)]
     if min(map(len, members)) < 5 * PER_DIGIT:
-        raise BadInput(f"the MNIST files in {data_dir} have fewer than {5 * PER_DIGIT} images of some digit; take the official ones.")
+        raise BadInput(
+            f"the MNIST files in {data_dir} have fewer than {5 * PER_DIGIT} images of some "
+            "digit; take the official ones."
+        )
     blocks = np.stack(members).reshape(10, 5, PER_DIGIT)
     flat = images[blocks.ravel()].reshape(-1, 28 * 28)
-    x = flat.reshape(*blocks.shape, 1, 28, 28) if pixels else _pca(flat).reshape(*blocks.shape, PCA_DIMENSIONS)
+    x = (
+        flat.reshape(*blocks.shape, 1, 28, 28)
+        if pixels
+        else _pca(flat).reshape(*blocks.shape, PCA_DIMENSIONS)
+    )
     y = np.repeat([0, 1], PER_DIGIT)
-    return [(f"{2 * i}/{2 * j + 1}", np.concatenate([x[2 * i, j], x[2 * j + 1, i]]), y) for i in range(5) for j in range(5)]
+    return [
+        (f"{2 * i}/{2 * j + 1}", np.concatenate([x[2 * i, j], x[2 * j + 1, i]]), y)
+        for i in range(5)
+        for j in range(5)
+    ]
 
 
 def _pca(pixels: np.ndarray) -> np.ndarray:
-    """Pixels (mean 0, variance 1 over all of them) on their first principal axes, whose largest entry is made positive."""
+    """Pixels (mean 0, variance 1 over all of them) on their first principal axes, whose largest
+    entry is made positive.
+    """
     from scipy.linalg import eigh  # slow to load; before its BLAS is limited
 
-    pixels = pixels.astype(np.float64)  # sums of products of bytes are exact in float64, in whatever order BLAS takes them
+    pixels = pixels.astype(
+        np.float64
+    )  # sums of products of bytes are exact in float64, in whatever order BLAS takes them
     mean, last = pixels.mean(0), pixels.shape[1] - 1
     moments = pixels.T @ pixels / len(pixels)
-    with threadpool_limits(1):  # 0.2 s; with more threads than idle cores, OpenBLAS spins for up to 10 s here
-        axes = eigh(moments - np.outer(mean, mean), subset_by_index=[last - PCA_DIMENSIONS + 1, last])[1][:, ::-1]
+    with threadpool_limits(
+        1
+    ):  # 0.2 s; with more threads than idle cores, OpenBLAS spins for up to 10 s here
+        axes = eigh(
+            moments - np.outer(mean, mean), subset_by_index=[last - PCA_DIMENSIONS + 1, last]
+        )[1][:, ::-1]
     axes = axes * np.sign(axes[np.abs(axes).argmax(0), range(PCA_DIMENSIONS)])
-    return ((pixels @ axes - mean @ axes) / np.sqrt(moments.trace() / len(mean) - mean.mean() ** 2)).astype(np.float32)
+    return (
+        (pixels @ axes - mean @ axes) / np.sqrt(moments.trace() / len(mean) - mean.mean() ** 2)
+    ).astype(np.float32)
 
 
 def _cifar10(trial: int, data_dir: Path | None, *, pixels: bool = False) -> Split:
-    """N = 10: one silo for each class; all 60,000 images, as the paper splits each silo's data itself; channels standardised, unless as pixels."""
+    """N = 10: one silo for each class; all 60,000 images, as the paper splits each silo's data
+    itself; channels standardised, unless as pixels.
+    """
     labels, images = (np.concatenate(part) for part in zip(*_cifar_batches(data_dir), strict=True))
-    silos = [(name, images[labels == k], labels[labels == k]) for k, name in enumerate(CIFAR_CLASSES)]
+    silos = [
+        (name, images[labels == k], labels[labels == k]) for k, name in enumerate(CIFAR_CLASSES)
+    ]
     if pixels:
         return _split(silos, trial, 10, _signed)
     mean = images.sum((0, 2, 3), dtype=np.int64) / images[:, 0].size
-    square = np.array([np.square(images[:, c], dtype=np.uint16).sum(dtype=np.int64) for c in range(3)]) / images[:, 0].size
-    centre, rate = (v.astype(np.float32)[:, None, None] for v in (mean, 1 / np.sqrt(square - mean**2)))
-    return _split(silos, trial, 10, lambda x: (x - centre) * rate)  # image bytes grow fourfold only here
+    square = (
+        np.array([np.square(images[:, c], dtype=np.uint16).sum(dtype=np.int64) for c in range(3)])
+        / images[:, 0].size
+    )
+    centre, rate = (
+        v.astype(np.float32)[:, None, None] for v in (mean, 1 / np.sqrt(square - mean**2))
+    )
+    return _split(
+        silos, trial, 10, lambda x: (x - centre) * rate
+    )  # image bytes grow fourfold only here
 
 
 def _idx_pair(data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
     arrays = []
     for name, ndim in (("train-images-idx3-ubyte", 3), ("train-labels-idx1-ubyte", 1)):
         names = [f"{name}.gz", name, name.replace("-idx", ".idx")]
-        path = _first("mnist", data_dir, [f"{folder}{n}" for n in names for folder in ("", "mnist/", "MNIST/raw/")])
+        path = _first(
+            "mnist",
+            data_dir,
+            [f"{folder}{n}" for n in names for folder in ("", "mnist/", "MNIST/raw/")],
+        )
         data = path.read_bytes()
         if path.suffix == ".gz":
             data = gzip.decompress(_checked(data, path))
         shape = tuple(np.frombuffer(data[4 : 4 + 4 * ndim].ljust(4 * ndim, b"\0"), ">u4").tolist())
-        if data[:4] != bytes([0, 0, 8, ndim]) or len(data) != 4 + 4 * ndim + int(np.prod(shape)) or shape[1:] not in ((), (28, 28)):
-            raise BadInput(f"{path} is not a whole idx file of MNIST; it may be another file, or have been cut short.")
+        if (
+            data[:4] != bytes([0, 0, 8, ndim])
+            or len(data) != 4 + 4 * ndim + int(np.prod(shape))
+            or shape[1:] not in ((), (28, 28))
+        ):
+            raise BadInput(
+                f"{path} is not a whole idx file of MNIST; it may be another file, or have "
+                "been cut short."
+            )
         arrays.append(np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(shape))
     images, labels = arrays
     if len(images) != len(labels) or labels.max(initial=0) > 9:
-        raise BadInput(f"the MNIST files in {data_dir} have {len(images)} images and {len(labels)} labels; each image needs one digit.")
+        raise BadInput(
+            f"the MNIST files in {data_dir} have {len(images)} images and {len(labels)} "
+            "labels; each image needs one digit."
+        )
     return images, labels
 
 
 def _cifar_batches(data_dir: Path | None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(labels, images) of the six batches. The binary version is preferred, for it needs no unpickling."""
-    forms = ("cifar-10-batches-bin", "cifar-10-binary.tar.gz", "cifar-10-batches-py", "cifar-10-python.tar.gz")
+    """(labels, images) of the six batches. The binary version is preferred, for it needs no
+    unpickling.
+    """
+    forms = (
+        "cifar-10-batches-bin",
+        "cifar-10-binary.tar.gz",
+        "cifar-10-batches-py",
+        "cifar-10-python.tar.gz",
+    )
     places = [f"{folder}{form}" for form in forms for folder in ("", "cifar10/")]
-    source = _first("cifar10", data_dir, [*places, "."] if data_dir is not None and data_dir.name in forms else places)
+    source = _first(
+        "cifar10",
+        data_dir,
+        [*places, "."] if data_dir is not None and data_dir.name in forms else places,
+    )
     suffix = ".bin" if "-bin" in source.name else ""
-    names = [f"{batch}{suffix}" for batch in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")]
+    names = [
+        f"{batch}{suffix}"
+        for batch in (
+            "data_batch_1",
+            "data_batch_2",
+            "data_batch_3",
+            "data_batch_4",
+            "data_batch_5",
+            "test_batch",
+        )
+    ]
     members = _members(source, names)
     for name in names:
         data = _checked(members.pop(name), source / name)
         labels, pixels = _unpickled(data) if not suffix else _unpacked(data)
-        if pixels.shape != (len(labels), 3072) or not 0 <= labels.min(initial=10) <= labels.max(initial=0) <= 9:
-            raise BadInput(f"{source / name} is not a whole batch of CIFAR-10; it may be another file, or have been cut short.")
+        if (
+            pixels.shape != (len(labels), 3072)
+            or not 0 <= labels.min(initial=10) <= labels.max(initial=0) <= 9
+        ):
+            raise BadInput(
+                f"{source / name} is not a whole batch of CIFAR-10; it may be another "
+                "file, or have been cut short."
+            )
         yield labels, pixels.reshape(-1, 3, 32, 32)
 
 
@@ -210,18 +328,28 @@ def _members(source: Path, names: Sequence[str]) -> dict[str, bytes]:
         with tarfile.open(source, "r:gz") as archive:
             for member in archive:
                 name = Path(member.name).name
-                file = archive.extractfile(member) if name in names and member.size < 2**26 else None
+                file = (
+                    archive.extractfile(member) if name in names and member.size < 2**26 else None
+                )
                 if file is not None:
                     found[name] = file.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise BadInput(f"{source} does not hold the six whole batches of CIFAR-10 ({type(error).__name__}); get it again.") from None
+        raise BadInput(
+            f"{source} does not hold the six whole batches of CIFAR-10 "
+            f"({type(error).__name__}); get it again."
+        ) from None
     if len(found) < len(names):
-        raise BadInput(f"{source} lacks {', '.join(name for name in names if name not in found)}; get it again.")
+        raise BadInput(
+            f"{source} lacks {', '.join(name for name in names if name not in found)}; get "
+            "it again."
+        )
     return found
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Rebuilds numpy arrays from a Python 2 pickle and nothing else: no other name that the file gives is ever looked up."""
+    """Rebuilds numpy arrays from a Python 2 pickle and nothing else: no other name that the file
+    gives is ever looked up.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
@@ -230,7 +358,9 @@ class _ArraysOnly(pickle.Unpickler):
             case ("numpy", "ndarray"):
                 return np.ndarray
             case ("numpy", "dtype"):
-                return lambda code, *_: np.dtype(code)  # the old pickles' integer flags are deprecated in numpy
+                return lambda code, *_: np.dtype(
+                    code
+                )  # the old pickles' integer flags are deprecated in numpy
         raise pickle.UnpicklingError(f"{module}.{name} is not an array")
 
 
@@ -249,7 +379,10 @@ def _unpacked(data: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 def _checked(data: bytes, path: Path) -> bytes:
     if hashlib.md5(data, usedforsecurity=False).hexdigest() != MD5[path.name]:
-        raise BadInput(f"{path} differs from the published file (its MD5 is not {MD5[path.name]}); get it again.")
+        raise BadInput(
+            f"{path} differs from the published file (its MD5 is not {MD5[path.name]}); "
+            "get it again."
+        )
     return data
 
 
@@ -259,16 +392,60 @@ def _first(name: str, data_dir: Path | None, places: Sequence[str]) -> Path:
     for place in places:
         if (data_dir / place).exists():
             return data_dir / place
-    raise BadInput(f"--data-dir {data_dir} does not hold {name} ({Path(places[0]).name} is not there): {DATASETS[name].how_to_get}.")
+    raise BadInput(
+        f"--data-dir {data_dir} does not hold {name} ({Path(places[0]).name} is not "
+        f"there): {DATASETS[name].how_to_get}."
+    )
 
 
 _HERE = "it comes with scikit-learn"
-_MNIST = "get train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz (ossci-datasets.s3.amazonaws.com/mnist), and give --data-dir DIR"
-_CIFAR = "get cifar-10-binary.tar.gz or cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html), and give --data-dir DIR"
+_MNIST = (
+    "get train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz "
+    "(ossci-datasets.s3.amazonaws.com/mnist), and give --data-dir DIR"
+)
+_CIFAR = (
+    "get cifar-10-binary.tar.gz or cifar-10-python.tar.gz "
+    "(www.cs.toronto.edu/~kriz/cifar.html), and give --data-dir DIR"
+)
 _ALL = (
-    Dataset("wbcd", "Wisconsin breast cancer: malignant or benign, one silo for each", 569, 2, True, _HERE, _wbcd),
-    Dataset("digits", "8x8 digits: odd or even, one silo for each two digits", 1797, 5, True, _HERE, _digits, True),
-    Dataset("mnist", "MNIST: odd or even, one silo for each odd/even pair", 38700, 25, False, _MNIST, _mnist, True),
-    Dataset("cifar10", "CIFAR-10: ten classes, one silo for each", 60000, 10, False, _CIFAR, _cifar10, True),
+    Dataset(
+        "wbcd",
+        "Wisconsin breast cancer: malignant or benign, one silo for each",
+        569,
+        2,
+        True,
+        _HERE,
+        _wbcd,
+    ),
+    Dataset(
+        "digits",
+        "8x8 digits: odd or even, one silo for each two digits",
+        1797,
+        5,
+        True,
+        _HERE,
+        _digits,
+        True,
+    ),
+    Dataset(
+        "mnist",
+        "MNIST: odd or even, one silo for each odd/even pair",
+        38700,
+        25,
+        False,
+        _MNIST,
+        _mnist,
+        True,
+    ),
+    Dataset(
+        "cifar10",
+        "CIFAR-10: ten classes, one silo for each",
+        60000,
+        10,
+        False,
+        _CIFAR,
+        _cifar10,
+        True,
+    ),
 )
 DATASETS = {dataset.name: dataset for dataset in _ALL}

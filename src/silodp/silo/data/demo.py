@@ -1,7 +1,8 @@
 """Four made-up hospitals, to try things on: drawn from a formula and a seed, nobody's records.
 
-They are as unlike as real ones: 3,000 patients in one and 150 in another, one in ten readmitted or more than one in four, columns in another
-order each, missing values spelled in several ways, and a column in one of them that no other has.
+They are as unlike as real ones: 3,000 patients in one and 150 in another, one in ten readmitted or
+more than one in four, columns in another order each, missing values spelled in several ways, and a
+column in one of them that no other has.
 """
 
 from __future__ import annotations
@@ -18,9 +19,24 @@ if TYPE_CHECKING:
 COLUMNS = ("age", "sex", "systolic", "smoker", "ward", "readmitted")
 HOSPITALS = {
     "north": (3000, -2.8, COLUMNS, ("yes", "no", "")),
-    "south": (1200, -2.4, ("readmitted", "ward", "smoker", "systolic", "sex", "age"), ("1", "0", "NA")),
-    "east": (400, -1.9, ("patient_id", "sex", "age", "ward", "readmitted", "systolic", "smoker"), ("true", "false", "")),
-    "west": (150, -1.5, ("smoker", "age", "readmitted", "sex", "systolic", "ward"), ("Yes", "No", "n/a")),
+    "south": (
+        1200,
+        -2.4,
+        ("readmitted", "ward", "smoker", "systolic", "sex", "age"),
+        ("1", "0", "NA"),
+    ),
+    "east": (
+        400,
+        -1.9,
+        ("patient_id", "sex", "age", "ward", "readmitted", "systolic", "smoker"),
+        ("true", "false", ""),
+    ),
+    "west": (
+        150,
+        -1.5,
+        ("smoker", "age", "readmitted", "sex", "systolic", "ward"),
+        ("Yes", "No", "n/a"),
+    ),
 }
 TEST = (2000, -2.6, COLUMNS, ("yes", "no", ""))
 WARDS = ("medicine", "surgery", "cardiology")
@@ -61,7 +77,7 @@ column = "readmitted"
 task = "binary"
 classes = ["no", "yes"]
 weights = [0.15, 1]                # public: about one patient in seven is readmitted. The largest weight is 1, or the clip would undo it
-"""
+"""  # noqa: E501
 
 
 def csv_text(name: str, seed: int = 0) -> str:
@@ -72,13 +88,24 @@ def csv_text(name: str, seed: int = 0) -> str:
     age, systolic = draw.normal(62, 17, n).clip(18, 99).round(), draw.normal(133, 20, n).round()
     sex, ward = draw.choice(["female", "male"], n), draw.choice(WARDS, n, p=[0.5, 0.3, 0.2])
     smoker = draw.random(n) < 0.27
-    score = base + 1.3 * (age - 62) / 17 + 0.8 * (systolic - 133) / 20 + 1.1 * smoker + 0.9 * (ward == "cardiology")
+    score = (
+        base
+        + 1.3 * (age - 62) / 17
+        + 0.8 * (systolic - 133) / 20
+        + 1.1 * smoker
+        + 0.9 * (ward == "cardiology")
+    )
     ill = draw.random(n) < 1 / (1 + np.exp(-2 * score))
     yes, no, gone = words
     found = {
-        "patient_id": np.arange(10_000, 10_000 + n).astype(str), "age": age.astype(int).astype(str), "sex": sex, "ward": ward,
-        "systolic": systolic.astype(int).astype(str), "smoker": np.where(smoker, yes, no), "readmitted": np.where(ill, "yes", "no"),
-    }  # fmt: skip
+        "patient_id": np.arange(10_000, 10_000 + n).astype(str),
+        "age": age.astype(int).astype(str),
+        "sex": sex,
+        "ward": ward,
+        "systolic": systolic.astype(int).astype(str),
+        "smoker": np.where(smoker, yes, no),
+        "readmitted": np.where(ill, "yes", "no"),
+    }
     for column, share in (("age", 0.02), ("systolic", 0.06), ("smoker", 0.2), ("ward", 0.03)):
         found[column] = np.where(draw.random(n) < share, gone, found[column])
     text = io.StringIO()
@@ -89,7 +116,9 @@ def csv_text(name: str, seed: int = 0) -> str:
 
 
 def hospitals(seed: int = 0) -> dict[str, pd.DataFrame]:
-    """The four hospitals' tables by name, as pandas reads their files; another seed has other people."""
+    """The four hospitals' tables by name, as pandas reads their files; another seed has other
+    people.
+    """
     import pandas as pd  # slow to load: who writes the files does without
 
     return {name: pd.read_csv(io.StringIO(csv_text(name, seed))) for name in HOSPITALS}

@@ -1,6 +1,8 @@
-"""Reads a silo's own file (CSV, Parquet or NPZ) into features and labels, and refuses a bad one with the place of the cell that is wrong.
+"""Reads a silo's own file (CSV, Parquet or NPZ) into features and labels, and refuses a bad one
+with the place of the cell that is wrong.
 
-No sentence holds a cell, nor the first line of a file that may have no header: sentences end up in journals, notebooks and screenshots.
+No sentence holds a cell, nor the first line of a file that may have no header: sentences end up in
+journals, notebooks and screenshots.
 """
 
 import contextlib
@@ -30,29 +32,41 @@ MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Loaded:
-    """What `load_silos` read: one (x, y) pair for each silo, and what is public about them; `Records.of(records_raw, names)` pads them."""
+    """What `load_silos` read: one (x, y) pair for each silo, and what is public about them;
+    `Records.of(records_raw, names)` pads them.
+    """
 
-    records_raw: list[tuple[np.ndarray, np.ndarray]]  # x: (n_i, *features) float32; y: (n_i,) int64, or float32 for regression
+    records_raw: list[
+        tuple[np.ndarray, np.ndarray]
+    ]  # x: (n_i, *features) float32; y: (n_i,) int64, or float32 for regression
     features: tuple[str, ...]
     classes: tuple[str, ...]  # class k has label k; empty for regression
     names: tuple[str, ...]
-    cells: list[dict[str, np.ndarray]] = field(default_factory=list)  # each silo's columns as its file holds them, for a ledger
+    cells: list[dict[str, np.ndarray]] = field(
+        default_factory=list
+    )  # each silo's columns as its file holds them, for a ledger
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Sheet:
     columns: dict[str, np.ndarray]
     label: str
-    shape: tuple[int, ...] | None = None  # of one record, where the features are one array rather than columns
+    shape: tuple[int, ...] | None = (
+        None  # of one record, where the features are one array rather than columns
+    )
 
 
-def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | None, holes: bool = False) -> Loaded:
-    """Read one file per silo; afterwards every x is finite, with the first file's columns in their order, and every label is a class.
+def load_silos(
+    paths: Sequence[Path], label: str, *, classes: Sequence[str] | None, holes: bool = False
+) -> Loaded:
+    """Read one file per silo; afterwards every x is finite, with the first file's columns in their
+    order, and every label is a class.
 
-    Refuses a file whose first line is most likely a record: the names of its columns would be printed and published as features.
-    `classes` is declared, never read off the data: labels become 0..k-1 in that order. None takes the labels 0 and 1 only;
-    an empty sequence means regression, with float targets. An NPZ may hold arrays x and y, in which case y is the label.
-    With `holes` a feature's missing value is NaN; otherwise it is refused.
+    Refuses a file whose first line is most likely a record: the names of its columns would be
+    printed and published as features. `classes` is declared, never read off the data: labels become
+    0..k-1 in that order. None takes the labels 0 and 1 only; an empty sequence means regression,
+    with float targets. An NPZ may hold arrays x and y, in which case y is the label. With `holes` a
+    feature's missing value is NaN; otherwise it is refused.
     """
     paths = [Path(path) for path in paths]
     names = silo_names(paths)
@@ -66,10 +80,16 @@ def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | No
         said = _sayings(path, sheet)
         order, first = order or columns, first or said
         if set(columns) != set(order):
-            lacks, besides = [c for c in order if c not in columns], [c for c in columns if c not in order]
+            lacks, besides = (
+                [c for c in order if c not in columns],
+                [c for c in columns if c not in order],
+            )
             parts = [f"lacks {_joined([first[c] for c in lacks])} of {paths[0]}"] if lacks else []
             parts += [f"has {_joined([said[c] for c in besides])} besides"] if besides else []
-            raise BadInput(f"{path} and {paths[0]} must have the same columns, but {path} {' and '.join(parts)}.")
+            raise BadInput(
+                f"{path} and {paths[0]} must have the same columns, but {path} "
+                f"{' and '.join(parts)}."
+            )
         if len(sheet.columns[sheet.label]) == 0:
             raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
         y = _labels(path, said[sheet.label], sheet.columns[sheet.label], classes)
@@ -79,11 +99,15 @@ def load_silos(paths: Sequence[Path], label: str, *, classes: Sequence[str] | No
         x = np.ascontiguousarray(x.T)
         records.append((x.reshape(-1, *sheet.shape) if sheet.shape else x, y))
         cells.append(sheet.columns)
-    return Loaded(records, tuple(order), ("0", "1") if classes is None else tuple(classes), names, cells)
+    return Loaded(
+        records, tuple(order), ("0", "1") if classes is None else tuple(classes), names, cells
+    )
 
 
 def silo_names(paths: Sequence[Path]) -> tuple[str, ...]:
-    """A different name for each silo: its file's own, or the whole path where two files are called the same."""
+    """A different name for each silo: its file's own, or the whole path where two files are called
+    the same.
+    """
     if not paths:
         raise BadInput("no files are given; each silo needs one.")
     if twice := repeated([path.resolve() for path in paths]):
@@ -93,12 +117,23 @@ def silo_names(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def read_cells(path: Path, form: Form = PLAIN) -> dict[str, np.ndarray]:
-    """Every column of a silo's file by its name, the cells of a CSV, written in this form, as text; a schema says what they must be."""
-    return _opened(path, {".csv": lambda path: _csv_cells(path, form), ".parquet": _parquet_cells, ".npz": _npz_cells})
+    """Every column of a silo's file by its name, the cells of a CSV, written in this form, as text;
+    a schema says what they must be.
+    """
+    return _opened(
+        path,
+        {
+            ".csv": lambda path: _csv_cells(path, form),
+            ".parquet": _parquet_cells,
+            ".npz": _npz_cells,
+        },
+    )
 
 
 def form_of(path: Path) -> Form:
-    """How a CSV seems to be written, by its first line alone, which is the header; with semicolons, decimal commas are likely."""
+    """How a CSV seems to be written, by its first line alone, which is the header; with semicolons,
+    decimal commas are likely.
+    """
     if path.suffix.lower() != ".csv" or not path.is_file():
         return Form()
     with path.open("rb") as file:
@@ -124,47 +159,72 @@ def header(path: Path, form: Form = PLAIN) -> list[str]:
 
 
 def _read(path: Path, label: str, *, text_label: bool) -> _Sheet:
-    readers = {".csv": lambda path: _read_csv(path, label, text_label), ".parquet": lambda path: _read_parquet(path, label)}
+    readers = {
+        ".csv": lambda path: _read_csv(path, label, text_label),
+        ".parquet": lambda path: _read_parquet(path, label),
+    }
     return _opened(path, readers | {".npz": lambda path: _read_npz(path, label)})
 
 
 def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
     suffix = path.suffix.lower()
     if suffix not in readers and path.is_dir():
-        raise BadInput(f"{path} is a folder, not a file; a folder of images needs a schema with a table [images].")
+        raise BadInput(
+            f"{path} is a folder, not a file; a folder of images needs a schema with a "
+            "table [images]."
+        )
     if suffix not in readers:
-        raise BadInput(f"{path} has the suffix {suffix!r}; a silo's file must be .csv, .parquet or .npz.")
+        raise BadInput(
+            f"{path} has the suffix {suffix!r}; a silo's file must be .csv, .parquet or .npz."
+        )
     if not path.is_file():
-        raise BadInput(f"{path} is a folder, not a file." if path.is_dir() else f"{path} does not exist.")
+        raise BadInput(
+            f"{path} is a folder, not a file." if path.is_dir() else f"{path} does not exist."
+        )
     try:
         return readers[suffix](path)
     except UnicodeError:
         raise BadInput(
-            f"{path} is not UTF-8 text; save it again as 'CSV UTF-8', or say so in the schema: encoding = \"latin-1\"."
+            f"{path} is not UTF-8 text; save it again as 'CSV UTF-8', or say so in the "
+            'schema: encoding = "latin-1".'
         ) from None
     except OSError as error:
-        raise BadInput(f"{path} cannot be read as {suffix}: {error.strerror or 'the file is damaged'}.") from None
+        raise BadInput(
+            f"{path} cannot be read as {suffix}: {error.strerror or 'the file is damaged'}."
+        ) from None
     except (pa.ArrowException, csv.Error, zipfile.BadZipFile, zlib.error, EOFError):
-        raise BadInput(f"{path} is not a whole {suffix} file; it may be damaged or have been cut short.") from None
+        raise BadInput(
+            f"{path} is not a whole {suffix} file; it may be damaged or have been cut short."
+        ) from None
 
 
 def _csv_header(path: Path, form: Form = PLAIN) -> tuple[list[str], list[str]]:
     """The first row as it stands, and the names in it."""
     encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
-    with path.open(encoding=encoding, errors="surrogateescape" if form.encoding == "utf-8" else "strict", newline="") as file:
+    with path.open(
+        encoding=encoding,
+        errors="surrogateescape" if form.encoding == "utf-8" else "strict",
+        newline="",
+    ) as file:
         header = next((row for row in csv.reader(file, delimiter=form.separator) if row), None)
     if header is None:
         raise BadInput(f"{path} is empty; it needs a header and at least one row.")
-    names = [name.encode().decode().strip() for name in header]  # fails if the header itself, not just some cell, is not UTF-8
+    names = [
+        name.encode().decode().strip() for name in header
+    ]  # fails if the header itself, not just some cell, is not UTF-8
     for sign, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) < 3 and sign != form.separator and any(sign in name for name in names):
             said = json.dumps(sign)
             raise BadInput(
-                f"{path}: the cells are separated by {word}; save it again with commas, and with points in decimal numbers, or say so in the schema: "
+                f"{path}: the cells are separated by {word}; save it again with commas, "
+                "and with points in decimal numbers, or say so in the schema: "
                 f"separator = {said}{', decimal = ' + json.dumps(',') if sign == ';' else ''}."
             )
     if any("\n" in name for name in names):
-        raise BadInput(f"{path} has a line break within its header; each column's name must be on the first line.")
+        raise BadInput(
+            f"{path} has a line break within its header; each column's name must be on the "
+            "first line."
+        )
     return header, names
 
 
@@ -174,12 +234,17 @@ def _csv_cells(path: Path, form: Form) -> dict[str, np.ndarray]:
     table = _csv_as_text(path, header, None, form)
     cells = {name: column_of(table, i) for i, name in enumerate(names)}
     if form.decimal == ",":
-        cells = {name: np.array([pointed(as_text(cell)) for cell in column], dtype=object) for name, column in cells.items()}
+        cells = {
+            name: np.array([pointed(as_text(cell)) for cell in column], dtype=object)
+            for name, column in cells.items()
+        }
     return cells
 
 
 def pointed(text: str) -> str:
-    """A number with a decimal comma, 1.234,5 or 12,5, with a point; everything else as it is. The cell alone decides."""
+    """A number with a decimal comma, 1.234,5 or 12,5, with a point; everything else as it is. The
+    cell alone decides.
+    """
     if "," in text and re.fullmatch(r"\s*[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][-+]?\d+)?\s*", text):
         return text.replace(".", "").replace(",", ".")
     return text
@@ -189,28 +254,43 @@ def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
     header, names = _csv_header(path)
     _check_columns(path, names, label)
     labels = {name for name in header if name.strip() == label}
-    types = {name: pa.string() if text_label and name in labels else pa.float64() for name in header}
+    types = {
+        name: pa.string() if text_label and name in labels else pa.float64() for name in header
+    }
     try:
         table = pacsv.read_csv(path, convert_options=pacsv.ConvertOptions(column_types=types))
-    except pa.ArrowInvalid:  # some cell is bad: take all as text, and let the checks of each column find and name it
+    except (
+        pa.ArrowInvalid
+    ):  # some cell is bad: take all as text, and let the checks of each column find and name it
         table = _csv_as_text(path, header, label)
     return _Sheet({name: column_of(table, i) for i, name in enumerate(names)}, label)
 
 
-def _csv_as_text(path: Path, header: Sequence[str], label: str | None, form: Form = PLAIN) -> pa.Table:
+def _csv_as_text(
+    path: Path, header: Sequence[str], label: str | None, form: Form = PLAIN
+) -> pa.Table:
     ragged = []
-    options = pacsv.ParseOptions(delimiter=form.separator, invalid_row_handler=lambda row: ragged.append(row) or "skip")
+    options = pacsv.ParseOptions(
+        delimiter=form.separator, invalid_row_handler=lambda row: ragged.append(row) or "skip"
+    )
     types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
     reading = pacsv.ReadOptions(use_threads=False, encoding=form.encoding.replace("utf-8", "utf8"))
     table = pacsv.read_csv(path, reading, options, types)  # one thread, or rows have no number
     if ragged:
         row = ragged[0]
-        what = f"there are {row.actual_columns} cells, but the header names {row.expected_columns} columns"
+        what = (
+            f"there are {row.actual_columns} cells, but the header names "
+            f"{row.expected_columns} columns"
+        )
         raise BadInput(f"{path}, {where(row.number - 2)}: {what}.")
     for i, name in enumerate(header if label is not None else ()):
-        with contextlib.suppress(pa.ArrowInvalid):  # only the columns with a bad cell stay text, and only they are searched cell by cell
+        with contextlib.suppress(
+            pa.ArrowInvalid
+        ):  # only the columns with a bad cell stay text, and only they are searched cell by cell
             if name.strip() != label:
-                table = table.set_column(i, name, table.column(i).cast(pa.string()).cast(pa.float64()))
+                table = table.set_column(
+                    i, name, table.column(i).cast(pa.string()).cast(pa.float64())
+                )
     return table
 
 
@@ -219,13 +299,26 @@ def _parquet_names(names: Sequence[str]) -> list[str]:
 
 
 def _parquet_cells(path: Path) -> dict[str, np.ndarray]:
-    table = parquet.ParquetFile(path).read()  # not read_table, which adds columns that it finds in the path
+    table = parquet.ParquetFile(
+        path
+    ).read()  # not read_table, which adds columns that it finds in the path
     _check_names(path, _parquet_names(table.column_names))
     for column in table.schema:
-        kind = column.type.storage_type if isinstance(column.type, pa.BaseExtensionType) else column.type
+        kind = (
+            column.type.storage_type
+            if isinstance(column.type, pa.BaseExtensionType)
+            else column.type
+        )
         if pa.types.is_nested(kind.value_type if pa.types.is_dictionary(kind) else kind):
-            raise BadInput(f"{path}: column {column.name!r} holds lists or structs; each of its cells must be one number or one text.")
-    return {name: column_of(table, i) for i, name in enumerate(table.column_names) if not name.startswith("__index_level_")}
+            raise BadInput(
+                f"{path}: column {column.name!r} holds lists or structs; each of its cells "
+                "must be one number or one text."
+            )
+    return {
+        name: column_of(table, i)
+        for i, name in enumerate(table.column_names)
+        if not name.startswith("__index_level_")
+    }
 
 
 def _read_parquet(path: Path, label: str) -> _Sheet:
@@ -243,14 +336,25 @@ def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files}
-    except (ValueError, AttributeError, TypeError):  # numpy's ways to say: pickled objects, or not an archive
-        raise BadInput(f"{path} is not an archive of plain arrays of numbers or text; pickled objects are never loaded.") from None
+    except (
+        ValueError,
+        AttributeError,
+        TypeError,
+    ):  # numpy's ways to say: pickled objects, or not an archive
+        raise BadInput(
+            f"{path} is not an archive of plain arrays of numbers or text; pickled objects "
+            "are never loaded."
+        ) from None
 
 
 def _npz_cells(path: Path) -> dict[str, np.ndarray]:
     arrays = _npz_arrays(path)
-    if len({array.shape for array in arrays.values()}) > 1 or any(array.ndim != 1 for array in arrays.values()):
-        raise BadInput(f"{path} must have one array of one axis for each column, all of one length.")
+    if len({array.shape for array in arrays.values()}) > 1 or any(
+        array.ndim != 1 for array in arrays.values()
+    ):
+        raise BadInput(
+            f"{path} must have one array of one axis for each column, all of one length."
+        )
     _check_names(path, list(arrays))
     return arrays
 
@@ -266,34 +370,54 @@ def _read_npz(path: Path, label: str) -> _Sheet:
     _check_columns(path, list(arrays), label)
     for name, array in arrays.items():
         if array.shape != arrays[label].shape or array.ndim != 1:
-            raise BadInput(f"{path}: array {name!r} has shape {array.shape}, but needs one entry for each of the labels {label!r}.")
+            raise BadInput(
+                f"{path}: array {name!r} has shape {array.shape}, but needs one entry for "
+                f"each of the labels {label!r}."
+            )
     return _Sheet(arrays, label, shape)
 
 
 def _check_names(path: Path, names: list[str]) -> None:
     if "" in names:
-        raise BadInput(f"{path}: column {names.index('') + 1} has no name; name it, or drop it (pandas: index=False).")
+        raise BadInput(
+            f"{path}: column {names.index('') + 1} has no name; name it, or drop it "
+            "(pandas: index=False)."
+        )
     if twice := repeated(names):
         raise BadInput(
-            f"{path} has more than one column with the name of column {names.index(twice) + 1}; each name may occur once in the header."
+            f"{path} has more than one column with the name of column "
+            f"{names.index(twice) + 1}; each name may occur once in the header."
         )
 
 
 def _check_columns(path: Path, names: list[str], label: str) -> None:
     _check_names(path, names)
     if label not in names:
-        raise BadInput(f"{path} has no label column {label!r}; is the first line a header of names, with cells separated by commas?")
+        raise BadInput(
+            f"{path} has no label column {label!r}; is the first line a header of names, "
+            "with cells separated by commas?"
+        )
     if len(names) == 1:
         raise BadInput(f"{path} has the label column {label!r} but no feature columns.")
 
 
-def _refuse_headless(path: Path, features: Sequence[str], label: str, classes: Sequence[str] | None) -> None:
+def _refuse_headless(
+    path: Path, features: Sequence[str], label: str, classes: Sequence[str] | None
+) -> None:
     suffix = path.suffix.lower()
     if suffix == ".csv" and (_is_number(label) or label in (classes or ())):
-        raise BadInput(f"{path} seems to have no header, for the label's column is named by a number or a class; give each column a name.")
-    counted = suffix == ".parquet" and set(features) <= set(map(str, range(len(features) + 1)))  # as pandas names columns without names
+        raise BadInput(
+            f"{path} seems to have no header, for the label's column is named by a number "
+            "or a class; give each column a name."
+        )
+    counted = suffix == ".parquet" and set(features) <= set(
+        map(str, range(len(features) + 1))
+    )  # as pandas names columns without names
     if suffix != ".npz" and all(map(_is_number, features)) and not counted:
-        raise BadInput(f"{path} seems to have no header, for its columns are named by numbers; give each column a name.")
+        raise BadInput(
+            f"{path} seems to have no header, for its columns are named by numbers; give "
+            "each column a name."
+        )
 
 
 def _is_number(name: str) -> bool:
@@ -301,9 +425,14 @@ def _is_number(name: str) -> bool:
 
 
 def _sayings(path: Path, sheet: _Sheet) -> dict[str, str]:
-    """What to call each column: by number where its name may be a cell, as in a CSV; the label's name is the user's own word."""
+    """What to call each column: by number where its name may be a cell, as in a CSV; the label's
+    name is the user's own word.
+    """
     numbered = path.suffix.lower() == ".csv"
-    return {name: f"column {i}" if numbered and name != sheet.label else f"column {name!r}" for i, name in enumerate(sheet.columns, 1)}
+    return {
+        name: f"column {i}" if numbered and name != sheet.label else f"column {name!r}"
+        for i, name in enumerate(sheet.columns, 1)
+    }
 
 
 def _numbers(path: Path, column: str, values: np.ndarray, holes: bool = False) -> np.ndarray:
@@ -320,27 +449,38 @@ def _numbers(path: Path, column: str, values: np.ndarray, holes: bool = False) -
     if holes:
         bad[bad] = [as_text(value).strip().lower() not in MISSING for value in values[bad]]
     if bad.any():
-        _refuse_cell(path, column, int(bad.argmax()), values, "a finite number (in single precision)")
+        _refuse_cell(
+            path, column, int(bad.argmax()), values, "a finite number (in single precision)"
+        )
     return single
 
 
-def _labels(path: Path, column: str, values: np.ndarray, classes: Sequence[str] | None) -> np.ndarray:
+def _labels(
+    path: Path, column: str, values: np.ndarray, classes: Sequence[str] | None
+) -> np.ndarray:
     if classes is not None and len(classes) == 0:
         return _numbers(path, column, values)
     index = {name: k for k, name in enumerate(("0", "1") if classes is None else classes)}
     codes, found = factorized(values)
-    of_code = np.array([_class(value, index) for value in found] + [-1])  # a missing value has code -1, and so the last entry
+    of_code = np.array(
+        [_class(value, index) for value in found] + [-1]
+    )  # a missing value has code -1, and so the last entry
     y = of_code[codes]
     if (y < 0).any():
         wanted = f"one of the classes {listed(list(index))}"
         if classes is None:
-            wanted = "0 or 1; declare other classes with --classes (public: the set of classes must not be read off the data)"
+            wanted = (
+                "0 or 1; declare other classes with --classes (public: the set of classes must "
+                "not be read off the data)"
+            )
         _refuse_cell(path, column, int((y < 0).argmax()), values, wanted)
     return y.astype(np.int64)
 
 
 def _class(value: Any, index: dict[str, int]) -> int:
-    """Class number of one label, or -1; 1, 1.0 and '1.0' are the class '1' unless the class '1.0' is declared."""
+    """Class number of one label, or -1; 1, 1.0 and '1.0' are the class '1' unless the class '1.0'
+    is declared.
+    """
     text = as_text(value).strip()
     if text not in index and text.endswith(".0"):
         text = text[:-2]
@@ -361,7 +501,9 @@ def as_text(value: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """The nearest float64 to a cell, or NaN; the cell alone decides, where pandas would choose a way for the column by all its cells."""
+    """The nearest float64 to a cell, or NaN; the cell alone decides, where pandas would choose a
+    way for the column by all its cells.
+    """
     if isinstance(value, bool | int):
         return float(value)
     text = as_text(value).strip()

@@ -1,12 +1,16 @@
-"""Which of a silo's records are held out: a public rule of the position and n alone, so that no value decides, or moves, any record's part.
+"""Which of a silo's records are held out: a public rule of the position and n alone, so that no
+value decides, or moves, any record's part.
 
-The position must not follow from values either: rows sorted by a value, such as the label, move others along when one of them changes. Keep
-rows in the order in which they came, or by a record number; images are in the order of their files' names.
+The position must not follow from values either: rows sorted by a value, such as the label, move
+others along when one of them changes. Keep rows in the order in which they came, or by a record
+number; images are in the order of their files' names.
 
-Persons are ordered by their first rows, where one person's rows decide others' positions; so a split of persons is by secret places, which a
-key gives them (a gate has them from its ledger, `answer.exact`).
+Persons are ordered by their first rows, where one person's rows decide others' positions; so a
+split of persons is by secret places, which a key gives them (a gate has them from its ledger,
+`answer.exact`).
 
-No price is lowered for the split: what the two parts are asked is charged to one ledger and added up, as if each held all records.
+No price is lowered for the split: what the two parts are asked is charged to one ledger and added
+up, as if each held all records.
 """
 
 from __future__ import annotations
@@ -23,31 +27,54 @@ from silodp.silo.ledger.columns import GOLDEN, splitmix
 
 
 def held_out(n: int, share: float) -> np.ndarray:
-    """(n,) bool with floor(share x n) times True: the positions that a fixed hash ranks lowest, so an ordered file is split evenly too."""
+    """(n,) bool with floor(share x n) times True: the positions that a fixed hash ranks lowest, so
+    an ordered file is split evenly too.
+    """
     if not 0 <= share < 1:
         raise BadInput(f"the held-out share is {share:g}; it must be 0 or more, and less than 1")
     mask = np.zeros(n, bool)
-    mask[np.argsort(splitmix(np.arange(n, dtype=np.uint64) * GOLDEN), kind="stable")[: int(share * n)]] = True
+    mask[
+        np.argsort(splitmix(np.arange(n, dtype=np.uint64) * GOLDEN), kind="stable")[
+            : int(share * n)
+        ]
+    ] = True
     return mask
 
 
 def split_records(records: Records, share: float, key: str = "") -> tuple[Records, Records]:
-    """(training part, held-out part) of every silo, with at least one record in each; of persons by places that the secret key gives them."""
+    """(training part, held-out part) of every silo, with at least one record in each; of persons by
+    places that the secret key gives them.
+    """
     parts: tuple[list, list] = [], []
     for i, (n, name) in enumerate(zip(records.counts, records.names, strict=True)):
-        mask = torch.from_numpy(held_out(n, share)[_places(n, f"{key} {name}")] if records.y.dim() > 2 else held_out(n, share))
+        mask = torch.from_numpy(
+            held_out(n, share)[_places(n, f"{key} {name}")]
+            if records.y.dim() > 2
+            else held_out(n, share)
+        )
         if not 0 < int(mask.sum()) < n:
-            raise BadInput(f"a held-out share of {share:g} leaves silo {name} with {int(mask.sum())} held-out records of {n}; use another")
+            raise BadInput(
+                f"a held-out share of {share:g} leaves silo {name} with {int(mask.sum())} "
+                f"held-out records of {n}; use another"
+            )
         for part, keep in zip(parts, (~mask, mask), strict=True):
-            part.append((records.x[i, :n][keep], records.y[i, :n][keep], records.absent[i, :n][keep]))
+            part.append(
+                (records.x[i, :n][keep], records.y[i, :n][keep], records.absent[i, :n][keep])
+            )
     return tuple(_padded(part, records) for part in parts)  # type: ignore[return-value]
 
 
 def _places(n: int, key: str) -> np.ndarray:
     """A uniformly random permutation of range(n), to whoever does not know the key."""
-    return np.random.default_rng(int.from_bytes(hashlib.sha256(key.encode()).digest(), "big")).permutation(n)
+    return np.random.default_rng(
+        int.from_bytes(hashlib.sha256(key.encode()).digest(), "big")
+    ).permutation(n)
 
 
 def _padded(part: list, like: Records) -> Records:
-    missing = None if like.missing is None else torch.nn.utils.rnn.pad_sequence([m for _, _, m in part], batch_first=True)
+    missing = (
+        None
+        if like.missing is None
+        else torch.nn.utils.rnn.pad_sequence([m for _, _, m in part], batch_first=True)
+    )
     return replace(Records.of([(x, y) for x, y, _ in part], like.names), missing=missing)

@@ -1,6 +1,7 @@
 """A silo's folder of images, one sub-folder for each public class, as records of one public size.
 
-As with `schema`, a sentence names a file and never what is in it. A file's name is its record's number: it must say nothing of the person.
+As with `schema`, a sentence names a file and never what is in it. A file's name is its record's
+number: it must say nothing of the person.
 """
 
 from __future__ import annotations
@@ -19,65 +20,112 @@ from silodp.silo.data.files import listed
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
-def read_images(folder: Path, wanted: Images, classes: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x (n, channels x height x width) float32 within [-1, 1], the class of each image, and (n, 5) prints of the images, of 24 bits each."""
+def read_images(
+    folder: Path, wanted: Images, classes: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x (n, channels x height x width) float32 within [-1, 1], the class of each image, and (n, 5)
+    prints of the images, of 24 bits each.
+    """
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder; a silo's images are in a folder with a sub-folder for each of {listed(classes)}.")
+        raise BadInput(
+            f"{folder} is not a folder; a silo's images are in a folder with a sub-folder "
+            f"for each of {listed(classes)}."
+        )
     files = _files(folder, classes)
     if not files:
-        raise BadInput(f"{folder} has no images; a silo needs at least one PNG or JPEG file in a sub-folder named by its class.")
+        raise BadInput(
+            f"{folder} has no images; a silo needs at least one PNG or JPEG file in a "
+            "sub-folder named by its class."
+        )
     each = [_pixels_and_print(path, wanted) for path, _ in files]
     x = np.stack([pixels for pixels, _ in each])
-    return x.reshape(len(x), -1), np.array([k for _, k in files], np.int64), np.array([known for _, known in each], np.float32)
+    return (
+        x.reshape(len(x), -1),
+        np.array([k for _, k in files], np.int64),
+        np.array([known for _, known in each], np.float32),
+    )
 
 
 def read_unsorted(folder: Path, wanted: Images) -> tuple[list[str], np.ndarray]:
-    """The names and pixels of the images that lie in a folder itself, in the order of their names, whose classes nobody knows."""
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES) if folder.is_dir() else []
+    """The names and pixels of the images that lie in a folder itself, in the order of their names,
+    whose classes nobody knows.
+    """
+    files = (
+        sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        if folder.is_dir()
+        else []
+    )
     if not files:
-        raise BadInput(f"{folder} is no folder with PNG or JPEG files in it; give one that has the images themselves, without sub-folders.")
-    return [path.name for path in files], np.stack([_pixels_and_print(path, wanted)[0].reshape(-1) for path in files])
+        raise BadInput(
+            f"{folder} is no folder with PNG or JPEG files in it; give one that has the "
+            "images themselves, without sub-folders."
+        )
+    return [path.name for path in files], np.stack(
+        [_pixels_and_print(path, wanted)[0].reshape(-1) for path in files]
+    )
 
 
 def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """In the order of the files' names: were it that of the classes, one record's class would move others between batches and parts."""
+    """In the order of the files' names: were it that of the classes, one record's class would move
+    others between batches and parts.
+    """
     found: dict[str, Path] = {}
     for place in sorted(folder.iterdir()):
         if place.name.startswith("."):
             continue
         if not place.is_dir() or place.name not in classes:
-            raise BadInput(f"{place} is not a sub-folder for one of the schema's classes {listed(classes)}; move it away.")
+            raise BadInput(
+                f"{place} is not a sub-folder for one of the schema's classes "
+                f"{listed(classes)}; move it away."
+            )
         for path in sorted(place.iterdir()):
             if path.name.startswith("."):
                 continue
             if path.suffix.lower() not in SUFFIXES:
-                raise BadInput(f"{path} has the suffix {path.suffix!r}; an image must be .png, .jpg or .jpeg.")
+                raise BadInput(
+                    f"{path} has the suffix {path.suffix!r}; an image must be .png, .jpg or .jpeg."
+                )
             if (first := found.setdefault(path.name, path)) != path:
-                raise BadInput(f"{first} and {path} have one name; give each image of a silo its own, for its place follows from it alone.")
+                raise BadInput(
+                    f"{first} and {path} have one name; give each image of a silo its own, "
+                    "for its place follows from it alone."
+                )
     return [(path, list(classes).index(path.parent.name)) for _, path in sorted(found.items())]
 
 
 def _pixels_and_print(path: Path, wanted: Images) -> tuple[np.ndarray, list[float]]:
-    """(channels, height, width), and what a ledger knows the image by: its colours before resizing, however the file packs them."""
+    """(channels, height, width), and what a ledger knows the image by: its colours before resizing,
+    however the file packs them.
+    """
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as file:
             whole = _eight_bits(ImageOps.exif_transpose(file))
-            image, colours = whole.convert("L" if wanted.channels == 1 else "RGB"), whole.convert("RGB")
+            image, colours = (
+                whole.convert("L" if wanted.channels == 1 else "RGB"),
+                whole.convert("RGB"),
+            )
     except Exception:  # whatever a damaged file makes the decoder raise
-        raise BadInput(f"{path} is not a whole PNG or JPEG image; it may be damaged or have been cut short.") from None
+        raise BadInput(
+            f"{path} is not a whole PNG or JPEG image; it may be damaged or have been cut short."
+        ) from None
     if image.size != (wanted.width, wanted.height):
         if not wanted.resize:
             raise BadInput(
-                f"{path} has not the schema's size of {wanted.width} x {wanted.height} pixels; resize it, or set resize = true in [images]."
+                f"{path} has not the schema's size of {wanted.width} x {wanted.height} "
+                "pixels; resize it, or set resize = true in [images]."
             )
         image = image.resize((wanted.width, wanted.height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image, np.float32).reshape(wanted.height, wanted.width, wanted.channels)
     digest = hashlib.sha256(repr(colours.size).encode() + colours.tobytes()).digest()
-    return np.moveaxis(pixels / 127.5 - 1, 2, 0), [float(int.from_bytes(digest[i : i + 3], "big")) for i in range(0, 15, 3)]
+    return np.moveaxis(pixels / 127.5 - 1, 2, 0), [
+        float(int.from_bytes(digest[i : i + 3], "big")) for i in range(0, 15, 3)
+    ]
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Pillow cuts off 16 bits at 255 rather than scaling them, and wants a palette's transparency resolved first."""
+    """Pillow cuts off 16 bits at 255 rather than scaling them, and wants a palette's transparency
+    resolved first.
+    """
     if image.mode.startswith("I"):
         return Image.fromarray(np.asarray(image, np.float32) / 257).convert("L")
     return image.convert("RGBA") if image.mode == "P" else image

@@ -1,6 +1,8 @@
-"""Whose rows a file's rows are: they are put together by person, in as many places as the public cap has, and counted where nobody is named.
+"""Whose rows a file's rows are: they are put together by person, in as many places as the public
+cap has, and counted where nobody is named.
 
-Persons come in the order of their first rows; `answer.exact` and `heldout` give them secret places, which follow from nobody's rows.
+Persons come in the order of their first rows; `answer.exact` and `heldout` give them secret places,
+which follow from nobody's rows.
 """
 
 from __future__ import annotations
@@ -25,14 +27,20 @@ NAMED = re.compile(
 )
 """Names of columns that often say who somebody is."""
 KNOWN_BY = 5
-"""Columns by which rows that are alike in all of them may be one person's, at least: of fewer many people are alike."""
+"""Columns by which rows that are alike in all of them may be one person's, at least: of fewer many
+people are alike.
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Grouped:
-    """Which rows of a file are whose, and which of them are used: `places` (n, P) has the number of a row, or -1 where there is none."""
+    """Which rows of a file are whose, and which of them are used: `places` (n, P) has the number of
+    a row, or -1 where there is none.
+    """
 
-    ids: list[str]  # of each person, in their order; "" where a row has none, and so is a person of its own
+    ids: list[
+        str
+    ]  # of each person, in their order; "" where a row has none, and so is a person of its own
     places: np.ndarray
 
     def x(self, values: np.ndarray) -> np.ndarray:
@@ -41,11 +49,17 @@ class Grouped:
 
     def y(self, targets: np.ndarray) -> np.ndarray:
         """(n, P): where there is no row, the target that says so."""
-        return np.where(self.places < 0, np.array(nowhere(targets.dtype.kind == "f"), targets.dtype), self.x(targets))
+        return np.where(
+            self.places < 0,
+            np.array(nowhere(targets.dtype.kind == "f"), targets.dtype),
+            self.x(targets),
+        )
 
 
 def grouped(cells: np.ndarray, person: Person) -> Grouped:
-    """The rows of each person: the first of its own rows in the file, as many as the cap has. Of the others' rows nothing decides."""
+    """The rows of each person: the first of its own rows in the file, as many as the cap has. Of
+    the others' rows nothing decides.
+    """
     texts = ids_of(cells)
     alone = np.array([text == "" for text in texts])
     keys = np.where(alone, np.arange(len(texts)), -1 - factorized(np.array(texts, object))[0])
@@ -60,7 +74,9 @@ def grouped(cells: np.ndarray, person: Person) -> Grouped:
 
 
 def ids_of(cells: np.ndarray) -> list[str]:
-    """Who each row is of, in one spelling; "" where that is missing. Two that are taken for one are protected together, which harms nobody."""
+    """Who each row is of, in one spelling; "" where that is missing. Two that are taken for one are
+    protected together, which harms nobody.
+    """
     found = (as_text(value).strip().casefold() for value in cells)
     return ["" if text in MISSING else text.removesuffix(".0") for text in found]
 
@@ -68,35 +84,51 @@ def ids_of(cells: np.ndarray) -> list[str]:
 def alike(cells: Mapping[str, np.ndarray], label: tuple[str, ...] = ()) -> tuple[int, str]:
     """How many rows look like another row's person's, and by what: for the silo's operator alone.
 
-    By the column whose name says that it tells people apart, if a value of it is in several rows; else by all columns but the label's, where
-    there are enough of them to tell people apart.
+    By the column whose name says that it tells people apart, if a value of it is in several rows;
+    else by all columns but the label's, where there are enough of them to tell people apart.
     """
     best = (0, "")
     for name in (name for name in cells if name not in label and NAMED.search(name)):
         count = Counter(ids_of(cells[name]))
         shared = sum(times for text, times in count.items() if times > 1 and text)
-        if 2 * len(count) > count.total() ** 0.5 and shared > best[0]:  # with fewer values it names wards, not people
+        if (
+            2 * len(count) > count.total() ** 0.5 and shared > best[0]
+        ):  # with fewer values it names wards, not people
             best = shared, f"the column {name!r}"
     others = [name for name in cells if name not in label]
     if not best[0] and len(others) >= KNOWN_BY:
-        rows = Counter(zip(*([as_text(value).strip() for value in cells[name]] for name in others), strict=True))
+        rows = Counter(
+            zip(
+                *([as_text(value).strip() for value in cells[name]] for name in others), strict=True
+            )
+        )
         best = sum(times for times in rows.values() if times > 1), "all columns but the label's"
     return best if best[0] else (0, "")
 
 
 def whose(cells: Mapping[str, np.ndarray], schema: Schema | None) -> list[str]:
-    """What is protected, rows or people, and what speaks against it; for the operator alone, since how many rows people have is private."""
+    """What is protected, rows or people, and what speaks against it; for the operator alone, since
+    how many rows people have is private.
+    """
     if schema and schema.person:
         used = grouped(cells[schema.person.column], schema.person).places >= 0
         dropped = len(cells[schema.person.column]) - int(used.sum())
-        lost = f"{dropped} rows are beyond the cap of {schema.person.rows} for a person, and are not used."
+        lost = (
+            f"{dropped} rows are beyond the cap of {schema.person.rows} for a person, and are "
+            "not used."
+        )
         return [unit(schema.person), *([lost] if dropped else [])]
     rows, by = alike(cells, schema.label.columns if schema else ())
-    return [BY_ROW, *([f"{rows} rows look like those of people who have several, by {by}."] if rows else [])]
+    return [
+        BY_ROW,
+        *([f"{rows} rows look like those of people who have several, by {by}."] if rows else []),
+    ]
 
 
 def said_of(path: Path, schema: Schema | None) -> list[str]:
-    """`whose`, of a file; of images, and of an archive of one array, whose columns have no names, nothing more can be said."""
+    """`whose`, of a file; of images, and of an archive of one array, whose columns have no names,
+    nothing more can be said.
+    """
     try:
         cells = {} if path.is_dir() else read_cells(path, schema.form if schema else Form())
     except BadInput:

@@ -1,6 +1,8 @@
-"""The records of N silos as one padded tensor, so that a statistic over all of them is one batched operation.
+"""The records of N silos as one padded tensor, so that a statistic over all of them is one batched
+operation.
 
-Holds records: nothing here may be sent, logged or put into an exception; `repr` shows the public counts and names only.
+Holds records: nothing here may be sent, logged or put into an exception; `repr` shows the public
+counts and names only.
 """
 
 import math
@@ -19,7 +21,8 @@ from silodp.core.problem.person import Person
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """N silos' records, padded to one tensor with a leading silo axis: row k of silo i is a record iff k < n_i, and n_i <= n_max.
+    """N silos' records, padded to one tensor with a leading silo axis: row k of silo i is a record
+    iff k < n_i, and n_i <= n_max.
 
     Where a record is a person (`core.problem.person`), it has P rows of features and P targets.
     """
@@ -28,11 +31,16 @@ class Records:
     y: Tensor = field(repr=False)  # (N, n_max): int64 classes or float32 targets; padding is zero
     counts: tuple[int, ...]  # n_i, public
     names: tuple[str, ...]
-    missing: Tensor | None = field(default=None, repr=False)  # as x, bool: where a value was missing before it was filled; else where NaN
+    missing: Tensor | None = field(
+        default=None, repr=False
+    )  # as x, bool: where a value was missing before it was filled; else where NaN
 
     @classmethod
-    def of(cls, silos: Sequence[tuple[ArrayLike, ArrayLike]], names: Sequence[str] | None = None) -> "Records":
-        """Pad one (x, y) pair per silo; integer y become int64 classes, and if any silo has float y, all become float32 targets.
+    def of(
+        cls, silos: Sequence[tuple[ArrayLike, ArrayLike]], names: Sequence[str] | None = None
+    ) -> "Records":
+        """Pad one (x, y) pair per silo; integer y become int64 classes, and if any silo has float
+        y, all become float32 targets.
 
         A value that is not finite is kept: the gate lets such a record contribute zero.
         """
@@ -40,25 +48,44 @@ class Records:
             raise BadInput("there are no silos; at least one is needed.")
         names = tuple(names) if names is not None else tuple(f"silo-{i}" for i in range(len(silos)))
         if len(names) != len(silos) or len(set(names)) != len(names):
-            raise BadInput(f"{len(silos)} silos need {len(silos)} different names, but the names are {', '.join(map(repr, names))}.")
-        pairs = [(_array(x, "features", name), _array(y, "labels", name)) for (x, y), name in zip(silos, names, strict=True)]
+            raise BadInput(
+                f"{len(silos)} silos need {len(silos)} different names, but the names are "
+                f"{', '.join(map(repr, names))}."
+            )
+        pairs = [
+            (_array(x, "features", name), _array(y, "labels", name))
+            for (x, y), name in zip(silos, names, strict=True)
+        ]
         shape = pairs[0][0].shape[1:]
         for (x, y), name in zip(pairs, names, strict=True):
             if y.ndim not in (1, 2) or x.ndim <= y.ndim or x.shape[1 : y.ndim] != y.shape[1:]:
-                raise BadInput(f"silo {name!r} needs features of shape (n, ...) and labels of shape (n,), but has {x.shape} and {y.shape}.")
+                raise BadInput(
+                    f"silo {name!r} needs features of shape (n, ...) and labels of shape "
+                    f"(n,), but has {x.shape} and {y.shape}."
+                )
             if len(x) != len(y):
-                raise BadInput(f"silo {name!r} has {len(x)} rows of features but {len(y)} labels; it needs one label for each row.")
+                raise BadInput(
+                    f"silo {name!r} has {len(x)} rows of features but {len(y)} labels; it "
+                    "needs one label for each row."
+                )
             if len(x) == 0:
-                raise BadInput(f"silo {name!r} has no records; leave it out, or give it at least one.")
+                raise BadInput(
+                    f"silo {name!r} has no records; leave it out, or give it at least one."
+                )
             if x.shape[1:] != shape:
                 raise BadInput(
-                    f"silo {name!r} has records of shape {x.shape[1:]} but silo {names[0]!r} has {shape}; all must have the same features."
+                    f"silo {name!r} has records of shape {x.shape[1:]} but silo "
+                    f"{names[0]!r} has {shape}; all must have the same features."
                 )
         counts = tuple(len(y) for _, y in pairs)
         targets = any(y.dtype.kind == "f" for _, y in pairs)
         padded_x = np.zeros((len(pairs), max(counts), *shape), np.float32)
-        padded_y = np.zeros((len(pairs), max(counts), *pairs[0][1].shape[1:]), np.float32 if targets else np.int64)
-        with np.errstate(over="ignore"):  # too large for float32 becomes inf, which the gate treats like any other bad record
+        padded_y = np.zeros(
+            (len(pairs), max(counts), *pairs[0][1].shape[1:]), np.float32 if targets else np.int64
+        )
+        with np.errstate(
+            over="ignore"
+        ):  # too large for float32 becomes inf, which the gate treats like any other bad record
             for i, (x, y) in enumerate(pairs):
                 padded_x[i, : counts[i]] = x
                 padded_y[i, : counts[i]] = y
@@ -77,22 +104,38 @@ class Records:
 
     @property
     def known_by(self) -> tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]:
-        """What a ledger recognises the first silo's records by, where there is no file that says more."""
+        """What a ledger recognises the first silo's records by, where there is no file that says
+        more.
+        """
         n = self.counts[0]
         x, y = self.x[0, :n].cpu().numpy(), self.y[0, :n].cpu().numpy()
-        return (x, y, b"", None, "") if y.ndim == 1 else (np.column_stack([x.reshape(n, -1), y]), y[:, 0], b"", [""] * n, "")
+        return (
+            (x, y, b"", None, "")
+            if y.ndim == 1
+            else (np.column_stack([x.reshape(n, -1), y]), y[:, 0], b"", [""] * n, "")
+        )
 
     def select(self, silos: Sequence[int]) -> "Records":
-        """The silos with these indices, in this order; n_max stays, so that masks and weights made for all silos still fit."""
+        """The silos with these indices, in this order; n_max stays, so that masks and weights made
+        for all silos still fit.
+        """
         if len(silos) == 0:
             raise BadInput("no silo is selected; at least one is needed.")
         index = torch.as_tensor(list(silos), device=self.x.device)
         missing = None if self.missing is None else self.missing[index]
-        return Records(self.x[index], self.y[index], tuple(self.counts[i] for i in silos), tuple(self.names[i] for i in silos), missing)
+        return Records(
+            self.x[index],
+            self.y[index],
+            tuple(self.counts[i] for i in silos),
+            tuple(self.names[i] for i in silos),
+            missing,
+        )
 
     def pooled(self) -> "Records":
         """All records in one place: what central DP trusts a server with."""
-        return Records(self.x[self.mask][None], self.y[self.mask][None], (sum(self.counts),), ("all",))
+        return Records(
+            self.x[self.mask][None], self.y[self.mask][None], (sum(self.counts),), ("all",)
+        )
 
     def to(self, device: torch.device | str) -> "Records":
         """The same records on `device`."""
@@ -105,10 +148,17 @@ class Records:
         return math.prod(self.x.shape[self.y.dim() :])
 
     def check_unit(self, person: Person | None) -> None:
-        """BadInput unless the records are persons of so many rows, where persons are to be protected."""
-        if person and not (self.y.shape[2:] == (person.rows,) and self.x.shape[1:3] == self.y.shape[1:] and self.x.dim() > 3):
+        """BadInput unless the records are persons of so many rows, where persons are to be
+        protected.
+        """
+        if person and not (
+            self.y.shape[2:] == (person.rows,)
+            and self.x.shape[1:3] == self.y.shape[1:]
+            and self.x.dim() > 3
+        ):
             raise BadInput(
-                f"the problem is about persons with {person.rows} rows each, but the records are others; load them by its schema"
+                f"the problem is about persons with {person.rows} rows each, but the "
+                "records are others; load them by its schema"
             )
 
     def __len__(self) -> int:

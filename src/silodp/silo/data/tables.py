@@ -1,7 +1,7 @@
 """A silo's own file, checked against the public schema and made into features and labels.
 
-What is wrong is said with file, column and row, and without a cell's value: the sentences are for the silo's operator, end up in the
-daemon's journal, and must never travel.
+What is wrong is said with file, column and row, and without a cell's value: the sentences are for
+the silo's operator, end up in the daemon's journal, and must never travel.
 """
 
 from __future__ import annotations
@@ -18,44 +18,86 @@ import numpy as np
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import OTHER, Column, Form, Schema
 from silodp.silo.data.cells import factorized, is_null
-from silodp.silo.data.files import MISSING, Loaded, as_text, form_of, listed, number, pointed, read_cells, silo_names, where
+from silodp.silo.data.files import (
+    MISSING,
+    Loaded,
+    as_text,
+    form_of,
+    listed,
+    number,
+    pointed,
+    read_cells,
+    silo_names,
+    where,
+)
 from silodp.silo.data.images import read_images
 from silodp.silo.data.persons import grouped
 from silodp.silo.ledger.columns import exactly
 
-TRUE = {"true", "t", "yes", "y", "1", "1.0", "ja", "j", "wahr", "oui", "vrai", "si", "sí", "sì", "sim"}
+TRUE = {
+    "true",
+    "t",
+    "yes",
+    "y",
+    "1",
+    "1.0",
+    "ja",
+    "j",
+    "wahr",
+    "oui",
+    "vrai",
+    "si",
+    "sí",
+    "sì",
+    "sim",
+}
 FALSE = {"false", "f", "no", "n", "0", "0.0", "nein", "falsch", "non", "faux", "nee", "não", "nej"}
-GONE, BAD = -1, -2  # in place of a category's number: the value is missing, or is none that the schema has
+GONE, BAD = (
+    -1,
+    -2,
+)  # in place of a category's number: the value is missing, or is none that the schema has
 
 
 def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
-    """Read one file, or one folder of images, for each silo; afterwards every x is (n_i, features), in the schema's order, within [-1, 1];
-    (n_i, P, features) where a record is a person."""
+    """Read one file, or one folder of images, for each silo; afterwards every x is (n_i, features),
+    in the schema's order, within [-1, 1]; (n_i, P, features) where a record is a person."""
     paths = [Path(path) for path in paths]
     names = silo_names(paths)
     tables = [read_table(path, schema) for path in paths]
-    return Loaded([(table.x, table.y) for table in tables], schema.features, schema.label.classes, names)
+    return Loaded(
+        [(table.x, table.y) for table in tables], schema.features, schema.label.classes, names
+    )
 
 
 Known = tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]
-"""What `ledger.identity.Identity.of` takes: two arrays, an exact digest, and where records are persons who they are, by which column."""
+"""What `ledger.identity.Identity.of` takes: two arrays, an exact digest, and where records are
+persons who they are, by which column.
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Table:
-    """One silo's records by the schema, and `raw`: what its file holds whatever the schema says, for a ledger to recognise it by.
+    """One silo's records by the schema, and `raw`: what its file holds whatever the schema says,
+    for a ledger to recognise it by.
 
-    Where the schema names a person, x is (n, P, features) and y (n, P), for n persons (`core.problem.person`).
+    Where the schema names a person, x is (n, P, features) and y (n, P), for n persons
+    (`core.problem.person`).
     """
 
     x: np.ndarray  # (n, features) float32, within [-1, 1]
-    y: np.ndarray  # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32: counts, or numbers scaled to [-1, 1]
+    # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32: counts, or
+    # numbers scaled to [-1, 1]
+    y: np.ndarray
     raw: Known
-    missing: np.ndarray | None = None  # as x, bool: where a value was filled in; None where none can be missing
+    missing: np.ndarray | None = (
+        None  # as x, bool: where a value was filled in; None where none can be missing
+    )
 
 
 def read_table(path: Path, schema: Schema) -> Table:
-    """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the schema says."""
+    """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the
+    schema says.
+    """
     if schema.images:
         x, y, prints = read_images(path, schema.images, schema.label.classes)
         return Table(x, y, (prints, y, exactly([x]), None, ""))
@@ -74,12 +116,18 @@ def table_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> 
     if schema.person is None:
         return Table(x, y, known, missing)
     people = grouped(cells[schema.person.column], schema.person)
-    return Table(people.x(x), people.y(y), (*known[:3], people.ids, schema.person.column), people.x(missing))
+    return Table(
+        people.x(x), people.y(y), (*known[:3], people.ids, schema.person.column), people.x(missing)
+    )
 
 
 def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The columns of records whose label is not known, (n, columns) float64 as `coded` has them, and all cells; columns besides do no harm."""
-    form = schema.form if schema.form != Form() else form_of(path)  # a model's own schema does not say how a file is written
+    """The columns of records whose label is not known, (n, columns) float64 as `coded` has them,
+    and all cells; columns besides do no harm.
+    """
+    form = (
+        schema.form if schema.form != Form() else form_of(path)
+    )  # a model's own schema does not say how a file is written
     cells = read_cells(path, form)
     return rows_of(path, cells, schema), cells
 
@@ -93,8 +141,12 @@ def rows_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> n
 
 
 def blanked(cells: dict[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.ndarray]:
-    """The cells with nothing in the place of the schema's codes for a missing value; -9 stands for -9.0 too."""
-    return {name: _blanked(column, set(codes)) for name, column in cells.items()} if codes else cells
+    """The cells with nothing in the place of the schema's codes for a missing value; -9 stands for
+    -9.0 too.
+    """
+    return (
+        {name: _blanked(column, set(codes)) for name, column in cells.items()} if codes else cells
+    )
 
 
 def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
@@ -102,7 +154,9 @@ def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
     gone = np.array([text in codes or text.removesuffix(".0") in codes for text in texts])[which]
     if not gone.any():
         return column
-    if column.dtype.kind in "fM":  # NaN and NaT are missing; another type would spell everybody else's cell otherwise
+    if (
+        column.dtype.kind in "fM"
+    ):  # NaN and NaT are missing; another type would spell everybody else's cell otherwise
         column = column.copy()
         column[gone] = "NaT" if column.dtype.kind == "M" else np.nan
         return column
@@ -110,9 +164,11 @@ def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
 
 
 def raw(cells: dict[str, np.ndarray]) -> Known:
-    """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or a ledger would not know the file again.
+    """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or
+    a ledger would not know the file again.
 
-    And the exact digest of its cells, since texts of one meaning, such as yes and 1, are one number. Of persons nothing is known yet.
+    And the exact digest of its cells, since texts of one meaning, such as yes and 1, are one
+    number. Of persons nothing is known yet.
     """
     columns = [cells[name] for name in sorted(cells)]
     first, *rest = map(_as_numbers, columns)
@@ -120,7 +176,9 @@ def raw(cells: dict[str, np.ndarray]) -> Known:
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:
-    """A number for each cell: its own, 1 or 0 for a true or false in any spelling, or one made of its text in small letters."""
+    """A number for each cell: its own, 1 or 0 for a true or false in any spelling, or one made of
+    its text in small letters.
+    """
     if cells.dtype.kind in "biuf":
         return cells.astype(np.float64)
     code, texts = _distinct(cells)
@@ -130,48 +188,83 @@ def _as_numbers(cells: np.ndarray) -> np.ndarray:
 def _as_number(text: str) -> float:
     if text in TRUE or text in FALSE:
         return float(text in TRUE)
-    own = number(pointed(text))  # whether a schema says that commas are decimal or not, it is the same file
+    own = number(
+        pointed(text)
+    )  # whether a schema says that commas are decimal or not, it is the same file
     if own == own or text in MISSING:
         return own
     digits = "".join(re.findall("[0-9]", text))
     if len(digits) > 8:
         return _hashed(text)
-    return _hashed(re.sub("[0-9]+", "0", text)) * 2**27 + int(digits or 0)  # P0001 and P0002 stay neighbours: they are record numbers
+    return _hashed(re.sub("[0-9]+", "0", text)) * 2**27 + int(
+        digits or 0
+    )  # P0001 and P0002 stay neighbours: they are record numbers
 
 
 def _hashed(text: str) -> float:
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:3], "big"))
 
 
-def check_columns(path: Path | str, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True) -> None:
-    wanted = [*(column.name for column in schema.columns), *((*schema.label.columns, *schema.own) if labelled else ())]
+def check_columns(
+    path: Path | str, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True
+) -> None:
+    wanted = [
+        *(column.name for column in schema.columns),
+        *((*schema.label.columns, *schema.own) if labelled else ()),
+    ]
     lacks = [name for name in wanted if name not in cells]
     besides = [name for name in cells if name not in wanted and name not in schema.ignore]
     if lacks:
         hint = "; is the first line a header of names, with cells separated by commas?"
         if len(lacks) < len(wanted):  # there is a header, so a name in it is no cell
-            close = difflib.get_close_matches(lacks[0].lower(), [name.lower() for name in besides], n=1)
-            hint = f"; did you mean its column {next(name for name in besides if name.lower() == close[0])!r}?" if close else "."
+            close = difflib.get_close_matches(
+                lacks[0].lower(), [name.lower() for name in besides], n=1
+            )
+            hint = (
+                (
+                    "; did you mean its column "
+                    f"{next(name for name in besides if name.lower() == close[0])!r}?"
+                )
+                if close
+                else "."
+            )
         raise BadInput(f"{path} lacks {listed(lacks)} of the schema's columns{hint}")
     if besides and labelled:
-        raise BadInput(f"{path} has {listed(besides)} besides the schema's columns; drop them, or list them in the schema's `ignore`.")
+        raise BadInput(
+            f"{path} has {listed(besides)} besides the schema's columns; drop them, or "
+            "list them in the schema's `ignore`."
+        )
 
 
 def _features(path: Path | str, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature that says so is itself never missing."""
+    """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature
+    that says so is itself never missing.
+    """
     codes = coded(path, column, cells)
     missing = np.isnan(codes)
     if column.type == "category":
-        values, said = (codes[:, None] == np.arange(len(column.categories))).astype(float), column.missing is not None
+        values, said = (
+            (codes[:, None] == np.arange(len(column.categories))).astype(float),
+            column.missing is not None,
+        )
     else:
         bounds = column.range if column.type == "number" else (0.0, 1.0)
-        values, said = _scaled(np.where(missing, float(column.missing or 0), codes), bounds)[:, None], column.indicator
+        values, said = (
+            _scaled(np.where(missing, float(column.missing or 0), codes), bounds)[:, None],
+            column.indicator,
+        )
     gone = np.repeat(missing[:, None], values.shape[1], axis=1)
-    return (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)])) if said else (values, gone)
+    return (
+        (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)]))
+        if said
+        else (values, gone)
+    )
 
 
 def coded(path: Path | str, column: Column, cells: np.ndarray) -> np.ndarray:
-    """(n,) float64: each cell's number, the place of its category in the schema's list, or 0 and 1; NaN where one is missing that may be."""
+    """(n,) float64: each cell's number, the place of its category in the schema's list, or 0 and 1;
+    NaN where one is missing that may be.
+    """
     gone = column.missing is not None
     if column.type == "number":
         numbers, missing = _numbers(path, column.name, cells, gone=gone)
@@ -194,16 +287,27 @@ def label_of(path: Path | str, schema: Schema, cells: dict[str, np.ndarray]) -> 
     if label.task == "regression":
         return _scaled(numbers, label.range).astype(np.float32)
     if label.task == "count":
-        _refuse(path, first, (numbers < 0) | (numbers != np.round(numbers)), "the count is below 0 or not whole")
+        _refuse(
+            path,
+            first,
+            (numbers < 0) | (numbers != np.round(numbers)),
+            "the count is below 0 or not whole",
+        )
         return numbers.clip(*label.range).astype(np.float32)
     _refuse(path, first, numbers < 0, "the time is below 0")
-    last = np.searchsorted(label.edges, numbers, side="left")  # bin b is (edge b - 1, edge b]; after the last edge nobody is followed
+    last = np.searchsorted(
+        label.edges, numbers, side="left"
+    )  # bin b is (edge b - 1, edge b]; after the last edge nobody is followed
     event = _booleans(path, label.columns[1], cells[label.columns[1]], gone=False)
     return np.where(last < len(label.edges), 2 * last + event, 2 * last).astype(np.int64)
 
 
-def _numbers(path: Path | str, name: str, cells: np.ndarray, *, gone: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers, and where there is none; refused unless each is finite, or missing where that may be."""
+def _numbers(
+    path: Path | str, name: str, cells: np.ndarray, *, gone: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers, and where there is none; refused unless each is finite, or missing where that
+    may be.
+    """
     if cells.dtype.kind in "iuf":
         numbers = cells.astype(np.float64)
         missing = np.isnan(numbers)
@@ -223,13 +327,23 @@ def _scaled(numbers: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
 
 
 def _codes(
-    path: Path | str, name: str, cells: np.ndarray, known: tuple[str, ...], *, gone: bool = False, other: bool = False
+    path: Path | str,
+    name: str,
+    cells: np.ndarray,
+    known: tuple[str, ...],
+    *,
+    gone: bool = False,
+    other: bool = False,
 ) -> np.ndarray:
-    """The number of each value's category, or GONE where a value may be missing; 1.0 is the category "1" unless "1.0" is one."""
+    """The number of each value's category, or GONE where a value may be missing; 1.0 is the
+    category "1" unless "1.0" is one.
+    """
     index = {text: k for k, text in enumerate(known)}
 
     def code(text: str) -> int:
-        found = index.get(text, index.get(text.removesuffix(".0"), GONE if text.lower() in MISSING else BAD))
+        found = index.get(
+            text, index.get(text.removesuffix(".0"), GONE if text.lower() in MISSING else BAD)
+        )
         return index[OTHER] if found == BAD and other else found
 
     return _coded(path, name, cells, code, gone=gone, wanted=f"one of {listed(known)}")
@@ -240,10 +354,25 @@ def _booleans(path: Path | str, name: str, cells: np.ndarray, *, gone: bool) -> 
         text = text.lower()
         return 1 if text in TRUE else 0 if text in FALSE else GONE if text in MISSING else BAD
 
-    return _coded(path, name, cells, code, gone=gone, wanted="true or false, yes or no, ja or nein, oui or non, 1 or 0")
+    return _coded(
+        path,
+        name,
+        cells,
+        code,
+        gone=gone,
+        wanted="true or false, yes or no, ja or nein, oui or non, 1 or 0",
+    )
 
 
-def _coded(path: Path | str, name: str, cells: np.ndarray, code: Callable[[str], int], *, gone: bool, wanted: str) -> np.ndarray:
+def _coded(
+    path: Path | str,
+    name: str,
+    cells: np.ndarray,
+    code: Callable[[str], int],
+    *,
+    gone: bool,
+    wanted: str,
+) -> np.ndarray:
     which, texts = _distinct(cells)
     codes = np.array([code(text) for text in texts], np.int64)[which]
     if not gone:
@@ -255,9 +384,12 @@ def _coded(path: Path | str, name: str, cells: np.ndarray, code: Callable[[str],
 def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """For each cell the place of its text in a list of different ones; a null is the empty text.
 
-    A cell's text is its own: cells that are equal and spelled otherwise, such as 0.0 and -0.0 or 1 and True, are told apart by their texts.
+    A cell's text is its own: cells that are equal and spelled otherwise, such as 0.0 and -0.0 or 1
+    and True, are told apart by their texts.
     """
-    cells = cells + 0.0 if cells.dtype.kind == "f" else cells  # -0 equals 0, and the first of them would spell both
+    cells = (
+        cells + 0.0 if cells.dtype.kind == "f" else cells
+    )  # -0 equals 0, and the first of them would spell both
     if cells.dtype.kind == "O":
         cells = np.array([None if is_null(cell) else as_text(cell) for cell in cells], dtype=object)
     code, found = factorized(cells)

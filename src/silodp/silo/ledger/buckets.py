@@ -1,4 +1,6 @@
-"""Whether a charge fits: amounts bucket by bucket, added up by a rule and held against its capacity. Every ledger asks this file."""
+"""Whether a charge fits: amounts bucket by bucket, added up by a rule and held against its
+capacity. Every ledger asks this file.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ def added(*amounts: Amounts) -> dict[str, Any]:
 
 def total(rule: Rule, *amounts: Amounts) -> np.ndarray:
     """What the rule makes of all these amounts together."""
-    return np.asarray(rule.total({bucket: np.asarray(amount) for bucket, amount in added(*amounts).items()}))
+    return np.asarray(
+        rule.total({bucket: np.asarray(amount) for bucket, amount in added(*amounts).items()})
+    )
 
 
 def fits(rule: Rule, capacity: np.ndarray | float, *amounts: Amounts, slack: float = 0.0) -> bool:
-    """Whether all these amounts together stay within the capacity, less a share `slack` of it, of every run and silo."""
+    """Whether all these amounts together stay within the capacity, less a share `slack` of it, of
+    every run and silo.
+    """
     return bool((total(rule, *amounts) <= capacity * (1 - slack)).all())

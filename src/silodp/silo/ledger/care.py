@@ -1,11 +1,16 @@
-"""What an officer does with a ledger as a whole: appoint a witness, back it up, restore it, move it to another machine, look for what is wrong.
+"""What an officer does with a ledger as a whole: appoint a witness, back it up, restore it, move it
+to another machine, look for what is wrong.
 
-A **witness** is a file elsewhere (a share of another machine, another silo's folder) that is brought up to every head, like the anchor, before anything
-leaves. Whoever rolls back this machine, ledger and anchor together, does not roll back the witness, and the ledger is refused. Formal guarantees: a
-restored ledger goes on only if the witness has seen exactly its head, so that no answer after the backup was ever sent; or with nothing left to spend.
-Without a witness nobody can know what was answered after the backup, so that the same budget might be spent twice: only a write-off is left.
+A **witness** is a file elsewhere (a share of another machine, another silo's folder) that is
+brought up to every head, like the anchor, before anything leaves. Whoever rolls back this machine,
+ledger and anchor together, does not roll back the witness, and the ledger is refused. Formal
+guarantees: a restored ledger goes on only if the witness has seen exactly its head, so that no
+answer after the backup was ever sent; or with nothing left to spend. Without a witness nobody can
+know what was answered after the backup, so that the same budget might be spent twice: only a
+write-off is left.
 
-A **move** ends the old ledger with a tombstone that the silo's key signs. Only the key that was made on the new machine can write the entry after it.
+A **move** ends the old ledger with a tombstone that the silo's key signs. Only the key that was
+made on the new machine can write the entry after it.
 """
 
 from __future__ import annotations
@@ -30,26 +35,35 @@ from silodp.silo.ledger.tally import Tally
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-UNWITNESSED = "no witness was appointed, so it cannot be excluded that answers were given after the backup, and that the same budget would be spent twice"
+UNWITNESSED = (
+    "no witness was appointed, so it cannot be excluded that answers were given after the "
+    "backup, and that the same budget would be spent twice"
+)
 
 
 class _Apart(LedgerFile):
-    """The file for its officer, whatever anchor and witness say: what they say is what is to be decided here."""
+    """The file for its officer, whatever anchor and witness say: what they say is what is to be
+    decided here.
+    """
 
     def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
         return -1
 
 
 def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
-    """From now on the witness must have seen every head before anything leaves, and nothing leaves while it cannot be written.
+    """From now on the witness must have seen every head before anything leaves, and nothing leaves
+    while it cannot be written.
 
-    The witness before it sees that it was replaced, or else it would go on to confirm every backup from its own time.
+    The witness before it sees that it was replaced, or else it would go on to confirm every backup
+    from its own time.
     """
     file, witness = LedgerFile(path, anchor), Path(witness).absolute()
     with file.change(explain=True) as connection:
         tally = file.tally
         if file.anchor(tally.settings).resolve() == witness.resolve():
-            raise Altered(f"{witness} is its anchor; a witness lies elsewhere, best on another machine")
+            raise Altered(
+                f"{witness} is its anchor; a witness lies elsewhere, best on another machine"
+            )
         if witness.exists():
             check_seen(connection, tally, witness, "witness")
         write_anchor(witness, tally)
@@ -67,7 +81,10 @@ def backup(path: Path, to: Path, *, anchor: Path | None = None) -> tuple[int, st
             os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             raise BadInput(f"{to} exists already; choose another name for the backup") from None
-        with file.transaction(write=False) as connection, contextlib.closing(sqlite3.connect(to)) as copy:
+        with (
+            file.transaction(write=False) as connection,
+            contextlib.closing(sqlite3.connect(to)) as copy,
+        ):
             file.sketch(connection)
             connection.backup(copy)
             found = file.tally.sequence, file.tally.head
@@ -77,14 +94,17 @@ def backup(path: Path, to: Path, *, anchor: Path | None = None) -> tuple[int, st
 
 
 def restore(copy: Path, path: Path, *, anchor: Path | None = None) -> str:
-    """Puts the backup in the ledger's place: "" if its witness confirms it, else a sentence why it answers nothing yet.
+    """Puts the backup in the ledger's place: "" if its witness confirms it, else a sentence why it
+    answers nothing yet.
 
     A file that lies there is put aside if it is refused, and left alone if it is whole.
     """
     if not copy.is_file():
         raise BadInput(f"there is no backup at {copy}")
     if _Apart(copy, anchor).snapshot().closing.closed == MOVED:
-        raise BadInput(f"{copy} is a backup from after its gate had moved; restore one where it has moved to")
+        raise BadInput(
+            f"{copy} is a backup from after its gate had moved; restore one where it has moved to"
+        )
     if path.exists():
         _put_aside(path, anchor)
     content = copy.read_bytes()
@@ -94,20 +114,26 @@ def restore(copy: Path, path: Path, *, anchor: Path | None = None) -> str:
     with file.explained():
         with file.transaction() as connection:
             file.sketch(connection)
-            file.append(connection, "restore", event={"backup": hashlib.sha256(content).hexdigest()})
+            file.append(
+                connection, "restore", event={"backup": hashlib.sha256(content).hexdigest()}
+            )
         with file.transaction():
             write_anchor(file.anchor(file.tally.settings), file.tally)
     return confirm(path, anchor=anchor)
 
 
 def confirm(path: Path, *, anchor: Path | None = None) -> str:
-    """Opens a restored ledger if its witness has seen exactly the head of the backup; else a sentence why not."""
+    """Opens a restored ledger if its witness has seen exactly the head of the backup; else a
+    sentence why not.
+    """
     file = _Apart(path, anchor)
     with file.explained():
         with file.transaction() as connection:
             closing = file.tally.closing
             if closing.closed != RESTORED:
-                raise Altered("it was not restored, or is open already: there is nothing to confirm")
+                raise Altered(
+                    "it was not restored, or is open already: there is nothing to confirm"
+                )
             if not closing.witness:
                 return UNWITNESSED
             try:
@@ -116,7 +142,8 @@ def confirm(path: Path, *, anchor: Path | None = None) -> str:
                 return str(error)
             if seen != closing.restored_at[0]:
                 return (
-                    f"its witness {closing.witness} has last seen entry {seen}, and not entry {closing.restored_at[0]}, the backup's last"
+                    f"its witness {closing.witness} has last seen entry {seen}, and not entry "
+                    f"{closing.restored_at[0]}, the backup's last"
                 )
             file.append(connection, "confirm", event={"witness": closing.witness, "count": seen})
         file.pin()
@@ -124,7 +151,9 @@ def confirm(path: Path, *, anchor: Path | None = None) -> str:
 
 
 def write_off(path: Path, *, anchor: Path | None = None) -> None:
-    """The rest of the budget is gone for good: what was answered may be repeated, and nothing new is answered."""
+    """The rest of the budget is gone for good: what was answered may be repeated, and nothing new
+    is answered.
+    """
     file = _Apart(path, anchor)
     with file.explained():
         with file.transaction() as connection:
@@ -134,14 +163,25 @@ def write_off(path: Path, *, anchor: Path | None = None) -> None:
         file.pin()
 
 
-def bury(path: Path, key: Ed25519PrivateKey, arrival: str, to: str, *, anchor: Path | None = None) -> None:
-    """Ends the ledger with a tombstone, which only the holder of the arrival key's private half can follow."""
+def bury(
+    path: Path, key: Ed25519PrivateKey, arrival: str, to: str, *, anchor: Path | None = None
+) -> None:
+    """Ends the ledger with a tombstone, which only the holder of the arrival key's private half can
+    follow.
+    """
     if len(arrival) != 64 or not set(arrival) <= set("0123456789abcdef"):
-        raise BadInput(f"the arrival key is {arrival!r}; it must be 64 hexadecimal digits, as `silodp ledger expect` prints them")
+        raise BadInput(
+            f"the arrival key is {arrival!r}; it must be 64 hexadecimal digits, as `silodp "
+            "ledger expect` prints them"
+        )
     file = LedgerFile(path, anchor)
     with file.change(explain=True) as connection:
         signature = signed(key, "tombstone", file.tally.head, arrival)
-        file.append(connection, "tombstone", event={"to": to, "arrival": arrival, "key": public(key), "signature": signature})
+        file.append(
+            connection,
+            "tombstone",
+            event={"to": to, "arrival": arrival, "key": public(key), "signature": signature},
+        )
 
 
 def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) -> None:
@@ -151,24 +191,38 @@ def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) ->
         with file.transaction() as connection:
             closing = file.tally.closing
             if closing.closed != MOVED:
-                raise Altered("it does not end with a tombstone: bury it first where it was (`silodp ledger bury`)")
+                raise Altered(
+                    "it does not end with a tombstone: bury it first where it was (`silodp "
+                    "ledger bury`)"
+                )
             if closing.arrival != public(key):
                 raise Altered("its tombstone names another arrival key than this one")
             for what, place in file.places(file.tally):
-                if what == "witness" or place.exists():  # an anchor of this place, if it has been here before
+                if (
+                    what == "witness" or place.exists()
+                ):  # an anchor of this place, if it has been here before
                     check_seen(connection, file.tally, place, what)
-            file.append(connection, "arrive", event={"signature": signed(key, "arrive", file.tally.head)})
+            file.append(
+                connection, "arrive", event={"signature": signed(key, "arrive", file.tally.head)}
+            )
         file.pin()
 
 
 def look(path: Path, *, anchor: Path | None = None) -> Iterator[str]:
-    """Everything that is wrong with the ledger, one sentence each: what `verify` stops at, and what it does not look at."""
+    """Everything that is wrong with the ledger, one sentence each: what `verify` stops at, and what
+    it does not look at.
+    """
     for what in ("-journal", "-wal", "-shm"):
         if os.path.lexists(f"{path}{what}"):
-            yield f"{path}{what} lies beside it: a gate is at work, or was killed; the next one to open the ledger settles it."
+            yield (
+                f"{path}{what} lies beside it: a gate is at work, or was killed; the next one "
+                "to open the ledger settles it."
+            )
     file = _Apart(path, anchor)
     if not file.path.is_file():
-        yield f"there is no ledger at {path}; restore it from a backup with `silodp ledger restore`."
+        yield (
+            f"there is no ledger at {path}; restore it from a backup with `silodp ledger restore`."
+        )
         return
     try:
         with file.explained(), file.transaction(write=False, sums=True) as connection:
@@ -186,9 +240,15 @@ def look(path: Path, *, anchor: Path | None = None) -> Iterator[str]:
     except BadInput as error:
         yield f"{error}."
     if not tally.closing.witness:
-        yield f"warning: {UNWITNESSED.replace('after the backup', 'after a backup')}; `silodp ledger witness` appoints one."
+        yield (
+            f"warning: {UNWITNESSED.replace('after the backup', 'after a backup')}; `silodp "
+            "ledger witness` appoints one."
+        )
     if tally.closing.written_off:
-        yield "warning: the rest of its budget was written off; it repeats what it gave, and answers nothing new."
+        yield (
+            "warning: the rest of its budget was written off; it repeats what it gave, and "
+            "answers nothing new."
+        )
 
 
 def _put_aside(path: Path, anchor: Path | None) -> None:
@@ -198,4 +258,6 @@ def _put_aside(path: Path, anchor: Path | None) -> None:
     except BadInput:
         os.replace(path, f"{path}.{datetime.now(UTC):%Y%m%dT%H%M%S}.lost")
         return
-    raise BadInput(f"the ledger {path} is whole and agrees with its anchor: there is nothing to restore")
+    raise BadInput(
+        f"the ledger {path} is whole and agrees with its anchor: there is nothing to restore"
+    )

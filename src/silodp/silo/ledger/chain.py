@@ -1,4 +1,5 @@
-"""The ledger as data: settings and entries, each with the hash of the one before it, and the one text of events and rules.
+"""The ledger as data: settings and entries, each with the hash of the one before it, and the one
+text of events and rules.
 
 No file and no clock are touched here; `tally` replays entries.
 """
@@ -28,8 +29,12 @@ class Altered(Exception):
 
 
 def canonical(value: Any) -> str:
-    """The one JSON text of a value; numbers that are not integers are passed as float.hex(), so that no digit is lost."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    """The one JSON text of a value; numbers that are not integers are passed as float.hex(), so
+    that no digit is lost.
+    """
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
 
 
 def hashed(what: str, value: Any) -> str:
@@ -37,18 +42,22 @@ def hashed(what: str, value: Any) -> str:
     return hashlib.sha256(f"silodp ledger 1 {what}\n{canonical(value)}".encode()).hexdigest()
 
 
-# --- events and rules as text ---------------------------------------------------------------------------------------------------
+# --- events and rules as text --------------------------------------------------------------------
 
 
 def plain(event: Event | TotalEvent) -> dict[str, Any]:
-    """The event of one data set's ledger as it is written down, and can be read again; Refused if it is not one, or senseless."""
+    """The event of one data set's ledger as it is written down, and can be read again; Refused if
+    it is not one, or senseless.
+    """
     single = event.single()
     try:
         data = json.loads(canonical(event_data(single)))
         sampling = event_of(data).sampling
         if sampling.bucket:
             named = len(sampling.partition) <= 200 and sampling.partition.isprintable()
-            if not (named and 0 <= operator.index(sampling.index) < operator.index(sampling.batches)):
+            if not (
+                named and 0 <= operator.index(sampling.index) < operator.index(sampling.batches)
+            ):
                 raise Refused("batch")
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         raise Refused("batch") from None
@@ -61,12 +70,16 @@ def event_data(event: Event | TotalEvent) -> dict[str, Any]:
         sampling["rate"] = float(sampling["rate"]).hex()
     data = {"sampling": {"type": type(event.sampling).__name__, **sampling}, "count": event.count}
     return data | {
-        name: float(value).hex() if kind == REAL else value for name, kind in event.wire.items() for value in (getattr(event, name),)
+        name: float(value).hex() if kind == REAL else value
+        for name, kind in event.wire.items()
+        for value in (getattr(event, name),)
     }
 
 
 _BESIDE = {"sampling", "count", "own", "round"}
-"""What is written down beside an event's own fields: any other field is nobody's, so that no event can be read as another, cheaper one."""
+"""What is written down beside an event's own fields: any other field is nobody's, so that no event
+can be read as another, cheaper one.
+"""
 
 
 def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
@@ -79,7 +92,10 @@ def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
     if len(kinds) != 1:
         raise KeyError("noise")
     (made,) = kinds
-    noise: dict[str, Any] = {name: float.fromhex(data[name]) if kind == REAL else data[name] for name, kind in made.wire.items()}
+    noise: dict[str, Any] = {
+        name: float.fromhex(data[name]) if kind == REAL else data[name]
+        for name, kind in made.wire.items()
+    }
     return made(sampling=sampling, count=data["count"], **noise)
 
 
@@ -93,7 +109,10 @@ def rule_data(rule: Rule) -> dict[str, Any]:
             return {"rule": "totals", "order": float(order).hex()}
         case Committed(schedule=schedule):
             return {"rule": "committed", "schedule": [event_data(event) for event in schedule]}
-    raise BadInput(f"the rule of a durable ledger is {rule!r}; it must be gdp, totals, renyi with one order, or committed")
+    raise BadInput(
+        f"the rule of a durable ledger is {rule!r}; it must be gdp, totals, renyi with one "
+        "order, or committed"
+    )
 
 
 def rule_of(data: Mapping[str, Any], budget: Budget) -> Rule:
@@ -109,12 +128,14 @@ def rule_of(data: Mapping[str, Any], budget: Budget) -> Rule:
     raise KeyError(data["rule"])
 
 
-# --- what is fixed at creation, and the entries ---------------------------------------------------------------------------------
+# --- what is fixed at creation, and the entries --------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LedgerSettings:
-    """What is fixed when a ledger is made. Its hash is entry 0, the genesis: a changed setting breaks the chain at its first link."""
+    """What is fixed when a ledger is made. Its hash is entry 0, the genesis: a changed setting
+    breaks the chain at its first link.
+    """
 
     ledger: str  # a random name
     created: str  # for people; nothing depends on a clock
@@ -128,10 +149,17 @@ class LedgerSettings:
 
     def rows(self) -> dict[str, str]:
         return {
-            "ledger": self.ledger, "created": self.created, "rule": canonical(rule_data(self.rule)), "records": str(self.records),
-            "epsilon": float(self.budget.epsilon).hex(), "delta": float(self.budget.delta).hex(),
-            "layout": self.layout, "sketch": self.sketch, "anchor": self.anchor, **({"person": self.person} if self.person else {}),
-        }  # fmt: skip
+            "ledger": self.ledger,
+            "created": self.created,
+            "rule": canonical(rule_data(self.rule)),
+            "records": str(self.records),
+            "epsilon": float(self.budget.epsilon).hex(),
+            "delta": float(self.budget.delta).hex(),
+            "layout": self.layout,
+            "sketch": self.sketch,
+            "anchor": self.anchor,
+            **({"person": self.person} if self.person else {}),
+        }
 
     @classmethod
     def of(cls, rows: Mapping[str, str]) -> LedgerSettings:
@@ -139,9 +167,16 @@ class LedgerSettings:
             budget = Budget(float.fromhex(rows["epsilon"]), float.fromhex(rows["delta"]))
             rule = rule_of(json.loads(rows["rule"]), budget)
             settings = cls(
-                rows["ledger"], rows["created"], rule, budget, int(rows["records"]), rows["layout"], rows["sketch"], rows["anchor"],
+                rows["ledger"],
+                rows["created"],
+                rule,
+                budget,
+                int(rows["records"]),
+                rows["layout"],
+                rows["sketch"],
+                rows["anchor"],
                 rows.get("person", ""),
-            )  # fmt: skip
+            )
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Altered("its settings cannot be read") from None
         if settings.rows() != rows:
@@ -155,8 +190,9 @@ class LedgerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the ledger. `act` is charge, answer (its bytes were stored), purge, partition, records (the data set changed), hold or
-    release; of the last two `query_id` is the hold's own id. `closing.ACTS` are the officer's."""
+    """One line of the ledger. `act` is charge, answer (its bytes were stored), purge, partition,
+    records (the data set changed), hold or release; of the last two `query_id` is the hold's own
+    id. `closing.ACTS` are the officer's."""
 
     sequence: int
     time: str  # wall clock, for people
@@ -196,6 +232,8 @@ class Entry:
 
 
 _REPEATED = ("act", "run", "asker", "kind", "bucket")
-"""What thousands of entries have in common: a gate that holds them for years holds these words once."""
+"""What thousands of entries have in common: a gate that holds them for years holds these words
+once.
+"""
 COLUMNS = tuple(f.name for f in fields(Entry))
 _values = operator.attrgetter(*COLUMNS)

@@ -1,7 +1,9 @@
-"""What an officer may write into a chain besides questions: a witness, a restored backup and what became of it, and the move to another machine.
+"""What an officer may write into a chain besides questions: a witness, a restored backup and what
+became of it, and the move to another machine.
 
-While a ledger is closed (restored and not yet confirmed, or moved away) nothing but the officer's own entries may follow, so that an answer under
-it is an altered chain, whoever makes it. No file and no clock are touched here.
+While a ledger is closed (restored and not yet confirmed, or moved away) nothing but the officer's
+own entries may follow, so that an answer under it is an altered chain, whoever makes it. No file
+and no clock are touched here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 ACTS = ("witness", "restore", "confirm", "write-off", "tombstone", "arrive")
 RESTORED, MOVED = "restored", "moved"
 SAID = {
-    RESTORED: "it was restored from a backup, and answers nothing before its witness confirms it (`silodp ledger confirm`) or what is left is written off",
+    RESTORED: (
+        "it was restored from a backup, and answers nothing before its witness confirms it "
+        "(`silodp ledger confirm`) or what is left is written off"
+    ),
     MOVED: "it ends with a tombstone: its gate has moved, and this copy answers nothing any more",
 }
 
@@ -37,7 +42,9 @@ class Closing:
 
     @property
     def unknown(self) -> bool:
-        """Whether answers may have been given that the chain does not have: then all of the budget counts as spent."""
+        """Whether answers may have been given that the chain does not have: then all of the budget
+        counts as spent.
+        """
         return self.written_off or self.closed == RESTORED
 
     def check(self, name: str, entry: Entry) -> None:
@@ -48,19 +55,28 @@ class Closing:
             raise Altered(f"{name} charges after the rest of the budget was written off")
 
     def note(self, entry: Entry, data: Any) -> bool:
-        """Takes in an entry of the officer's, all at once or not at all; False if it is none, or cannot come here."""
+        """Takes in an entry of the officer's, all at once or not at all; False if it is none, or
+        cannot come here.
+        """
         match entry.act, self.closed:
             case "witness", "" if isinstance(data["file"], str) and data["file"]:
                 self.witness = data["file"]
             case "restore", "" | "restored":
                 self.closed, self.restored_at = RESTORED, (entry.sequence - 1, entry.previous)
-            case "confirm", "restored" if self.witness and data == {"witness": self.witness, "count": self.restored_at[0]}:
+            case "confirm", "restored" if self.witness and data == {
+                "witness": self.witness,
+                "count": self.restored_at[0],
+            }:
                 self.closed = ""
             case "write-off", "" | "restored":
                 self.closed, self.written_off = "", True
-            case "tombstone", "" if holds(data["key"], data["signature"], "tombstone", entry.previous, data["arrival"]):
+            case "tombstone", "" if holds(
+                data["key"], data["signature"], "tombstone", entry.previous, data["arrival"]
+            ):
                 self.closed, self.arrival = MOVED, data["arrival"]
-            case "arrive", "moved" if holds(self.arrival, data["signature"], "arrive", entry.previous):
+            case "arrive", "moved" if holds(
+                self.arrival, data["signature"], "arrive", entry.previous
+            ):
                 self.closed, self.arrival = "", ""
             case _:
                 return False
@@ -77,6 +93,8 @@ def holds(key: str, signature: str, what: str, *about: str) -> bool:
     from silodp.core.protocol.signature import signed_by
 
     try:
-        return signed_by(bytes.fromhex(key), bytes.fromhex(signature), bytes.fromhex(hashed(what, about)))
+        return signed_by(
+            bytes.fromhex(key), bytes.fromhex(signature), bytes.fromhex(hashed(what, about))
+        )
     except ValueError:
         return False

@@ -1,7 +1,9 @@
-"""Heads that other silos have seen: a silo signs its ledger's count and head, others keep them in a book and co-sign, and none goes back.
+"""Heads that other silos have seen: a silo signs its ledger's count and head, others keep them in a
+book and co-sign, and none goes back.
 
-What is exchanged is public: it says how many entries a ledger has, which is in each release too. A co-signature is of the past: it shows that
-a ledger was rolled back behind it, and does not show that nothing was answered after it (a witness, in `care`, does).
+What is exchanged is public: it says how many entries a ledger has, which is in each release too. A
+co-signature is of the past: it shows that a ledger was rolled back behind it, and does not show
+that nothing was answered after it (a witness, in `care`, does).
 """
 
 from __future__ import annotations
@@ -33,36 +35,68 @@ def state(ledger: DurableLedger, key: Ed25519PrivateKey) -> Statement:
 
 
 def cosign(book: Path, statement: Statement, own: Ed25519PrivateKey) -> Statement:
-    """The statement with this witness's signature; BadInput if the ledger has gone back behind, or beside, what the book has seen of it."""
+    """The statement with this witness's signature; BadInput if the ledger has gone back behind, or
+    beside, what the book has seen of it.
+    """
     _check(statement)
     try:
         seen = json.loads(book.read_text()) if book.exists() else {}
         last = seen.get(statement["ledger"], statement)
         key_then, count, head, when = (last[name] for name in ("key", "count", "head", "time"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise BadInput(f"the book {book} cannot be read; restore it, since it is what the others rely on") from None
+        raise BadInput(
+            f"the book {book} cannot be read; restore it, since it is what the others rely on"
+        ) from None
     if key_then != statement["key"]:
-        raise BadInput(f"the ledger {statement['ledger']} was signed for by another silo before; ask its operator")
+        raise BadInput(
+            f"the ledger {statement['ledger']} was signed for by another silo before; ask "
+            "its operator"
+        )
     if statement["count"] < count:
-        raise BadInput(f"the ledger was rolled back: it now has {statement['count']} entries, and had {count} on {when}")
+        raise BadInput(
+            f"the ledger was rolled back: it now has {statement['count']} entries, and had "
+            f"{count} on {when}"
+        )
     if statement["count"] == count and statement["head"] != head:
-        raise BadInput(f"there are two ledgers of this name: entry {count} is not the one that was seen on {when}")
+        raise BadInput(
+            f"there are two ledgers of this name: entry {count} is not the one that was "
+            f"seen on {when}"
+        )
     atomic.write(book, json.dumps(seen | {statement["ledger"]: statement}, indent=1) + "\n")
-    return statement | {"witness": public(own), "cosignature": signed(own, "cosigned", statement["signature"])}
+    return statement | {
+        "witness": public(own),
+        "cosignature": signed(own, "cosigned", statement["signature"]),
+    }
 
 
 def contradiction(ledger: DurableLedger, statement: Statement, key: str) -> str:
-    """How the ledger contradicts a co-signed head of the silo with this public key; empty if it does not."""
+    """How the ledger contradicts a co-signed head of the silo with this public key; empty if it
+    does not.
+    """
     _check(statement)
-    if not holds(str(statement.get("witness")), str(statement.get("cosignature")), "cosigned", statement["signature"]):
-        raise BadInput("the statement is not co-signed: the witness must sign it (`silodp ledger cosign`)")
+    if not holds(
+        str(statement.get("witness")),
+        str(statement.get("cosignature")),
+        "cosigned",
+        statement["signature"],
+    ):
+        raise BadInput(
+            "the statement is not co-signed: the witness must sign it (`silodp ledger cosign`)"
+        )
     if statement["ledger"] != ledger.settings.ledger or statement["key"] != key:
         raise BadInput("the statement is about another ledger, or signed by another silo's key")
     entries = list(ledger.entries())
     if statement["count"] > len(entries):
-        return f"it has {len(entries)} entries, but {statement['witness']} has seen {statement['count']} of them: ledger and anchor were rolled back"
+        return (
+            f"it has {len(entries)} entries, but {statement['witness']} has seen "
+            f"{statement['count']} of them: ledger and anchor were rolled back"
+        )
     head = entries[statement["count"] - 1].hash if statement["count"] else ledger.settings.genesis
-    return "" if head == statement["head"] else f"its entry {statement['count']} is not the one that {statement['witness']} has seen"
+    return (
+        ""
+        if head == statement["head"]
+        else f"its entry {statement['count']} is not the one that {statement['witness']} has seen"
+    )
 
 
 def _check(statement: Any) -> None:
@@ -76,4 +110,7 @@ def _check(statement: Any) -> None:
     except (KeyError, TypeError):
         fine = False
     if not fine:
-        raise BadInput("the statement is not a ledger's head signed by its silo; take what `silodp ledger head` wrote")
+        raise BadInput(
+            "the statement is not a ledger's head signed by its silo; take what `silodp "
+            "ledger head` wrote"
+        )

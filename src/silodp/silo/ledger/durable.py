@@ -1,9 +1,12 @@
-"""The ledger of a data set: an SQLite file that outlives runs, servers and processes, and says no before a budget is passed.
+"""The ledger of a data set: an SQLite file that outlives runs, servers and processes, and says no
+before a budget is passed.
 
-An answer takes three steps, each durable before the next: charge, store the bytes, send. Every change of state is an entry of a hash chain, and
-(count, head hash) is kept in a second place, the anchor, so that an older copy of the file, an altered one or none at all is refused.
+An answer takes three steps, each durable before the next: charge, store the bytes, send. Every
+change of state is an entry of a hash chain, and (count, head hash) is kept in a second place, the
+anchor, so that an older copy of the file, an altered one or none at all is refused.
 
-Refusals: budget, taken (held for other runs), local, id-reused, purged; ledger (the file cannot be written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed).
+Refusals: budget, taken (held for other runs), local, id-reused, purged; ledger (the file cannot be
+written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed).
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ __all__ = ["DurableLedger", "Entry", "Identity", "QueryLedger"]
 
 
 class DurableLedger:
-    """One data set's ledger, made by `create` or `open`. Threads may share it, and any number of processes may open it."""
+    """One data set's ledger, made by `create` or `open`. Threads may share it, and any number of
+    processes may open it.
+    """
 
     def __init__(self, file: LedgerFile) -> None:
         self._file = file
@@ -50,27 +55,50 @@ class DurableLedger:
         anchor: Path | None = None,
         registry: Path | None = None,
     ) -> DurableLedger:
-        """A new ledger with nothing spent. Refuses to overwrite anything, and a data set that has a ledger already on this machine."""
+        """A new ledger with nothing spent. Refuses to overwrite anything, and a data set that has a
+        ledger already on this machine.
+        """
         file = LedgerFile(path, anchor)
         if not math.isfinite(budget.epsilon):
             raise BadInput(f"epsilon is {budget.epsilon:g}; a durable ledger needs a finite one")
         if records != identity.count:
-            raise BadInput(f"records is {records}, but the identity is of {identity.count} records; both must be of the same data set")
+            raise BadInput(
+                f"records is {records}, but the identity is of {identity.count} records; "
+                "both must be of the same data set"
+            )
         key = secrets.token_bytes(32)
         sketch, layout = identity.sketch(key), identity.layout_under(key)
         elsewhere = str(Path(anchor).resolve()) if anchor else ""
-        settings = LedgerSettings(secrets.token_hex(16), now(), rule, budget, records, layout, sketch.digest(), elsewhere, identity.person)
+        settings = LedgerSettings(
+            secrets.token_hex(16),
+            now(),
+            rule,
+            budget,
+            records,
+            layout,
+            sketch.digest(),
+            elsewhere,
+            identity.person,
+        )
         empty, place, known = Tally(settings), file.anchor(settings), Registry(registry)
         if not empty.capacity > 0:
             raise BadInput(
-                f"nothing could ever be asked: the {rule.name} rule leaves no room in epsilon {budget.epsilon:g}, delta {budget.delta:g}"
+                f"nothing could ever be asked: the {rule.name} rule leaves no room in "
+                f"epsilon {budget.epsilon:g}, delta {budget.delta:g}"
             )
         with known.locked(), contextlib.ExitStack() as undo:
             known.refuse_known(identity, file.path)
-            for taken in (file.path, place, *(Path(f"{file.path}{end}") for end in ("-journal", "-wal", "-shm"))):
+            for taken in (
+                file.path,
+                place,
+                *(Path(f"{file.path}{end}") for end in ("-journal", "-wal", "-shm")),
+            ):
                 if os.path.lexists(taken):
-                    raise BadInput(f"{taken} exists already; a ledger is never made over another file")
-            # The registry first: a ledger that it does not know would let a copy of the data have a second one.
+                    raise BadInput(
+                        f"{taken} exists already; a ledger is never made over another file"
+                    )
+            # The registry first: a ledger that it does not know would let a copy of the data have a
+            # second one.
             undo.callback(known.forget, settings.ledger)
             known.write(Registered(settings.ledger, file.path, sketch))
             try:
@@ -81,19 +109,26 @@ class DurableLedger:
                 file.write_anew(settings, sketch)
                 sync_folder(file.path.parent)
             except (OSError, sqlite3.Error) as error:
-                raise BadInput(f"the ledger {file.path} cannot be written: {reason(error)}") from None
+                raise BadInput(
+                    f"the ledger {file.path} cannot be written: {reason(error)}"
+                ) from None
             undo.pop_all()
         return cls.open(path, anchor=anchor)
 
     @classmethod
     def open(cls, path: Path, *, anchor: Path | None = None, pin: bool = True) -> DurableLedger:
-        """The ledger at `path`, its chain and its anchor checked. Never makes one: what is missing or wrong is refused in a sentence.
+        """The ledger at `path`, its chain and its anchor checked. Never makes one: what is missing
+        or wrong is refused in a sentence.
 
-        An anchor that is behind, as a killed process leaves it, is brought up, but not for one who only looks (`pin`).
+        An anchor that is behind, as a killed process leaves it, is brought up, but not for one who
+        only looks (`pin`).
         """
         file = LedgerFile(path, anchor)
         if not file.path.is_file():
-            raise BadInput(f"there is no ledger at {path}; restore it (a new one is made by `silodp ledger create` only)")
+            raise BadInput(
+                f"there is no ledger at {path}; restore it (a new one is made by `silodp "
+                "ledger create` only)"
+            )
         with file.explained():
             with file.transaction(write=False) as connection:
                 file.sketch(connection)
@@ -101,7 +136,7 @@ class DurableLedger:
                 file.pin()
         return cls(file)
 
-    # --- answering --------------------------------------------------------------------------------------------------------------
+    # --- answering -------------------------------------------------------------------------------
 
     def for_query(
         self,
@@ -116,22 +151,31 @@ class DurableLedger:
         most_local: float = math.inf,
         now: float | None = None,
     ) -> QueryLedger:
-        """The ledger of one query: it has the stored answer if there is one. `digest` must cover all that the query says and who signed it.
+        """The ledger of one query: it has the stored answer if there is one. `digest` must cover
+        all that the query says and who signed it.
 
-        `round` names the total of a shuffle that the answer goes into: each is answered under one query id only. `generation`, from
-        `recognise`, names the records that will answer: once the ledger knows of later ones, the charge is refused. So is one that would
-        take what the shuffler can learn past `most_local`, by a filter (`Tally.local_share`). Holds of other runs that have not run out by
-        `now`, in seconds since 1970, are not taken away from them.
+        `round` names the total of a shuffle that the answer goes into: each is answered under one
+        query id only. `generation`, from `recognise`, names the records that will answer: once the
+        ledger knows of later ones, the charge is refused. So is one that would take what the
+        shuffler can learn past `most_local`, by a filter (`Tally.local_share`). Holds of other runs
+        that have not run out by `now`, in seconds since 1970, are not taken away from them.
         """
         about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
-        if not query_id or not all(isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()):
+        if not query_id or not all(
+            isinstance(text, str) and len(text) <= 200 and text.isprintable()
+            for text in about.values()
+        ):
             raise Refused("id")
-        return QueryLedger(self._file, generation, most_local, now, round=round, **about, digest=digest.hex())
+        return QueryLedger(
+            self._file, generation, most_local, now, round=round, **about, digest=digest.hex()
+        )
 
     def partition(self, name: str, batches: int, *, generation: int) -> np.ndarray:
-        """The stored permutation of range(n) for this partition: drawn once, durable before its first use, and never drawn again.
+        """The stored permutation of range(n) for this partition: drawn once, durable before its
+        first use, and never drawn again.
 
-        It holds for the records as they were checked; once they change, another is drawn, whose batches are charged on top of the old ones.
+        It holds for the records as they were checked; once they change, another is drawn, whose
+        batches are charged on top of the old ones.
         """
         file = self._file
         with file.change() as connection:
@@ -140,14 +184,20 @@ class DurableLedger:
             entry = tally.partitions.get((name, batches, tally.generation))
             if entry is None:
                 drawn = Keystream().permutation(tally.records).astype("<u4").tobytes()
-                event = {"partition": name, "batches": batches, "hmac": tag(key, b"partition", drawn).hex()}
+                event = {
+                    "partition": name,
+                    "batches": batches,
+                    "hmac": tag(key, b"partition", drawn).hex(),
+                }
                 entry = file.append(connection, "partition", event=event)
                 connection.execute("INSERT INTO partitions VALUES (?, ?)", (entry.sequence, drawn))
             stored = file.permutation(connection, entry, key)
         return np.frombuffer(stored, "<u4").astype(np.int64)
 
     def purge(self, query_id: str) -> None:
-        """Drops the stored answer. Its charge stays, and its id is refused from now on, never computed again."""
+        """Drops the stored answer. Its charge stays, and its id is refused from now on, never
+        computed again.
+        """
         file = self._file
         with file.change(explain=True) as connection:
             known = file.tally.queries.get(query_id)
@@ -157,19 +207,30 @@ class DurableLedger:
                 self._drop(connection, known)
 
     def purge_before(self, day: str) -> int:
-        """Drops every stored answer whose query was charged before this day (2026-11-17, UTC); how many there were.
+        """Drops every stored answer whose query was charged before this day (2026-11-17, UTC); how
+        many there were.
 
-        It is the charge's day that decides: when an answer was ready, which may depend on records, decides nothing.
+        It is the charge's day that decides: when an answer was ready, which may depend on records,
+        decides nothing.
         """
         file, last = self._file, None
         with file.change(explain=True) as connection:
-            old = [known for known in file.tally.queries.values() if known.answer and not known.purged and known.charge.time < day]
+            old = [
+                known
+                for known in file.tally.queries.values()
+                if known.answer and not known.purged and known.charge.time < day
+            ]
             for known in old:
                 last = self._drop(connection, known, last)
         return len(old)
 
-    def _drop(self, connection: sqlite3.Connection, known: Known, after: Entry | None = None) -> Entry:
-        about = {name: getattr(known.charge, name) for name in ("query_id", "digest", "kind", "asker", "run")}
+    def _drop(
+        self, connection: sqlite3.Connection, known: Known, after: Entry | None = None
+    ) -> Entry:
+        about = {
+            name: getattr(known.charge, name)
+            for name in ("query_id", "digest", "kind", "asker", "run")
+        }
         if known.answer:
             connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
         return self._file.append(connection, "purge", event={}, after=after, **about)
@@ -184,13 +245,20 @@ class DurableLedger:
         *,
         registry: Path | None = None,
     ) -> tuple[float, int]:
-        """The share of these records that the ledger knows, and their generation; BadInput if they are another data set's.
+        """The share of these records that the ledger knows, and their generation; BadInput if they
+        are another data set's.
 
-        To be called before anything is asked, by each that answers: a charge and a partition are for one generation, so whoever has
-        records of an earlier one can neither price by the new n nor take batches of rows that have moved. Edits, growth and another order are written down (an entry of price 0), and the ledger goes on with what it has spent. That they
-        happened, and the new n, is public: the count of entries is in each release.
+        To be called before anything is asked, by each that answers: a charge and a partition are
+        for one generation, so whoever has records of an earlier one can neither price by the new n
+        nor take batches of rows that have moved. Edits, growth and another order are written down
+        (an entry of price 0), and the ledger goes on with what it has spent. That they happened,
+        and the new n, is public: the count of entries is in each release.
         """
-        file, identity, known = self._file, Identity.of(x, y, exact, persons, person), Registry(registry)
+        file, identity, known = (
+            self._file,
+            Identity.of(x, y, exact, persons, person),
+            Registry(registry),
+        )
         with file.explained(), known.locked():
             with file.transaction() as connection:
                 file.check_open()
@@ -198,23 +266,38 @@ class DurableLedger:
                 known.refuse_copy(name, self.path)
                 likeness, layout = sketch.compare(identity), identity.layout_under(sketch.key)
                 if not likeness.same:
-                    raise BadInput(f"these records are not the data set of the ledger {self.path}: it knows {likeness.known:.0%} of them")
-                if sketch.by_person != identity.by_person and (sketch.by_person or file.tally.total > 0):
+                    raise BadInput(
+                        f"these records are not the data set of the ledger {self.path}: it "
+                        f"knows {likeness.known:.0%} of them"
+                    )
+                if sketch.by_person != identity.by_person and (
+                    sketch.by_person or file.tally.total > 0
+                ):
                     made, now = ("persons", "rows") if sketch.by_person else ("rows", "persons")
                     raise BadInput(
-                        f"the ledger {self.path} keeps a budget of {made}, but the schema now protects {now}: what was spent was promised to others; "
+                        f"the ledger {self.path} keeps a budget of {made}, but the schema "
+                        f"now protects {now}: what was spent was promised to others; "
                         f"keep the schema's person as it was when the ledger was made"
                     )
                 made, now = file.tally.settings.person, identity.person
-                if made and now and made != now:  # ids of two columns may overlap: many count from 1
+                if (
+                    made and now and made != now
+                ):  # ids of two columns may overlap: many count from 1
                     raise BadInput(
-                        f"the ledger {self.path} keeps a budget of persons by the column {made!r}, and the schema now names {now!r}; "
+                        f"the ledger {self.path} keeps a budget of persons by the column "
+                        f"{made!r}, and the schema now names {now!r}; "
                         "keep the schema's person column as it was when the ledger was made"
                     )
-                renamed = sketch.by_person and identity.by_person and likeness.records >= MOSTLY and likeness.persons < SAME
+                renamed = (
+                    sketch.by_person
+                    and identity.by_person
+                    and likeness.records >= MOSTLY
+                    and likeness.persons < SAME
+                )
                 if renamed and file.tally.total > 0:
                     raise BadInput(
-                        f"the ledger {self.path} knows these rows, but not whose they are: their persons have other ids than when it was spent from; "
+                        f"the ledger {self.path} knows these rows, but not whose they are: "
+                        "their persons have other ids than when it was spent from; "
                         "keep the schema's person column, and its ids, as they were"
                     )
                 known.refuse_known(identity, self.path, but=name)
@@ -223,12 +306,14 @@ class DurableLedger:
                     sketch = sketch.merged(identity.sketch(sketch.key))
                     event = {"records": identity.count, "layout": layout, "sketch": sketch.digest()}
                     generation = file.append(connection, "records", event=event).sequence
-                    connection.execute("UPDATE identity SET marks = ?, parts = ?", (sketch.rows, sketch.profiles))
+                    connection.execute(
+                        "UPDATE identity SET marks = ?, parts = ?", (sketch.rows, sketch.profiles)
+                    )
             known.keep(Registered(name, self.path, sketch))
             file.pin()
         return likeness.known, generation
 
-    # --- looking ----------------------------------------------------------------------------------------------------------------
+    # --- looking ---------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -264,31 +349,45 @@ class DurableLedger:
         return tally.sequence, tally.head
 
     def spent(self) -> float:
-        """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance (`figures.HOLDS`). Of totals: against the server."""
+        """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance
+        (`figures.HOLDS`). Of totals: against the server.
+        """
         tally = self._file.snapshot()
         delta = tally.settings.budget.delta
         if tally.closing.unknown:
             return float(tally.settings.budget.epsilon)
         return (
-            tally.schedule().epsilon(delta) if tally.rule.name == "totals" else float(tally.rule.epsilon(tally.buckets, np.asarray(delta)))
+            tally.schedule().epsilon(delta)
+            if tally.rule.name == "totals"
+            else float(tally.rule.epsilon(tally.buckets, np.asarray(delta)))
         )
 
     def local(self) -> float:
         """As `spent`, against whoever sees the silo's own counts too, such as the shuffler."""
         tally = self._file.snapshot()
-        return math.inf if tally.closing.unknown else tally.schedule(local=True).epsilon(tally.settings.budget.delta)
+        return (
+            math.inf
+            if tally.closing.unknown
+            else tally.schedule(local=True).epsilon(tally.settings.budget.delta)
+        )
 
     def left(self) -> float:
-        """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what `used` says does.)"""
+        """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what
+        `used` says does.)
+        """
         return max(0.0, self.settings.budget.epsilon - self.spent())
 
     def used(self) -> float:
-        """Share of the rule's capacity that is used up, from 0 to 1; all of it where what was answered is not known."""
+        """Share of the rule's capacity that is used up, from 0 to 1; all of it where what was
+        answered is not known.
+        """
         tally = self._file.snapshot()
         return 1.0 if tally.closing.unknown else tally.total / tally.capacity
 
     def stored(self, query_id: str) -> bytes | None:
-        """The answer that was given to this query, as it was sent; None where there is none, or none any more."""
+        """The answer that was given to this query, as it was sent; None where there is none, or
+        none any more.
+        """
         file = self._file
         with file.explained(), file.transaction(write=False) as connection:
             return file.answer(connection, file.tally.queries.get(query_id))
@@ -300,5 +399,8 @@ class DurableLedger:
         yield from found
 
     def verify(self) -> int:
-        """The count of entries that anchor and witness have seen. Replays the whole file as if for the first time; BadInput with a sentence that names the entry if anything is not as it was written."""
+        """The count of entries that anchor and witness have seen. Replays the whole file as if for
+        the first time; BadInput with a sentence that names the entry if anything is not as it was
+        written.
+        """
         return self._file.verify()

@@ -1,4 +1,6 @@
-"""The ledger's two files on disk: the SQLite file, opened so that what is committed stays, and the anchor, beside it or on another disk."""
+"""The ledger's two files on disk: the SQLite file, opened so that what is committed stays, and the
+anchor, beside it or on another disk.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ from silodp.silo.ledger.tally import SLACK, Known, Tally
 APPLICATION = 0x51100DB1
 TABLES = (  # by name
     "CREATE TABLE answers (sequence INTEGER PRIMARY KEY, bytes BLOB NOT NULL)",
-    f"CREATE TABLE entries ({COLUMNS[0]} INTEGER PRIMARY KEY, {', '.join(f'{column} TEXT NOT NULL' for column in COLUMNS[1:])})",
+    (
+        f"CREATE TABLE entries ({COLUMNS[0]} INTEGER PRIMARY KEY, "
+        f"{', '.join(f'{column} TEXT NOT NULL' for column in COLUMNS[1:])})"
+    ),
     "CREATE TABLE identity (key BLOB NOT NULL, marks BLOB NOT NULL, parts BLOB NOT NULL)",
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE UNIQUE INDEX once ON entries (query_id, act) WHERE query_id <> ''",
@@ -33,10 +38,12 @@ ENTRIES = f"SELECT {', '.join(COLUMNS)} FROM entries"
 
 
 class LedgerFile:
-    """Both files and the tally of what was read from them. Memory follows the file, never the other way round.
+    """Both files and the tally of what was read from them. Memory follows the file, never the other
+    way round.
 
-    Every transaction opens the file anew and checks all that is new in it, so that other processes, a fork, and a file that was swapped or
-    rolled back underneath are seen. Each of the methods that takes a connection is called within a transaction.
+    Every transaction opens the file anew and checks all that is new in it, so that other processes,
+    a fork, and a file that was swapped or rolled back underneath are seen. Each of the methods that
+    takes a connection is called within a transaction.
     """
 
     def __init__(self, path: Path, anchor: Path | None) -> None:
@@ -70,13 +77,17 @@ class LedgerFile:
             for table in TABLES:
                 connection.execute(table)
             connection.executemany("INSERT INTO meta VALUES (?, ?)", settings.rows().items())
-            connection.execute("INSERT INTO identity VALUES (?, ?, ?)", (sketch.key, sketch.rows, sketch.profiles))
+            connection.execute(
+                "INSERT INTO identity VALUES (?, ?, ?)", (sketch.key, sketch.rows, sketch.profiles)
+            )
             connection.execute("COMMIT")
 
-    # --- transactions -----------------------------------------------------------------------------------------------------------
+    # --- transactions ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def transaction(self, *, write: bool = True, sums: bool = False) -> Iterator[sqlite3.Connection]:
+    def transaction(
+        self, *, write: bool = True, sums: bool = False
+    ) -> Iterator[sqlite3.Connection]:
         with self._lock, contextlib.closing(connect(self.path)) as connection:
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
@@ -89,7 +100,8 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def change(self, *, explain: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that is in the anchor too, and with the witness, before anything else happens; none in a ledger that is closed.
+        """A transaction that is in the anchor too, and with the witness, before anything else
+        happens; none in a ledger that is closed.
 
         What goes wrong is one fixed code, or a sentence for people.
         """
@@ -100,110 +112,169 @@ class LedgerFile:
             self.pin()
 
     def check_open(self) -> None:
-        """Within a transaction: Altered where the ledger was restored and not confirmed, or has moved away."""
+        """Within a transaction: Altered where the ledger was restored and not confirmed, or has
+        moved away.
+        """
         if closed := self.tally.closing.closed:
             raise Altered(SAID[closed])
 
     def _catch_up(self, connection: sqlite3.Connection, *, sums: bool) -> None:
         if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,):
             raise Altered("the file is empty or is not a ledger")
-        if tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master ORDER BY name")) != TABLES:
+        if (
+            tuple(
+                sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master ORDER BY name")
+            )
+            != TABLES
+        ):
             raise Altered("its tables are not those of a ledger")
-        pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        pages, size = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "page_size")
+        )
         if self.path.stat().st_size != pages * size:
             raise Altered("the file is cut short")
         settings = LedgerSettings.of(dict(connection.execute("SELECT name, value FROM meta")))
         tally = self._tally or Tally(settings)
         if settings.genesis != tally.settings.genesis:
-            raise Altered("it is another ledger than the one that was opened, or its settings were altered")
+            raise Altered(
+                "it is another ledger than the one that was opened, or its settings were altered"
+            )
         if _hash_at(connection, tally.sequence, tally) != tally.head:
             raise Altered(f"entry {tally.sequence} is gone or is not the one that was there before")
-        for row in connection.execute(f"{ENTRIES} WHERE sequence > ? ORDER BY sequence", (tally.sequence,)):
+        for row in connection.execute(
+            f"{ENTRIES} WHERE sequence > ? ORDER BY sequence", (tally.sequence,)
+        ):
             tally.apply(Entry.of(row), sums=sums)
         if connection.execute("SELECT min(sequence) FROM entries").fetchone()[0] not in (None, 1):
-            raise Altered("it has entries before its first")  # which no replay reads, and every list of entries would
+            raise Altered(
+                "it has entries before its first"
+            )  # which no replay reads, and every list of entries would
         tally.check_total()
         self._anchored = self._check_seen(connection, tally)
         self._tally = tally
 
     def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
-        """The count that anchor and witness have both seen; Altered unless the chain was, at that count, what each says. It may be ahead."""
+        """The count that anchor and witness have both seen; Altered unless the chain was, at that
+        count, what each says. It may be ahead.
+        """
         return min(check_seen(connection, tally, place, what) for what, place in self.places(tally))
 
     def places(self, tally: Tally) -> list[tuple[str, Path]]:
-        """Where count and head are kept besides: the anchor, and the witness that the officer has appointed."""
+        """Where count and head are kept besides: the anchor, and the witness that the officer has
+        appointed.
+        """
         witness = tally.closing.witness
-        return [("anchor", self.anchor(tally.settings)), *([("witness", Path(witness))] if witness else [])]
+        return [
+            ("anchor", self.anchor(tally.settings)),
+            *([("witness", Path(witness))] if witness else []),
+        ]
 
     def pin(self) -> None:
-        """Brings anchor and witness up to what is committed; under the file's lock, so that they never go back."""
+        """Brings anchor and witness up to what is committed; under the file's lock, so that they
+        never go back.
+        """
         with self._lock:
             if self._anchored == self.tally.sequence:
                 return
             with self.transaction():
                 if self._anchored < self.tally.sequence:
                     for what, place in self.places(self.tally):
-                        if what == "anchor" or self.tally.closing.closed != RESTORED:  # what a witness has seen is what will confirm
+                        if (
+                            what == "anchor" or self.tally.closing.closed != RESTORED
+                        ):  # what a witness has seen is what will confirm
                             write_anchor(place, self.tally)
                     self._anchored = self.tally.sequence
 
     def append(self, connection: sqlite3.Connection, act: str, **about) -> Entry:
         entry = self.tally.draft(act, now(), **about)
-        connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", entry.row())
+        connection.execute(
+            f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", entry.row()
+        )
         self._anchored = -1  # until `pin` has looked
         return entry
 
     def check_generation(self, generation: int) -> None:
-        """Within a transaction: refuses whoever has other records than those that the ledger was last shown."""
+        """Within a transaction: refuses whoever has other records than those that the ledger was
+        last shown.
+        """
         if generation != self.tally.generation:
             raise Refused("ledger")
 
-    # --- what the entries speak of ----------------------------------------------------------------------------------------------
+    # --- what the entries speak of ---------------------------------------------------------------
 
     def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
         """The stored answer; Altered if its bytes are not those whose hash is in the chain."""
         if known is None or known.answer is None or known.purged:
             return None
-        row = connection.execute("SELECT bytes FROM answers WHERE sequence = ?", (known.answer.sequence,)).fetchone()
-        if row is None or not isinstance(row[0], bytes) or hashlib.sha256(row[0]).hexdigest() != known.answer.sha256:
-            raise Altered(f"the stored answer of entry {known.answer.sequence} is gone or was altered")
+        row = connection.execute(
+            "SELECT bytes FROM answers WHERE sequence = ?", (known.answer.sequence,)
+        ).fetchone()
+        if (
+            row is None
+            or not isinstance(row[0], bytes)
+            or hashlib.sha256(row[0]).hexdigest() != known.answer.sha256
+        ):
+            raise Altered(
+                f"the stored answer of entry {known.answer.sequence} is gone or was altered"
+            )
         return row[0]
 
     def permutation(self, connection: sqlite3.Connection, entry: Entry, key: bytes) -> bytes:
-        row = connection.execute("SELECT permutation FROM partitions WHERE sequence = ?", (entry.sequence,)).fetchone()
-        if row is None or not isinstance(row[0], bytes) or tag(key, b"partition", row[0]).hex() != json.loads(entry.event)["hmac"]:
+        row = connection.execute(
+            "SELECT permutation FROM partitions WHERE sequence = ?", (entry.sequence,)
+        ).fetchone()
+        if (
+            row is None
+            or not isinstance(row[0], bytes)
+            or tag(key, b"partition", row[0]).hex() != json.loads(entry.event)["hmac"]
+        ):
             raise Altered(f"the stored partition of entry {entry.sequence} is gone or was altered")
         return row[0]
 
     def sketch(self, connection: sqlite3.Connection) -> Sketch:
         rows = connection.execute("SELECT key, marks, parts FROM identity").fetchall()
-        if len(rows) != 1 or not all(isinstance(value, bytes) for value in rows[0]) or Sketch(*rows[0]).digest() != self.tally.sketch:
+        if (
+            len(rows) != 1
+            or not all(isinstance(value, bytes) for value in rows[0])
+            or Sketch(*rows[0]).digest() != self.tally.sketch
+        ):
             raise Altered("the sketch of its records is gone or was altered")
         return Sketch(*rows[0])
 
     def verify(self) -> int:
-        """Replays the whole file as if for the first time: chain, prices, totals, stored answers and partitions, sketch, anchor.
+        """Replays the whole file as if for the first time: chain, prices, totals, stored answers
+        and partitions, sketch, anchor.
 
-        Answers with the count of entries that anchor and witness have both seen; a process that was killed leaves them behind.
+        Answers with the count of entries that anchor and witness have both seen; a process that was
+        killed leaves them behind.
         """
         anew = LedgerFile(self.path, self._given_anchor)
         with self.explained(), anew.transaction(write=False, sums=True) as connection:
             tally, key = anew.tally, anew.sketch(connection).key
             if tally.total > tally.capacity * (1 + SLACK):
-                raise Altered(f"its total of {tally.total:g} is above the {tally.capacity:g} that its budget allows")
+                raise Altered(
+                    f"its total of {tally.total:g} is above the {tally.capacity:g} that "
+                    "its budget allows"
+                )
             kept = [known for known in tally.queries.values() if known.answer and not known.purged]
             for known in kept:
                 anew.answer(connection, known)
             for entry in tally.partitions.values():
                 anew.permutation(connection, entry, key)
-            for table, entries in (("answers", [k.answer for k in kept]), ("partitions", tally.partitions.values())):
-                if {sequence for (sequence,) in connection.execute(f"SELECT sequence FROM {table}")} != {e.sequence for e in entries if e}:
+            for table, entries in (
+                ("answers", [k.answer for k in kept]),
+                ("partitions", tally.partitions.values()),
+            ):
+                if {
+                    sequence for (sequence,) in connection.execute(f"SELECT sequence FROM {table}")
+                } != {e.sequence for e in entries if e}:
                     raise Altered(f"its {table} are not those that its entries speak of")
             if [result for (result,) in connection.execute("PRAGMA integrity_check(1)")] != ["ok"]:
                 raise Altered("its pages are damaged")
         return anew._anchored
 
-    # --- what went wrong --------------------------------------------------------------------------------------------------------
+    # --- what went wrong -------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -225,7 +296,9 @@ class LedgerFile:
 
 
 def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: str) -> int:
-    """The count that a file apart has seen; Altered unless the chain was, at that count, what it says."""
+    """The count that a file apart has seen; Altered unless the chain was, at that count, what it
+    says.
+    """
     try:
         data = json.loads(place.read_bytes())
         ledger, count, head = str(data["ledger"]), int(data["count"]), str(data["head"])
@@ -236,7 +309,10 @@ def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: 
     if ledger != tally.settings.ledger:
         raise Altered(f"its {what} {place} belongs to another ledger")
     if count > tally.sequence:
-        raise Altered(f"it has {tally.sequence} entries but its {what} {place} has seen {count}, so this is an older copy")
+        raise Altered(
+            f"it has {tally.sequence} entries but its {what} {place} has seen {count}, so "
+            "this is an older copy"
+        )
     if count < 0 or _hash_at(connection, count, tally) != head:
         which = f"entry {count} is" if count else "its settings are"
         raise Altered(f"{which} not what its {what} {place} has seen")
@@ -244,7 +320,9 @@ def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: 
 
 
 def write_anchor(place: Path, tally: Tally, last: Entry | None = None) -> None:
-    """What has been seen of the chain: all that is in it or, before it is committed, the entry that comes last."""
+    """What has been seen of the chain: all that is in it or, before it is committed, the entry that
+    comes last.
+    """
     count, head = (last.sequence, last.hash) if last else (tally.sequence, tally.head)
     atomic.write(place, canonical({"ledger": tally.settings.ledger, "count": count, "head": head}))
 
@@ -265,4 +343,8 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "it cannot be read or written"
     words = str(error)
-    return "the file is damaged or is not a ledger" if "not a database" in words or "malformed" in words else words
+    return (
+        "the file is damaged or is not a ledger"
+        if "not a database" in words or "malformed" in words
+        else words
+    )

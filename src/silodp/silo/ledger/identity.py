@@ -1,20 +1,29 @@
-"""Which data set a ledger belongs to: a keyed sketch of its records that survives reordering, edits, growth, renaming and copying.
+"""Which data set a ledger belongs to: a keyed sketch of its records that survives reordering,
+edits, growth, renaming and copying.
 
-A record's mark is the HMAC-SHA256, under a key that never leaves the ledger and the registry, of its values in sorted order: neither the order of
-rows or columns nor which column is the label matters. `columns` has profiles of some columns each, how often each value occurs in them: they outlive added
-and dropped columns, also together with added, removed and edited rows. Values themselves are never stored. What is compared is the file's cells,
-not what a schema makes of them; another kind of file, or of true and false, is seen through.
+A record's mark is the HMAC-SHA256, under a key that never leaves the ledger and the registry, of
+its values in sorted order: neither the order of rows or columns nor which column is the label
+matters. `columns` has profiles of some columns each, how often each value occurs in them: they
+outlive added and dropped columns, also together with added, removed and edited rows. Values
+themselves are never stored. What is compared is the file's cells, not what a schema makes of them;
+another kind of file, or of true and false, is seen through.
 
-Recognised: data with 1 in 20 of the smaller set's whole rows (where rows repeat by chance, more, up to half), or with enough people (at least 21,
-21 n / 2,000 in a larger set of n, and more the coarser the columns) in columns that stayed. Not recognised: data that was rescaled or retyped
-throughout, images that were packed anew with loss, fewer people in rows that all changed, and few coarse columns (an age and a sex, say) once the
-rows have grown several times over or half were replaced. Different people whose rows are mostly alike, as of yes and no alone, are taken for the same.
+Recognised: data with 1 in 20 of the smaller set's whole rows (where rows repeat by chance, more, up
+to half), or with enough people (at least 21, 21 n / 2,000 in a larger set of n, and more the
+coarser the columns) in columns that stayed. Not recognised: data that was rescaled or retyped
+throughout, images that were packed anew with loss, fewer people in rows that all changed, and few
+coarse columns (an age and a sex, say) once the rows have grown several times over or half were
+replaced. Different people whose rows are mostly alike, as of yes and no alone, are taken for the
+same.
 
-Where records are persons, they are recognised by who they are as well: each has a mark of its own, the HMAC of its id under the same key. New rows
-of known persons are then known persons, though no row was ever there before. The silos of one federation that was started on one machine are
-told apart by its operator: there an id is not taken for the same person in two silos, since many hospitals count from 1.
+Where records are persons, they are recognised by who they are as well: each has a mark of its own,
+the HMAC of its id under the same key. New rows of known persons are then known persons, though no
+row was ever there before. The silos of one federation that was started on one machine are told
+apart by its operator: there an id is not taken for the same person in two silos, since many
+hospitals count from 1.
 
-The registry is a folder with one file for each ledger known on this machine, so that a copy of the data does not get a budget of its own.
+The registry is a folder with one file for each ledger known on this machine, so that a copy of the
+data does not get a budget of its own.
 """
 
 from __future__ import annotations
@@ -36,13 +45,27 @@ import numpy as np
 from silodp.core.errors import BadInput
 from silodp.host import atomic
 from silodp.host.portable import lock
-from silodp.silo.ledger.columns import CORE, PERSON, Profile, by_chance, comparable, exactly, merged, persons_of, profiles_of, unpacked
+from silodp.silo.ledger.columns import (
+    CORE,
+    PERSON,
+    Profile,
+    by_chance,
+    comparable,
+    exactly,
+    merged,
+    persons_of,
+    profiles_of,
+    unpacked,
+)
 
 MARK = 16  # bytes of a mark
 KEPT = 100_000
-"""Marks kept of a data set; of a larger one the smallest, which are a random sample under the key."""
+"""Marks kept of a data set; of a larger one the smallest, which are a random sample under the key.
+"""
 SAME = 0.05
-"""Two data sets are the same one, changed, when this share of the smaller one's records is in both, besides twice what chance would give ..."""
+"""Two data sets are the same one, changed, when this share of the smaller one's records is in both,
+besides twice what chance would give ...
+"""
 MOSTLY = 0.5  # ... or this share, whatever chance gives
 PROFILES = 300  # kept of a data set whose columns change again and again
 _CHUNK = 2**22
@@ -50,7 +73,9 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Identity:
-    """Digests of the records, in memory only: without the ledger's key they could be found by guessing records, so they are never stored."""
+    """Digests of the records, in memory only: without the ledger's key they could be found by
+    guessing records, so they are never stored.
+    """
 
     count: int
     rows: list[bytes]
@@ -60,24 +85,44 @@ class Identity:
     """Of persons: the column that says who they are."""
 
     @classmethod
-    def of(cls, x: Any, y: Any, exact: bytes = b"", persons: Sequence[str] | None = None, person: str = "") -> Identity:
-        """The identity of records x (n, ...) with labels y (n,), recognised by values as `comparable` has them.
+    def of(
+        cls,
+        x: Any,
+        y: Any,
+        exact: bytes = b"",
+        persons: Sequence[str] | None = None,
+        person: str = "",
+    ) -> Identity:
+        """The identity of records x (n, ...) with labels y (n,), recognised by values as
+        `comparable` has them.
 
-        The layout is exact: `exact` is the digest of whatever x and y were made of, where that says more than they do. Where records are
-        persons, x and y have their rows, and `persons` an id for each person, "" for one who has none, from the column `person`.
+        The layout is exact: `exact` is the digest of whatever x and y were made of, where that says
+        more than they do. Where records are persons, x and y have their rows, and `persons` an id
+        for each person, "" for one who has none, from the column `person`.
         """
         x, y = np.asarray(x), np.asarray(y)
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
-            raise BadInput(f"records need features of shape (n, ...) and labels of shape (n,), n > 0, but have {x.shape} and {y.shape}")
+            raise BadInput(
+                "records need features of shape (n, ...) and labels of shape (n,), n > 0, "
+                f"but have {x.shape} and {y.shape}"
+            )
         flat, rows = x.reshape(len(x), -1), []
         step = max(1, _CHUNK // (flat.shape[1] + 1))
         for start in range(0, len(x), step):
-            table = comparable(np.column_stack([flat[start : start + step], y[start : start + step]]))
+            table = comparable(
+                np.column_stack([flat[start : start + step], y[start : start + step]])
+            )
             rows += [hashlib.sha256(row.tobytes()).digest() for row in np.sort(table, axis=1)]
         profiles, layout = profiles_of([*flat.T, y]), exactly([x, y]) + exact
         if persons is None:
             return cls(len(rows), rows, profiles, layout)
-        return cls(len(persons), rows, [persons_of(persons), *profiles], layout + exactly([np.array(persons)]), person)
+        return cls(
+            len(persons),
+            rows,
+            [persons_of(persons), *profiles],
+            layout + exactly([np.array(persons)]),
+            person,
+        )
 
     @property
     def by_person(self) -> bool:
@@ -85,10 +130,18 @@ class Identity:
 
     def sketch(self, key: bytes) -> Sketch:
         rows = {tag(key, b"row", digest)[:MARK] for digest in self.rows}
-        return Sketch(key, _packed(rows), b"".join(profile.keyed(partial(tag, key, b"part")).packed() for profile in self.profiles))
+        return Sketch(
+            key,
+            _packed(rows),
+            b"".join(
+                profile.keyed(partial(tag, key, b"part")).packed() for profile in self.profiles
+            ),
+        )
 
     def layout_under(self, key: bytes) -> str:
-        """A mark of the whole table in its order: while it stays, row k is the same record, and a stored partition may be used."""
+        """A mark of the whole table in its order: while it stays, row k is the same record, and a
+        stored partition may be used.
+        """
         return tag(key, b"layout", self.layout).hex()
 
 
@@ -105,26 +158,52 @@ class Sketch:
         return any(profile.kind == PERSON for profile in unpacked(self.profiles))
 
     def digest(self) -> str:
-        return tag(self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.profiles).hex()
+        return tag(
+            self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.profiles
+        ).hex()
 
     def merged(self, other: Sketch) -> Sketch:
         """Both sets of marks: what was once in the data set stays known, whatever is edited."""
         profiles = merged(unpacked(self.profiles), unpacked(other.profiles), PROFILES)
-        return Sketch(self.key, _packed(_split(self.rows) | _split(other.rows)), b"".join(profile.packed() for profile in profiles))
+        return Sketch(
+            self.key,
+            _packed(_split(self.rows) | _split(other.rows)),
+            b"".join(profile.packed() for profile in profiles),
+        )
 
     def compare(self, identity: Identity) -> Likeness:
         other = identity.sketch(self.key)
         mine, theirs = _split(self.rows), _split(other.rows)
-        # Of a large set only the smallest marks are kept, so that only the marks below both cuts can be compared.
+        # Of a large set only the smallest marks are kept, so that only the marks below both cuts
+        # can be compared.
         cut = min((max(s) for s in (mine, theirs) if len(s) >= KEPT), default=b"\xff" * MARK)
         mine, theirs = {m for m in mine if m <= cut}, {m for m in theirs if m <= cut}
         shared, known, new = len(mine & theirs), unpacked(self.profiles), unpacked(other.profiles)
         return Likeness(
             known=shared / max(1, len(theirs)),
             records=shared / max(1, min(len(mine), len(theirs))),
-            columns=max((one.share(other) for other in new for one in known if one.kind != PERSON), default=0.0),
-            persons=max((one.share(other) for other in new for one in known if one.kind == other.kind == PERSON), default=0.0),
-            chance=max((by_chance(one, other) for other in new for one in known if one.kind == other.kind == CORE), default=0.0),
+            columns=max(
+                (one.share(other) for other in new for one in known if one.kind != PERSON),
+                default=0.0,
+            ),
+            persons=max(
+                (
+                    one.share(other)
+                    for other in new
+                    for one in known
+                    if one.kind == other.kind == PERSON
+                ),
+                default=0.0,
+            ),
+            chance=max(
+                (
+                    by_chance(one, other)
+                    for other in new
+                    for one in known
+                    if one.kind == other.kind == CORE
+                ),
+                default=0.0,
+            ),
         )
 
 
@@ -134,13 +213,20 @@ class Likeness:
 
     known: float  # share of its records that the sketch knows
     records: float  # share of the smaller one's records that are in both
-    columns: float  # about the share of the smaller one's people that some of the columns show in both
-    chance: float  # about the share of records that other people of the same kind would have in common with the larger one
+    columns: (
+        float  # about the share of the smaller one's people that some of the columns show in both
+    )
+    # about the share of records that other people of the same kind would have in common with the
+    # larger one
+    chance: float
     persons: float = 0.0  # share of the smaller one's persons whose ids are in both
 
     @property
     def same(self) -> bool:
-        return self.records >= min(MOSTLY, SAME + 2 * self.chance) or max(self.columns, self.persons) >= SAME
+        return (
+            self.records >= min(MOSTLY, SAME + 2 * self.chance)
+            or max(self.columns, self.persons) >= SAME
+        )
 
     def words(self) -> str:
         if self.persons > max(self.records, self.columns):
@@ -164,7 +250,7 @@ def _split(packed: bytes) -> set[bytes]:
     return {packed[i : i + MARK] for i in range(0, len(packed), MARK)}
 
 
-# --- the registry ---------------------------------------------------------------------------------------------------------------
+# --- the registry --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,20 +261,31 @@ class Registered:
 
 
 def _federated(one: Path, other: Path) -> bool:
-    """Whether both are ledgers of silos in one federation's folder, FOLDER/silos/NAME, which `silodp federation up` made."""
+    """Whether both are ledgers of silos in one federation's folder, FOLDER/silos/NAME, which
+    `silodp federation up` made.
+    """
     silos = one.resolve().parent.parent
-    return silos.name == "silos" and silos == other.resolve().parent.parent and (silos.parent / "asker.key").exists()
+    return (
+        silos.name == "silos"
+        and silos == other.resolve().parent.parent
+        and (silos.parent / "asker.key").exists()
+    )
 
 
 class Registry:
-    """The ledgers known on this machine: by default in ~/.local/state/silodp/ledgers, or in $SILODP_STATE/ledgers."""
+    """The ledgers known on this machine: by default in ~/.local/state/silodp/ledgers, or in
+    $SILODP_STATE/ledgers.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         if folder is None:
             try:
                 state = os.environ.get("SILODP_STATE") or Path.home() / ".local/state/silodp"
             except RuntimeError:
-                raise BadInput("there is no home folder to keep the registry of ledgers in; set SILODP_STATE to a folder") from None
+                raise BadInput(
+                    "there is no home folder to keep the registry of ledgers in; set "
+                    "SILODP_STATE to a folder"
+                ) from None
             folder = Path(state) / "ledgers"
         self.folder = folder
 
@@ -200,7 +297,8 @@ class Registry:
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(
-                f"the registry of ledgers {self.folder} cannot be written ({error.strerror}); set SILODP_STATE to a folder that can"
+                f"the registry of ledgers {self.folder} cannot be written "
+                f"({error.strerror}); set SILODP_STATE to a folder that can"
             ) from None
         try:
             lock(handle, wait=True)
@@ -212,21 +310,32 @@ class Registry:
         for file in sorted(self.folder.glob("*.json")):
             try:
                 data = json.loads(file.read_text())
-                sketch = Sketch(*(base64.b64decode(data[name], validate=True) for name in ("key", "rows", "parts")))
+                sketch = Sketch(
+                    *(
+                        base64.b64decode(data[name], validate=True)
+                        for name in ("key", "rows", "parts")
+                    )
+                )
                 unpacked(sketch.profiles)
                 yield Registered(data["ledger"], Path(data["path"]), sketch)
             except (OSError, ValueError, KeyError, TypeError):
                 raise BadInput(
-                    f"the registry file {file} cannot be read, so it is not known which records have a ledger already; restore it"
+                    f"the registry file {file} cannot be read, so it is not known which "
+                    "records have a ledger already; restore it"
                 ) from None
 
     def write(self, entry: Registered) -> None:
         kept = {"key": entry.sketch.key, "rows": entry.sketch.rows, "parts": entry.sketch.profiles}
         encoded = {name: base64.b64encode(content).decode() for name, content in kept.items()}
         try:
-            atomic.write(self.folder / f"{entry.ledger}.json", json.dumps({"ledger": entry.ledger, "path": str(entry.path), **encoded}))
+            atomic.write(
+                self.folder / f"{entry.ledger}.json",
+                json.dumps({"ledger": entry.ledger, "path": str(entry.path), **encoded}),
+            )
         except OSError as error:
-            raise BadInput(f"the registry of ledgers {self.folder} cannot be written: {error.strerror}") from None
+            raise BadInput(
+                f"the registry of ledgers {self.folder} cannot be written: {error.strerror}"
+            ) from None
 
     def keep(self, entry: Registered) -> None:
         if entry not in list(self):
@@ -236,13 +345,24 @@ class Registry:
         (self.folder / f"{ledger}.json").unlink(missing_ok=True)
 
     def refuse_copy(self, ledger: str, path: Path) -> None:
-        """BadInput if the ledger of this name is elsewhere, and is still there: what one of two copies spends the other does not see."""
+        """BadInput if the ledger of this name is elsewhere, and is still there: what one of two
+        copies spends the other does not see.
+        """
         for entry in self:
-            if entry.ledger == ledger and entry.path.exists() and not (entry.path == path or entry.path.samefile(path)):
-                raise BadInput(f"{path} is a copy of the ledger {entry.path}; use that one, since neither sees what the other spends")
+            if (
+                entry.ledger == ledger
+                and entry.path.exists()
+                and not (entry.path == path or entry.path.samefile(path))
+            ):
+                raise BadInput(
+                    f"{path} is a copy of the ledger {entry.path}; use that one, since "
+                    "neither sees what the other spends"
+                )
 
     def refuse_known(self, identity: Identity, path: Path, *, but: str = "") -> None:
-        """BadInput if these records, whose ledger is at `path`, belong to a ledger already, other than the one named `but`."""
+        """BadInput if these records, whose ledger is at `path`, belong to a ledger already, other
+        than the one named `but`.
+        """
         for entry in self:
             likeness = entry.sketch.compare(identity)
             if _federated(path, entry.path):
@@ -250,7 +370,10 @@ class Registry:
             if entry.ledger != but and likeness.same:
                 gone = "" if entry.path.exists() else ", which is missing and must be restored"
                 raise BadInput(
-                    f"this data set has {likeness.words()} in common with the one whose ledger is {entry.path}{gone}; that budget is the one that "
-                    "these people have, so put this file in the place of that gate's data file (if they are other people, and their few values "
-                    "merely look alike, run this gate as a user of its own, with a registry of its own)"
+                    f"this data set has {likeness.words()} in common with the one whose "
+                    f"ledger is {entry.path}{gone}; that budget is the one that "
+                    "these people have, so put this file in the place of that gate's data "
+                    "file (if they are other people, and their few values "
+                    "merely look alike, run this gate as a user of its own, with a "
+                    "registry of its own)"
                 )

@@ -13,7 +13,9 @@ from silodp.silo.ledger.buckets import added, fits
 
 
 class MemoryLedger:
-    """Charges events by one rule against one budget per run and silo, and refuses before a sum would pass its budget."""
+    """Charges events by one rule against one budget per run and silo, and refuses before a sum
+    would pass its budget.
+    """
 
     def __init__(self, rule: Rule, budgets: Budget | Sequence, counts: Sequence[int]) -> None:
         """`budgets` is one Budget, one per silo, or one row of them per run."""
@@ -25,7 +27,9 @@ class MemoryLedger:
         self._buckets: dict[str, np.ndarray] = {}
 
     def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
-        """Adds the event's price to the answering silos, or raises Refused("budget") and charges nobody."""
+        """Adds the event's price to the answering silos, or raises Refused("budget") and charges
+        nobody.
+        """
         try:
             key, price = self.rule.price(event, self.counts)
         except BadInput:
@@ -39,7 +43,9 @@ class MemoryLedger:
 
     def used(self) -> np.ndarray:
         """Share of each budget's capacity that is used up, (J, N)."""
-        return np.broadcast_to(self.rule.total(self._buckets) / self._capacity, self._capacity.shape)
+        return np.broadcast_to(
+            self.rule.total(self._buckets) / self._capacity, self._capacity.shape
+        )
 
     def epsilon(self) -> np.ndarray:
         """Epsilon spent so far at each budget's own delta, (J, N)."""

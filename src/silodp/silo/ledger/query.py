@@ -1,4 +1,6 @@
-"""One query's way through a data set's ledger: charge durably, then keep the answer, and give those bytes to whoever asks again."""
+"""One query's way through a data set's ledger: charge durably, then keep the answer, and give those
+bytes to whoever asks again.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,29 @@ from silodp.silo.ledger.tally import SLACK, Known
 
 
 class QueryLedger:
-    """One query's way through the ledger: charge, then store. It is the gate's Ledger for that query.
+    """One query's way through the ledger: charge, then store. It is the gate's Ledger for that
+    query.
 
-    Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves, whoever computes it and however often.
+    Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves,
+    whoever computes it and however often.
     """
 
-    def __init__(self, file: LedgerFile, generation: int, most_local: float, now: float | None, *, round: str = "", **about: str) -> None:
-        self._file, self._generation, self._most_local, self._about = file, generation, most_local, about
+    def __init__(
+        self,
+        file: LedgerFile,
+        generation: int,
+        most_local: float,
+        now: float | None,
+        *,
+        round: str = "",
+        **about: str,
+    ) -> None:
+        self._file, self._generation, self._most_local, self._about = (
+            file,
+            generation,
+            most_local,
+            about,
+        )
         self._now = time.time() if now is None else now
         self._round = {"round": round} if round else {}
         with file.change() as connection:
@@ -34,11 +52,15 @@ class QueryLedger:
 
     @property
     def rounds(self) -> Mapping[str, str]:
-        """The rounds of totals that were charged, each with its query id, as of this object's last look at the ledger."""
+        """The rounds of totals that were charged, each with its query id, as of this object's last
+        look at the ledger.
+        """
         return self._file.tally.rounds
 
     def known(self) -> Known | None:
-        """What has become of this id, within a transaction; Refused if it was another query's or was purged."""
+        """What has become of this id, within a transaction; Refused if it was another query's or
+        was purged.
+        """
         known = self._file.tally.queries.get(self._about["query_id"])
         if known and known.charge.digest != self._about["digest"]:
             raise Refused("id-reused")
@@ -47,9 +69,11 @@ class QueryLedger:
         return known
 
     def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
-        """Prices the event and writes it down, durably, or raises Refused and charges nothing (`ledger`: or has charged it, when unsure).
+        """Prices the event and writes it down, durably, or raises Refused and charges nothing
+        (`ledger`: or has charged it, when unsure).
 
-        What is charged but not answered is not charged again, if query and price are the same: nothing was sent.
+        What is charged but not answered is not charged again, if query and price are the same:
+        nothing was sent.
         """
         if len(silos) != 1:
             raise Refused("shape")
@@ -58,7 +82,11 @@ class QueryLedger:
             raise Refused("round")
         with file.change() as connection:
             data, known = file.tally.noted(data) | self._round, self.known()
-            if "levels" in data and file.tally.rounds.get(data.get("round", ""), self._about["query_id"]) != self._about["query_id"]:
+            if (
+                "levels" in data
+                and file.tally.rounds.get(data.get("round", ""), self._about["query_id"])
+                != self._about["query_id"]
+            ):
                 raise Refused("round")
             answer = file.answer(connection, known)
             if answer is None:
@@ -69,13 +97,26 @@ class QueryLedger:
                     if not file.tally.fits({bucket: amount}):
                         raise Refused("budget")
                     ended = self._check_holds(connection, bucket, amount)
-                    file.append(connection, "charge", event=data, bucket=bucket, amount=amount, after=ended, **self._about)
-                elif (known.charge.event, known.charge.bucket) != (canonical(data), bucket) or amount > known.charge.amount * (1 + SLACK):
+                    file.append(
+                        connection,
+                        "charge",
+                        event=data,
+                        bucket=bucket,
+                        amount=amount,
+                        after=ended,
+                        **self._about,
+                    )
+                elif (known.charge.event, known.charge.bucket) != (
+                    canonical(data),
+                    bucket,
+                ) or amount > known.charge.amount * (1 + SLACK):
                     raise Refused("id-reused")
         self.answer = answer
 
     def _check_left(self) -> None:
-        """Once the rest was written off nothing is computed, not even what was charged: the ledger that was lost may have answered it."""
+        """Once the rest was written off nothing is computed, not even what was charged: the ledger
+        that was lost may have answered it.
+        """
         if self._file.tally.closing.written_off:
             raise Refused("budget")
 
@@ -84,26 +125,46 @@ class QueryLedger:
         self._file.check_generation(self._generation)
         try:
             return self._file.tally.price(event)
-        except Exception:  # whatever a numerical library raises: what cannot be priced is not answered
+        except (
+            Exception
+        ):  # whatever a numerical library raises: what cannot be priced is not answered
             raise Refused("rule") from None
 
-    def _check_holds(self, connection: sqlite3.Connection, bucket: str, amount: float) -> Entry | None:
-        """Refuses a charge that would take what is held for another run, whatever its own run holds (see `holds`).
+    def _check_holds(
+        self, connection: sqlite3.Connection, bucket: str, amount: float
+    ) -> Entry | None:
+        """Refuses a charge that would take what is held for another run, whatever its own run holds
+        (see `holds`).
 
-        One that no hold covers, and that leaves no room for what its own run still reserves, ends that hold: the entry that says so.
+        One that no hold covers, and that leaves no room for what its own run still reserves, ends
+        that hold: the entry that says so.
         """
-        tally, holds, who = self._file.tally, self._file.tally.holds, (self._about["asker"], self._about["run"])
-        others, own, more = holds.others(*who, self._now), holds.own(*who, self._now), {bucket: amount}
+        tally, holds, who = (
+            self._file.tally,
+            self._file.tally.holds,
+            (self._about["asker"], self._about["run"]),
+        )
+        others, own, more = (
+            holds.others(*who, self._now),
+            holds.own(*who, self._now),
+            {bucket: amount},
+        )
         covered = holds.covers(*who, bucket, amount, self._now)
         slack = 0.0 if covered else HELD_SLACK
         if others and not tally.fits(more, others, slack=slack):
             raise Refused("taken")
-        if covered or own is None or tally.fits(more, others, holds.reserves(own, more), slack=slack):
+        if (
+            covered
+            or own is None
+            or tally.fits(more, others, holds.reserves(own, more), slack=slack)
+        ):
             return None
         return self._file.append(connection, "release", event={"why": "charge"}, **own.about)
 
     def _check_local(self, more: dict | None) -> None:
-        """Within a transaction, so that no other process can charge between this and the charge. Not worked out where there is no limit."""
+        """Within a transaction, so that no other process can charge between this and the charge.
+        Not worked out where there is no limit.
+        """
         if self._most_local == math.inf:
             return
         try:
@@ -114,7 +175,9 @@ class QueryLedger:
             raise Refused("local")
 
     def store(self, answer: bytes) -> bytes:
-        """Keeps the answer durably and returns the bytes to send: this answer or, if another process was first, the one that it stored."""
+        """Keeps the answer durably and returns the bytes to send: this answer or, if another
+        process was first, the one that it stored.
+        """
         file = self._file
         with file.change() as connection:
             known = self.known()
@@ -124,8 +187,13 @@ class QueryLedger:
             if stored is None:
                 self._check_left()
                 stored = bytes(answer)
-                event = {"sha256": hashlib.sha256(stored).hexdigest(), "bytes": len(stored), "salt": secrets.token_hex(16)}
-                # without the salt, the head in the next release would tell by trial when this entry was made
+                event = {
+                    "sha256": hashlib.sha256(stored).hexdigest(),
+                    "bytes": len(stored),
+                    "salt": secrets.token_hex(16),
+                }
+                # without the salt, the head in the next release would tell by trial when this entry
+                # was made
                 entry = file.append(connection, "answer", event=event, **self._about)
                 connection.execute("INSERT INTO answers VALUES (?, ?)", (entry.sequence, stored))
         self.answer = stored

@@ -1,7 +1,9 @@
-"""Taking and releasing holds in a data set's ledger: each a durable entry of its chain, made in one transaction with the check that allows it.
+"""Taking and releasing holds in a data set's ledger: each a durable entry of its chain, made in one
+transaction with the check that allows it.
 
-A hold is for one asker's run, capped by the policy in share, number and seconds. Whether it is given is a function of the request, the policy, the
-ledger and the time. It ends with its run, by its time, by the officer (`silodp ledger release`), or when the records change.
+A hold is for one asker's run, capped by the policy in share, number and seconds. Whether it is
+given is a function of the request, the policy, the ledger and the time. It ends with its run, by
+its time, by the officer (`silodp ledger release`), or when the records change.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Caps(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`code` is empty if the amount is held. `needed` and `left` are shares of the ledger's capacity."""
+    """`code` is empty if the amount is held. `needed` and `left` are shares of the ledger's
+    capacity.
+    """
 
     code: str
     needed: float
@@ -64,11 +68,13 @@ def take(
     now: float,
     generation: int,
 ) -> Outcome:
-    """Holds what the run has not been charged yet of these events, if it fits beside all that is spent and held; else says why not.
+    """Holds what the run has not been charged yet of these events, if it fits beside all that is
+    spent and held; else says why not.
 
-    The run's earlier hold is replaced. The same request again finds what it took. Refused("lapsed") if it has ended since or a request of the run
-    with a number as high was written down before, Refused("id-reused") for another request under its id, Refused("rule") where the
-    ledger has no price.
+    The run's earlier hold is replaced. The same request again finds what it took. Refused("lapsed")
+    if it has ended since or a request of the run with a number as high was written down before,
+    Refused("id-reused") for another request under its id, Refused("rule") where the ledger has no
+    price.
     """
     data, file = [plain(event) for event in events], ledger._file
     with file.change() as connection:
@@ -98,31 +104,54 @@ def take(
         code = _refused(tally, rest, others, added(*map(holds.reserves, mine)), count, caps)
         if not code:
             until = int(now) + caps.hold_seconds
-            # the ones that have run out are ended for good: should the clock go back, they must not come back beside this one
-            ends = sorted(known.id for known in holds.open.values() if known.until <= now or (known.asker, known.run) == (asker, run))
+            # the ones that have run out are ended for good: should the clock go back, they must not
+            # come back beside this one
+            ends = sorted(
+                known.id
+                for known in holds.open.values()
+                if known.until <= now or (known.asker, known.run) == (asker, run)
+            )
             about = {"query_id": hold, "digest": digest, "asker": asker, "run": run, "kind": "hold"}
-            file.append(connection, "hold", event={"events": data, "until": until, "ends": ends, "number": number}, **about)
+            file.append(
+                connection,
+                "hold",
+                event={"events": data, "until": until, "ends": ends, "number": number},
+                **about,
+            )
     return Outcome(code, needed, left, 0 if code else caps.hold_seconds)
 
 
-def _refused(tally: Tally, rest: Amounts, others: Amounts, mine: Amounts, count: int, caps: Caps) -> str:
+def _refused(
+    tally: Tally, rest: Amounts, others: Amounts, mine: Amounts, count: int, caps: Caps
+) -> str:
     if not tally.fits(rest, slack=SLACK):
         return "budget"
     if not tally.fits(others, rest, slack=SLACK):
         return "taken"
-    return "hold-limit" if count >= caps.holds_per_asker or not tally.share(mine, rest) <= caps.hold_share else ""
+    return (
+        "hold-limit"
+        if count >= caps.holds_per_asker or not tally.share(mine, rest) <= caps.hold_share
+        else ""
+    )
 
 
 def _priced(tally: Tally, data: Sequence[dict[str, Any]]) -> dict[str, float]:
     try:
-        return added(*({bucket: amount} for bucket, amount in (tally.price(event_of(event)) for event in data)))
+        return added(
+            *(
+                {bucket: amount}
+                for bucket, amount in (tally.price(event_of(event)) for event in data)
+            )
+        )
     except Exception:  # whatever a numerical library raises: what cannot be priced is not held
         raise Refused("rule") from None
 
 
 def release(ledger: DurableLedger, ids: Sequence[str]) -> int:
     """Ends the open ones among these holds, by the officer's word; how many that were."""
-    return sum(_ended(ledger, lambda holds, id=id: holds.open.get(id), {"why": "officer"}) for id in ids)
+    return sum(
+        _ended(ledger, lambda holds, id=id: holds.open.get(id), {"why": "officer"}) for id in ids
+    )
 
 
 def known(ledger: DurableLedger, hold: str) -> bool:
@@ -133,7 +162,9 @@ def known(ledger: DurableLedger, hold: str) -> bool:
 
 
 def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:
-    """Ends what is held for the run, whatever its id, unless a request with a number as high was written down; whether anything was."""
+    """Ends what is held for the run, whatever its id, unless a request with a number as high was
+    written down; whether anything was.
+    """
 
     def held(holds: Holds) -> Hold | None:
         own = (hold for hold in holds.open.values() if (hold.asker, hold.run) == (asker, run))
@@ -142,7 +173,9 @@ def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:
     return _ended(ledger, held, {"why": "run", "number": number})
 
 
-def _ended(ledger: DurableLedger, which: Callable[[Holds], Hold | None], event: dict[str, Any]) -> bool:
+def _ended(
+    ledger: DurableLedger, which: Callable[[Holds], Hold | None], event: dict[str, Any]
+) -> bool:
     file = ledger._file
     with file.change(explain=True) as connection:
         if (hold := which(file.tally.holds)) is not None:
@@ -155,4 +188,7 @@ def listed(ledger: DurableLedger, now: float | None = None) -> list[Open]:
     file, moment = ledger._file, time.time() if now is None else now
     with file.explained(), file.transaction(write=False):
         tally = file.tally
-        return [Open(hold, tally.share(tally.holds.reserves(hold)), hold.until - moment) for hold in tally.holds.live(moment)]
+        return [
+            Open(hold, tally.share(tally.holds.reserves(hold)), hold.until - moment)
+            for hold in tally.holds.live(moment)
+        ]

@@ -1,7 +1,7 @@
 """The replay: what a chain of entries adds up to, under the ledger's own rule.
 
-No file and no clock are touched here. A tally believes nothing that it is told: it recomputes hash, link, price and running total of every
-entry, and what the ledger has spent is what the replay says.
+No file and no clock are touched here. A tally believes nothing that it is told: it recomputes hash,
+link, price and running total of every entry, and what the ledger has spent is what the replay says.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from silodp.silo.ledger.closing import Closing
 from silodp.silo.ledger.holds import Holds
 
 SLACK = 1e-9
-"""What another version of a numerical library may change in a price; an entry that understates its price by more is refused."""
+"""What another version of a numerical library may change in a price; an entry that understates its
+price by more is refused.
+"""
 
 
 class Stored(NamedTuple):
@@ -36,7 +38,9 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Known:
-    """What has become of a query id. There is one of every question that was ever charged, for as long as a gate runs."""
+    """What has become of a query id. There is one of every question that was ever charged, for as
+    long as a gate runs.
+    """
 
     charge: Entry
     answer: Stored | None = None
@@ -45,7 +49,9 @@ class Known:
 
 @dataclass
 class Tally:
-    """The replay: what a chain of entries adds up to, under the ledger's rule. `apply` takes only the one entry that may come next."""
+    """The replay: what a chain of entries adds up to, under the ledger's rule. `apply` takes only
+    the one entry that may come next.
+    """
 
     settings: LedgerSettings
     sequence: int = 0
@@ -54,82 +60,145 @@ class Tally:
     total: float = 0.0
     queries: dict[str, Known] = field(default_factory=dict)
     rounds: dict[str, str] = field(default_factory=dict)
-    """Rounds of shuffled totals that were answered, each under one query id: no record is in one total twice."""
+    """Rounds of shuffled totals that were answered, each under one query id: no record is in one
+    total twice.
+    """
     partitions: dict[tuple[str, int, int], Entry] = field(default_factory=dict)
     holds: Holds = field(default_factory=Holds)
     closing: Closing = field(default_factory=Closing)
     generation: int = 0
-    """The entry at which the records last changed; partitions of an earlier generation are never used again."""
+    """The entry at which the records last changed; partitions of an earlier generation are never
+    used again.
+    """
 
     def __post_init__(self) -> None:
         self.head = self.settings.genesis
-        self.records, self.layout, self.sketch = self.settings.records, self.settings.layout, self.settings.sketch
+        self.records, self.layout, self.sketch = (
+            self.settings.records,
+            self.settings.layout,
+            self.settings.sketch,
+        )
         self.rule = self.settings.rule
         self.capacity = float(self.rule.capacity(budget_array(self.settings.budget)))
 
     def price(self, event: Event | TotalEvent) -> tuple[str, float]:
-        """(bucket, amount). A partition's buckets carry its generation: a record that moved may be in two batches of one name, so they add up."""
+        """(bucket, amount). A partition's buckets carry its generation: a record that moved may be
+        in two batches of one name, so they add up.
+        """
         if event.sampling.bucket:
-            event = replace(event, sampling=replace(event.sampling, partition=f"{event.sampling.partition}@{self.generation}"))
+            event = replace(
+                event,
+                sampling=replace(
+                    event.sampling, partition=f"{event.sampling.partition}@{self.generation}"
+                ),
+            )
         with np.errstate(all="ignore"):
             bucket, amount = self.rule.price(event, np.asarray(self.records))
         return bucket, float(amount)
 
     def noted(self, data: dict[str, Any]) -> dict[str, Any]:
-        """What is written down of a charge: for totals also how many of the contributions are the silo's own."""
-        return data | {"own": int(event_of(data).sampling.batch(self.records))} if "levels" in data else data
+        """What is written down of a charge: for totals also how many of the contributions are the
+        silo's own.
+        """
+        return (
+            data | {"own": int(event_of(data).sampling.batch(self.records))}
+            if "levels" in data
+            else data
+        )
 
     def schedule(self, *, local: bool = False) -> Schedule:
-        """All answers so far, as the server sees them; with `local` as whoever sees the silo's own counts too, such as the shuffler."""
+        """All answers so far, as the server sees them; with `local` as whoever sees the silo's own
+        counts too, such as the shuffler.
+        """
         made = Schedule()
         for bucket, data in self._charged():
             made.add(bucket, event_of(data), data.get("own") if local else None)
         return made
 
     def local_share(self, limit: float, more: Mapping[str, Any] | None = None) -> float:
-        """What all answers so far, and `more`, take of the limit on what whoever sees the silo's own counts may learn; 1 is all of it.
+        """What all answers so far, and `more`, take of the limit on what whoever sees the silo's
+        own counts may learn; 1 is all of it.
 
-        No noise but the silo's own protects it there. The totals rule, at the order that limit and delta fix before anything is asked, is
-        the filter: while shares stay within 1, all that was ever answered is (limit, delta)-DP against the shuffler and the server
-        together, however questions and stopping adapt. Whoever edits the limit fixes another order: do not let answers decide that.
+        No noise but the silo's own protects it there. The totals rule, at the order that limit and
+        delta fix before anything is asked, is the filter: while shares stay within 1, all that was
+        ever answered is (limit, delta)-DP against the shuffler and the server together, however
+        questions and stopping adapt. Whoever edits the limit fixes another order: do not let
+        answers decide that.
         """
-        rule, shares = Totals.for_budget(Budget(limit, self.settings.budget.delta)), dict[str, np.ndarray]()
-        for bucket, data in [*self._charged(), *([(self.price(event_of(more))[0], more)] if more else [])]:
+        rule, shares = (
+            Totals.for_budget(Budget(limit, self.settings.budget.delta)),
+            dict[str, np.ndarray](),
+        )
+        for bucket, data in [
+            *self._charged(),
+            *([(self.price(event_of(more))[0], more)] if more else []),
+        ]:
             event = event_of(data)
             event = event.alone(data["own"]) if event.total else event
-            shares[bucket] = shares.get(bucket, np.zeros(())) + rule.price(event, np.asarray(self.records))[1]
+            shares[bucket] = (
+                shares.get(bucket, np.zeros(())) + rule.price(event, np.asarray(self.records))[1]
+            )
         return float(total(rule, shares))
 
     def _charged(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """(bucket, event as it was written down) of every charge."""
-        return ((known.charge.bucket, json.loads(known.charge.event)) for known in self.queries.values())
+        return (
+            (known.charge.bucket, json.loads(known.charge.event)) for known in self.queries.values()
+        )
 
     def total_with(self, bucket: str, amount: float) -> float:
         """The total once this is added."""
         return float(total(self.rule, self.buckets, {bucket: amount}))
 
     def fits(self, *more: Amounts, slack: float = 0.0) -> bool:
-        """Whether what is spent, and all this, stays within the capacity less a share `slack` of it; nothing does once the rest was written off."""
-        return not self.closing.written_off and fits(self.rule, self.capacity, self.buckets, *more, slack=slack)
+        """Whether what is spent, and all this, stays within the capacity less a share `slack` of
+        it; nothing does once the rest was written off.
+        """
+        return not self.closing.written_off and fits(
+            self.rule, self.capacity, self.buckets, *more, slack=slack
+        )
 
     def share(self, *amounts: Amounts) -> float:
         """What these amounts alone take of the capacity."""
         return float(total(self.rule, *amounts)) / self.capacity
 
     def draft(
-        self, act: str, time: str, *, event: Any, bucket: str = "", amount: float = 0.0, after: Entry | None = None, **about: str
+        self,
+        act: str,
+        time: str,
+        *,
+        event: Any,
+        bucket: str = "",
+        amount: float = 0.0,
+        after: Entry | None = None,
+        **about: str,
     ) -> Entry:
-        """The next entry of the chain, or the one after a draft that changes no total, with its hash; it counts once it is applied."""
+        """The next entry of the chain, or the one after a draft that changes no total, with its
+        hash; it counts once it is applied.
+        """
         spent = self.total_with(bucket, amount) if act == "charge" else self.total
         text = {"query_id": "", "digest": "", "run": "", "asker": "", "kind": ""} | about
-        text |= {"event": canonical(event), "bucket": bucket, "previous": after.hash if after else self.head}
-        entry = Entry((after.sequence if after else self.sequence) + 1, time, act, amount=amount, total=spent, **text)
+        text |= {
+            "event": canonical(event),
+            "bucket": bucket,
+            "previous": after.hash if after else self.head,
+        }
+        entry = Entry(
+            (after.sequence if after else self.sequence) + 1,
+            time,
+            act,
+            amount=amount,
+            total=spent,
+            **text,
+        )
         return entry.chained()
 
     def apply(self, entry: Entry, *, sums: bool = True) -> None:
-        """Checks everything about the next entry and takes it in, or raises Altered and takes in nothing.
+        """Checks everything about the next entry and takes it in, or raises Altered and takes in
+        nothing.
 
-        `sums=False` leaves the total to `check_total` at the end of the replay: with many buckets it is the slow part.
+        `sums=False` leaves the total to `check_total` at the end of the replay: with many buckets
+        it is the slow part.
         """
         name = f"entry {entry.sequence}"
         if entry.sequence != self.sequence + 1:
@@ -161,10 +230,14 @@ class Tally:
     def _charge(self, name: str, entry: Entry, data: Any, *, sums: bool) -> None:
         bucket, amount = self.price(event_of(data))
         if self.noted(data) != data:
-            raise Altered(f"{name} counts another number of the silo's own contributions than its batch holds")
+            raise Altered(
+                f"{name} counts another number of the silo's own contributions than its batch holds"
+            )
         if entry.query_id in self.queries:
             raise Altered(f"{name} charges the query {entry.query_id!r} a second time")
-        if "levels" in data and not (re.fullmatch("[0-9a-f]{64}", data["round"]) and data["round"] not in self.rounds):
+        if "levels" in data and not (
+            re.fullmatch("[0-9a-f]{64}", data["round"]) and data["round"] not in self.rounds
+        ):
             raise Altered(f"{name} is of no round, or of one that was charged before")
         if entry.bucket != bucket or not amount * (1 - SLACK) <= entry.amount < math.inf:
             raise Altered(f"{name} costs {entry.amount:g}, but its event is priced {amount:g}")
@@ -182,16 +255,26 @@ class Tally:
         match entry.act, known:
             case _, None if self.closing.note(entry, data):
                 self.holds.end_all()
-            case "hold" | "release", None if self.holds.note(entry, data, lambda event: self.price(event_of(event))):
+            case "hold" | "release", None if self.holds.note(
+                entry, data, lambda event: self.price(event_of(event))
+            ):
                 pass
             case "answer", Known(answer=None, purged=False):
                 known.answer = Stored(entry.sequence, data["sha256"])
             case "purge", Known(purged=False):
                 known.purged = True
-            case "partition", None if (data["partition"], data["batches"], self.generation) not in self.partitions:
+            case "partition", None if (
+                data["partition"],
+                data["batches"],
+                self.generation,
+            ) not in self.partitions:
                 self.partitions[data["partition"], data["batches"], self.generation] = entry
             case "records", None:
-                self.records, self.layout, self.sketch = data["records"], data["layout"], data["sketch"]
+                self.records, self.layout, self.sketch = (
+                    data["records"],
+                    data["layout"],
+                    data["sketch"],
+                )
                 self.generation = entry.sequence
                 self.holds.end_all()
             case _:

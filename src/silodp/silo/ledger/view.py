@@ -1,4 +1,6 @@
-"""A ledger as people read it: its rule by name, what is spent and left, open holds, every charge with its cost."""
+"""A ledger as people read it: its rule by name, what is spent and left, open holds, every charge
+with its cost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
     events = tuple(_release(text) for text in schedule)
     if bool(events) != (kind == "committed"):
         raise BadInput(
-            f"--schedule is given {len(events)} times, but the rule is {kind}; the committed rule needs a schedule, the others take none"
+            f"--schedule is given {len(events)} times, but the rule is {kind}; the "
+            "committed rule needs a schedule, the others take none"
         )
     match kind, order:
         case "gdp", "":
@@ -35,7 +38,10 @@ def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
             return Renyi(_number("--rule", name, order))
         case "committed", "":
             return Committed(events)
-    raise BadInput(f"--rule is {name!r}; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER or committed")
+    raise BadInput(
+        f"--rule is {name!r}; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER "
+        "or committed"
+    )
 
 
 def _release(text: str) -> Any:
@@ -50,7 +56,10 @@ def _release(text: str) -> Any:
             if not 0 < sampling.rate <= 1:
                 raise BadInput(f"--schedule is {text!r}; a rate lies between 0 and 1")
         case _:
-            raise BadInput(f"--schedule is {text!r}; it must be full:NOISE_MULTIPLIER:COUNT or poisson:RATE:NOISE_MULTIPLIER:COUNT")
+            raise BadInput(
+                f"--schedule is {text!r}; it must be full:NOISE_MULTIPLIER:COUNT or "
+                "poisson:RATE:NOISE_MULTIPLIER:COUNT"
+            )
     times = _number("--schedule", text, count)
     if times != int(times):
         raise BadInput(f"--schedule is {text!r}; a count is a whole number")
@@ -68,60 +77,116 @@ def _number(option: str, text: str, part: str) -> float:
 
 
 def summary_of(opened: DurableLedger) -> dict[str, Any]:
-    settings, (count, head), used, spent = opened.settings, opened.head(), opened.used(), opened.spent()
-    alone = {"local_epsilon": local if math.isfinite(local := opened.local()) else None} if settings.rule.name == "totals" else {}
+    settings, (count, head), used, spent = (
+        opened.settings,
+        opened.head(),
+        opened.used(),
+        opened.spent(),
+    )
+    alone = (
+        {"local_epsilon": local if math.isfinite(local := opened.local()) else None}
+        if settings.rule.name == "totals"
+        else {}
+    )
     return {
-        "ledger": str(opened.path), "anchor": str(opened.anchor), "rule": settings.rule.name, "epsilon": settings.budget.epsilon,
-        "delta": settings.budget.delta, "records": opened.records, "created": settings.created, "spent_epsilon": spent,
-        "left_epsilon": max(0.0, settings.budget.epsilon - spent), "used": used, "count": count, "head": head, "holds": holds_of(opened),
-        "closed": opened.closed, **alone,
-    }  # fmt: skip
+        "ledger": str(opened.path),
+        "anchor": str(opened.anchor),
+        "rule": settings.rule.name,
+        "epsilon": settings.budget.epsilon,
+        "delta": settings.budget.delta,
+        "records": opened.records,
+        "created": settings.created,
+        "spent_epsilon": spent,
+        "left_epsilon": max(0.0, settings.budget.epsilon - spent),
+        "used": used,
+        "count": count,
+        "head": head,
+        "holds": holds_of(opened),
+        "closed": opened.closed,
+        **alone,
+    }
 
 
 def said_of(summary: dict[str, Any]) -> str:
-    """What is spent, of what and against whom: one statement, one figure, which is the one that plan, run and report show."""
+    """What is spent, of what and against whom: one statement, one figure, which is the one that
+    plan, run and report show.
+    """
     from silodp.core.figures import shown
     from silodp.core.privacy.accounting import rounded_up
 
-    about = f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} records"
+    about = (
+        f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} "
+        "records"
+    )
     if "local_epsilon" not in summary:
-        return f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent ({about})."
-    local = f"epsilon {shown(summary['local_epsilon'])}" if summary["local_epsilon"] is not None else "no bound"
+        return (
+            f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
+            f"({about})."
+        )
+    local = (
+        f"epsilon {shown(summary['local_epsilon'])}"
+        if summary["local_epsilon"] is not None
+        else "no bound"
+    )
     return (
-        f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent against the server, which sees totals ({about}). "
-        f"Against whoever sees this silo's own counts (the shuffler itself, or under masks all other silos and the server together): {local}."
+        f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
+        f"against the server, which sees totals ({about}). "
+        "Against whoever sees this silo's own counts (the shuffler itself, or under masks "
+        f"all other silos and the server together): {local}."
     )
 
 
 def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
-    """The open holds that still reserve something: whose, for which run, the share of the budget, and for how long.
+    """The open holds that still reserve something: whose, for which run, the share of the budget,
+    and for how long.
 
-    One whose run was charged all of it is open until the gate has heard of the run's end, and keeps nothing from anybody.
+    One whose run was charged all of it is open until the gate has heard of the run's end, and keeps
+    nothing from anybody.
     """
     from silodp.silo.ledger.holds import SLACK
     from silodp.silo.ledger.reserve import listed
 
     return [
-        {"id": o.hold.id, "run": o.hold.run, "asker": o.hold.asker, "time": o.hold.time, "share": o.share, "seconds": o.seconds}
+        {
+            "id": o.hold.id,
+            "run": o.hold.run,
+            "asker": o.hold.asker,
+            "time": o.hold.time,
+            "share": o.share,
+            "seconds": o.seconds,
+        }
         for o in listed(opened)
         if o.share > SLACK
     ]
 
 
 def queries_of(opened: DurableLedger) -> list[dict[str, Any]]:
-    """Every charge in the order of the ledger, with its cost and what was left after it as shares of the budget."""
+    """Every charge in the order of the ledger, with its cost and what was left after it as shares
+    of the budget.
+    """
     capacity = opened.capacity
     entries = list(opened.entries())
-    fate = {e.query_id: {"answer": "kept", "purge": "purged"}[e.act] for e in entries if e.act in ("answer", "purge")}
+    fate = {
+        e.query_id: {"answer": "kept", "purge": "purged"}[e.act]
+        for e in entries
+        if e.act in ("answer", "purge")
+    }
     before, queries = 0.0, []
     for e in entries:
         if e.act == "charge":
             queries.append(
                 {
-                    "entry": e.sequence, "time": e.time, "asker": e.asker, "run": e.run, "kind": e.kind, "query_id": e.query_id,
-                    "event": json.loads(e.event), "cost": (e.total - before) / capacity, "left": 1 - e.total / capacity,
+                    "entry": e.sequence,
+                    "time": e.time,
+                    "asker": e.asker,
+                    "run": e.run,
+                    "kind": e.kind,
+                    "query_id": e.query_id,
+                    "event": json.loads(e.event),
+                    "cost": (e.total - before) / capacity,
+                    "left": 1 - e.total / capacity,
                     "answer": fate.get(e.query_id, "not yet"),
                 }
-            )  # fmt: skip
+            )
             before = e.total
     return queries

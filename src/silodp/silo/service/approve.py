@@ -1,7 +1,9 @@
-"""`silodp silo approve`: another study for the same records. What changes is said in words, an officer agrees, and the policy is written anew.
+"""`silodp silo approve`: another study for the same records. What changes is said in words, an
+officer agrees, and the policy is written anew.
 
-The ledger is never touched by it: the budget belongs to the records, whatever is asked about them. Nothing that a study brings is run before
-the officer has agreed, and nothing is approved with which the gate would not start.
+The ledger is never touched by it: the budget belongs to the records, whatever is asked about them.
+Nothing that a study brings is run before the officer has agreed, and nothing is approved with which
+the gate would not start.
 """
 
 from __future__ import annotations
@@ -32,13 +34,17 @@ from silodp.silo.service.masking import Masking
 from silodp.silo.service.policy import Place, Policy, Shuffling
 
 APPROVED, LOG = "approved", "approvals.jsonl"
-"""Beside the policy: the silo's own copies of what was approved, by hash, and a line for each approval. A gate that runs looks at the latter."""
+"""Beside the policy: the silo's own copies of what was approved, by hash, and a line for each
+approval. A gate that runs looks at the latter.
+"""
 SAME = "as before"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that a study says, in words: what it was and what it would be, "" where it was the same."""
+    """One thing that a study says, in words: what it was and what it would be, "" where it was the
+    same.
+    """
 
     what: str
     before: str
@@ -46,7 +52,11 @@ class Change:
 
     @property
     def words(self) -> str:
-        said = f"{self.before} -> {self.after}" if self.before != self.after else f"{self.after}, {SAME}"
+        said = (
+            f"{self.before} -> {self.after}"
+            if self.before != self.after
+            else f"{self.after}, {SAME}"
+        )
         return "".join(
             c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said
         )  # a study's words must not steer the officer's screen
@@ -67,7 +77,10 @@ class Proposed:
     @property
     def approved(self) -> bool:
         """Whether the policy says so already."""
-        return (self.rules.study, self.rules.definition) == (self.study.study, self.study.definition) and not self.adds
+        return (self.rules.study, self.rules.definition) == (
+            self.study.study,
+            self.study.definition,
+        ) and not self.adds
 
     @property
     def adds(self) -> tuple[str, ...]:
@@ -76,14 +89,19 @@ class Proposed:
 
 
 def compare(policy: Path, file: Path) -> Proposed:
-    """The study in a file beside the policy in another; BadInput where the silo could not follow it."""
+    """The study in a file beside the policy in another; BadInput where the silo could not follow
+    it.
+    """
     real = Path(os.path.realpath(policy))
     rules, place, (study, sources) = Policy.load(real), Place.load(real), read_study(file)
     if real.stat().st_uid != os.geteuid():
         raise BadInput(f"{real} belongs to another user; run this as the gate's own user")
     old = load_schema(place.schema) if place.schema else None
     if old and not study.schema:
-        raise BadInput(f"the study {study.study} has no schema, but silo {rules.silo} reads its file by one; propose it with --schema")
+        raise BadInput(
+            f"the study {study.study} has no schema, but silo {rules.silo} reads its file "
+            "by one; propose it with --schema"
+        )
     new = Schema.parse(study.schema, f"the study {study.study}") if study.schema else None
     if new:
         new = replace(new, ignore=_besides(place, old, new))
@@ -92,12 +110,18 @@ def compare(policy: Path, file: Path) -> Proposed:
 
 
 def _besides(place: Place, old: Schema | None, new: Schema) -> tuple[str, ...]:
-    """Columns that the silo's file has and the new schema does not: those that the one before knew, which stay in the file."""
+    """Columns that the silo's file has and the new schema does not: those that the one before knew,
+    which stay in the file.
+    """
     from silodp.silo.data.files import header
 
     if new.images:
         return ()
-    known = [*(c.name for c in old.columns), *old.label.columns, *old.own, *old.ignore] if old else header(Path(place.data))
+    known = (
+        [*(c.name for c in old.columns), *old.label.columns, *old.own, *old.ignore]
+        if old
+        else header(Path(place.data))
+    )
     used = {*(c.name for c in new.columns), *new.label.columns, *new.own}
     return tuple(name for name in dict.fromkeys(known) if name not in used)
 
@@ -110,21 +134,43 @@ def _changes(found: Proposed, old: Schema | None) -> list[Change]:
         before, after = getattr(place, what), getattr(study, what)
         if what != "feature_map" or before or after:
             none = {"loss": "the task's own", "prox": "none"}.get(what, "nothing")
-            words_of = [_word(text, getattr(owner, f"{what}_sha256")) or none for text, owner in ((before, place), (after, study))]
+            words_of = [
+                _word(text, getattr(owner, f"{what}_sha256")) or none
+                for text, owner in ((before, place), (after, study))
+            ]
             said.append(Change(name, *words_of))
     if found.schema:
-        columns = [", ".join(c.name for c in s.columns) if s else "every column of the file" for s in (old, found.schema)]
-        said.append(Change("columns", *columns) if not found.schema.images else Change("columns", "images", "images"))
+        columns = [
+            ", ".join(c.name for c in s.columns) if s else "every column of the file"
+            for s in (old, found.schema)
+        ]
+        said.append(
+            Change("columns", *columns)
+            if not found.schema.images
+            else Change("columns", "images", "images")
+        )
         said.append(Change("label", _label(old) if old else _plain(place), _label(found.schema)))
         said.append(
-            Change("protected", *(f"each person, by {s.person.column}" if s and s.person else "each row" for s in (old, found.schema)))
+            Change(
+                "protected",
+                *(
+                    f"each person, by {s.person.column}" if s and s.person else "each row"
+                    for s in (old, found.schema)
+                ),
+            )
         )
         if old and old.text != found.schema.text:
-            said.append(Change("schema", "its ranges, categories or codes", "others; read the study's schema"))
+            said.append(
+                Change(
+                    "schema", "its ranges, categories or codes", "others; read the study's schema"
+                )
+            )
     else:
         said.append(Change("label", _plain(place), _plain(place)))
     asks = ", ".join(rules.statistics)
-    said.append(Change("may ask", asks, ", ".join((*rules.statistics, *found.adds)) if found.adds else asks))
+    said.append(
+        Change("may ask", asks, ", ".join((*rules.statistics, *found.adds)) if found.adds else asks)
+    )
     return said
 
 
@@ -132,7 +178,10 @@ def _word(text: str, digest: str) -> str:
     if not is_file(text):
         return "" if text == "zero" else text
     path, name, numbers = parse(text)
-    return f"{':'.join((re.sub('^[0-9a-f]{16}-', '', Path(path).name), name, *numbers))} (file {digest[:32]})"
+    return (
+        f"{':'.join((re.sub('^[0-9a-f]{16}-', '', Path(path).name), name, *numbers))} (file "
+        f"{digest[:32]})"
+    )
 
 
 def _label(schema: Schema) -> str:
@@ -144,11 +193,12 @@ def _plain(place: Place) -> str:
     return f"{place.label} ({', '.join(place.classes) or 'a number'})"
 
 
-# --- once the officer has agreed -------------------------------------------------------------------------------------------------
+# --- once the officer has agreed -----------------------------------------------------------------
 
 
 def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card:
-    """Builds what the study names, starts a gate's door on it to see that it would, and only then writes policy and card; the new card.
+    """Builds what the study names, starts a gate's door on it to see that it would, and only then
+    writes policy and card; the new card.
 
     BadInput, and policy and card are as they were, if anything is not as the study says.
     """
@@ -162,19 +212,41 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
     for name, content in files.items():
         _keep(folder / name, content)
     ledger = DurableLedger.open(Path(place.ledger))
-    _, features, parameters = open_door(rules, place, Shuffling.load(found.policy), ledger, registry=registry)
+    _, features, parameters = open_door(
+        rules, place, Shuffling.load(found.policy), ledger, registry=registry
+    )
     count, head = ledger.head()
     card = replace(
-        old, study=study.study, model=study.model, prox=study.prox, feature_map=study.feature_map, features=features, classes=place.classes,
-        records=ledger.records, parameters=parameters, definition=study.definition, schema=found.schema.text if found.schema else "", checked=rules.checked,
+        old,
+        study=study.study,
+        model=study.model,
+        prox=study.prox,
+        feature_map=study.feature_map,
+        features=features,
+        classes=place.classes,
+        records=ledger.records,
+        parameters=parameters,
+        definition=study.definition,
+        schema=found.schema.text if found.schema else "",
+        checked=rules.checked,
         statistics=rules.statistics,
-    )  # fmt: skip
-    limits = {"study": study.study, "definition": study.definition, "statistics": list(rules.statistics), "checked": rules.checked}
+    )
+    limits = {
+        "study": study.study,
+        "definition": study.definition,
+        "statistics": list(rules.statistics),
+        "checked": rules.checked,
+    }
     _write(found.policy, limits, own, card)
     line = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "study": study.study, "definition": study.definition, "model": study.model,
-        "by": by, "before": {"study": found.rules.study, "definition": found.rules.definition}, "ledger": {"count": count, "head": head},
-    }  # fmt: skip
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "study": study.study,
+        "definition": study.definition,
+        "model": study.model,
+        "by": by,
+        "before": {"study": found.rules.study, "definition": found.rules.definition},
+        "ledger": {"count": count, "head": head},
+    }
     log = folder / LOG
     before = log.read_text("utf-8") if log.exists() else ""
     atomic.write(log, before + json.dumps(line) + "\n")
@@ -182,43 +254,77 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
 
 
 def _own(found: Proposed) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The fields of [daemon] that change, paths relative to the policy, and the silo's own copies that they name."""
+    """The fields of [daemon] that change, paths relative to the policy, and the silo's own copies
+    that they name.
+    """
     fields: dict[str, Any] = {}
-    files = {f"{APPROVED}/{hashlib.sha256(source).hexdigest()[:16]}-{name}": source for name, source in found.sources.items()}
+    files = {
+        f"{APPROVED}/{hashlib.sha256(source).hexdigest()[:16]}-{name}": source
+        for name, source in found.sources.items()
+    }
     for what in CODE:
         text, digest = getattr(found.study, what), getattr(found.study, f"{what}_sha256")
-        fields |= {what: f"{APPROVED}/{digest[:16]}-{text}" if is_file(text) else text, f"{what}_sha256": digest}
-    if found.schema and (not found.place.schema or load_schema(found.place.schema).text != found.schema.text):
+        fields |= {
+            what: f"{APPROVED}/{digest[:16]}-{text}" if is_file(text) else text,
+            f"{what}_sha256": digest,
+        }
+    if found.schema and (
+        not found.place.schema or load_schema(found.place.schema).text != found.schema.text
+    ):
         table = json.loads(found.schema.text)
         name = f"{APPROVED}/schema-{found.schema.hash[:16]}.toml"
         files[name] = schema_text({"ignore": list(found.schema.ignore)} | table).encode()
-        fields |= {"schema": name, "label": found.schema.label.name, "classes": list(found.schema.label.classes)}
+        fields |= {
+            "schema": name,
+            "label": found.schema.label.name,
+            "classes": list(found.schema.label.classes),
+        }
     return fields, files
 
 
 def _approving(found: Proposed, own: Mapping[str, Any]) -> tuple[Policy, Place]:
-    """Policy and place as they would be. What an officer attested was of the schema before, if there is another now."""
+    """Policy and place as they would be. What an officer attested was of the schema before, if
+    there is another now.
+    """
     folder, study = found.policy.parent, found.study
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
-    paths = {name: str(folder / values[name]) for name in ("schema", *CODE) if name in values and values[name].startswith(f"{APPROVED}/")}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in own.items()
+    }
+    paths = {
+        name: str(folder / values[name])
+        for name in ("schema", *CODE)
+        if name in values and values[name].startswith(f"{APPROVED}/")
+    }
     checked = "" if "schema" in own else found.rules.checked
     statistics = (*found.rules.statistics, *found.adds)
-    rules = replace(found.rules, study=study.study, definition=study.definition, statistics=statistics, checked=checked)
+    rules = replace(
+        found.rules,
+        study=study.study,
+        definition=study.definition,
+        statistics=statistics,
+        checked=checked,
+    )
     return rules, replace(found.place, **values | paths)
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """A copy by its hash, which is there already or is made; a schema's may have another list of what is ignored."""
+    """A copy by its hash, which is there already or is made; a schema's may have another list of
+    what is ignored.
+    """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if not path.exists() or path.read_bytes() != content:
         atomic.write(path, content)
 
 
 def attest(policy: Path, words: str) -> Policy:
-    """Afterwards policy and card say that the silo's file was checked, by whom and when; the policy."""
+    """Afterwards policy and card say that the silo's file was checked, by whom and when; the
+    policy.
+    """
     real = Path(os.path.realpath(policy))
     rules = replace(Policy.load(real), checked=words)
-    _write(real, {"checked": words}, {}, replace(read_card(real.with_name("silo.json")), checked=words))
+    _write(
+        real, {"checked": words}, {}, replace(read_card(real.with_name("silo.json")), checked=words)
+    )
     return rules
 
 
@@ -228,11 +334,17 @@ def _write(policy: Path, limits: Mapping[str, Any], own: Mapping[str, Any], card
         atomic.write(policy, text, mode=stat.S_IMODE(policy.stat().st_mode))
         atomic.write(policy.parent / "silo.json", json.dumps(asdict(card), indent=1) + "\n")
     except OSError as error:
-        raise BadInput(f"{error.filename or policy} cannot be written: {error.strerror}; run this as the gate's own user") from None
+        raise BadInput(
+            f"{error.filename or policy} cannot be written: {error.strerror}; run this as "
+            "the gate's own user"
+        ) from None
 
 
-def edited(text: str, table: Mapping[str, Any], limits: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    """The policy's text with these fields changed, of its own and of [daemon], and every other line as the officer left it.
+def edited(
+    text: str, table: Mapping[str, Any], limits: Mapping[str, Any], own: Mapping[str, Any]
+) -> str:
+    """The policy's text with these fields changed, of its own and of [daemon], and every other line
+    as the officer left it.
 
     Where that cannot be done line by line, the whole file is written anew.
     """
@@ -241,11 +353,15 @@ def edited(text: str, table: Mapping[str, Any], limits: Mapping[str, Any], own: 
     wanted = {**table, **limits, "daemon": {**table["daemon"], **own}}
     parts = re.split(r"(?m)^(?=\s*\[)", text)
     parts[0] = _set(parts[0], limits)
-    parts[1:] = [_set(part, own) if re.match(r"\s*\[daemon\]", part) else part for part in parts[1:]]
+    parts[1:] = [
+        _set(part, own) if re.match(r"\s*\[daemon\]", part) else part for part in parts[1:]
+    ]
     with contextlib.suppress(tomllib.TOMLDecodeError):
         if tomllib.loads("".join(parts)) == wanted:
             return "".join(parts)
-    rest = {name: value for name, value in wanted.items() if name not in ("daemon", "shuffle", "masks")}
+    rest = {
+        name: value for name, value in wanted.items() if name not in ("daemon", "shuffle", "masks")
+    }
     masking = of_table("policy", Masking, wanted["masks"]) if "masks" in wanted else None
     return policy_text(rest, wanted["daemon"], wanted.get("shuffle"), masking)
 
@@ -253,12 +369,14 @@ def edited(text: str, table: Mapping[str, Any], limits: Mapping[str, Any], own: 
 def _set(part: str, fields: Mapping[str, Any]) -> str:
     for name, value in fields.items():
         line = f"{name} = {toml(value)}"
-        part, found = re.subn(rf"(?m)^[ \t]*{name}[ \t]*=.*$", lambda _, line=line: line, part, count=1)
+        part, found = re.subn(
+            rf"(?m)^[ \t]*{name}[ \t]*=.*$", lambda _, line=line: line, part, count=1
+        )
         part = part if found else f"{part.rstrip()}\n{line}\n\n"
     return part
 
 
-# --- what a gate and a reader look at -------------------------------------------------------------------------------------------
+# --- what a gate and a reader look at ------------------------------------------------------------
 
 
 def approvals(policy: Path) -> list[dict[str, Any]]:
@@ -269,7 +387,10 @@ def approvals(policy: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError):
-        raise BadInput(f"{path} cannot be read; restore it, or move it away: the policy says what is approved now") from None
+        raise BadInput(
+            f"{path} cannot be read; restore it, or move it away: the policy says what is "
+            "approved now"
+        ) from None
 
 
 def stamp(policy: str | Path) -> object:

@@ -1,7 +1,8 @@
-"""The gate daemon, `silodp silo serve`: the process around a door. It loads what the silo owns, listens on a Unix socket and keeps a log.
+"""The gate daemon, `silodp silo serve`: the process around a door. It loads what the silo owns,
+listens on a Unix socket and keeps a log.
 
-Whatever a courier does with its end of the socket, all that goes back is the door's reply or one of `LINE_CODES`. Nothing that is
-printed or logged holds a record.
+Whatever a courier does with its end of the socket, all that goes back is the door's reply or one of
+`LINE_CODES`. Nothing that is printed or logged holds a record.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ from silodp.silo.service.masking import Masker, Masking
 from silodp.silo.service.pause import Pause
 from silodp.silo.service.policy import Place, Policy, Shuffling
 
-# --- what the silo owns -------------------------------------------------------------------------------------------------------------
+# --- what the silo owns --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SiloData:
-    """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest that a ledger recognises them by."""
+    """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest
+    that a ledger recognises them by.
+    """
 
     x: np.ndarray  # (n, features), or (n, P, features) for persons
     y: np.ndarray
@@ -63,27 +66,39 @@ class SiloData:
 
     @property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Features and targets of the rows that are used, each by itself: for what an operator is told of his own file."""
+        """Features and targets of the rows that are used, each by itself: for what an operator is
+        told of his own file.
+        """
         if self.y.ndim == 1:
             return self.x, self.y
         there = present(torch.from_numpy(self.y)).numpy()
         return self.x[there], self.y[there]
 
     def records(self, mapped: FeatureMap | None = None) -> Records:
-        """As the model sees them: a map's features, of each row, are computed here, once, and stay in this process."""
+        """As the model sees them: a map's features, of each row, are computed here, once, and stay
+        in this process.
+        """
         if mapped:
             x, y = torch.from_numpy(self.x).float(), torch.from_numpy(self.y)
             return Records.of([(mapped.of(x.flatten(0, y.dim() - 1)).unflatten(0, y.shape), y)])
-        return replace(Records.of([(self.x, self.y)]), missing=None if self.missing is None else torch.from_numpy(self.missing)[None])
+        return replace(
+            Records.of([(self.x, self.y)]),
+            missing=None if self.missing is None else torch.from_numpy(self.missing)[None],
+        )
 
 
 def find_schema(place: Place) -> Schema | None:
-    """The schema that the policy names, if it does, with the very label and classes that the policy has."""
+    """The schema that the policy names, if it does, with the very label and classes that the policy
+    has.
+    """
     if not place.schema:
         return None
     schema = load_schema(place.schema)
     if (place.label, place.classes) != (schema.label.name, schema.label.classes):
-        raise BadInput(f"the policy's label and classes are not those of the schema {place.schema}; `silodp silo init` writes them")
+        raise BadInput(
+            f"the policy's label and classes are not those of the schema {place.schema}; "
+            "`silodp silo init` writes them"
+        )
     return schema
 
 
@@ -97,20 +112,35 @@ def read_records(place: Place, schema: Schema | None) -> SiloData:
     except BadInput as error:
         raise BadInput(str(error).rstrip(".")) from None
     except Exception:
-        raise BadInput(f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet or NPZ file") from None
+        raise BadInput(
+            f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet "
+            "or NPZ file"
+        ) from None
     x, y = loaded.records_raw[0]
     return SiloData(x.reshape(len(x), -1), y, loaded.features, raw(loaded.cells[0]))
 
 
 def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
-    """The problem in the silo's own words. Whether the policy approves it is for the door to say."""
-    words = Words(place.model, schema or Task.plain(len(place.classes)), place.prox, place.loss, place.feature_map)
+    """The problem in the silo's own words. Whether the policy approves it is for the door to
+    say.
+    """
+    words = Words(
+        place.model,
+        schema or Task.plain(len(place.classes)),
+        place.prox,
+        place.loss,
+        place.feature_map,
+    )
     return build(words, features, load=_approved(place))
 
 
 def approved_map(place: Place, schema: Schema | None) -> FeatureMap | None:
     """The map of features that the policy names, if it does."""
-    return feature_map(place.feature_map, _approved(place), schema.shape if schema else ()) if place.feature_map else None
+    return (
+        feature_map(place.feature_map, _approved(place), schema.shape if schema else ())
+        if place.feature_map
+        else None
+    )
 
 
 def _bytes(path: str) -> bytes:
@@ -121,31 +151,42 @@ def _bytes(path: str) -> bytes:
 
 
 def _approved(place: Place) -> Callable[[str], Any]:
-    """Finds FILE.py:NAME in files whose SHA-256 the policy approves, and no others; what runs are the very bytes that were hashed.
+    """Finds FILE.py:NAME in files whose SHA-256 the policy approves, and no others; what runs are
+    the very bytes that were hashed.
 
-    A file is read once, however many words name it: each word's hash is of the bytes that all of them run.
+    A file is read once, however many words name it: each word's hash is of the bytes that all of
+    them run.
     """
-    sources = {path: _bytes(path) for path in dict.fromkeys(path for path, _ in place.code.values())}
+    sources = {
+        path: _bytes(path) for path in dict.fromkeys(path for path, _ in place.code.values())
+    }
     for what, (path, wanted) in place.code.items():
         if (found := hashlib.sha256(sources[path]).hexdigest()) != wanted:
-            raise BadInput(f"the policy approves a {what} file with SHA-256 {wanted or '(none)'}, but that of {path} is {found}")
+            raise BadInput(
+                f"the policy approves a {what} file with SHA-256 {wanted or '(none)'}, but "
+                f"that of {path} is {found}"
+            )
 
     def load(text: str) -> Any:
         if not is_file(text):
             return constants(text)
         path = parse(text)[0]
         if path not in sources:
-            raise BadInput(f"the policy approves no file {path}; name it as FILE.py:NAME, with its SHA-256")
+            raise BadInput(
+                f"the policy approves no file {path}; name it as FILE.py:NAME, with its SHA-256"
+            )
         return named(run(sources[path], path), text)
 
     return load
 
 
-# --- the log ------------------------------------------------------------------------------------------------------------------------
+# --- the log -------------------------------------------------------------------------------------
 
 
 class GateLog(Log):
-    """One line for each frame: when, what became of it, which statistic, which query, its price and what is left. No data, no addresses."""
+    """One line for each frame: when, what became of it, which statistic, which query, its price and
+    what is left. No data, no addresses.
+    """
 
     def __init__(self, path: str, most: int) -> None:
         super().__init__(path, most)
@@ -153,7 +194,9 @@ class GateLog(Log):
         self._used = 0.0
 
     def follow(self, ledger: DurableLedger) -> None:
-        """From now on prices are told: what the ledger has used up more than when it was last asked."""
+        """From now on prices are told: what the ledger has used up more than when it was last
+        asked.
+        """
         self._ledger, self._used = ledger, ledger.used()
 
     def note(self, note: FrameNote) -> None:
@@ -162,14 +205,17 @@ class GateLog(Log):
             with contextlib.suppress(BadInput):
                 self._used = self._ledger.used()
         price = f"price {self._used - before:.4%} " if note.code == "answered" else ""
-        self.line(f"{note.code:<10} {note.statistic:<10} {_short(note.query_id):<24} {price}left {1 - self._used:.4%}")
+        self.line(
+            f"{note.code:<10} {note.statistic:<10} {_short(note.query_id):<24} {price}left "
+            f"{1 - self._used:.4%}"
+        )
 
 
 def _short(query_id: str) -> str:
     return query_id if len(query_id) <= 24 else f"{query_id[:11]}..{query_id[-11:]}"
 
 
-# --- all together -------------------------------------------------------------------------------------------------------------------
+# --- all together --------------------------------------------------------------------------------
 
 
 def open_door(
@@ -182,24 +228,36 @@ def open_door(
     noted: Callable[[FrameNote], None] = lambda note: None,
     registry: Path | None = None,
 ) -> tuple[Door, tuple[str, ...], int]:
-    """All that a silo shows the world, made of its own files, its features and the model's number of parameters; BadInput, without a record
-    in it, if anything is not as the policy says."""
+    """All that a silo shows the world, made of its own files, its features and the model's number
+    of parameters; BadInput, without a record in it, if anything is not as the policy says."""
     schema = find_schema(place)
     own = read_records(place, schema)
     problem, key = approved_problem(place, own.x.shape[-1], schema), read_key(place.key)
     sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
     masks = Masker(masking, key, policy.definition) if masking else None
     door = Door(
-        policy, problem, own.records(), ledger, held_out=place.held_out, signing_key=key, shuffling=sealing, masks=masks, registry=registry,
-        noted=noted, known_by=own.known_by, mapped=approved_map(place, schema),
-    )  # fmt: skip
+        policy,
+        problem,
+        own.records(),
+        ledger,
+        held_out=place.held_out,
+        signing_key=key,
+        shuffling=sealing,
+        masks=masks,
+        registry=registry,
+        noted=noted,
+        known_by=own.known_by,
+        mapped=approved_map(place, schema),
+    )
     return door, own.features, problem.dim
 
 
 def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> None:
-    """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if anything is not as the policy says.
+    """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if
+    anything is not as the policy says.
 
-    When `silodp silo approve` has approved another study it begins anew by itself, as if it had been started then.
+    When `silodp silo approve` has approved another study it begins anew by itself, as if it had
+    been started then.
     """
     while _serve(path, stop, ready):
         ready = _nobody
@@ -213,19 +271,36 @@ def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place
     """Whether it ended since another study was approved."""
     entrust([path])  # before a word of it is believed
     seen = stamp(path)
-    policy, place, shuffling, masking = Policy.load(path), Place.load(path), Shuffling.load(path), Masking.load(path)
+    policy, place, shuffling, masking = (
+        Policy.load(path),
+        Place.load(path),
+        Shuffling.load(path),
+        Masking.load(path),
+    )
     secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
-    daemon.check_files(place, used=(*(path for path, _ in place.code.values()), place.schema, Registry().folder), secret=secret)
-    with sole(place.ledger), contextlib.closing(Pause(path)) as pause, contextlib.closing(GateLog(place.log, place.log_bytes)) as log:
+    daemon.check_files(
+        place,
+        used=(*(path for path, _ in place.code.values()), place.schema, Registry().folder),
+        secret=secret,
+    )
+    with (
+        sole(place.ledger),
+        contextlib.closing(Pause(path)) as pause,
+        contextlib.closing(GateLog(place.log, place.log_bytes)) as log,
+    ):
         ledger = DurableLedger.open(Path(place.ledger))
         entrust([ledger.anchor])
         for file in (place.ledger, str(ledger.anchor), place.log) if policy.answer_after else ():
             if reachable(file, group_of(place.socket_group)):
                 raise BadInput(
-                    f"answer_after is set, but the courier's user can come to {file} and read from its times when an answer was ready; "
+                    f"answer_after is set, but the courier's user can come to {file} and "
+                    "read from its times when an answer was ready; "
                     "keep it in a folder with mode 0700, and the socket in a folder of its own"
                 )
-        (door, _, _), key = open_door(policy, place, shuffling, ledger, masking=masking, noted=log.note), read_key(place.key)
+        (door, _, _), key = (
+            open_door(policy, place, shuffling, ledger, masking=masking, noted=log.note),
+            read_key(place.key),
+        )
         log.follow(ledger)
 
         def handle(frame: bytes) -> bytes:
@@ -233,16 +308,28 @@ def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place
             return door.handle(frame)
 
         server = Server(
-            place, handle, refuse=lambda code: encode_reply(Refusal(code), key), limit=door.limit, log=log, after=policy.answer_after
+            place,
+            handle,
+            refuse=lambda code: encode_reply(Refusal(code), key),
+            limit=door.limit,
+            log=log,
+            after=policy.answer_after,
         )
-        started = f"{policy.silo}, {ledger.records} records, entry {ledger.head()[0]} of the ledger, left {1 - ledger.used():.4%}"
+        started = (
+            f"{policy.silo}, {ledger.records} records, entry {ledger.head()[0]} of the ledger, "
+            f"left {1 - ledger.used():.4%}"
+        )
 
         def look() -> None:
-            """Of ledger, policy and clock alone. Not its count of entries, which says when an answer was ready."""
+            """Of ledger, policy and clock alone. Not its count of entries, which says when an
+            answer was ready.
+            """
             metrics.gauge("silodp_budget_used_ratio", ledger.used())
             metrics.gauge("silodp_budget_held_ratio", sum(hold.share for hold in listed(ledger)))
             metrics.gauge("silodp_paused", pause.on())
             metrics.gauge("silodp_policy_days", (policy.expires - datetime.now(UTC).date()).days)
 
         told, changed = (lambda: ready(policy, place)), (lambda: stamp(path) != seen)
-        return daemon.serve(server, log, stop, role="gate", started=started, ready=told, look=look, changed=changed)
+        return daemon.serve(
+            server, log, stop, role="gate", started=started, ready=told, look=look, changed=changed
+        )

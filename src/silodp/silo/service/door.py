@@ -1,10 +1,13 @@
-"""The door of a deployed silo: a frame of bytes comes in, a frame of bytes goes out, and this is all that ever does.
+"""The door of a deployed silo: a frame of bytes comes in, a frame of bytes goes out, and this is
+all that ever does.
 
-What leaves is a release that has been charged and stored, or one code of `refusals.CODES`. Which of them, and how long the frame is, is a
-function of the query, the policy and the ledger; no exception's text, no shape and no count passes. How long it takes to make
-does depend a little on records and noise (a record on which the model raises, a slow draw, numbers below 2^-1022, which are
-not flushed to zero and which processors are slow with): with the policy's `answer_after` the daemon sends every reply at the end of a
-slot of that length (`listener.Server`), so that nobody is trusted to hold replies back.
+What leaves is a release that has been charged and stored, or one code of `refusals.CODES`. Which of
+them, and how long the frame is, is a function of the query, the policy and the ledger; no
+exception's text, no shape and no count passes. How long it takes to make does depend a little on
+records and noise (a record on which the model raises, a slow draw, numbers below 2^-1022, which are
+not flushed to zero and which processors are slow with): with the policy's `answer_after` the daemon
+sends every reply at the end of a slot of that length (`listener.Server`), so that nobody is trusted
+to hold replies back.
 """
 
 from __future__ import annotations
@@ -31,11 +34,27 @@ from silodp.core.mechanisms import Shuffled
 from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import Contribution, encrypt_box
-from silodp.core.protocol.codec import MAX_HEADER, OVERHEAD, Answer, Envelope, Refusal, Sealed, decode_query, encode_reply
+from silodp.core.protocol.codec import (
+    MAX_HEADER,
+    OVERHEAD,
+    Answer,
+    Envelope,
+    Refusal,
+    Sealed,
+    decode_query,
+    encode_reply,
+)
 from silodp.core.protocol.frames import COMMON
 from silodp.core.protocol.masks import ROW
 from silodp.core.protocol.offers import KEYS, Offer, decode_key_request, encode_offer
-from silodp.core.protocol.quote import HOLD, HoldReply, HoldRequest, ReleaseRequest, decode_hold, encode_hold_reply
+from silodp.core.protocol.quote import (
+    HOLD,
+    HoldReply,
+    HoldRequest,
+    ReleaseRequest,
+    decode_hold,
+    encode_hold_reply,
+)
 from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
 from silodp.core.protocol.refusals import CODES
 from silodp.core.query import Release
@@ -60,8 +79,8 @@ def definition_hash(problem: Problem) -> str:
 
 @dataclass(frozen=True)
 class FrameNote:
-    """What an operator may read of one frame, a function of query, policy and ledger: answered, repeated, held, released, or the code of the
-    refusal."""
+    """What an operator may read of one frame, a function of query, policy and ledger: answered,
+    repeated, held, released, or the code of the refusal."""
 
     code: str
     query_id: str = "-"
@@ -69,7 +88,9 @@ class FrameNote:
 
 
 class Door:
-    """Answers frames for the records of one silo, one at a time, within its policy and its ledger."""
+    """Answers frames for the records of one silo, one at a time, within its policy and its
+    ledger.
+    """
 
     def __init__(
         self,
@@ -88,69 +109,99 @@ class Door:
         known_by: Known | None = None,
         mapped: FeatureMap | None = None,
     ) -> None:
-        """Raises BadInput unless the policy approves this problem, the ledger is that of these records and of the policy's budget, and
-        this machine computes each record by itself (`Exact.verify`).
+        """Raises BadInput unless the policy approves this problem, the ledger is that of these
+        records and of the policy's budget, and this machine computes each record by itself
+        (`Exact.verify`).
 
-        A share `held_out` of the records, by position, is what a Score is over, and nothing else. `shuffling` is the policy's table of that
-        name with the pseudonym's key; without it, shuffled queries are refused; masked ones are without `masks`. `noted` is told of each frame, before its reply is sent.
-        `known_by` are the features and labels that the ledger recognises the records by, an exact digest of them all, and who the persons
-        are, where those are not the records' own: what a file holds stays the same under another schema. The model sees what `mapped` makes of the records.
+        A share `held_out` of the records, by position, is what a Score is over, and nothing else.
+        `shuffling` is the policy's table of that name with the pseudonym's key; without it,
+        shuffled queries are refused; masked ones are without `masks`. `noted` is told of each
+        frame, before its reply is sent. `known_by` are the features and labels that the ledger
+        recognises the records by, an exact digest of them all, and who the persons are, where those
+        are not the records' own: what a file holds stays the same under another schema. The model
+        sees what `mapped` makes of the records.
         """
         if policy.definition != definition_hash(problem):
             named = f"the study {policy.study}" if policy.study else "a study"
             raise BadInput(
-                f"the policy of {policy.silo} approves {named} by its definition, {policy.definition[:12]}.., but model, loss, prox, schema and torch "
-                f"version as they are here make another, {definition_hash(problem)[:12]}..; restore what was changed, or approve what is wanted now: "
+                f"the policy of {policy.silo} approves {named} by its definition, "
+                f"{policy.definition[:12]}.., but model, loss, prox, schema and torch "
+                "version as they are here make another, "
+                f"{definition_hash(problem)[:12]}..; restore what was changed, or approve "
+                "what is wanted now: "
                 "`silodp federation propose` at the server, then `silodp silo approve` here"
             )
         if policy.budget != ledger.settings.budget:
             raise BadInput(
-                f"the policy's budget is {policy.budget}, but the ledger was made with {ledger.settings.budget}; they must agree"
+                f"the policy's budget is {policy.budget}, but the ledger was made with "
+                f"{ledger.settings.budget}; they must agree"
             )
         self._n, self._dim = records.counts[0], problem.dim
         _, self._generation = ledger.recognise(*(known_by or records.known_by), registry=registry)
         places = partial(ledger.partition, generation=self._generation)
-        self._exact = Exact(problem, records, partition=places, held_out_share=held_out, mapped=mapped)
+        self._exact = Exact(
+            problem, records, partition=places, held_out_share=held_out, mapped=mapped
+        )
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._shuffling, self._masks = shuffling, masks
         self._charges, self._noted, self._note = Charges(ledger), noted, FrameNote("answered")
         self._lock = threading.Lock()
         self._paused, self._purged = False, date.min
-        self._longest = OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
+        self._longest = (
+            OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
+        )
         self._longest += ROW * (len(masks.policy.members) + 1) if masks else 0
         self.limit = max(self._longest, HOLD_LIMIT)
-        """Bytes of the longest frame that is looked at: a query with two points of the model in float64, or what a hold is asked for with."""
+        """Bytes of the longest frame that is looked at: a query with two points of the model in
+        float64, or what a hold is asked for with.
+        """
         self._quotes = _holds_since(ledger, clock() - HOUR)
-        """By asker: the digests of its requests for holds, and when each came first. Those that were given count after a restart too."""
-        with contextlib.suppress(Refused):  # what cannot be purged now is when a question comes, or the question is refused
+        """By asker: the digests of its requests for holds, and when each came first. Those that
+        were given count after a restart too.
+        """
+        with contextlib.suppress(
+            Refused
+        ):  # what cannot be purged now is when a question comes, or the question is refused
             self._purge(clock())
         self._finished: dict[tuple[str, str], int] = {}
-        """The number under which a run was last released: a hold that comes late is not taken, though the ledger had nothing to release."""
+        """The number under which a run was last released: a hold that comes late is not taken,
+        though the ledger had nothing to release.
+        """
 
     def pause(self) -> None:
-        """From now on every frame is refused with "paused"; an answer that is being computed is finished."""
+        """From now on every frame is refused with "paused"; an answer that is being computed is
+        finished.
+        """
         self._paused = True
 
     def resume(self) -> None:
         self._paused = False
 
     def handle(self, frame: bytes) -> bytes:
-        """The reply to a frame: always a valid reply frame, whatever the bytes and whatever the records."""
+        """The reply to a frame: always a valid reply frame, whatever the bytes and whatever the
+        records.
+        """
         with self._lock:
             self._note = FrameNote("answered")
             try:
                 reply = self._answer(frame)
             except Exception as error:
-                code = error.code if isinstance(error, Refused) and error.code in CODES else "internal"
+                code = (
+                    error.code if isinstance(error, Refused) and error.code in CODES else "internal"
+                )
                 self._note = replace(self._note, code=code)
                 reply = encode_reply(Refusal(code, hashlib.sha256(frame).hexdigest()), self._key)
-            with contextlib.suppress(Exception):  # a full disk stops no answer that was charged and stored
+            with contextlib.suppress(
+                Exception
+            ):  # a full disk stops no answer that was charged and stored
                 self._noted(self._note)
             return reply
 
     def _answer(self, frame: bytes) -> bytes:
-        """Decode, policy, ledger, gate (check, charge durably, compute), store, send: each only if all before it agreed."""
+        """Decode, policy, ledger, gate (check, charge durably, compute), store, send: each only if
+        all before it agreed.
+        """
         if self._paused:
             raise Refused("paused")
         if frame[:4] == HOLD:
@@ -168,39 +219,64 @@ class Door:
             round = envelope.shuffle_round
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         paid = self._ledger.for_query(
-            query_id=envelope.query_id, digest=who, kind=query.mechanism.kind, asker=asker, run=envelope.run, round=round, generation=self._generation,
-            most_local=self._most_local(), now=now,
-        )  # fmt: skip
+            query_id=envelope.query_id,
+            digest=who,
+            kind=query.mechanism.kind,
+            asker=asker,
+            run=envelope.run,
+            round=round,
+            generation=self._generation,
+            most_local=self._most_local(),
+            now=now,
+        )
         if paid.answer is not None:
             self._note = replace(self._note, code="repeated")
-            if query.mechanism.masked and self._masks:  # stored, but who stored it may have died, or failed, before this
+            if (
+                query.mechanism.masked and self._masks
+            ):  # stored, but who stored it may have died, or failed, before this
                 self._masks.forget(asker, envelope.run, envelope.cohort)
             return paid.answer
         self._exact.check(query)
         if query.mechanism.masked and self._masks:
             self._masks.begin(asker, envelope, paid.rounds)
-        if not self._charges.known(envelope.query_id):  # or else charged but not answered, as when the process died in between
+        if not self._charges.known(
+            envelope.query_id
+        ):  # or else charged but not answered, as when the process died in between
             self._policy.check_rate(asker, envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
         count, head = self._charges.add(envelope.query_id, asker, envelope.run, now)
         names = self._policy.silo, envelope.query_id, digest
         if release.event.total:
-            answer = Sealed(*names, self._hidden(asker, envelope, release), cast(TotalEvent, release.event), count, head)
+            answer = Sealed(
+                *names,
+                self._hidden(asker, envelope, release),
+                cast(TotalEvent, release.event),
+                count,
+                head,
+            )
         else:
             packing = self._exact.packing(query) if envelope.version > COMMON else None
-            answer = Answer(*names, release.value[0], cast(Event, release.event), count, head, packing)
-        stored = paid.store(encode_reply(answer, self._key))  # another process may have been first: then its bytes are the answer
+            answer = Answer(
+                *names, release.value[0], cast(Event, release.event), count, head, packing
+            )
+        stored = paid.store(
+            encode_reply(answer, self._key)
+        )  # another process may have been first: then its bytes are the answer
         self._charges.skip()
         if query.mechanism.masked and self._masks:
             self._masks.forget(asker, envelope.run, envelope.cohort)
         return stored
 
     def _purge(self, now: float) -> None:
-        """Once a day, before a question is looked at, and at the start: answers that are older than the policy keeps them."""
+        """Once a day, before a question is looked at, and at the start: answers that are older than
+        the policy keeps them.
+        """
         today = datetime.fromtimestamp(now, UTC).date()
         if today != self._purged:
             with _closed():
-                self._ledger.purge_before((today - timedelta(days=self._policy.keep_answers)).isoformat())
+                self._ledger.purge_before(
+                    (today - timedelta(days=self._policy.keep_answers)).isoformat()
+                )
             self._purged = today
 
     def _hold(self, frame: bytes) -> bytes:
@@ -223,19 +299,36 @@ class Door:
             self._policy.check_planned(event, n=self._n)
             if event.total:
                 self._check_planned_total(cast(TotalEvent, event))
-        about = {"hold": request.hold, "digest": digest, "asker": asker, "run": request.run, "number": request.number}
-        found = take(self._ledger, **about, events=events, caps=self._policy, now=now, generation=self._generation)
+        about = {
+            "hold": request.hold,
+            "digest": digest,
+            "asker": asker,
+            "run": request.run,
+            "number": request.number,
+        }
+        found = take(
+            self._ledger,
+            **about,
+            events=events,
+            caps=self._policy,
+            now=now,
+            generation=self._generation,
+        )
         self._note = replace(self._note, code=found.code or "held")
         needed = found.needed if math.isfinite(found.needed) else None
         left = max(0.0, found.left) if asker in self._policy.sees_left else None
-        return encode_hold_reply(HoldReply(*names, found.code, found.seconds, needed, left), self._key)
+        return encode_hold_reply(
+            HoldReply(*names, found.code, found.seconds, needed, left), self._key
+        )
 
     def _offer(self, frame: bytes) -> bytes:
         """Gives the silo's key for a run; no record is touched, and nothing is charged."""
         request, asker, digest = decode_key_request(frame)
         self._note = FrameNote("offered", request.run)
         self._policy.check_asker(request, asker, now=self._clock())
-        return encode_offer(Offer(request.silo, digest, self._masker().offer(asker, request.run)), self._key)
+        return encode_offer(
+            Offer(request.silo, digest, self._masker().offer(asker, request.run)), self._key
+        )
 
     def _check_total(self, envelope: Envelope) -> None:
         """A total is refused that counts on more noise of others than the officer allows."""
@@ -256,7 +349,9 @@ class Door:
         self._shuffling[0].check(asked)
 
     def _check_planned_total(self, event: TotalEvent) -> None:
-        """Of masked totals the cohort is not known before they are asked: a hold of them is of what they cost with so many contributions."""
+        """Of masked totals the cohort is not known before they are asked: a hold of them is of what
+        they cost with so many contributions.
+        """
         if self._masks is None:
             self._check_shuffle(event)
 
@@ -271,8 +366,14 @@ class Door:
         return self._sealed(envelope, release)
 
     def _count(self, asker: str, hold: str, digest: str, now: float) -> None:
-        """Counts a request against its own asker's rate; not one that came before, which whoever carries frames can repeat."""
-        recent = self._quotes[asker] = {one: moment for one, moment in self._quotes.get(asker, {}).items() if moment > now - HOUR}
+        """Counts a request against its own asker's rate; not one that came before, which whoever
+        carries frames can repeat.
+        """
+        recent = self._quotes[asker] = {
+            one: moment
+            for one, moment in self._quotes.get(asker, {}).items()
+            if moment > now - HOUR
+        }
         if digest not in recent and not known(self._ledger, hold):
             self._policy.check_quotes(len(recent))
             recent[digest] = now
@@ -288,15 +389,22 @@ class Door:
         mechanism = as_total(envelope.query.mechanism)
         assert self._shuffling is not None
         (shuffling, pseudonym), own = self._shuffling, int(mechanism.sampling.batch(self._n))
-        demanded, bits = mechanism.contributions + shuffling.colluding, mechanism.levels + mechanism.noise_bits
-        contribution = Contribution(envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy())
+        demanded, bits = (
+            mechanism.contributions + shuffling.colluding,
+            mechanism.levels + mechanism.noise_bits,
+        )
+        contribution = Contribution(
+            envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy()
+        )
         return encrypt_box(contribution, shuffling.shuffler, pseudonym)
 
 
 class Charges:
-    """What the policy's rates count by: the ledger's charges, so that a restart forgets none, kept in memory and read anew when others write.
+    """What the policy's rates count by: the ledger's charges, so that a restart forgets none, kept
+    in memory and read anew when others write.
 
-    Formal guarantees: counts what the file holds, as of the last call of `known`, since every entry is the door's own or makes it read.
+    Formal guarantees: counts what the file holds, as of the last call of `known`, since every entry
+    is the door's own or makes it read.
     """
 
     def __init__(self, ledger: DurableLedger) -> None:
@@ -306,7 +414,9 @@ class Charges:
         self._times: list[str] = []
 
     def known(self, query_id: str) -> bool:
-        """Whether the query has been charged: then it may be computed again under that charge, whatever the rates."""
+        """Whether the query has been charged: then it may be computed again under that charge,
+        whatever the rates.
+        """
         if (count := self._head()[0]) != self._seen:
             with _closed():
                 charges = [entry for entry in self._ledger.entries() if entry.act == "charge"]
@@ -316,7 +426,9 @@ class Charges:
         return query_id in self._runs
 
     def add(self, query_id: str, asker: str, run: str, now: float) -> tuple[int, str]:
-        """Notes the charge that was just made, where the ledger has grown by that alone; answers with the ledger's count and head."""
+        """Notes the charge that was just made, where the ledger has grown by that alone; answers
+        with the ledger's count and head.
+        """
         count, head = self._head()
         if count == self._seen + 1 and query_id not in self._runs:
             self._runs[query_id] = asker, run
@@ -335,7 +447,9 @@ class Charges:
         return self._count[asker, run]
 
     def since(self, time: float) -> int:
-        """Charges with a later time stamp (seconds since 1970), those from the future among them, should the clock have gone back."""
+        """Charges with a later time stamp (seconds since 1970), those from the future among them,
+        should the clock have gone back.
+        """
         moment = _stamp(time)
         return sum(stamp > moment for stamp in self._times)
 
@@ -348,7 +462,9 @@ def _holds_since(ledger: DurableLedger, time: float) -> dict[str, dict[str, floa
     moment, found = _stamp(time), dict[str, dict[str, float]]()
     for entry in ledger.entries():
         if entry.act == "hold" and entry.time > moment:
-            found.setdefault(entry.asker, {})[entry.digest] = datetime.fromisoformat(entry.time).timestamp()
+            found.setdefault(entry.asker, {})[entry.digest] = datetime.fromisoformat(
+                entry.time
+            ).timestamp()
     return found
 
 

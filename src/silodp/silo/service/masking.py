@@ -1,7 +1,9 @@
-"""A gate's part in masked totals: the officer's table [masks], the keys of runs, and what must hold before anything is charged.
+"""A gate's part in masked totals: the officer's table [masks], the keys of runs, and what must hold
+before anything is charged.
 
-A key is made for one answer, of one run in one life of the process (an epoch). It is in memory alone, and gone from there once that answer is
-stored: who breaks in later finds no key to anything that was sent, and after a restart no old question can be answered that was not before.
+A key is made for one answer, of one run in one life of the process (an epoch). It is in memory
+alone, and gone from there once that answer is stored: who breaks in later finds no key to anything
+that was sent, and after a restart no old question can be answered that was not before.
 """
 
 from __future__ import annotations
@@ -19,25 +21,48 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.protocol.codec import Envelope
-from silodp.core.protocol.masks import EPOCH, MODULI, Row, counted, is_signed, masked, offered, read_table, secret_with
+from silodp.core.protocol.masks import (
+    EPOCH,
+    MODULI,
+    Row,
+    counted,
+    is_signed,
+    masked,
+    offered,
+    read_table,
+    secret_with,
+)
 from silodp.host.atomic import write
 from silodp.host.tables import check_number, check_text, check_whole, of_table, table_text, toml
 from silodp.silo.service.policy import own_table
 
 RUNS = 64
-"""Runs of one asker that a gate remembers at once; of more the oldest are forgotten, with keys that no answer has used, and ask for a key again."""
+"""Runs of one asker that a gate remembers at once; of more the oldest are forgotten, with keys that
+no answer has used, and ask for a key again.
+"""
 COMMENTS = {
-    "members": 'The other silos that may be in a total with this one: "NAME KEY" each, by `silodp silo trust`, once its words were read over the telephone.',
-    "colluding": "How many of them may tell the server their noise: epsilon holds against so many and the server together.",
+    "members": (
+        'The other silos that may be in a total with this one: "NAME KEY" each, by `silodp '
+        "silo trust`, once its words were read over the telephone."
+    ),
+    "colluding": (
+        "How many of them may tell the server their noise: epsilon holds against so many and "
+        "the server together."
+    ),
     "least": "Silos in a total, this one among them, at least.",
     "attempts": "How often one round may be asked, each time at its price, when others drop out.",
-    "maximum_local_epsilon": "What the server may learn with all other silos together, over all that is ever asked, by a filter: set it once; inf for no limit.",
+    "maximum_local_epsilon": (
+        "What the server may learn with all other silos together, over all that is ever asked, "
+        "by a filter: set it once; inf for no limit."
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Masking:
-    """With whom the silo adds up its counts, and on what condition: the table [masks] of a policy file."""
+    """With whom the silo adds up its counts, and on what condition: the table [masks] of a policy
+    file.
+    """
 
     members: tuple[str, ...]
     colluding: int
@@ -47,15 +72,24 @@ class Masking:
 
     def __post_init__(self) -> None:
         if not isinstance(self.members, tuple):
-            raise BadInput(f"policy: members is {self.members!r:.100}; it must be a list, which `silodp silo trust` fills")
+            raise BadInput(
+                f"policy: members is {self.members!r:.100}; it must be a list, which "
+                "`silodp silo trust` fills"
+            )
         for member in self.members:
             check_text(
-                "policy", "members", member, r"[A-Za-z0-9._-]{1,64} [0-9a-f]{64}", "a name and a public key of 64 hexadecimal digits"
+                "policy",
+                "members",
+                member,
+                r"[A-Za-z0-9._-]{1,64} [0-9a-f]{64}",
+                "a name and a public key of 64 hexadecimal digits",
             )
         if len(self.identities) < len(self.members):
             raise BadInput("policy: members names one key twice; each silo has one of its own")
         check_whole("policy", "colluding", self.colluding, 0, 2**20)
-        check_whole("policy", "least", self.least, self.colluding + 2, 2**20)  # fewer would leave nobody to hide among
+        check_whole(
+            "policy", "least", self.least, self.colluding + 2, 2**20
+        )  # fewer would leave nobody to hide among
         check_whole("policy", "attempts", self.attempts, 1, 2**20)
         if self.maximum_local_epsilon != math.inf:  # which sets no limit
             check_number("policy", "maximum_local_epsilon", self.maximum_local_epsilon, above=0)
@@ -77,24 +111,38 @@ def table_of(masking: Masking) -> str:
 
 
 def pin(path: Path, members: Iterable[str]) -> Masking:
-    """Afterwards the policy's table [masks] lists these members too; the rest of the file stays as it is. The gate must be started again.
+    """Afterwards the policy's table [masks] lists these members too; the rest of the file stays as
+    it is. The gate must be started again.
 
-    Whoever has another key than the one that is pinned under its name is refused: a new key is a matter for the officer and an editor.
+    Whoever has another key than the one that is pinned under its name is refused: a new key is a
+    matter for the officer and an editor.
     """
     masking = Masking.load(path)
     if masking is None:
-        raise BadInput(f"{path} has no table [masks]; `silodp silo init --rule totals --least N` makes a policy with one")
+        raise BadInput(
+            f"{path} has no table [masks]; `silodp silo init --rule totals --least N` "
+            "makes a policy with one"
+        )
     before = {name: key for name, _, key in (member.partition(" ") for member in masking.members)}
     for member in members:
         name, _, key = member.partition(" ")
         if before.setdefault(name, key) != key:
-            raise BadInput(f"{path} has another key of {name} pinned; take that line out first, if its officer says that the key is new")
+            raise BadInput(
+                f"{path} has another key of {name} pinned; take that line out first, if "
+                "its officer says that the key is new"
+            )
     made = replace(masking, members=tuple(f"{name} {key}" for name, key in before.items()))
     text = path.read_text("utf-8")
     line = re.compile(r"^members = \[[^\]]*\]", re.MULTILINE)
     if len(line.findall(text)) != 1:
-        raise BadInput(f"{path} has no line with members = [...] of its own; write it so, and try again")
-    write(path, line.sub(lambda _: f"members = {toml(made.members)}", text), mode=path.stat().st_mode & 0o777)
+        raise BadInput(
+            f"{path} has no line with members = [...] of its own; write it so, and try again"
+        )
+    write(
+        path,
+        line.sub(lambda _: f"members = {toml(made.members)}", text),
+        mode=path.stat().st_mode & 0o777,
+    )
     return made
 
 
@@ -108,17 +156,24 @@ class _Run:
 
 
 class Masker:
-    """Masks the counts of one silo. Which tables it accepts follows from the query and the policy; what it has answered before, from neither."""
+    """Masks the counts of one silo. Which tables it accepts follows from the query and the policy;
+    what it has answered before, from neither.
+    """
 
     def __init__(self, masking: Masking, identity: Ed25519PrivateKey, definition: str) -> None:
         self.policy, self._identity, self._definition = masking, identity, definition
-        self._own, self._epoch = identity.public_key().public_bytes_raw(), secrets.token_bytes(EPOCH)
+        self._own, self._epoch = (
+            identity.public_key().public_bytes_raw(),
+            secrets.token_bytes(EPOCH),
+        )
         self._runs: dict[tuple[str, str], _Run] = {}
         if self._own in masking.identities:
             raise BadInput("policy: members names this silo's own key; it must list the others")
 
     def offer(self, asker: str, run: str) -> Row:
-        """The silo's key for the next answer in this run: the same until there is one, or the gate stops."""
+        """The silo's key for the next answer in this run: the same until there is one, or the gate
+        stops.
+        """
         if (asker, run) not in self._runs:
             mine = [who for who in self._runs if who[0] == asker]
             if len(mine) >= RUNS:
@@ -127,17 +182,23 @@ class Masker:
         kept = self._runs[asker, run]
         if kept.key is None or kept.row is None:
             kept.key = X25519PrivateKey.generate()
-            kept.row = offered(self._identity, kept.key, definition=self._definition, run=run, epoch=self._epoch)
+            kept.row = offered(
+                self._identity, kept.key, definition=self._definition, run=run, epoch=self._epoch
+            )
         return kept.row
 
     def forget(self, asker: str, run: str, table: bytes) -> None:
-        """The key is gone if it is in this table, whose answer is stored. The next question needs, and its key round gets, another."""
+        """The key is gone if it is in this table, whose answer is stored. The next question needs,
+        and its key round gets, another.
+        """
         kept = self._runs.get((asker, run))
         if kept and kept.row and kept.row.key in {row.key for row in read_table(table)}:
             kept.key = kept.row = None
 
     def check(self, envelope: Envelope, own: int) -> None:
-        """Refuses a cohort on which the silo, with `own` records in the batch, cannot count as the price does. A function of query and policy."""
+        """Refuses a cohort on which the silo, with `own` records in the batch, cannot count as the
+        price does. A function of query and policy.
+        """
         asked, rows = envelope.query.mechanism, read_table(envelope.cohort)
         if min(asked.levels, asked.noise_bits, asked.contributions) < 1:
             raise Refused("noise")
@@ -146,19 +207,29 @@ class Masker:
             raise Refused("cohort")
         if not {row.identity for row in rows} - {self._own} <= self.policy.identities:
             raise Refused("unpinned")
-        if not all(row.trials % asked.noise_bits == 0 and is_signed(row, definition=self._definition, run=envelope.run) for row in rows):
+        if not all(
+            row.trials % asked.noise_bits == 0
+            and is_signed(row, definition=self._definition, run=envelope.run)
+            for row in rows
+        ):
             raise Refused("cohort")
         if asked.contributions * asked.noise_bits > counted(rows, self.policy.colluding):
             raise Refused("contributions")
-        largest = sum(row.trials for row in rows) // asked.noise_bits * (asked.levels + asked.noise_bits)
+        largest = (
+            sum(row.trials for row in rows) // asked.noise_bits * (asked.levels + asked.noise_bits)
+        )
         if asked.modulus not in MODULI or largest >= 2**asked.modulus:
             raise Refused("modulus")
 
     def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
-        """Refuses, before any charge, a table with another key of this silo than that which is kept for this run, one in which a key has no secret
-        with it, and one attempt too many at a round. Attempts count that were charged: one that rate or budget refused may be made again, with any cohort."""
+        """Refuses, before any charge, a table with another key of this silo than that which is kept
+        for this run, one in which a key has no secret with it, and one attempt too many at a round.
+        Attempts count that were charged: one that rate or budget refused may be made again, with
+        any cohort."""
         run, rows = self._runs.get((asker, envelope.run), _Run()), read_table(envelope.cohort)
-        if not (run.key and run.row) or not any(row.key == run.row.key for row in rows if row.identity == self._own):
+        if not (run.key and run.row) or not any(
+            row.key == run.row.key for row in rows if row.identity == self._own
+        ):
             raise Refused("epoch")
         for row in rows:
             if row.identity != self._own:
@@ -170,7 +241,11 @@ class Masker:
 
     def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
         """The counts under the masks of this question's cohort: all that leaves."""
-        asked, rows, own = envelope.query.mechanism, read_table(envelope.cohort), self._runs[asker, envelope.run].key
+        asked, rows, own = (
+            envelope.query.mechanism,
+            read_table(envelope.cohort),
+            self._runs[asker, envelope.run].key,
+        )
         assert own is not None
         (mine,) = (row for row in rows if row.identity == self._own)
         return masked(counts, own, mine, rows, envelope.shuffle_round, asked.modulus)

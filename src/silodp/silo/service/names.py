@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def called(ledger: Path, asker: str) -> str:
-    """What the policy beside the ledger calls the asker; else the key's first digits, or the word itself where it is no key."""
+    """What the policy beside the ledger calls the asker; else the key's first digits, or the word
+    itself where it is no key.
+    """
     rules = _policy(ledger)
     if rules and asker in rules.askers:
         return rules.called(asker)
@@ -25,15 +27,28 @@ def called(ledger: Path, asker: str) -> str:
 
 
 def runs_of(opened: DurableLedger, queries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each run that was answered, in the order of its first question: who asked, for which study, how often, and its share of the budget."""
+    """Each run that was answered, in the order of its first question: who asked, for which study,
+    how often, and its share of the budget.
+    """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     studies = _studies(opened.path)
     for query in queries:
         run, asker = query["run"], query["asker"]
-        if (row := found.get((asker, run))) is None:  # the policy is read for each run, and not for each question
+        if (
+            row := found.get((asker, run))
+        ) is None:  # the policy is read for each run, and not for each question
             who = called(opened.path, asker)
-            row = found[asker, run] = {"run": run, "asker": asker, "asked_by": who, "study": "", "questions": 0, "cost": 0.0}
-        row["study"] = next((name for since, name in reversed(studies) if since <= query["time"]), "")
+            row = found[asker, run] = {
+                "run": run,
+                "asker": asker,
+                "asked_by": who,
+                "study": "",
+                "questions": 0,
+                "cost": 0.0,
+            }
+        row["study"] = next(
+            (name for since, name in reversed(studies) if since <= query["time"]), ""
+        )
         row["questions"] += 1
         row["cost"] += query["cost"]
     return list(found.values())

@@ -1,6 +1,8 @@
-"""The gate's page of `silodp ui`, at the silo and for the silo: budget left, every query answered or refused and why, and the pause.
+"""The gate's page of `silodp ui`, at the silo and for the silo: budget left, every query answered
+or refused and why, and the pause.
 
-It reads policy, ledger and log, which hold no record, and never the data. Whoever has the token may pause the gate; all else is for reading.
+It reads policy, ledger and log, which hold no record, and never the data. Whoever has the token may
+pause the gate; all else is for reading.
 """
 
 from __future__ import annotations
@@ -57,20 +59,25 @@ PASSED = {
 }
 WHY = LINE_CODES | CODES | PASSED
 LINE = re.compile(
-    r"(?P<time>\S+) (?P<code>\S+) *(?P<statistic>\S+)? *(?P<id>\S+)?(?: +price (?P<price>[\d.]+%))?(?: +left (?P<left>-?[\d.]+%))?$"
+    r"(?P<time>\S+) (?P<code>\S+) *(?P<statistic>\S+)? *(?P<id>\S+)?(?: +price "
+    r"(?P<price>[\d.]+%))?(?: +left (?P<left>-?[\d.]+%))?$"
 )
 
 
 SCORED, LONGEST_SCORE = 20, 2**20
 """Evaluations that are listed, the latest, and the bytes that an answer to one may have."""
 Judge = Callable[[np.ndarray, float], Mapping[str, Any] | None]
-"""What the means of a score say at this noise multiplier, as a row of an evaluation; None where they are of another kind."""
+"""What the means of a score say at this noise multiplier, as a row of an evaluation; None where
+they are of another kind.
+"""
 
 
 class GatePage:
     """The page of one silo's gate; `token` lets whoever has it pause the gate."""
 
-    def __init__(self, policy: Path, token: str | None, tabs: Tabs, judge: Judge | None = None) -> None:
+    def __init__(
+        self, policy: Path, token: str | None, tabs: Tabs, judge: Judge | None = None
+    ) -> None:
         self._path, self._token, self._tabs, self._judge = policy, token, tabs, judge
         self._place = Place.load(policy)
         self._ledger = DurableLedger.open(Path(self._place.ledger))
@@ -85,9 +92,24 @@ class GatePage:
         ]
 
     def show(self, request: Request, said: str = "", status: int = 200) -> Response:
-        done = {"paused": "The gate is paused.", "resumed": "The gate answers again."}.get(request.query_params.get("done", ""), "")
-        note = tag("p", said or done, class_=f"note{' bad' if said else ''}", role="alert" if said else "status") if said or done else ""
-        content = tag("h1", f"The gate of {Policy.load(self._path).silo}"), note, alive("/silo-live", self._now())
+        done = {"paused": "The gate is paused.", "resumed": "The gate answers again."}.get(
+            request.query_params.get("done", ""), ""
+        )
+        note = (
+            tag(
+                "p",
+                said or done,
+                class_=f"note{' bad' if said else ''}",
+                role="alert" if said else "status",
+            )
+            if said or done
+            else ""
+        )
+        content = (
+            tag("h1", f"The gate of {Policy.load(self._path).silo}"),
+            note,
+            alive("/silo-live", self._now()),
+        )
         return HTMLResponse(screen("The gate", self._tabs, "/silo", *content, live=True), status)
 
     async def live(self, request: Request) -> Response:
@@ -100,7 +122,11 @@ class GatePage:
         rows = csv.writer(out)
         rows.writerow(columns)
         rows.writerows([q[name] for name in columns] for q in queries_of(self._ledger))
-        return Response(out.getvalue(), media_type="text/csv", headers={"content-disposition": 'attachment; filename="charges.csv"'})
+        return Response(
+            out.getvalue(),
+            media_type="text/csv",
+            headers={"content-disposition": 'attachment; filename="charges.csv"'},
+        )
 
     async def pause(self, request: Request) -> Response:
         """Pauses the gate or lets it answer again, if the form carries the token."""
@@ -115,54 +141,112 @@ class GatePage:
             said = "This is not the token; the gate stays as it is." if self._token else READ
             return await run_in_threadpool(self.show, request, said, 403)
         if wanted not in ("pause", "resume"):
-            return await run_in_threadpool(self.show, request, "The form says neither pause nor resume.", 400)
+            return await run_in_threadpool(
+                self.show, request, "The form says neither pause nor resume.", 400
+            )
         await run_in_threadpool(set_paused, self._path, wanted == "pause")
         return RedirectResponse(f"/silo?done={wanted}d", 303)
 
-    # --- what is shown ------------------------------------------------------------------------------------------------------------
+    # --- what is shown ---------------------------------------------------------------------------
 
     def _now(self) -> Markup:
-        """State and budget, the pause, what was asked and what became of it, and within which limits."""
+        """State and budget, the pause, what was asked and what became of it, and within which
+        limits.
+        """
         try:
             rules, ledger, runs = Policy.load(self._path), self._ledger, running(self._place.ledger)
             queries, summary, badge = queries_of(ledger), summary_of(ledger), self._badge()
         except BadInput as error:
             return tag("p", f"{error}.", class_="note bad", data_state=str(error))
-        halted, codes = paused(self._path), {code: times for code, times in log.tally(self._place.log).items() if code not in PASSED}
-        state, words = ("running", "The gate runs and answers.") if runs else ("stopped", "The gate does not run.")
+        halted, codes = (
+            paused(self._path),
+            {
+                code: times
+                for code, times in log.tally(self._place.log).items()
+                if code not in PASSED
+            },
+        )
+        state, words = (
+            ("running", "The gate runs and answers.")
+            if runs
+            else ("stopped", "The gate does not run.")
+        )
         if halted:
             state = "paused"
-            words = "Every query is refused." if runs else "The gate does not run; when it does, it will refuse every query."
+            words = (
+                "Every query is refused."
+                if runs
+                else "The gate does not run; when it does, it will refuse every query."
+            )
         numbers = (
-            ("of the budget left", left_of(summary["used"])), (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
-            ("questions charged", len(queries)), ("refused, as far as the log goes back", sum(codes.values())),
-        )  # fmt: skip
-        refused = [(tag("b", code, class_="refused"), n, WHY.get(code, "")) for code, n in sorted(codes.items())]
-        why = table("Why queries were refused", ("code", "times", "why"), refused, numbers=(1,), hide=True)
-        entries = facts([("Ledger entries", summary["count"]), ("Records (public)", ledger.records)])
-        save = tag("p", tag("a", "Save every charge as a table (CSV)", href="/silo-charges.csv", id="to-charges"), class_="screen")
+            ("of the budget left", left_of(summary["used"])),
+            (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
+            ("questions charged", len(queries)),
+            ("refused, as far as the log goes back", sum(codes.values())),
+        )
+        refused = [
+            (tag("b", code, class_="refused"), n, WHY.get(code, ""))
+            for code, n in sorted(codes.items())
+        ]
+        why = table(
+            "Why queries were refused", ("code", "times", "why"), refused, numbers=(1,), hide=True
+        )
+        entries = facts(
+            [("Ledger entries", summary["count"]), ("Records (public)", ledger.records)]
+        )
+        save = tag(
+            "p",
+            tag(
+                "a", "Save every charge as a table (CSV)", href="/silo-charges.csv", id="to-charges"
+            ),
+            class_="screen",
+        )
         frames = folded("frames", f"The last {SHOWN} lines of the log", self._frames(queries))
-        return join([
-            tag("p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words),
-            counts(numbers),
-            tag("p", f"{said_of(summary).capitalize()} {HOLDS}", class_="soft small"),
-            self._form(halted),
-            section("spend", "What was spent, and when", *spend(rules.silo, queries, summary["used"])),
-            section("runs", "Who asked, and for which study", self._runs(queries), frames),
-            *self._scores(queries),
-            section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
-            section("rules", "What the policy allows", self._rules(rules)),
-            section("ledger", "The ledger", badge, entries, tag("p", "Head ", tag("span", summary["head"], class_="hash"), class_="soft small"), save),
-        ])  # fmt: skip
+        return join(
+            [
+                tag(
+                    "p", tag("span", state, class_=f"state {state}"), f". {words}", data_state=words
+                ),
+                counts(numbers),
+                tag("p", f"{said_of(summary).capitalize()} {HOLDS}", class_="soft small"),
+                self._form(halted),
+                section(
+                    "spend",
+                    "What was spent, and when",
+                    *spend(rules.silo, queries, summary["used"]),
+                ),
+                section("runs", "Who asked, and for which study", self._runs(queries), frames),
+                *self._scores(queries),
+                section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
+                section("rules", "What the policy allows", self._rules(rules)),
+                section(
+                    "ledger",
+                    "The ledger",
+                    badge,
+                    entries,
+                    tag(
+                        "p",
+                        "Head ",
+                        tag("span", summary["head"], class_="hash"),
+                        class_="soft small",
+                    ),
+                    save,
+                ),
+            ]
+        )
 
     def _badge(self) -> Markup:
-        """Whether the chain holds; it is walked again when the ledger has grown, and not every second."""
+        """Whether the chain holds; it is walked again when the ledger has grown, and not every
+        second.
+        """
         count, head = self._ledger.head()
         if self._verified != head:
             self._ledger.verify()
             self._verified = head
         return tag(
-            "p", tag("span", "verified", class_="state finished"), f". The chain of {count} entries holds, and so does every total in it."
+            "p",
+            tag("span", "verified", class_="state finished"),
+            f". The chain of {count} entries holds, and so does every total in it.",
         )
 
     def _runs(self, queries: list[dict]) -> Markup:
@@ -171,85 +255,200 @@ class GatePage:
         for q in queries:
             times.setdefault(q["run"], []).append(q["time"][:16].replace("T", " "))
         rows = [
-            (join([r["study"] or "no name", tag("span", f"run {r['run'][:8]}", class_="small soft")]), r["asked_by"], r["questions"],
-             tag("span", times[r["run"]][0], class_="when"), tag("span", times[r["run"]][-1], class_="when"), f"{rounded_up(100 * r['cost'], 3)} %")
+            (
+                join(
+                    [
+                        r["study"] or "no name",
+                        tag("span", f"run {r['run'][:8]}", class_="small soft"),
+                    ]
+                ),
+                r["asked_by"],
+                r["questions"],
+                tag("span", times[r["run"]][0], class_="when"),
+                tag("span", times[r["run"]][-1], class_="when"),
+                f"{rounded_up(100 * r['cost'], 3)} %",
+            )
             for r in reversed(runs_of(self._ledger, queries))
-        ]  # fmt: skip
+        ]
         if not rows:
             return tag("p", "Nobody has been answered yet.")
-        columns = ("study", "asker", "questions", "first (UTC)", "last (UTC)", "share of the budget")
+        columns = (
+            "study",
+            "asker",
+            "questions",
+            "first (UTC)",
+            "last (UTC)",
+            "share of the budget",
+        )
         return table("Every run that was answered, newest first", columns, rows, numbers=(2, 5))
 
     def _frames(self, queries: list[dict]) -> Markup:
-        """The latest frames of the log, each answered one with who asked and in which run, as the ledger has it."""
+        """The latest frames of the log, each answered one with who asked and in which run, as the
+        ledger has it.
+        """
         known, rows = {daemon._short(q["query_id"]): q for q in queries}, []
         for found in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
             code, q = found["code"] or "", known.get(found["id"] or "", {})
             fine = code in PASSED
-            said = "" if code in ("answered", "repeated") else tag("span", WHY.get(code, ""), class_="small soft why")
+            said = (
+                ""
+                if code in ("answered", "repeated")
+                else tag("span", WHY.get(code, ""), class_="small soft why")
+            )
             became = join([tag("b", code, class_="answered" if fine else "refused"), " ", said])
             when = tag("span", (found["time"] or "")[:19].replace("T", " "), class_="when")
-            who = (q.get("kind", "-"), called(self._ledger.path, q["asker"]) if "asker" in q else "-", q.get("run", "-")[:8])
-            rows.append((when, became, found["statistic"] or "-", *who, _percent(found["price"]), _percent(found["left"])))
-        columns = ("when (UTC)", "what became of it", "statistic", "kind", "asker", "run", "price", "left after")
-        return table(f"The last {len(rows)} lines of the log, newest first", columns, rows, numbers=(6, 7))
+            who = (
+                q.get("kind", "-"),
+                called(self._ledger.path, q["asker"]) if "asker" in q else "-",
+                q.get("run", "-")[:8],
+            )
+            rows.append(
+                (
+                    when,
+                    became,
+                    found["statistic"] or "-",
+                    *who,
+                    _percent(found["price"]),
+                    _percent(found["left"]),
+                )
+            )
+        columns = (
+            "when (UTC)",
+            "what became of it",
+            "statistic",
+            "kind",
+            "asker",
+            "run",
+            "price",
+            "left after",
+        )
+        return table(
+            f"The last {len(rows)} lines of the log, newest first", columns, rows, numbers=(6, 7)
+        )
 
     def _scores(self, queries: list[dict]) -> list[Markup]:
-        """What evaluations found here, beside what each has cost: by the very answers that were sent, which are private already."""
+        """What evaluations found here, beside what each has cost: by the very answers that were
+        sent, which are private already.
+        """
         rows = []
-        for q in [q for q in queries if q["kind"] == "score" and q["answer"] == "kept"][-SCORED:] if self._judge else []:
+        for q in (
+            [q for q in queries if q["kind"] == "score" and q["answer"] == "kept"][-SCORED:]
+            if self._judge
+            else []
+        ):
             reply = decode_reply(self._ledger.stored(q["query_id"]) or b"", limit=LONGEST_SCORE)
-            found = self._judge(reply.value[0].numpy(), reply.event.multiplier) if isinstance(reply, Answer) and self._judge else None
-            words = [quality.short(found, name) for name in (ACCURACY, BALANCED, AUC)] if found else ["in a total alone", "-", "-"]
+            found = (
+                self._judge(reply.value[0].numpy(), reply.event.multiplier)
+                if isinstance(reply, Answer) and self._judge
+                else None
+            )
+            words = (
+                [quality.short(found, name) for name in (ACCURACY, BALANCED, AUC)]
+                if found
+                else ["in a total alone", "-", "-"]
+            )
             who = called(self._ledger.path, q["asker"])
-            rows.append((q["time"][:16].replace("T", " "), who, *words, f"{rounded_up(100 * q['cost'], 3)} %"))
+            rows.append(
+                (
+                    q["time"][:16].replace("T", " "),
+                    who,
+                    *words,
+                    f"{rounded_up(100 * q['cost'], 3)} %",
+                )
+            )
         if not rows:
             return []
         columns = ("when (UTC)", "asker", "accuracy", "balanced accuracy", "AUC", "price")
-        found = table("Evaluations of a model on the records that this silo holds out", columns, rows, numbers=(2, 3, 4, 5))
-        note = (
-            "95 % intervals, by noise at the clip that silodp's server asks with and by the number of records. Price: share of the budget."
+        found = table(
+            "Evaluations of a model on the records that this silo holds out",
+            columns,
+            rows,
+            numbers=(2, 3, 4, 5),
         )
-        return [section("scores", "What evaluations found", found, tag("p", note, class_="soft small"))]
+        note = (
+            "95 % intervals, by noise at the clip that silodp's server asks with and by the "
+            "number of records. Price: share of the budget."
+        )
+        return [
+            section("scores", "What evaluations found", found, tag("p", note, class_="soft small"))
+        ]
 
     def _rules(self, rules: Policy) -> Markup:
-        return facts([
-            ("Last day", rules.expires.isoformat()), ("Statistics", ", ".join(rules.statistics)), ("Batches", ", ".join(rules.samplings)),
-            ("Clip", f"{rules.clip[0]:g} to {rules.clip[1]:g}"), ("Noise multiplier, least", f"{rules.minimum_noise_multiplier:g}"),
-            ("Records in a batch, least", f"{rules.minimum_batch:g}"), ("Queries in a run, most", rules.queries_per_run),
-            ("Queries in an hour, most", rules.queries_per_hour), ("Askers", len(rules.askers)), ("ε and δ", f"{rules.epsilon:g}, {rounded_up(rules.delta)}"),
-        ])  # fmt: skip
+        return facts(
+            [
+                ("Last day", rules.expires.isoformat()),
+                ("Statistics", ", ".join(rules.statistics)),
+                ("Batches", ", ".join(rules.samplings)),
+                ("Clip", f"{rules.clip[0]:g} to {rules.clip[1]:g}"),
+                ("Noise multiplier, least", f"{rules.minimum_noise_multiplier:g}"),
+                ("Records in a batch, least", f"{rules.minimum_batch:g}"),
+                ("Queries in a run, most", rules.queries_per_run),
+                ("Queries in an hour, most", rules.queries_per_hour),
+                ("Askers", len(rules.askers)),
+                ("ε and δ", f"{rules.epsilon:g}, {rounded_up(rules.delta)}"),
+            ]
+        )
 
     def _form(self, halted: bool) -> Markup:
         if not self._token:
             words = f"{READ} ", tag("code", "silodp silo pause"), " pauses the gate."
             return section("pause", "Pause", tag("p", *words))
-        box = tag("input", type="password", name="token", id="token", autocomplete="off", required=True)
+        box = tag(
+            "input", type="password", name="token", id="token", autocomplete="off", required=True
+        )
         field = tag("div", tag("label", "Token", for_="token"), box, class_="field")
         name, value = ("Let it answer again", "resume") if halted else ("Pause the gate", "pause")
         button = tag("button", name, type="submit", name="do", value=value, id="do")
         words = (
-            "A paused gate refuses every query until it is resumed, also after a restart. An answer that is being computed is still sent."
+            "A paused gate refuses every query until it is resumed, also after a restart. An "
+            "answer that is being computed is still sent."
         )
-        return section("pause", "Pause", tag("p", words), tag("form", field, button, action="/silo/pause", method="post"))
+        return section(
+            "pause",
+            "Pause",
+            tag("p", words),
+            tag("form", field, button, action="/silo/pause", method="post"),
+        )
 
 
 def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
     """The budget as a bar of its charges, and how it went down over time."""
     kinds = list(dict.fromkeys(q["kind"] for q in queries))
     bar = spent_bar(name, [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)], used, kinds)
-    drawn = [figure("The budget", "Each piece is one charge, in order; what is empty is left.", bar, legend(kinds) if kinds else "")]
+    drawn = [
+        figure(
+            "The budget",
+            "Each piece is one charge, in order; what is empty is left.",
+            bar,
+            legend(kinds) if kinds else "",
+        )
+    ]
     if not queries:
         return drawn
     moments = [datetime.fromisoformat(q["time"]) for q in queries]
     length = (moments[-1] - moments[0]).total_seconds()
-    unit, seconds = next(((unit, seconds) for unit, seconds in UNITS if length >= 2 * seconds), UNITS[-1])
+    unit, seconds = next(
+        ((unit, seconds) for unit, seconds in UNITS if length >= 2 * seconds), UNITS[-1]
+    )
     points = [(0.0, 0.0)]
     for moment, q in zip(moments, queries, strict=True):
         across = (moment - moments[0]).total_seconds() / seconds
         points += [(across, points[-1][1]), (across, 1 - q["left"])]
-    since = f"Share of the budget that was used, from {moments[0]:%Y-%m-%d %H:%M} UTC on. A step up is a charge; a flat stretch is a time without questions."
-    drawn.append(chart("Spent over time", since, [Series("used", points, 0, area=True)], across=unit, up="used", percent=True, top=1.0))
+    since = (
+        f"Share of the budget that was used, from {moments[0]:%Y-%m-%d %H:%M} UTC on. A step "
+        "up is a charge; a flat stretch is a time without questions."
+    )
+    drawn.append(
+        chart(
+            "Spent over time",
+            since,
+            [Series("used", points, 0, area=True)],
+            across=unit,
+            up="used",
+            percent=True,
+            top=1.0,
+        )
+    )
     return drawn
 
 
@@ -258,10 +457,19 @@ def _percent(text: str | None) -> str:
 
 
 def _lines(path: str) -> Iterator[dict[str, str | None]]:
-    """The log's lines in order, as far as they have been kept; a line of another form is left out."""
+    """The log's lines in order, as far as they have been kept; a line of another form is left
+    out.
+    """
     for line in log.lines(path):
         words = line.split()
         if len(words) > 1 and words[1] in ("started", "stopped", "late"):
-            yield {"time": words[0], "code": words[1], "statistic": None, "id": None, "price": None, "left": None}
+            yield {
+                "time": words[0],
+                "code": words[1],
+                "statistic": None,
+                "id": None,
+                "price": None,
+                "left": None,
+            }
         elif found := LINE.match(line.rstrip()):
             yield found.groupdict()

@@ -1,7 +1,9 @@
-"""The gate's pause: a file beside the policy. While it is there the daemon refuses every frame, also after a restart.
+"""The gate's pause: a file beside the policy. While it is there the daemon refuses every frame,
+also after a restart.
 
-Where the policy is a link, "beside" means both beside the link and beside what it points to, whichever of the two a command was given.
-Only a look that finds nothing lets the gate answer: a look that fails, for whatever reason, pauses it.
+Where the policy is a link, "beside" means both beside the link and beside what it points to,
+whichever of the two a command was given. Only a look that finds nothing lets the gate answer: a
+look that fails, for whatever reason, pauses it.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def _lies_in(folder: int) -> bool:
 
 
 class Pause:
-    """A daemon's look at its pause: also through the folder as it was at the start, which may be renamed meanwhile."""
+    """A daemon's look at its pause: also through the folder as it was at the start, which may be
+    renamed meanwhile.
+    """
 
     def __init__(self, policy: str | Path) -> None:
         self._policy = Path(policy).absolute()
@@ -55,7 +59,8 @@ class Pause:
             self._folder = os.open(self._policy.parent, FOLDER)
         except OSError as error:
             raise BadInput(
-                f"the policy's folder {self._policy.parent} cannot be opened: {error.strerror}; let the gate's user read it"
+                f"the policy's folder {self._policy.parent} cannot be opened: "
+                f"{error.strerror}; let the gate's user read it"
             ) from None
 
     def on(self) -> bool:
@@ -70,11 +75,15 @@ def set_paused(policy: str | Path, wanted: bool) -> None:
     for path in (folder / NAME for folder in _folders(policy)):
         try:
             if wanted and not os.path.lexists(path):
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "w") as file:
+                with open(
+                    os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644),
+                    "w",
+                ) as file:
                     file.write(f"paused {datetime.now(UTC).isoformat(timespec='seconds')}\n")
             elif not wanted and os.path.lexists(path):
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise BadInput(
-                f"{path} cannot be {'written' if wanted else 'removed'}: {error.strerror}; run this as the gate's own user"
+                f"{path} cannot be {'written' if wanted else 'removed'}: {error.strerror}; "
+                "run this as the gate's own user"
             ) from None

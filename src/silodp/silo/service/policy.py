@@ -1,6 +1,8 @@
-"""What a silo's data officer allows, as one TOML file, and the fixed list of codes with which a gate says no.
+"""What a silo's data officer allows, as one TOML file, and the fixed list of codes with which a
+gate says no.
 
-A policy never sees a record: what it refuses is a function of the query, of this file and of what the ledger counts. Example:
+A policy never sees a record: what it refuses is a function of the query, of this file and of what
+the ledger counts. Example:
 
     silo = "hospital-a"
     epsilon = 2.0
@@ -17,8 +19,9 @@ A policy never sees a record: what it refuses is a function of the query, of thi
     expires = 2027-06-30
     askers = ["<an Ed25519 public key, 64 hexadecimal digits>"]
 
-A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file, `Shuffling` from a table [shuffle] where the silo
-takes part in a shuffle, and `Masking` from a table [masks] where it takes part in masked totals; `silodp silo init` writes them with comments.
+A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file, `Shuffling`
+from a table [shuffle] where the silo takes part in a shuffle, and `Masking` from a table [masks]
+where it takes part in masked totals; `silodp silo init` writes them with comments.
 """
 
 from __future__ import annotations
@@ -41,7 +44,16 @@ from silodp.core.privacy.accounting import Budget
 from silodp.core.sampling import Sampling
 from silodp.host.site import Site
 from silodp.host.study import CODE, NAME
-from silodp.host.tables import beside, check_keys, check_number, check_text, check_texts, check_whole, of_table, read_toml
+from silodp.host.tables import (
+    beside,
+    check_keys,
+    check_number,
+    check_text,
+    check_texts,
+    check_whole,
+    of_table,
+    read_toml,
+)
 
 if TYPE_CHECKING:
     from silodp.core.protocol.codec import Envelope
@@ -52,7 +64,9 @@ STATISTICS, SAMPLINGS = tuple(statistics.STATISTICS), tuple(samplings.SAMPLINGS)
 
 
 class Addressed(Protocol):
-    """Whom something is for, and the SHA-256 of the definition of the problem that it is about: a query, or what is asked about holds and keys."""
+    """Whom something is for, and the SHA-256 of the definition of the problem that it is about: a
+    query, or what is asked about holds and keys.
+    """
 
     @property
     def silo(self) -> str: ...
@@ -62,7 +76,9 @@ class Addressed(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """The limits within which a silo answers. Made by `load`, which says in a sentence what is wrong with a file."""
+    """The limits within which a silo answers. Made by `load`, which says in a sentence what is
+    wrong with a file.
+    """
 
     silo: str
     epsilon: float
@@ -89,48 +105,101 @@ class Policy:
     keep_answers: int = 30
 
     def __post_init__(self) -> None:
-        _text("silo", self.silo, r"[A-Za-z0-9._-]{1,64}", "1 to 64 letters, digits, dots, underscores or hyphens")
+        _text(
+            "silo",
+            self.silo,
+            r"[A-Za-z0-9._-]{1,64}",
+            "1 to 64 letters, digits, dots, underscores or hyphens",
+        )
         _number("epsilon", self.epsilon, above=0)
         _number("delta", self.delta, above=0, below=1)
-        _text("definition", self.definition, r"[0-9a-f]{64}", "the SHA-256 of the approved definition, 64 lower-case hexadecimal digits")
+        _text(
+            "definition",
+            self.definition,
+            r"[0-9a-f]{64}",
+            "the SHA-256 of the approved definition, 64 lower-case hexadecimal digits",
+        )
         _choice("statistics", self.statistics, STATISTICS)
         _choice("samplings", self.samplings, SAMPLINGS)
         if not isinstance(self.clip, tuple) or len(self.clip) != 2:
-            raise BadInput(f"policy: clip is {self.clip!r}; it must be two numbers, [smallest, largest]")
+            raise BadInput(
+                f"policy: clip is {self.clip!r}; it must be two numbers, [smallest, largest]"
+            )
         for bound in self.clip:
             _number("clip", bound, above=0)
         if self.clip[0] > self.clip[1]:
-            raise BadInput(f"policy: clip is {list(self.clip)}; its first number must not be above its second")
+            raise BadInput(
+                f"policy: clip is {list(self.clip)}; its first number must not be above its second"
+            )
         _number("minimum_noise_multiplier", self.minimum_noise_multiplier, above=0)
         _number("minimum_batch", self.minimum_batch, above=0)
         for name in ("maximum_local_steps", "queries_per_run", "queries_per_hour"):
             check_whole("policy", name, getattr(self, name), 1, 2**31 - 1)
         if not isinstance(self.expires, date) or isinstance(self.expires, datetime):
-            raise BadInput(f"policy: expires is {self.expires!r}; it must be a date without quotes, such as 2027-06-30")
-        _text("checked", self.checked, r"[^\0-\x1f\x7f]{0,120}", 'a date and a name of one line, such as "2026-11-17 by A. Officer", or ""')
-        _text("study", self.study, f"({NAME})?", 'the name of the approved study, of letters, digits, dots, underscores and hyphens, or ""')
+            raise BadInput(
+                f"policy: expires is {self.expires!r}; it must be a date without quotes, "
+                "such as 2027-06-30"
+            )
+        _text(
+            "checked",
+            self.checked,
+            r"[^\0-\x1f\x7f]{0,120}",
+            'a date and a name of one line, such as "2026-11-17 by A. Officer", or ""',
+        )
+        _text(
+            "study",
+            self.study,
+            f"({NAME})?",
+            (
+                "the name of the approved study, of letters, digits, dots, underscores and "
+                'hyphens, or ""'
+            ),
+        )
         check_keys("policy", "askers", self.askers)
         check_texts("policy", "asker_names", self.asker_names)
         for name in self.asker_names:
-            _text("asker_names", name, r"[^\0-\x1f\x7f]{1,64}", "names of one line and at most 64 letters")
+            _text(
+                "asker_names",
+                name,
+                r"[^\0-\x1f\x7f]{1,64}",
+                "names of one line and at most 64 letters",
+            )
         if self.asker_names and len(self.asker_names) != len(self.askers):
             raise BadInput(
-                f"policy: asker_names has {len(self.asker_names)} names for {len(self.askers)} askers; give one for each, or none"
+                f"policy: asker_names has {len(self.asker_names)} names for "
+                f"{len(self.askers)} askers; give one for each, or none"
             )
         if type(self.answer_after) not in (int, float) or not 0 <= self.answer_after <= HOUR:
-            raise BadInput(f"policy: answer_after is {self.answer_after!r}; it must be seconds, 0 (off) or more and at most {HOUR:g}")
+            raise BadInput(
+                f"policy: answer_after is {self.answer_after!r}; it must be seconds, 0 "
+                f"(off) or more and at most {HOUR:g}"
+            )
         if type(self.hold_share) not in (int, float) or not 0 < self.hold_share <= 1:
-            raise BadInput(f"policy: hold_share is {self.hold_share!r}; it must be a share of the budget, above 0 and at most 1")
+            raise BadInput(
+                f"policy: hold_share is {self.hold_share!r}; it must be a share of the "
+                "budget, above 0 and at most 1"
+            )
         check_whole("policy", "holds_per_asker", self.holds_per_asker, 1, 64)
         check_whole("policy", "hold_seconds", self.hold_seconds, 1, 30 * 86400)
         check_whole("policy", "keep_answers", self.keep_answers, 1, 36500)
-        if not isinstance(self.sees_left, tuple) or any(key not in self.askers for key in self.sees_left):
-            raise BadInput(f"policy: sees_left is {self.sees_left!r}; it must be a list of some of the askers, or empty")
+        if not isinstance(self.sees_left, tuple) or any(
+            key not in self.askers for key in self.sees_left
+        ):
+            raise BadInput(
+                f"policy: sees_left is {self.sees_left!r}; it must be a list of some of "
+                "the askers, or empty"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
-        """The policy in a TOML file, whose tables [daemon], [shuffle] and [masks] are not its own; BadInput names the field that cannot be used."""
-        table = {name: value for name, value in read_toml("policy", path).items() if name not in ("daemon", "shuffle", "masks")}
+        """The policy in a TOML file, whose tables [daemon], [shuffle] and [masks] are not its own;
+        BadInput names the field that cannot be used.
+        """
+        table = {
+            name: value
+            for name, value in read_toml("policy", path).items()
+            if name not in ("daemon", "shuffle", "masks")
+        }
         return of_table("policy", cls, table)
 
     @property
@@ -138,14 +207,18 @@ class Policy:
         return Budget(float(self.epsilon), float(self.delta))
 
     def called(self, asker: str) -> str:
-        """The asker's name, where the officer has given it one, else the first digits of its key: for people to read."""
+        """The asker's name, where the officer has given it one, else the first digits of its key:
+        for people to read.
+        """
         names = dict(zip(self.askers, self.asker_names, strict=False))
         return names.get(asker, asker[:8])
 
     def check(self, envelope: Envelope, asker: str, *, n: int, now: float) -> None:
-        """Raises Refused unless this asker may ask this query of n records (n is public) at this time, in seconds since 1970.
+        """Raises Refused unless this asker may ask this query of n records (n is public) at this
+        time, in seconds since 1970.
 
-        A clip of exactly 0 is allowed whatever the range: its answer is zero (a SPIDER step that did not move asks it).
+        A clip of exactly 0 is allowed whatever the range: its answer is zero (a SPIDER step that
+        did not move asks it).
         """
         query, mechanism = envelope.query, envelope.query.mechanism
         self.check_asker(envelope, asker, now=now)
@@ -161,7 +234,9 @@ class Policy:
         self._check_batch(mechanism.sampling, n)
 
     def check_planned(self, event: Event | TotalEvent, *, n: int) -> None:
-        """Raises Refused where no question of this event would be answered: nothing is held for it, and nobody works out its price."""
+        """Raises Refused where no question of this event would be answered: nothing is held for it,
+        and nobody works out its price.
+        """
         if type(event.sampling).__name__ not in self.samplings:
             raise Refused("sampling")
         self._check_noise(event)
@@ -184,7 +259,9 @@ class Policy:
             raise Refused("batch")
 
     def check_asker(self, envelope: Addressed, asker: str, *, now: float) -> None:
-        """Raises Refused unless this asker may ask this silo anything about this model at this time."""
+        """Raises Refused unless this asker may ask this silo anything about this model at this
+        time.
+        """
         if asker not in self.askers:
             raise Refused("asker")
         if envelope.silo != self.silo:
@@ -195,12 +272,16 @@ class Policy:
             raise Refused("model")
 
     def check_quotes(self, quotes: int) -> None:
-        """Raises Refused where an asker has asked for so many new holds in the last hour: as often as questions may be, and counted apart from them."""
+        """Raises Refused where an asker has asked for so many new holds in the last hour: as often
+        as questions may be, and counted apart from them.
+        """
         if quotes >= self.queries_per_hour:
             raise Refused("rate")
 
     def check_rate(self, asker: str, run: str, *, now: float, counts: Charges) -> None:
-        """Raises Refused where one more entry in the ledger would pass a limit; asked only about queries that have no entry yet."""
+        """Raises Refused where one more entry in the ledger would pass a limit; asked only about
+        queries that have no entry yet.
+        """
         if counts.in_run(asker, run) >= self.queries_per_run:
             raise Refused("run-limit")
         if counts.since(now - HOUR) >= self.queries_per_hour:
@@ -211,8 +292,9 @@ class Policy:
 class Shuffling:
     """Whom the silo's counts are for, and on what condition: the table [shuffle] of a policy file.
 
-    A gate cannot see what a shuffler does. What it can do is to seal its counts for this one key, to sign them with a pseudonym, and to
-    demand that they leave only inside a total of as many records as the price counts on, and `colluding` more, whose noise may be missing.
+    A gate cannot see what a shuffler does. What it can do is to seal its counts for this one key,
+    to sign them with a pseudonym, and to demand that they leave only inside a total of as many
+    records as the price counts on, and `colluding` more, whose noise may be missing.
     """
 
     shuffler: str
@@ -222,7 +304,12 @@ class Shuffling:
     maximum_local_epsilon: float = math.inf
 
     def __post_init__(self) -> None:
-        _text("shuffler", self.shuffler, r"[0-9a-f]{64}", "the shuffler's X25519 public key, 64 lower-case hexadecimal digits")
+        _text(
+            "shuffler",
+            self.shuffler,
+            r"[0-9a-f]{64}",
+            "the shuffler's X25519 public key, 64 lower-case hexadecimal digits",
+        )
         _text("pseudonym", self.pseudonym, r"[^\0\n]{1,4096}", "the path of a key file")
         for name, least in (("contributions", 1), ("colluding", 0)):
             check_whole("policy", name, getattr(self, name), least, 2**42 - 1)
@@ -231,9 +318,13 @@ class Shuffling:
 
     @classmethod
     def load(cls, path: str | Path) -> Shuffling | None:
-        """The table in a policy file, or None where it has none; the pseudonym's path is taken from the file's own folder."""
+        """The table in a policy file, or None where it has none; the pseudonym's path is taken from
+        the file's own folder.
+        """
         table = own_table(path, "shuffle", "shuffler, pseudonym, contributions and colluding")
-        return None if table is None else beside(path, of_table("policy", cls, table), ["pseudonym"])
+        return (
+            None if table is None else beside(path, of_table("policy", cls, table), ["pseudonym"])
+        )
 
     def check(self, mechanism: Shuffled | TotalEvent) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
@@ -242,7 +333,9 @@ class Shuffling:
 
 @dataclass(frozen=True)
 class Place(Site):
-    """Where a gate daemon finds the silo's own things, and who may knock: the table [daemon] of a policy file."""
+    """Where a gate daemon finds the silo's own things, and who may knock: the table [daemon] of a
+    policy file.
+    """
 
     data: str
     label: str
@@ -271,27 +364,45 @@ class Place(Site):
                 f'the SHA-256 of the {what}\'s file, or "" for a {what} by name',
             )
         _text("loss", self.loss, r"[^\0\n]{0,4096}", 'FILE.py:NAME, or "" for the loss of the task')
-        _text("feature_map", self.feature_map, r"[^\0\n]{0,4096}", 'photo:M, digit, FILE.py:NAME, or "" for none')
+        _text(
+            "feature_map",
+            self.feature_map,
+            r"[^\0\n]{0,4096}",
+            'photo:M, digit, FILE.py:NAME, or "" for none',
+        )
         _text("schema", self.schema, r"[^\0\n]{0,4096}", 'the path of the public schema, or ""')
         check_texts("policy", "classes", self.classes)
         self.check("policy")
         if type(self.held_out) not in (int, float) or not 0 <= self.held_out < 1:
-            raise BadInput(f"policy: held_out is {self.held_out!r}; it must be a share of the records, 0 or more and less than 1")
+            raise BadInput(
+                f"policy: held_out is {self.held_out!r}; it must be a share of the "
+                "records, 0 or more and less than 1"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Place:
-        """The settings in a policy file, their paths taken from the file's own folder; BadInput names the field that cannot be used."""
+        """The settings in a policy file, their paths taken from the file's own folder; BadInput
+        names the field that cannot be used.
+        """
         table = read_toml("policy", path).get("daemon")
         if not isinstance(table, dict):
-            raise BadInput(f"policy {str(path)!r} has no table [daemon]; `silodp silo init` writes one")
+            raise BadInput(
+                f"policy {str(path)!r} has no table [daemon]; `silodp silo init` writes one"
+            )
         place = of_table("policy", cls, table)
         paths = ["data", "ledger", "key", "log", "socket", "schema"]
         return beside(path, place, [*paths, *place.code])
 
     @property
     def code(self) -> dict[str, tuple[str, str]]:
-        """Of model, loss, prox and map of features those that are FILE.py:NAME: the file, and the SHA-256 that the policy approves."""
-        return {what: (parse(text)[0], getattr(self, f"{what}_sha256")) for what in CODE if is_file(text := getattr(self, what))}
+        """Of model, loss, prox and map of features those that are FILE.py:NAME: the file, and the
+        SHA-256 that the policy approves.
+        """
+        return {
+            what: (parse(text)[0], getattr(self, f"{what}_sha256"))
+            for what in CODE
+            if is_file(text := getattr(self, what))
+        }
 
 
 def own_table(path: str | Path, name: str, wanted: str) -> dict[str, Any] | None:
@@ -308,4 +419,6 @@ _number = partial(check_number, "policy")
 
 def _choice(name: str, value: object, known: Iterable[str]) -> None:
     if not isinstance(value, tuple) or not value or any(item not in known for item in value):
-        raise BadInput(f"policy: {name} is {value!r}; it must be a list of some of {', '.join(known)}")
+        raise BadInput(
+            f"policy: {name} is {value!r}; it must be a list of some of {', '.join(known)}"
+        )

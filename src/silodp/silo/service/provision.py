@@ -33,57 +33,125 @@ if TYPE_CHECKING:
 
 COMMENTS = {
     "silo": "The silo's name in its answers.",
-    "epsilon": "The privacy budget of each record over everything that will ever be asked. The ledger was made with it.",
+    "epsilon": (
+        "The privacy budget of each record over everything that will ever be asked. The ledger "
+        "was made with it."
+    ),
     "delta": "The probability to which epsilon may fail.",
     "study": 'The name of the study that is approved; "" for none.',
-    "definition": "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and torch version. `silodp silo approve` changes it.",
-    "statistics": "Which statistics may be asked; a name that the gate does not know is refused with the list of those it does.",
-    "samplings": "From which records: FullBatch, DisjointBatches; Poisson and WithoutReplacement where the ledger's rule has a price for them.",
+    "definition": (
+        "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and "
+        "torch version. `silodp silo approve` changes it."
+    ),
+    "statistics": (
+        "Which statistics may be asked; a name that the gate does not know is refused with the "
+        "list of those it does."
+    ),
+    "samplings": (
+        "From which records: FullBatch, DisjointBatches; Poisson and WithoutReplacement where "
+        "the ledger's rule has a price for them."
+    ),
     "clip": "Smallest and largest clip threshold of a record's vector.",
     "minimum_noise_multiplier": "Noise standard deviation over sensitivity, at least.",
     "minimum_batch": "Records in a batch, at least.",
     "maximum_local_steps": "Local steps that one query may ask for.",
     "queries_per_run": "New answers to one run, at most.",
     "queries_per_hour": "New answers in an hour, at most.",
-    "checked": 'By whom, and when, `silodp silo check` was run on the data, by hand and for all to see, never what it found; "" for nobody yet.',
+    "checked": (
+        "By whom, and when, `silodp silo check` was run on the data, by hand and for all to "
+        'see, never what it found; "" for nobody yet.'
+    ),
     "expires": "The last day on which anything is answered.",
-    "askers": "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put yours here.",
-    "asker_names": "What these servers are called, in the same order, wherever a person reads; empty for the first digits of their keys.",
-    "answer_after": "Seconds that every reply takes, so that its time tells nothing; above the longest answer, or `silo status` says so. 0: at once.",
-    "hold_share": "Share of the budget that one asker may hold for its runs at once: so much it can keep from others for a time.",
+    "askers": (
+        "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put "
+        "yours here."
+    ),
+    "asker_names": (
+        "What these servers are called, in the same order, wherever a person reads; empty for "
+        "the first digits of their keys."
+    ),
+    "answer_after": (
+        "Seconds that every reply takes, so that its time tells nothing; above the longest "
+        "answer, or `silo status` says so. 0: at once."
+    ),
+    "hold_share": (
+        "Share of the budget that one asker may hold for its runs at once: so much it can keep "
+        "from others for a time."
+    ),
     "holds_per_asker": "Runs for which one asker may hold budget at once.",
-    "hold_seconds": "Seconds after which a hold ends by itself, should its run not end it; a run that goes on renews it.",
-    "keep_answers": "Days for which an answer is kept, for a server that asks again what it has not heard; then its bytes are deleted, and its charge stays.",
-    "sees_left": "Those of the askers that are told what is left of the budget, when they ask for a hold. The others can find it by yes and no.",
-    "data": "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative to this file's folder.",
+    "hold_seconds": (
+        "Seconds after which a hold ends by itself, should its run not end it; a run that goes "
+        "on renews it."
+    ),
+    "keep_answers": (
+        "Days for which an answer is kept, for a server that asks again what it has not heard; "
+        "then its bytes are deleted, and its charge stays."
+    ),
+    "sees_left": (
+        "Those of the askers that are told what is left of the budget, when they ask for a "
+        "hold. The others can find it by yes and no."
+    ),
+    "data": (
+        "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative "
+        "to this file's folder."
+    ),
     "label": "Its column with the label.",
     "classes": "The public list of classes, in order; empty for a number.",
-    "model": "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with (features, outputs).",
+    "model": (
+        "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with "
+        "(features, outputs)."
+    ),
     "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
     "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.",
     "prox_sha256": "SHA-256 of the prox's FILE.py, which you have read.",
     "loss": 'FILE.py:NAME; "" for the loss of the task.',
-    "feature_map": 'What the model sees of a record: photo:M or digit, which ship, or FILE.py:NAME, a function of one record; "" for the record itself.',
-    "feature_map_sha256": "SHA-256 of that FILE.py, which you have read; weights that it loads with silodp.frozen are pinned in it.",
+    "feature_map": (
+        "What the model sees of a record: photo:M or digit, which ship, or FILE.py:NAME, a "
+        'function of one record; "" for the record itself.'
+    ),
+    "feature_map_sha256": (
+        "SHA-256 of that FILE.py, which you have read; weights that it loads with "
+        "silodp.frozen are pinned in it."
+    ),
     "loss_sha256": "SHA-256 of the loss's FILE.py, which you have read.",
     "ledger": "The budget's ledger. It is never made anew.",
     "key": "The key with which the silo signs its answers. It stays here.",
     "log": "What was asked and what it cost; no data.",
     **SITE_COMMENTS,
     "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
-    "schema": 'The public schema by which the data are read; its hash is in the definition above. "" for none.',
-    "held_out": "Share of the records, by position, that training never sees and a Score is over. Budgets are as without it.",
-    "shuffler": "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the silo sends.",
-    "pseudonym": "The key under which the shuffler knows the silo. It stays here; its public half goes to the shuffler alone.",
+    "schema": (
+        'The public schema by which the data are read; its hash is in the definition above. "" '
+        "for none."
+    ),
+    "held_out": (
+        "Share of the records, by position, that training never sees and a Score is over. "
+        "Budgets are as without it."
+    ),
+    "shuffler": (
+        "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the "
+        "silo sends."
+    ),
+    "pseudonym": (
+        "The key under which the shuffler knows the silo. It stays here; its public half goes "
+        "to the shuffler alone."
+    ),
     "contributions": "Records of all members together: no query may count on the noise of more.",
-    "colluding": "Records of members whose noise may be missing; so many more must be in a total. A member can claim the shuffler's largest.",
-    "maximum_local_epsilon": "What the shuffler itself, or with the server, may learn, over all that is ever asked, by a filter: set it once, not by answers; inf for no limit.",
+    "colluding": (
+        "Records of members whose noise may be missing; so many more must be in a total. A "
+        "member can claim the shuffler's largest."
+    ),
+    "maximum_local_epsilon": (
+        "What the shuffler itself, or with the server, may learn, over all that is ever asked, "
+        "by a filter: set it once, not by answers; inf for no limit."
+    ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Silo(Card):
-    """A silo's card, and what is for its own operator alone: where its policy is, and what was found in its data."""
+    """A silo's card, and what is for its own operator alone: where its policy is, and what was
+    found in its data.
+    """
 
     policy: str
     findings: tuple[str, ...] = ()
@@ -117,11 +185,13 @@ def provision(
     schema: Path | None = None,
     **changes: Any,
 ) -> Silo:
-    """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent; or BadInput, and no file is new.
+    """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent;
+    or BadInput, and no file is new.
 
-    With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records in all, and there is a pseudonym.key too.
-    With `masking` it takes part in masked totals with the members that its officer will pin (`silodp silo trust`).
-    `changes` are other values for fields of the policy and of its [daemon] table, such as socket_group or queries_per_run.
+    With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records
+    in all, and there is a pseudonym.key too. With `masking` it takes part in masked totals with the
+    members that its officer will pin (`silodp silo trust`). `changes` are other values for fields
+    of the policy and of its [daemon] table, such as socket_group or queries_per_run.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -137,15 +207,22 @@ def provision(
     shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding) if shuffler else None
     if (rule == "totals") != bool(shuffling or masking):
         raise BadInput(
-            f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule belongs together with a shuffler, or with masks (--least)"
+            f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule "
+            "belongs together with a shuffler, or with masks (--least)"
         )
     own = {field.name for field in fields(Place)}
-    found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(schema)
+    found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(
+        schema
+    )
     for field in changes:
         if field not in COMMENTS:
-            raise BadInput(f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}")
+            raise BadInput(
+                f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}"
+            )
     place = Place(**found | {k: v for k, v in changes.items() if k in own})
-    place = replace(place, **{f"{what}_sha256": file_hash(getattr(place, what)) for what in place.code})
+    place = replace(
+        place, **{f"{what}_sha256": file_hash(getattr(place, what)) for what in place.code}
+    )
     read_by = find_schema(place)
     own_data = read_records(place, read_by)
     (x, y), features, n = own_data.rows, own_data.features, len(own_data.y)
@@ -153,52 +230,108 @@ def provision(
     budget = Budget(epsilon, delta if delta is not None else 1 / max(2, n) ** 2)
     kept = rule_by_name(rule, [], budget)
     aside = int(held_out(n, place.held_out).sum())
-    limits: dict[str, Any] = _limits(name, budget.epsilon, budget.delta, definition_hash(problem), n, rule)
+    limits: dict[str, Any] = _limits(
+        name, budget.epsilon, budget.delta, definition_hash(problem), n, rule
+    )
     limits["statistics"] = served(limits["statistics"], rule) + (scores_of(rule) if aside else ())
-    limits["askers"] = tuple(askers) or ("0" * 64,)  # none yet: written as an empty list, which `serve` refuses
+    limits["askers"] = tuple(askers) or (
+        "0" * 64,
+    )  # none yet: written as an empty list, which `serve` refuses
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
     key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     made = Silo(
-        name=name, key=public(key), records=n, epsilon=budget.epsilon, delta=budget.delta, rule=rule,
-        model=model, prox=prox, features=features, classes=place.classes, parameters=problem.dim, definition=policy.definition,
-        held_out=aside, schema=read_by.text if read_by else "", checked=policy.checked, study=policy.study, feature_map=feature_map,
+        name=name,
+        key=public(key),
+        records=n,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        rule=rule,
+        model=model,
+        prox=prox,
+        features=features,
+        classes=place.classes,
+        parameters=problem.dim,
+        definition=policy.definition,
+        held_out=aside,
+        schema=read_by.text if read_by else "",
+        checked=policy.checked,
+        study=policy.study,
+        feature_map=feature_map,
         statistics=policy.statistics,
         colluding=masking.colluding if masking else 0,
         policy=str(folder / "policy.toml"),
         findings=(
             *said_of(Path(place.data), read_by),
-            *findings(x, y, features, place, n if read_by and read_by.person else None), *(clipped(x, read_by) if read_by else ()),
+            *findings(x, y, features, place, n if read_by and read_by.person else None),
+            *(clipped(x, read_by) if read_by else ()),
         ),
         pseudonym=public(pseudonym) if shuffling else "",
-    )  # fmt: skip
-    text = policy_text(asdict(policy) | {"askers": tuple(askers)}, asdict(place), asdict(shuffling) if shuffling else None, masking)
-    files = {"policy.toml": text, place.key: key_text(key), "silo.json": json.dumps(made.card(), indent=1) + "\n"}
-    with new_files(folder, files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {})):
+    )
+    text = policy_text(
+        asdict(policy) | {"askers": tuple(askers)},
+        asdict(place),
+        asdict(shuffling) if shuffling else None,
+        masking,
+    )
+    files = {
+        "policy.toml": text,
+        place.key: key_text(key),
+        "silo.json": json.dumps(made.card(), indent=1) + "\n",
+    }
+    with new_files(
+        folder, files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {})
+    ):
         DurableLedger.create(
-            folder / place.ledger, rule=kept, budget=budget, records=n, identity=Identity.of(*own_data.known_by), anchor=anchor, registry=registry
-        )  # fmt: skip
+            folder / place.ledger,
+            rule=kept,
+            budget=budget,
+            records=n,
+            identity=Identity.of(*own_data.known_by),
+            anchor=anchor,
+            registry=registry,
+        )
     return made
 
 
 def served(statistics: Sequence[str], rule: str) -> tuple[str, ...]:
-    """Those of them that training asks such a silo for: one of totals is asked for totals, and would answer the rest by itself."""
+    """Those of them that training asks such a silo for: one of totals is asked for totals, and
+    would answer the rest by itself.
+    """
     return tuple(name for name in statistics if rule != "totals" or STATISTICS[name].in_totals)
 
 
 def scores_of(rule: str) -> tuple[str, ...]:
-    """What evaluations ask. A silo of totals answers nothing else of it: the others it would answer by itself, and nobody asks it for them."""
+    """What evaluations ask. A silo of totals answers nothing else of it: the others it would answer
+    by itself, and nobody asks it for them.
+    """
     return ("ScoreTotal",) if rule == "totals" else ("Score", "GroupScore")
 
 
 def _place(
-    data: Path, label: str, classes: Sequence[str] | None, model: str, prox: str, loss: str = "", feature_map: str = ""
+    data: Path,
+    label: str,
+    classes: Sequence[str] | None,
+    model: str,
+    prox: str,
+    loss: str = "",
+    feature_map: str = "",
 ) -> dict[str, Any]:
     code = {"model": model, "prox": prox, "loss": loss, "feature_map": feature_map}
     return {
-        "data": str(Path(data).resolve()), "label": label, "classes": ("0", "1") if classes is None else tuple(classes),
-        "model_sha256": "", **{what: str(Path(text).resolve()) if is_file(text) else text for what, text in code.items()},
-        "ledger": "ledger.db", "key": "silo.key", "log": "gate.log", "socket": "gate.sock", **SITE_DEFAULTS,
-    }  # fmt: skip
+        "data": str(Path(data).resolve()),
+        "label": label,
+        "classes": ("0", "1") if classes is None else tuple(classes),
+        "model_sha256": "",
+        **{
+            what: str(Path(text).resolve()) if is_file(text) else text
+            for what, text in code.items()
+        },
+        "ledger": "ledger.db",
+        "key": "silo.key",
+        "log": "gate.log",
+        "socket": "gate.sock",
+        **SITE_DEFAULTS,
+    }
 
 
 def _by(schema: Path | None) -> dict[str, Any]:
@@ -209,28 +342,59 @@ def _by(schema: Path | None) -> dict[str, Any]:
     return {"schema": str(schema.resolve()), "label": label.name, "classes": label.classes}
 
 
-def _limits(name: str, epsilon: float, delta: float, definition: str, n: int, rule: str) -> dict[str, Any]:
+def _limits(
+    name: str, epsilon: float, delta: float, definition: str, n: int, rule: str
+) -> dict[str, Any]:
     exact, today = ("FullBatch", "DisjointBatches"), datetime.now(UTC).date()
     return {
-        "silo": name, "epsilon": epsilon, "delta": delta, "definition": definition, "statistics": ("Grad", "GradDiff", "LocalSteps"),
-        "samplings": exact if rule in ("gdp", "totals") else (*exact, "Poisson", "WithoutReplacement"), "clip": (1e-6, 100.0),
-        "minimum_noise_multiplier": 0.5, "minimum_batch": max(1, n // 20), "maximum_local_steps": 20, "queries_per_run": 1000,
-        "queries_per_hour": 1000, "expires": date(today.year + 1, today.month, 28),
-    }  # fmt: skip
+        "silo": name,
+        "epsilon": epsilon,
+        "delta": delta,
+        "definition": definition,
+        "statistics": ("Grad", "GradDiff", "LocalSteps"),
+        "samplings": exact
+        if rule in ("gdp", "totals")
+        else (*exact, "Poisson", "WithoutReplacement"),
+        "clip": (1e-6, 100.0),
+        "minimum_noise_multiplier": 0.5,
+        "minimum_batch": max(1, n // 20),
+        "maximum_local_steps": 20,
+        "queries_per_run": 1000,
+        "queries_per_hour": 1000,
+        "expires": date(today.year + 1, today.month, 28),
+    }
 
 
-def policy_text(policy: dict[str, Any], place: dict[str, Any], shuffling: dict[str, Any] | None, masking: Masking | None) -> str:
-    """The file that `Policy`, `Place`, `Shuffling` and `Masking` are loaded from, each field with its comment."""
+def policy_text(
+    policy: dict[str, Any],
+    place: dict[str, Any],
+    shuffling: dict[str, Any] | None,
+    masking: Masking | None,
+) -> str:
+    """The file that `Policy`, `Place`, `Shuffling` and `Masking` are loaded from, each field with
+    its comment.
+    """
     from silodp.silo.service.masking import table_of
 
-    head = "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` says what is wrong with it.\n"
+    head = (
+        "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` says "
+        "what is wrong with it.\n"
+    )
     more = f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}" if shuffling else ""
     more += f"\n{table_of(masking)}" if masking else ""
     return f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}{more}"
 
 
-def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Place, persons: int | None = None) -> list[str]:
-    """What an operator should know of the data before they are asked about, a sentence each, without a value of any record."""
+def findings(
+    x: np.ndarray,
+    y: np.ndarray,
+    features: tuple[str, ...],
+    place: Place,
+    persons: int | None = None,
+) -> list[str]:
+    """What an operator should know of the data before they are asked about, a sentence each,
+    without a value of any record.
+    """
     from silodp.host.ownership import changeable, exposed, group_of
     from silodp.silo.data.check import records_said
 
@@ -239,7 +403,8 @@ def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Pla
     widths = x.std(0)[spread > 0]
     if widths.size and widths.max() > 100 * widths.min():
         said.append(
-            "Columns differ in scale by a factor of more than 100; divide each by a public range, or few of them will be learnt from."
+            "Columns differ in scale by a factor of more than 100; divide each by a public "
+            "range, or few of them will be learnt from."
         )
     if open_to := changeable(place.data) or exposed(place.data, group_of(place.socket_group)):
         said.append(f"{open_to}; until then the daemon does not start.")
@@ -247,9 +412,14 @@ def findings(x: np.ndarray, y: np.ndarray, features: tuple[str, ...], place: Pla
 
 
 def clipped(x: np.ndarray, schema: Schema) -> list[str]:
-    """Numbers of which many lie at or beyond an end of their public range, which may be in other units than the file."""
+    """Numbers of which many lie at or beyond an end of their public range, which may be in other
+    units than the file.
+    """
     numbers = [column.name for column in schema.columns if column.type == "number"]
     shares = {name: float((abs(x[:, schema.features.index(name)]) == 1).mean()) for name in numbers}
     many = [name for name, share in shares.items() if share > 0.2]
-    said = "More than a fifth of the values lie at or beyond an end of the schema's range, and are clipped; are the units right? Columns: "
+    said = (
+        "More than a fifth of the values lie at or beyond an end of the schema's range, and "
+        "are clipped; are the units right? Columns: "
+    )
     return [f"{said}{', '.join(many)}."] if many else []

@@ -1,8 +1,10 @@
-"""Flower as a courier: bytes of a query out to the gates' sockets, bytes of a reply back, or one of a few fixed codes.
+"""Flower as a courier: bytes of a query out to the gates' sockets, bytes of a reply back, or one of
+a few fixed codes.
 
-`client` and `server` are all that the bundle names, and the bundle holds no code. `work` and `job` are the processes that Flower's
-`--isolation process` leaves to a silo and to the server: they accept that one bundle, byte for byte, and then run their own
-installed `client` and `server`, so nothing that comes over the wire is ever executed. Written against Flower 1.41, whose own workers
+`client` and `server` are all that the bundle names, and the bundle holds no code. `work` and `job`
+are the processes that Flower's `--isolation process` leaves to a silo and to the server: they
+accept that one bundle, byte for byte, and then run their own installed `client` and `server`, so
+nothing that comes over the wire is ever executed. Written against Flower 1.41, whose own workers
 run whatever came.
 """
 
@@ -27,12 +29,24 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, run_from_proto
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest, SendTaskHeartbeatRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -60,10 +74,14 @@ clientapp = "silodp.wire.flower.app:client"
 """
 """The whole app, as its pyproject.toml."""
 ERRORS = {code: 1001 + i for i, code in enumerate((*CODES, "courier", "bundle"))}
-"""Every code with which a courier replies in a gate's place, and its number: those of the socket, a failure of its own, a strange bundle."""
+"""Every code with which a courier replies in a gate's place, and its number: those of the socket, a
+failure of its own, a strange bundle.
+"""
 POLL = 0.1
 AT_ONCE = 64
-"""Replies that are looked for, and read, at once, in a thread each: so many silos that reply by halves would make the others wait until Flower gives up on one."""
+"""Replies that are looked for, and read, at once, in a thread each: so many silos that reply by
+halves would make the others wait until Flower gives up on one.
+"""
 STOP = threading.Event()
 
 client, server = ClientApp(), ServerApp()
@@ -71,7 +89,9 @@ client, server = ClientApp(), ServerApp()
 
 @cache
 def bundle() -> bytes:
-    """The only bundle that is accepted: the one that this installed copy makes. Not compressed, so that all copies make the same."""
+    """The only bundle that is accepted: the one that this installed copy makes. Not compressed, so
+    that all copies make the same.
+    """
     content = f"pyproject.toml,{hashlib.sha256(BUNDLE).hexdigest()},{8 * len(BUNDLE)}".encode()
     with io.BytesIO() as file:
         with zipfile.ZipFile(file, "w") as packed:
@@ -81,21 +101,30 @@ def bundle() -> bytes:
 
 
 def hurry() -> None:
-    """Shortens the pauses of 3, 1 and 0.5 seconds that are written into Flower, which would make an exchange take 4 to 6 seconds."""
+    """Shortens the pauses of 3, 1 and 0.5 seconds that are written into Flower, which would make an
+    exchange take 4 to 6 seconds.
+    """
     for pull in (pull_objects, pull_and_inflate_object_from_tree):
         pull.__kwdefaults__["initial_backoff"] = POLL / 2  # type: ignore[index]
-    start_client_internal.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 2 * POLL)))  # type: ignore[attr-defined]
+    start_client_internal.time = SimpleNamespace(  # type: ignore[attr-defined]
+        sleep=lambda seconds: time.sleep(min(seconds, 2 * POLL))
+    )
 
 
-# --- at a silo ------------------------------------------------------------------------------------------------------------------
+# --- at a silo -----------------------------------------------------------------------------------
 
 
 @client.query("ask")
 def carry(message: Message, context: Context) -> Message:
-    """The gate's reply to the message's frame. The gate's socket is the site's own word (SILODP_GATE), never the message's."""
+    """The gate's reply to the message's frame. The gate's socket is the site's own word
+    (SILODP_GATE), never the message's.
+    """
     try:
         asked = message.content["query"]
-        reply = Socket(os.environ["SILODP_GATE"]).ask(asked["frame"], min(float(asked["timeout"]), LONGEST))  # type: ignore[index]
+        reply = Socket(os.environ["SILODP_GATE"]).ask(
+            asked["frame"],  # type: ignore[index]
+            min(float(asked["timeout"]), LONGEST),  # type: ignore[index]
+        )
     except Unreached as unreached:
         return _refuse(message, unreached.code)
     metrics.count("silodp_carried_total", code="replied")
@@ -109,7 +138,9 @@ def supernode() -> None:
 
 
 def work(runtime: str, secret: bytes, alive: Callable[[], bool]) -> None:
-    """Answers the messages of the SuperNode whose Runtime API is at `runtime` on this machine, one at a time, while `alive()`."""
+    """Answers the messages of the SuperNode whose Runtime API is at `runtime` on this machine, one
+    at a time, while `alive()`.
+    """
     hurry()
     with contextlib.closing(_client(runtime, None, _signed(secret))) as door:
         while alive():
@@ -117,11 +148,20 @@ def work(runtime: str, secret: bytes, alive: Callable[[], bool]) -> None:
                 if not (token := _acquire(door, TaskType.CLIENT_APP)):
                     time.sleep(POLL)
                     continue
-                with contextlib.closing(_client(runtime, None, RuntimeTokenHttpInterceptor(token))) as task, _beating(task):
+                with (
+                    contextlib.closing(
+                        _client(runtime, None, RuntimeTokenHttpInterceptor(token))
+                    ) as task,
+                    _beating(task),
+                ):
                     message, context, _, fab = pull_task_input(task)
                     push_message(task, _answer(message, context, fab.content), context)
-                    task.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
-            except Exception as error:  # the SuperNode is starting, or gone, or sent nonsense: the next message is another matter
+                    task.PushTaskOutput(
+                        PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details="")
+                    )
+            except Exception as error:
+                # the SuperNode is starting, or gone, or sent nonsense: the next message is another
+                # matter
                 print(f"courier: {type(error).__name__}", flush=True)
                 time.sleep(5 * POLL)
 
@@ -141,7 +181,7 @@ def _refuse(message: Message, code: str) -> Message:
     return Message(Error(ERRORS[code], code), reply_to=message)
 
 
-# --- at the server --------------------------------------------------------------------------------------------------------------
+# --- at the server -------------------------------------------------------------------------------
 
 
 @server.main()
@@ -150,22 +190,36 @@ def relay(grid: Grid, context: Context) -> None:
     serve_hub(os.environ["SILODP_HUB"], partial(exchange, grid), lambda: sorted(_nodes(grid)), STOP)
 
 
-def exchange(grid: Grid, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
-    """One message per connected silo; the replies as they come within `timeout` seconds. A silo that replies by halves delays no other."""
+def exchange(
+    grid: Grid, frames: Mapping[str, bytes], timeout: float
+) -> Iterator[tuple[str, bytes]]:
+    """One message per connected silo; the replies as they come within `timeout` seconds. A silo
+    that replies by halves delays no other.
+    """
     deadline = time.monotonic() + timeout
     nodes = _nodes(grid)
     asked, sent = [name for name in frames if name in nodes], list[str]()
     while batch := _batch(asked[len(sent) :], Frames.of(frames)):
-        records = [RecordDict({"query": ConfigRecord({"frame": frames[name], "timeout": timeout})}) for name in batch]
-        messages = [Message(record, nodes[name], "query.ask", ttl=timeout + GRACE) for name, record in zip(batch, records, strict=True)]
+        records = [
+            RecordDict({"query": ConfigRecord({"frame": frames[name], "timeout": timeout})})
+            for name in batch
+        ]
+        messages = [
+            Message(record, nodes[name], "query.ask", ttl=timeout + GRACE)
+            for name, record in zip(batch, records, strict=True)
+        ]
         sent += list(grid.push_messages(messages)) or [""] * len(batch)
     pushed, pauses = dict(zip(asked, sent, strict=True)), dict.fromkeys(asked, POLL)
 
     def pull(name: str, left: float) -> bytes | Later | None:
-        for reply in grid.pull_messages([pushed[name]]) if pushed[name] else ():  # Flower reads a reply to its end before it gives another
+        for reply in (
+            grid.pull_messages([pushed[name]]) if pushed[name] else ()
+        ):  # Flower reads a reply to its end before it gives another
             if isinstance(frame := _frame(reply), bytes) and len(frame) <= LARGEST:
                 return frame
-            code = frame if isinstance(frame, str) and re.fullmatch(r"code \d+", frame) else "no frame"
+            code = (
+                frame if isinstance(frame, str) and re.fullmatch(r"code \d+", frame) else "no frame"
+            )
             print(f"courier: {name} replies with {code}", flush=True)
             return None
         pauses[name] = min(1.3 * pauses[name], 1.0)
@@ -194,7 +248,9 @@ def _nodes(grid: Grid) -> dict[str, int]:
 
 
 def job(runtime: str, root: bytes, secret: bytes) -> None:
-    """Waits for a run of the bundle at the SuperLink, then is its ServerApp until SIGTERM, or until the SuperLink ends the run."""
+    """Waits for a run of the bundle at the SuperLink, then is its ServerApp until SIGTERM, or until
+    the SuperLink ends the run.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: STOP.set())
     hurry()
@@ -203,29 +259,51 @@ def job(runtime: str, root: bytes, secret: bytes) -> None:
             if not (token := _acquire(door, TaskType.SERVER_APP)):
                 STOP.wait(POLL)
                 continue
-            task, grid = _client(runtime, root, RuntimeTokenHttpInterceptor(token)), HttpGrid(runtime, root_certificates=root, token=token)
+            task, grid = (
+                _client(runtime, root, RuntimeTokenHttpInterceptor(token)),
+                HttpGrid(runtime, root_certificates=root, token=token),
+            )
             with contextlib.closing(task), contextlib.closing(grid), _beating(task, STOP.set):
                 given = task.PullTaskInput(PullTaskInputRequest())
                 if accepted := given.fab.content == bundle():
-                    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
+                    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+                        given.task_id,
+                        given.run.run_id,
+                        given.context.node_id,
+                    )
                     grid.set_run(run_from_proto(given.run))
                     server(grid, context_from_proto(given.context))
                 status = SubStatus.COMPLETED if accepted else SubStatus.FAILED
-                with contextlib.suppress(Exception):  # a SuperLink that is gone has ended the run itself
-                    task.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details="" if accepted else "bundle"))
+                with contextlib.suppress(
+                    Exception
+                ):  # a SuperLink that is gone has ended the run itself
+                    task.PushTaskOutput(
+                        PushTaskOutputRequest(
+                            sub_status=status, details="" if accepted else "bundle"
+                        )
+                    )
 
 
-# --- Flower's Runtime API -------------------------------------------------------------------------------------------------------
+# --- Flower's Runtime API ------------------------------------------------------------------------
 
 
-def _client(runtime: str, root: bytes | None, credential: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor) -> RuntimeHttpClient:
+def _client(
+    runtime: str,
+    root: bytes | None,
+    credential: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor,
+) -> RuntimeHttpClient:
     return RuntimeHttpClient.from_server_address(
-        runtime, root is None, root, [RuntimeVersionHttpInterceptor(component_name="silodp"), credential]
+        runtime,
+        root is None,
+        root,
+        [RuntimeVersionHttpInterceptor(component_name="silodp"), credential],
     )
 
 
 def _signed(secret: bytes) -> SuperExecAuthHttpInterceptor:
-    return SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"})
+    return SuperExecAuthHttpInterceptor(
+        master_secret=secret, protected_methods={"/flwr.proto.Runtime/AcquireTask"}
+    )
 
 
 def _acquire(door: RuntimeHttpClient, kind: TaskType) -> str:
@@ -234,7 +312,9 @@ def _acquire(door: RuntimeHttpClient, kind: TaskType) -> str:
 
 @contextmanager
 def _beating(task: RuntimeHttpClient, ended: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """A task that is silent for a minute is given up by Flower; `ended` is called when Flower says that it is over."""
+    """A task that is silent for a minute is given up by Flower; `ended` is called when Flower says
+    that it is over.
+    """
 
     def beat() -> bool:
         with contextlib.suppress(Exception):

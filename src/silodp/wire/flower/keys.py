@@ -22,19 +22,36 @@ AUTHORITY_DAYS = 3650
 
 
 def key(folder: Path) -> None:
-    """A silo's folder with a node key of its own (node.key; node.pub goes to the server's operator) and the secret of its own worker."""
+    """A silo's folder with a node key of its own (node.key; node.pub goes to the server's operator)
+    and the secret of its own worker.
+    """
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     node = ec.generate_private_key(ec.SECP384R1())
-    write(folder / "node.key", node.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, _PLAIN))
-    write(folder / "node.pub", node.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n")
+    write(
+        folder / "node.key",
+        node.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, _PLAIN),
+    )
+    write(
+        folder / "node.pub",
+        node.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        + b"\n",
+    )
     write(folder / "secret", secrets.token_bytes(32))
 
 
 def certify(folder: Path, host: str, days: int) -> None:
-    """A CA (ca.pem, ca.key), and the server's certificate (server.pem, server.key), valid for `days` days, for `host` and loopback."""
+    """A CA (ca.pem, ca.key), and the server's certificate (server.pem, server.key), valid for
+    `days` days, for `host` and loopback.
+    """
     authority = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    own = (x509.BasicConstraints(ca=True, path_length=0), True), (_usage(key_cert_sign=True), True), (identifier, False)
+    own = (
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_usage(key_cert_sign=True), True),
+        (identifier, False),
+    )
     _keep(folder, "ca", authority, _issue(authority, ISSUER, authority, AUTHORITY_DAYS, *own))
     renew(folder, host, days)
 
@@ -43,7 +60,10 @@ def renew(folder: Path, host: str, days: int = 365) -> None:
     """The server's certificate anew, by the CA that silos know already: they notice nothing."""
     authority: Any = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     holder = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    names: list[x509.GeneralName] = [
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+    ]
     try:
         names.append(x509.IPAddress(ipaddress.ip_address(host)))
     except ValueError:
@@ -77,8 +97,15 @@ def _issue(
     *more: tuple[x509.ExtensionType, bool],
 ) -> bytes:
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(ISSUER).public_key(holder.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=2))
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(ISSUER)
+        .public_key(holder.public_key())
+    )
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(
+        now - datetime.timedelta(days=2)
+    )
     builder = builder.not_valid_after(now + datetime.timedelta(days=days))
     for extension, critical in more:
         builder = builder.add_extension(extension, critical)
@@ -86,10 +113,25 @@ def _issue(
 
 
 def _keep(folder: Path, name: str, holder: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
-    write(folder / f"{name}.key", holder.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _PLAIN))
+    write(
+        folder / f"{name}.key",
+        holder.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _PLAIN),
+    )
     write(folder / f"{name}.pem", certificate)
 
 
 def _usage(**used: bool) -> x509.KeyUsage:
-    every = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign")
-    return x509.KeyUsage(**{name: used.get(name, False) for name in (*every, "crl_sign", "encipher_only", "decipher_only")})
+    every = (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+    )
+    return x509.KeyUsage(
+        **{
+            name: used.get(name, False)
+            for name in (*every, "crl_sign", "encipher_only", "decipher_only")
+        }
+    )

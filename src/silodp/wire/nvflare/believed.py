@@ -1,7 +1,10 @@
-"""What an engine believes of what it is sent: what the connection's certificate bears out, and no word of the message's own about itself.
+"""What an engine believes of what it is sent: what the connection's certificate bears out, and no
+word of the message's own about itself.
 
-NVFlare 2.9.0 calls any address that a message names, in clear, and believes whoever answers there; takes a message's word for whose it is, for where it goes,
-for a stream's acknowledgement; asks the sender of what is said to be encrypted for a certificate, and waits an hour in a thread that all share.
+NVFlare 2.9.0 calls any address that a message names, in clear, and believes whoever answers there;
+takes a message's word for whose it is, for where it goes, for a stream's acknowledgement; asks the
+sender of what is said to be encrypted for a certificate, and waits an hour in a thread that all
+share.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from silodp.wire.nvflare.kits import ADMIN, SERVER
 
 CERTIFIED = "silodp_certified"
 FRAMES = 8
-"""Frames of one certificate that the server works on at once, of 100 threads; the next is not read before one of them is done."""
+"""Frames of one certificate that the server works on at once, of 100 threads; the next is not read
+before one of them is done.
+"""
 CLIENT = "client_name"
 IGNORED = (MessageHeaderKey.SECURE, MessageHeaderKey.ENCRYPTED, MessageHeaderKey.CONN_URL)
 
@@ -39,10 +44,15 @@ def call_nobody() -> None:
 
 @cache
 def believe_certificates() -> None:
-    """From now on the server lets nobody in without a certificate, works on few frames of each at once, and hears of a stream from its receiver alone."""
+    """From now on the server lets nobody in without a certificate, works on few frames of each at
+    once, and hears of a stream from its receiver alone.
+    """
     call_nobody()
     let_in, heard = ConnManager.update_endpoint, ByteStreamer._ack_handler
-    guard, turns = threading.Lock(), defaultdict[str, threading.BoundedSemaphore](lambda: threading.BoundedSemaphore(FRAMES))
+    guard, turns = (
+        threading.Lock(),
+        defaultdict[str, threading.BoundedSemaphore](lambda: threading.BoundedSemaphore(FRAMES)),
+    )
 
     def update_endpoint(self: ConnManager, sfm_conn: Any, data: Any) -> None:
         if not is_mtls_connection(sfm_conn.conn.connector.params):
@@ -75,17 +85,26 @@ def believe_certificates() -> None:
 
 
 def know_by_certificate(cell: Any) -> None:
-    """From now on every message has the name of its connection's certificate, and one that says it is another's, or for another, is refused."""
+    """From now on every message has the name of its connection's certificate, and one that says it
+    is another's, or for another, is refused.
+    """
     cell.core_cell.add_incoming_filter("*", "*", _named)
 
 
 def _named(message: Any) -> Any:
-    """Within the server's own machine there are no certificates, and its operator speaks for many."""
+    """Within the server's own machine there are no certificates, and its operator speaks for
+    many.
+    """
     name = message.get_prop(MessagePropKey.COMMON_NAME) or ""
     message.set_header(CERTIFIED, name)
     for header in IGNORED:
         message.remove_header(header)
-    said = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(MessageHeaderKey.DESTINATION)
-    if name not in ("", ADMIN) and (said != (name, SERVER) or message.get_header(CLIENT) not in (None, name)):
+    said = (
+        message.get_header(MessageHeaderKey.ORIGIN),
+        message.get_header(MessageHeaderKey.DESTINATION),
+    )
+    if name not in ("", ADMIN) and (
+        said != (name, SERVER) or message.get_header(CLIENT) not in (None, name)
+    ):
         return make_reply(ReturnCode.UNAUTHENTICATED)
     return None

@@ -1,7 +1,9 @@
-"""A federation's certificates by NVFlare's own provisioner: kits for all, for one more, and anew before they expire, under one authority.
+"""A federation's certificates by NVFlare's own provisioner: kits for all, for one more, and anew
+before they expire, under one authority.
 
-folder/authority has root.pem, root.key (who has it can add a silo: keep it offline) and federation.json, what was provisioned; folder/kits has what is
-handed out. A silo that is added, and certificates that are renewed, are issued by the same authority, so that nobody else's change.
+folder/authority has root.pem, root.key (who has it can add a silo: keep it offline) and
+federation.json, what was provisioned; folder/kits has what is handed out. A silo that is added, and
+certificates that are renewed, are issued by the same authority, so that nobody else's change.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
 REMOVED = "disabled_clients.json"
 """The file of the server's kit in which NVFlare itself keeps whom it lets in no more."""
 DAYS, AUTHORITY_DAYS = 360, 3650
-"""The authority outlives the certificates, which last NVFlare's 360 days, so that these can be renewed one by one."""
+"""The authority outlives the certificates, which last NVFlare's 360 days, so that these can be
+renewed one by one.
+"""
 
 
 def issue(folder: Path, silos: Sequence[str], *, host: str, port: int) -> None:
@@ -41,12 +45,15 @@ def issue(folder: Path, silos: Sequence[str], *, host: str, port: int) -> None:
 
 
 def add(folder: Path, silos: Sequence[str]) -> None:
-    """Kits for silos that come later, in folder/kits; nobody else's certificates change, and the server lets them in as it is."""
+    """Kits for silos that come later, in folder/kits; nobody else's certificates change, and the
+    server lets them in as it is.
+    """
     _check(silos)
     about = _about(folder)
     if known := sorted(set(silos) & {*about["silos"], *_removed(folder)}):
         raise BadInput(
-            f"{folder} has, or had, a silo {known[0]!r}: choose another name, since the old certificate stays valid until it expires"
+            f"{folder} has, or had, a silo {known[0]!r}: choose another name, since the "
+            "old certificate stays valid until it expires"
         )
     with tempfile.TemporaryDirectory(dir=folder) as apart:
         made = _provisioned(Path(apart), silos, about["host"], about["port"], _root(folder))
@@ -56,15 +63,24 @@ def add(folder: Path, silos: Sequence[str]) -> None:
 
 
 def renew(folder: Path) -> list[str]:
-    """A new certificate over the same key for each silo, in folder/renewed, and for the server, in its kit; old ones stay valid until they expire.
+    """A new certificate over the same key for each silo, in folder/renewed, and for the server, in
+    its kit; old ones stay valid until they expire.
 
-    Keys stay where they are, so that nothing secret travels; and the server's must: NVFlare lets in again whom it knows by a token that this key signed.
+    Keys stay where they are, so that nothing secret travels; and the server's must: NVFlare lets in
+    again whom it knows by a token that this key signed.
     """
-    about, renewed, certificates = _about(folder), folder / "renewed", folder / "authority" / "certificates"
+    about, renewed, certificates = (
+        _about(folder),
+        folder / "renewed",
+        folder / "authority" / "certificates",
+    )
     shutil.rmtree(renewed, ignore_errors=True)
     renewed.mkdir(mode=0o700)
     for name in about["silos"]:
-        write(certificates / f"{name}.crt", _recertified((certificates / f"{name}.crt").read_bytes(), _root(folder)))
+        write(
+            certificates / f"{name}.crt",
+            _recertified((certificates / f"{name}.crt").read_bytes(), _root(folder)),
+        )
         write(renewed / f"{name}.crt", (certificates / f"{name}.crt").read_bytes())
     own = folder / "kits" / SERVER / "startup" / "server.crt"
     write(own, _recertified(own.read_bytes(), _root(folder)))
@@ -83,7 +99,9 @@ def _recertified(certificate: bytes, root: tuple[bytes, bytes]) -> bytes:
         load_pem_private_key(root[1], None),
     )
     now = datetime.now(UTC)
-    made = x509.CertificateBuilder(authority.subject, old.subject, old.public_key(), x509.random_serial_number()).not_valid_before(now)
+    made = x509.CertificateBuilder(
+        authority.subject, old.subject, old.public_key(), x509.random_serial_number()
+    ).not_valid_before(now)
     made = made.not_valid_after(min(now + timedelta(days=DAYS), authority.not_valid_after_utc))
     for extension in old.extensions:
         made = made.add_extension(extension.value, extension.critical)
@@ -91,18 +109,28 @@ def _recertified(certificate: bytes, root: tuple[bytes, bytes]) -> bytes:
 
 
 def remove(folder: Path, silos: Sequence[str]) -> None:
-    """From now on the server lets these in no more, asks them nothing, and renews nothing of theirs; the others notice nothing."""
+    """From now on the server lets these in no more, asks them nothing, and renews nothing of
+    theirs; the others notice nothing.
+    """
     about = _about(folder)
     if strange := sorted(set(silos) - set(about["silos"])):
         raise BadInput(f"{folder} has no silo {strange[0]!r}; it has {', '.join(about['silos'])}")
     content = json.dumps({"disabled_clients": sorted({*_removed(folder), *silos})})
     write(folder / "kits" / SERVER / REMOVED, content)
-    _note(folder, about["host"], about["port"], [name for name in about["silos"] if name not in silos])
+    _note(
+        folder, about["host"], about["port"], [name for name in about["silos"] if name not in silos]
+    )
 
 
 def removed(file: Path) -> set[str]:
-    """Whom the server lets in no more; raises where the file cannot be read, so that nobody is asked then."""
-    return {str(name) for name in json.loads(file.read_text())["disabled_clients"]} if file.exists() else set()
+    """Whom the server lets in no more; raises where the file cannot be read, so that nobody is
+    asked then.
+    """
+    return (
+        {str(name) for name in json.loads(file.read_text())["disabled_clients"]}
+        if file.exists()
+        else set()
+    )
 
 
 def _removed(folder: Path) -> set[str]:
@@ -112,7 +140,10 @@ def _removed(folder: Path) -> set[str]:
 def _check(silos: Sequence[str]) -> None:
     for name in silos:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) or name == SERVER:
-            raise BadInput(f"silo name {name!r}: must be lower-case letters, digits and inner hyphens, at most 63, and not {SERVER!r}")
+            raise BadInput(
+                f"silo name {name!r}: must be lower-case letters, digits and inner "
+                f"hyphens, at most 63, and not {SERVER!r}"
+            )
     if len(set(silos)) != len(silos) or not silos:
         raise BadInput(f"silos {list(silos)}: must be at least one name, each once")
 
@@ -123,7 +154,10 @@ def _note(folder: Path, host: str, port: int, silos: Sequence[str]) -> None:
     for name in silos:
         if not (kept := folder / "authority" / "certificates" / f"{name}.crt").exists():
             write(kept, (folder / "kits" / name / "startup" / "client.crt").read_bytes())
-    write(folder / "authority" / "federation.json", json.dumps({"host": host, "port": port, "silos": list(silos)}) + "\n")
+    write(
+        folder / "authority" / "federation.json",
+        json.dumps({"host": host, "port": port, "silos": list(silos)}) + "\n",
+    )
 
 
 def _about(folder: Path) -> dict[str, Any]:
@@ -131,20 +165,30 @@ def _about(folder: Path) -> dict[str, Any]:
         return json.loads((folder / "authority" / "federation.json").read_text())
     except (OSError, ValueError):
         raise BadInput(
-            f"{folder}: authority/federation.json cannot be read; bring the authority's folder back, as `provision` made it"
+            f"{folder}: authority/federation.json cannot be read; bring the authority's "
+            "folder back, as `provision` made it"
         ) from None
 
 
 def _root(folder: Path) -> tuple[bytes, bytes]:
     try:
-        return (folder / "authority" / "root.pem").read_bytes(), (folder / "authority" / "root.key").read_bytes()
+        return (folder / "authority" / "root.pem").read_bytes(), (
+            folder / "authority" / "root.key"
+        ).read_bytes()
     except OSError as error:
         raise BadInput(
-            f"{error.filename} cannot be read: {error.strerror}; bring the authority's folder back, as `provision` made it"
+            f"{error.filename} cannot be read: {error.strerror}; bring the authority's "
+            "folder back, as `provision` made it"
         ) from None
 
 
-def _provisioned(workspace: Path, silos: Sequence[str], host: str, port: int, root: tuple[bytes, bytes] | None = None) -> dict[str, Any]:
+def _provisioned(
+    workspace: Path,
+    silos: Sequence[str],
+    host: str,
+    port: int,
+    root: tuple[bytes, bytes] | None = None,
+) -> dict[str, Any]:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.impl.cert import CertBuilder
@@ -155,23 +199,48 @@ def _provisioned(workspace: Path, silos: Sequence[str], host: str, port: int, ro
     from nvflare.lighter.provisioner import Provisioner
     from nvflare.lighter.utils import serialize_cert, serialize_pri_key
 
-    people = [{"name": SERVER, "type": "server", "org": ORG, "default_host": host, "fed_learn_port": port, "admin_port": port}]
+    people = [
+        {
+            "name": SERVER,
+            "type": "server",
+            "org": ORG,
+            "default_host": host,
+            "fed_learn_port": port,
+            "admin_port": port,
+        }
+    ]
     people += [{"name": name, "type": "client", "org": ORG} for name in silos]
     people += [{"name": ADMIN, "type": "admin", "org": ORG, "role": "project_admin"}]
-    builders = [WorkspaceBuilder(["master_template.yml"]), StaticFileBuilder(config_folder="config", scheme="tcp")]
+    builders = [
+        WorkspaceBuilder(["master_template.yml"]),
+        StaticFileBuilder(config_folder="config", scheme="tcp"),
+    ]
     builders += [CertBuilder(root_valid_days=AUTHORITY_DAYS), SignatureBuilder()]
-    project = prepare_project({"api_version": 3, "name": PROJECT, "description": "", "participants": people})
+    project = prepare_project(
+        {"api_version": 3, "name": PROJECT, "description": "", "participants": people}
+    )
     if root:
-        project.serialized_root_cert, project.root_private_key = root[0], load_pem_private_key(root[1], password=None)
+        project.serialized_root_cert, project.root_private_key = (
+            root[0],
+            load_pem_private_key(root[1], password=None),
+        )
     made = Provisioner(str(workspace), builders).provision(project, logger=_Quiet())
     if made.get(CtxKey.BUILD_ERROR):
-        raise BadInput(f"{workspace}: NVFlare could not provision it: {'; '.join(map(str, made.get(CtxKey.ERRORS) or ()))}")
-    authority = {"root.pem": serialize_cert(made[CtxKey.ROOT_CERT]), "root.key": serialize_pri_key(made[CtxKey.ROOT_PRI_KEY])}
+        raise BadInput(
+            f"{workspace}: NVFlare could not provision it: "
+            f"{'; '.join(map(str, made.get(CtxKey.ERRORS) or ()))}"
+        )
+    authority = {
+        "root.pem": serialize_cert(made[CtxKey.ROOT_CERT]),
+        "root.key": serialize_pri_key(made[CtxKey.ROOT_PRI_KEY]),
+    }
     return authority | {"kits": made[CtxKey.CURRENT_PROD_DIR]}
 
 
 class _Quiet:
-    """NVFlare's provisioner prints unless it has somewhere to write; its errors come back in the context."""
+    """NVFlare's provisioner prints unless it has somewhere to write; its errors come back in the
+    context.
+    """
 
     def debug(self, *_: object) -> None: ...
 

@@ -1,7 +1,9 @@
-"""Sets up, starts and stops NVIDIA FLARE for silodp: certificates and kits, the settings that close the engine's holes, processes.
+"""Sets up, starts and stops NVIDIA FLARE for silodp: certificates and kits, the settings that close
+the engine's holes, processes.
 
-On one machine: `provision`, `start`, `restart_job`, `stop`. On separate machines each operator runs `python -P -m silodp.wire.nvflare.site`
-with the kit that was handed out; docs/deploy.md has the steps.
+On one machine: `provision`, `start`, `restart_job`, `stop`. On separate machines each operator runs
+`python -P -m silodp.wire.nvflare.site` with the kit that was handed out; docs/deploy.md has the
+steps.
 """
 
 from __future__ import annotations
@@ -27,36 +29,50 @@ from silodp.wire.site import Processes, attended, connected, free_port, warn
 from silodp.wire.tunnel import tunnel
 
 HEARTBEAT, LOST = 2, 8
-"""Seconds between a client's signs of life, and without one after which the server no longer lists it."""
+"""Seconds between a client's signs of life, and without one after which the server no longer lists
+it.
+"""
 MESSAGE = LARGEST + 2**20
 """Bytes that the engine takes for one message: the longest frame, and what is around it."""
 SILENCE = 60
 """Seconds after which the server waits no more for the rest of a message."""
 CREDENTIALS = ("rootCA.pem", "client.crt", "client.key")
 SAFE = {"PYTHONSAFEPATH": "1", "MALLOC_ARENA_MAX": "2"}
-"""What `-P` is for us, for the processes that the engine starts: no code from the current folder. And memory that one of its many threads has let go of is
-there for the others, or each would keep a frame's worth."""
+"""What `-P` is for us, for the processes that the engine starts: no code from the current folder.
+And memory that one of its many threads has let go of is there for the others, or each would keep a
+frame's worth."""
 
 
-# --- kits -----------------------------------------------------------------------------------------------------------------------
+# --- kits ----------------------------------------------------------------------------------------
 
 
-def provision(folder: Path, silos: Sequence[str], *, host: str = "localhost", port: int | None = None) -> None:
-    """Afterwards folder/kits has a kit with certificates for the server, each silo and an administrator; the server's is settled.
+def provision(
+    folder: Path, silos: Sequence[str], *, host: str = "localhost", port: int | None = None
+) -> None:
+    """Afterwards folder/kits has a kit with certificates for the server, each silo and an
+    administrator; the server's is settled.
 
-    folder/authority has the key of the certificate authority: who has it can add a silo. `port` is a free one unless it is given.
+    folder/authority has the key of the certificate authority: who has it can add a silo. `port` is
+    a free one unless it is given.
     """
     issue(folder, silos, host=host, port=port or free_port())
-    settle_server(folder / "kits" / SERVER, folder / "hub.sock", bind="127.0.0.1" if host == "localhost" else "0.0.0.0")
+    settle_server(
+        folder / "kits" / SERVER,
+        folder / "hub.sock",
+        bind="127.0.0.1" if host == "localhost" else "0.0.0.0",
+    )
 
 
 def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target: target) -> None:
-    """Afterwards the silo's kit keeps its certificates and the server's address, and all else in it is written here.
+    """Afterwards the silo's kit keeps its certificates and the server's address, and all else in it
+    is written here.
 
-    `via` gives the address that the engine is to call in the place of the server's, which the kit keeps too.
+    `via` gives the address that the engine is to call in the place of the server's, which the kit
+    keeps too.
 
-    A kit comes from the server's operator, whom the silo does not trust: scripts, code in local/custom, extra configuration files and
-    components in it would all run. So nothing of it is kept but what is needed to find the server and to be known there.
+    A kit comes from the server's operator, whom the silo does not trust: scripts, code in
+    local/custom, extra configuration files and components in it would all run. So nothing of it is
+    kept but what is needed to find the server and to be known there.
     """
     start, local = kit / "startup", kit / "local"
     try:
@@ -66,9 +82,14 @@ def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target
         target = given.get("silodp_server", target)
         credentials = {file: (start / file).read_bytes() for file in CREDENTIALS}
     except (OSError, ValueError, LookupError, TypeError):
-        raise BadInput(f"{kit}: must be a client's startup kit of NVFlare, with startup/fed_client.json and certificates") from None
+        raise BadInput(
+            f"{kit}: must be a client's startup kit of NVFlare, with "
+            "startup/fed_client.json and certificates"
+        ) from None
     if not all(isinstance(word, str) for word in (target, identity, name, scheme)):
-        raise BadInput(f"{start / 'fed_client.json'}: target, scheme, identity and fqsn must be words")
+        raise BadInput(
+            f"{start / 'fed_client.json'}: target, scheme, identity and fqsn must be words"
+        )
     for entry in kit.iterdir():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     for place in (kit, start, local):
@@ -76,19 +97,35 @@ def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target
         place.chmod(0o700)
     for file, content in credentials.items():
         write(start / file, content)
-    server = {"name": PROJECT, "service": {"target": via(target), "scheme": scheme}, "identity": identity}
+    server = {
+        "name": PROJECT,
+        "service": {"target": via(target), "scheme": scheme},
+        "identity": identity,
+    }
     client = dict(zip(("ssl_root_cert", "ssl_cert", "ssl_private_key"), CREDENTIALS, strict=True))
     client |= {"fqsn": name, "is_leaf": True, "connection_security": "mtls"}
-    settled = {"format_version": 2, "require_signed_jobs": True, "servers": [server], "client": client, "silodp_server": target}
+    settled = {
+        "format_version": 2,
+        "require_signed_jobs": True,
+        "servers": [server],
+        "client": client,
+        "silodp_server": target,
+    }
     _write(start / "fed_client.json", settled)
-    courier = {"id": "silodp_courier", "path": "silodp.wire.nvflare.app.Courier", "args": {"socket": str(gate)}}
+    courier = {
+        "id": "silodp_courier",
+        "path": "silodp.wire.nvflare.app.Courier",
+        "args": {"socket": str(gate)},
+    }
     resources = {
         "format_version": 2,
-        # The courier makes the engine deaf to all commands of the server. What follows would hold without it too.
-        # No class but the courier may be named by a job; NVFlare's own list has some that read and write files.
+        # The courier makes the engine deaf to all commands of the server. What follows would hold
+        # without it too. No class but the courier may be named by a job; NVFlare's own list has
+        # some that read and write files.
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": [courier["path"]],
-        # Logs have exception texts. Unless forbidden the engine uploads error_log.txt (and site_log_streamer, left out, a job's log).
+        # Logs have exception texts. Unless forbidden the engine uploads error_log.txt (and
+        # site_log_streamer, left out, a job's log).
         "allow_log_streaming": False,
         "client": {"retry_timeout": 30},
         # No launcher and no resource manager: a job could not even be started.
@@ -96,47 +133,87 @@ def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target
     }
     _write(local / "resources.json", resources)
     _write(local / "authorization.json", _nobody())
-    _write(local / "comm_config.json", {"allow_adhoc_conns": False, "streaming_max_blob_size": MESSAGE})  # no client talks to another
+    _write(
+        local / "comm_config.json", {"allow_adhoc_conns": False, "streaming_max_blob_size": MESSAGE}
+    )  # no client talks to another
     _write(local / "log_config.json", _log())
 
 
 def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
-    """Afterwards the server's kit opens the hub at `hub` for the algorithm's process, runs no jobs and takes no log of a silo."""
+    """Afterwards the server's kit opens the hub at `hub` for the algorithm's process, runs no jobs
+    and takes no log of a silo.
+    """
     start, local = kit / "startup", kit / "local"
     try:
         given = json.loads((start / "fed_server.json").read_text())
         port = given["servers"][0]["admin_port"]
     except (OSError, ValueError, LookupError, TypeError):
-        raise BadInput(f"{kit}: must be a server's startup kit of NVFlare, with startup/fed_server.json") from None
+        raise BadInput(
+            f"{kit}: must be a server's startup kit of NVFlare, with startup/fed_server.json"
+        ) from None
     given["servers"][0]["service"]["target"] = f"{bind}:{port}"
     _write(start / "fed_server.json", given)
     store = {"path": "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"}
-    snapshots = {"path": store["path"], "args": {"root_dir": str(kit / "snapshots"), "uri_root": "/"}}
+    snapshots = {
+        "path": store["path"],
+        "args": {"root_dir": str(kit / "snapshots"), "uri_root": "/"},
+    }
     jobs = {"uri_root": str(kit / "jobs"), "job_store_id": "job_store"}
     persistor = "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor"
     resources = {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": [],
-        "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": LOST, "admin_timeout": 5.0}],
+        "servers": [
+            {
+                "admin_storage": "transfer",
+                "max_num_clients": 1000,
+                "heart_beat_timeout": LOST,
+                "admin_timeout": 5.0,
+            }
+        ],
         "snapshot_persistor": {"path": persistor, "args": {"uri_root": "/", "storage": snapshots}},
         "components": [
-            {"id": "silodp_hub", "path": "silodp.wire.nvflare.app.ServerHub", "args": {"path": str(hub), "removed": str(kit / REMOVED)}},
+            {
+                "id": "silodp_hub",
+                "path": "silodp.wire.nvflare.app.ServerHub",
+                "args": {"path": str(hub), "removed": str(kit / REMOVED)},
+            },
             # the engine does not start without these; no launcher, and no log_receiver
-            {"id": "job_scheduler", "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler", "args": {}},
-            {"id": "job_manager", "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager", "args": jobs},
+            {
+                "id": "job_scheduler",
+                "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+                "args": {},
+            },
+            {
+                "id": "job_manager",
+                "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                "args": jobs,
+            },
             {"id": "job_store", **store},
         ],
     }
     _write(local / "resources.json", resources)
-    _write(local / "comm_config.json", {"streaming_max_blob_size": MESSAGE, "streaming_read_timeout": SILENCE})
+    _write(
+        local / "comm_config.json",
+        {"streaming_max_blob_size": MESSAGE, "streaming_read_timeout": SILENCE},
+    )
     _write(local / "log_config.json", _log())
 
 
 def command(kit: Path) -> list[str]:
     """What starts the engine of a settled kit, in the foreground."""
     side = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
-    words = [sys.executable, "-P", "-m", f"nvflare.private.fed.app.{side}.{side}_train", "-m", str(kit.resolve()), "-s", f"fed_{side}.json"]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        f"nvflare.private.fed.app.{side}.{side}_train",
+        "-m",
+        str(kit.resolve()),
+        "-s",
+        f"fed_{side}.json",
+    ]
     words += ["--set", "secure_train=true", "config_folder=config", f"org={ORG}"]
     if side == "client":
         name = json.loads((kit / "startup" / "fed_client.json").read_text())["client"]["fqsn"]
@@ -145,10 +222,24 @@ def command(kit: Path) -> list[str]:
 
 
 def _nobody() -> dict:
-    """Rights at a silo: none, for nobody, among them byoc (code in a job) and shell_commands (ls, cat, grep as the courier's user)."""
-    rights = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc")
+    """Rights at a silo: none, for nobody, among them byoc (code in a job) and shell_commands (ls,
+    cat, grep as the courier's user).
+    """
+    rights = (
+        "submit_job",
+        "clone_job",
+        "manage_job",
+        "download_job",
+        "view",
+        "operate",
+        "shell_commands",
+        "byoc",
+    )
     none = dict.fromkeys((*rights, "server-predeployed-flwr"), "none")
-    return {"format_version": "1.0", "permissions": dict.fromkeys(("project_admin", "org_admin", "lead", "member"), none)}
+    return {
+        "format_version": "1.0",
+        "permissions": dict.fromkeys(("project_admin", "org_admin", "lead", "member"), none),
+    }
 
 
 def _log() -> dict:
@@ -166,7 +257,10 @@ def _log() -> dict:
         "formatters": {"line": line},
         "handlers": {"file": file},
         # the client's engine would write down what the server answers, however long it is
-        "loggers": {"root": {"level": "INFO", "handlers": ["file"]}, "nvflare.private.fed.client.client_engine": {"level": "WARNING"}},
+        "loggers": {
+            "root": {"level": "INFO", "handlers": ["file"]},
+            "nvflare.private.fed.client.client_engine": {"level": "WARNING"},
+        },
     }
 
 
@@ -174,18 +268,21 @@ def _write(path: Path, content: dict) -> None:
     write(path, json.dumps(content, indent=2) + "\n")
 
 
-# --- processes ------------------------------------------------------------------------------------------------------------------
+# --- processes -----------------------------------------------------------------------------------
 
 
 def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
-    """Settles each silo's kit on its gate's socket, starts server and clients in the background; returns name -> pid when all answer."""
+    """Settles each silo's kit on its gate's socket, starts server and clients in the background;
+    returns name -> pid when all answer.
+    """
     for name, gate in sockets.items():
         settle_silo(folder / "kits" / name, gate)
     return _bring_up(folder, [SERVER, *sockets], patience)
 
 
 def restart_job(folder: Path, *, patience: float = 600.0) -> dict[str, int]:
-    """Starts again whatever of `start` no longer runs; returns name -> pid when all answer. There is no job that could be lost.
+    """Starts again whatever of `start` no longer runs; returns name -> pid when all answer. There
+    is no job that could be lost.
 
     Clients find a server that is back by themselves, and the hub comes back at the same path.
     """
@@ -200,15 +297,23 @@ def stop(folder: Path) -> None:
 
 
 def explain(kit: Path) -> str:
-    """Whether the server lets this silo's kit in, and if not why: NVFlare's own logs do not say. One sentence."""
+    """Whether the server lets this silo's kit in, and if not why: NVFlare's own logs do not say.
+    One sentence.
+    """
     startup = kit / "startup"
-    host, _, port = json.loads((startup / "fed_client.json").read_text())["servers"][0]["service"]["target"].rpartition(":")
+    host, _, port = json.loads((startup / "fed_client.json").read_text())["servers"][0]["service"][
+        "target"
+    ].rpartition(":")
     try:
         trust = ssl.create_default_context(cafile=startup / "rootCA.pem")
-        trust.check_hostname = False  # the engine compares the name in the certificate with the kit's, not with the host's
+        # the engine compares the name in the certificate with the kit's, not with the host's
+        trust.check_hostname = False
         if (startup / "client.crt").exists():
             trust.load_cert_chain(startup / "client.crt", startup / "client.key")
-        with socket.create_connection((host, int(port)), timeout=60.0) as line, trust.wrap_socket(line) as secured:
+        with (
+            socket.create_connection((host, int(port)), timeout=60.0) as line,
+            trust.wrap_socket(line) as secured,
+        ):
             secured.settimeout(5.0)
             with contextlib.suppress(TimeoutError):
                 secured.recv(1)  # with TLS 1.3 the server refuses only after the handshake
@@ -225,10 +330,10 @@ def explain(kit: Path) -> str:
 _REFUSALS = {
     "alert certificate required": "the client showed no certificate",
     "alert certificate expired": "the client's certificate has expired",
-    "alert unknown ca": "the client's certificate is not from the authority that the server trusts (wrong CA)",
-    "alert decrypt error": "the client's certificate is not from the authority that the server trusts (wrong CA)",
+    "alert unknown ca": "the client's certificate is not from the authority that the server trusts (wrong CA)",  # noqa: E501
+    "alert decrypt error": "the client's certificate is not from the authority that the server trusts (wrong CA)",  # noqa: E501
     "certificate has expired": "the server's certificate has expired",
-    "certificate verify failed": "the server's certificate is not from the authority that this kit trusts (wrong CA)",
+    "certificate verify failed": "the server's certificate is not from the authority that this kit trusts (wrong CA)",  # noqa: E501
     "key values mismatch": "the client's key does not belong to its certificate",
 }
 
@@ -236,7 +341,9 @@ _REFUSALS = {
 def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, int]:
     processes, started, deadline = Processes(folder), set[str](), time.monotonic() + patience
     while True:
-        for name in set(names) - started:  # once each; looked at again and again, since a killed process takes a moment to be gone
+        for name in (
+            set(names) - started
+        ):  # once each; looked at again and again, since a killed process takes a moment to be gone
             if not processes.runs(name):
                 processes.start(name, command(folder / "kits" / name), os.environ | SAFE)
                 started.add(name)
@@ -247,16 +354,21 @@ def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, 
             raise BadInput(f"{dead[0]} ended at once: see {folder / f'{dead[0]}.log'}")
         if time.monotonic() > deadline:
             missing = [] if there is None else sorted(silos - set(there))
-            said = "; ".join(f"{name}: {explain(folder / 'kits' / name)}" for name in missing) or "the server does not run"
+            said = (
+                "; ".join(f"{name}: {explain(folder / 'kits' / name)}" for name in missing)
+                or "the server does not run"
+            )
             raise BadInput(f"{folder}: not up in {patience:g} s; {said}; the logs are there")
         time.sleep(0.1)
 
 
-# --- separate machines ------------------------------------------------------------------------------------------------------------
+# --- separate machines ---------------------------------------------------------------------------
 
 
 def _run(kit: Path, *, attend: bool) -> int:
-    """Becomes the engine of a settled kit; or is its parent, for the sake of a tunnel that lives in this process."""
+    """Becomes the engine of a settled kit; or is its parent, for the sake of a tunnel that lives in
+    this process.
+    """
     warn(kit)
     words, environment = command(kit), os.environ | SAFE | {"SILODP_SITE": str(kit)}
     if attend:
@@ -266,21 +378,34 @@ def _run(kit: Path, *, attend: bool) -> int:
 
 def main() -> int:
     """The commands for separate machines; KIT is the folder that was handed out."""
-    parser = argparse.ArgumentParser(prog="python -P -m silodp.wire.nvflare.site", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -P -m silodp.wire.nvflare.site", description=main.__doc__
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, does in {
-        "provision": "make certificates and a kit for the server and each silo", "server": "settle the server's kit and run it",
-        "silo": "settle a silo's kit on its gate's socket and run it", "explain": "say whether the server lets a silo's kit in, and if not why",
-    }.items():  # fmt: skip
+        "provision": "make certificates and a kit for the server and each silo",
+        "server": "settle the server's kit and run it",
+        "silo": "settle a silo's kit on its gate's socket and run it",
+        "explain": "say whether the server lets a silo's kit in, and if not why",
+    }.items():
         commands.add_parser(name, help=does).add_argument(
             "folder" if name == "provision" else "kit", type=lambda text: Path(text).resolve()
         )
     commands.choices["provision"].add_argument("silos", nargs="+", help="the silos' names")
     commands.choices["provision"].add_argument("--host", required=True, help="the server's name")
     commands.choices["provision"].add_argument("--port", type=int, required=True)
-    commands.choices["server"].add_argument("--hub", type=lambda text: Path(text).resolve(), required=True, help="where the algorithm asks")
-    commands.choices["silo"].add_argument("--gate", type=lambda text: Path(text).resolve(), required=True, help="the gate's socket")
-    commands.choices["silo"].add_argument("--proxy", help="HOST:PORT of an HTTP proxy, through which the server is called")
+    commands.choices["server"].add_argument(
+        "--hub",
+        type=lambda text: Path(text).resolve(),
+        required=True,
+        help="where the algorithm asks",
+    )
+    commands.choices["silo"].add_argument(
+        "--gate", type=lambda text: Path(text).resolve(), required=True, help="the gate's socket"
+    )
+    commands.choices["silo"].add_argument(
+        "--proxy", help="HOST:PORT of an HTTP proxy, through which the server is called"
+    )
     given = parser.parse_args()
     try:
         match given.command:
@@ -292,7 +417,11 @@ def main() -> int:
                 settle_server(given.kit, given.hub)
                 _run(given.kit, attend=False)
             case "silo":
-                settle_silo(given.kit, given.gate, partial(tunnel, proxy=given.proxy) if given.proxy else lambda target: target)
+                settle_silo(
+                    given.kit,
+                    given.gate,
+                    partial(tunnel, proxy=given.proxy) if given.proxy else lambda target: target,
+                )
                 return _run(given.kit, attend=bool(given.proxy))
     except BadInput as wrong:
         print(wrong, file=sys.stderr)

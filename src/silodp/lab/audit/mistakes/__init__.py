@@ -1,7 +1,8 @@
-"""Mistakes that others have made, or that somebody could make, which the audit plants and must catch. Not in the wheel.
+"""Mistakes that others have made, or that somebody could make, which the audit plants and must
+catch. Not in the wheel.
 
-A mistake is one class or function that takes the place of one shipped part. It says in its first line what it does wrong and, as far as it is
-known, who did. Nothing here can be switched on.
+A mistake is one class or function that takes the place of one shipped part. It says in its first
+line what it does wrong and, as far as it is known, who did. Nothing here can be switched on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ Planted = Callable[[], AbstractContextManager]
 
 
 class Mistakes(dict[str, Pipeline]):
-    """The shipped pipeline with a mistake in it, by the mistake's name. A name that is given twice changes two parts."""
+    """The shipped pipeline with a mistake in it, by the mistake's name. A name that is given twice
+    changes two parts.
+    """
 
     def plant(self, name: str, part: str) -> Callable[[Any], Any]:
         """What follows takes the place of this part of the pipeline."""
@@ -34,13 +37,17 @@ class Mistakes(dict[str, Pipeline]):
 
 
 def instead(where: Any, name: str, mistaken: Callable[..., Any]) -> AbstractContextManager:
-    """Meanwhile `mistaken(shipped, ...)` is called where `where` has `name`, with what is shipped as its first argument."""
+    """Meanwhile `mistaken(shipped, ...)` is called where `where` has `name`, with what is shipped
+    as its first argument.
+    """
     shipped = getattr(where, name)
     return mock.patch.object(where, name, lambda *words, **more: mistaken(shipped, *words, **more))
 
 
 def during(base: Any, method: str, planted: Callable[[Any, tuple], AbstractContextManager]) -> Any:
-    """A class like `base` in whose `method` something is planted, which may depend on the object and on what it is called with."""
+    """A class like `base` in whose `method` something is planted, which may depend on the object
+    and on what it is called with.
+    """
 
     def mistaken(self: Any, *words: Any) -> Any:
         with planted(self, words):

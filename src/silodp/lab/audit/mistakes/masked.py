@@ -22,16 +22,32 @@ plant = OF_MASKS.plant
 
 def planted(name: str, method: str, part: str, mistaken: Callable[..., Any]) -> type[Masker]:
     """The shipped masker, in whose `method` this takes the place of what `masking` calls `part`."""
-    return plant(name, "masker")(during(Masker, method, lambda masker, words: instead(masking, part, mistaken)))
+    return plant(name, "masker")(
+        during(Masker, method, lambda masker, words: instead(masking, part, mistaken))
+    )
 
 
 # The pair's key does not depend on the question: the difference of two answers has no mask.
-OneMask = planted("mask reused between queries", "masked", "masked", lambda shipped, *words: shipped(*words[:4], "0" * 64, words[5]))
+OneMask = planted(
+    "mask reused between queries",
+    "masked",
+    "masked",
+    lambda shipped, *words: shipped(*words[:4], "0" * 64, words[5]),
+)
 # A server puts keys of its own beside the pinned identities, and takes every mask off.
-Unsigned = planted("unsigned key accepted", "check", "is_signed", lambda shipped, row, **about: True)
+Unsigned = planted(
+    "unsigned key accepted", "check", "is_signed", lambda shipped, row, **about: True
+)
 # What the query says is what the price counts on, whoever is in the table.
-AbsentNoise = planted("noise of absent silos counted", "check", "counted", lambda shipped, rows, colluding: 2**60)
-TrustingAll = planted("noise of colluding silos counted", "check", "counted", lambda shipped, rows, colluding: shipped(rows, 0))
+AbsentNoise = planted(
+    "noise of absent silos counted", "check", "counted", lambda shipped, rows, colluding: 2**60
+)
+TrustingAll = planted(
+    "noise of colluding silos counted",
+    "check",
+    "counted",
+    lambda shipped, rows, colluding: shipped(rows, 0),
+)
 
 
 @plant("counts without masks", "masker")
@@ -50,12 +66,19 @@ class AnyCohort(Masker):
 
 @plant("unpinned key accepted", "masker")
 class Anybody(Masker):
-    """Whoever is in the table counts as known: a server invents silos until one silo is alone among its own."""
+    """Whoever is in the table counts as known: a server invents silos until one silo is alone among
+    its own.
+    """
 
     def check(self, envelope: Envelope, own: int) -> None:
         rows = masking.read_table(envelope.cohort)
         known = self.policy
-        self.policy = replace(known, members=tuple(f"any-{i} {r.identity.hex()}" for i, r in enumerate(rows) if r.identity != self._own))
+        self.policy = replace(
+            known,
+            members=tuple(
+                f"any-{i} {r.identity.hex()}" for i, r in enumerate(rows) if r.identity != self._own
+            ),
+        )
         super().check(envelope, own)
         self.policy = known
 
@@ -71,7 +94,9 @@ class OwnRow(Masker):
 
 @plant("same counts under two cohorts", "masker")
 class OneDraw(Masker):
-    """A second attempt at a round masks the counts of the first for its smaller cohort: two totals differ by the silo that left, without noise."""
+    """A second attempt at a round masks the counts of the first for its smaller cohort: two totals
+    differ by the silo that left, without noise.
+    """
 
     def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
         kept = vars(self).setdefault("kept", {}).setdefault((envelope.run, envelope.round), counts)
@@ -87,7 +112,9 @@ class Wrapping(Masker):
 
 @plant("keys that outlive a restart", "masker")
 class OldKeys(Masker):
-    """A run's key follows from the identity: after a restart an old question is answered, charged or not, with other noise under the same masks."""
+    """A run's key follows from the identity: after a restart an old question is answered, charged
+    or not, with other noise under the same masks.
+    """
 
     def offer(self, asker: str, run: str):
         seed = hashlib.sha256(self._identity.private_bytes_raw() + run.encode()).digest()
@@ -104,7 +131,9 @@ class OldKeys(Masker):
 
 @plant("keys that outlive their answer", "masker")
 class KeptKeys(Masker):
-    """Whoever breaks into the process at the end of a run takes the masks off all that was sent in it."""
+    """Whoever breaks into the process at the end of a run takes the masks off all that was sent in
+    it.
+    """
 
     def forget(self, asker: str, run: str, table: bytes) -> None:
         pass

@@ -1,4 +1,6 @@
-"""Mistakes in a shuffle, the paper's print among them: in the randomizer, the door, the shuffler, the analyzer and the plan."""
+"""Mistakes in a shuffle, the paper's print among them: in the randomizer, the door, the shuffler,
+the analyzer and the plan.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,25 @@ OF_A_SHUFFLE = Mistakes()
 plant = OF_A_SHUFFLE.plant
 plant("anchors noised as printed", "ledger")(NoFilter)
 
-# --- the randomizer ---------------------------------------------------------------------------------------------------------------
+# --- the randomizer ------------------------------------------------------------------------------
 
 
 def over_half_the_range(exact: Exact, words: tuple) -> AbstractContextManager:
-    """g levels over [0, L] for coordinates shifted to [0, 2L] (the paper's print): a record moves by twice what is paid for."""
-    return instead(Exact, "_sum", lambda shipped, *given, **more: 2 * shipped(*given, **more) + len(given[2]) * int(given[3]))
+    """g levels over [0, L] for coordinates shifted to [0, 2L] (the paper's print): a record moves
+    by twice what is paid for.
+    """
+    return instead(
+        Exact,
+        "_sum",
+        lambda shipped, *given, **more: 2 * shipped(*given, **more) + len(given[2]) * int(given[3]),
+    )
 
 
 @contextmanager
 def clips_coordinates(exact: Exact, words: tuple) -> Iterator[None]:
-    """Each coordinate is kept within 0 .. g, and the record's norm is not: d coordinates move by g each."""
+    """Each coordinate is kept within 0 .. g, and the record's norm is not: d coordinates move by g
+    each.
+    """
 
     def each(shipped: Any, rows: Tensor, clip: float, gamma: float) -> Tensor:
         return (rows / gamma).clamp(-clip / gamma, clip / gamma).round().long()
@@ -58,7 +68,9 @@ def clips_coordinates(exact: Exact, words: tuple) -> Iterator[None]:
 
 
 def rounds_to_nearest(exact: Exact, words: tuple) -> AbstractContextManager:
-    """The nearest level, by one threshold for all: two totals may end further apart than their noise is for."""
+    """The nearest level, by one threshold for all: two totals may end further apart than their
+    noise is for.
+    """
     half = np.uint64(2 ** (level_bits(words[1].levels, words[2]) - 1))
     return instead(lattice.Keystream, "uint64", lambda shipped, stream, n: np.full(n, half))
 
@@ -67,8 +79,12 @@ def coins_for_a_silo(exact: Exact, words: tuple) -> AbstractContextManager:
     """b noise bits for a silo, where the price counts on b for each of its records."""
     bits = words[1].noise_bits
 
-    def few(shipped: Any, random_bytes: shuffle.RandomBytes, trials: int, p: float, size: int) -> np.ndarray:
-        return shipped(random_bytes, bits, p, size) + round((trials - bits) * p)  # so that the mean looks right
+    def few(
+        shipped: Any, random_bytes: shuffle.RandomBytes, trials: int, p: float, size: int
+    ) -> np.ndarray:
+        return shipped(random_bytes, bits, p, size) + round(
+            (trials - bits) * p
+        )  # so that the mean looks right
 
     return instead(shuffle, "binomial", few)
 
@@ -83,7 +99,7 @@ for name, planted in {
     plant(name, "exact")(during(Exact, "_counts", planted))
 
 
-# --- what leaves a silo -----------------------------------------------------------------------------------------------------------
+# --- what leaves a silo --------------------------------------------------------------------------
 
 
 @plant("box that demands nothing", "door")
@@ -96,7 +112,11 @@ class DemandsNothing(Door):
         assert mechanism.total
         (shuffling, pseudonym), bits = self._shuffling, mechanism.levels + mechanism.noise_bits
         own = int(mechanism.sampling.batch(self._n))
-        return encrypt_box(Contribution(envelope.shuffle_round, 1, own, bits, release.value[0, 0].numpy()), shuffling.shuffler, pseudonym)
+        return encrypt_box(
+            Contribution(envelope.shuffle_round, 1, own, bits, release.value[0, 0].numpy()),
+            shuffling.shuffler,
+            pseudonym,
+        )
 
 
 @plant("retry with a fresh box", "door")
@@ -104,7 +124,10 @@ class FreshBox(Door):
     """A retry is computed anew, except that it was paid for already."""
 
     def _answer(self, frame: bytes) -> bytes:
-        (reply, _), envelope = opened(super()._answer(frame), frame), decode_query(frame, limit=2**62)[0]
+        (reply, _), envelope = (
+            opened(super()._answer(frame), frame),
+            decode_query(frame, limit=2**62)[0],
+        )
         again: Any = SimpleNamespace(value=self._exact.answer(envelope.query, [0]))
         return encode_reply(replace(reply, box=self._sealed(envelope, again)), self._key)
 
@@ -117,7 +140,12 @@ class OpenCounts(Door):
         reply, query = opened(super()._answer(frame), frame)
         counts = self._exact.answer(query, [0])[0].double()
         event = Event(query.mechanism.sampling, 1.0, 1)
-        return encode_reply(Answer(reply.silo, reply.query_id, reply.digest, counts, event, reply.count, reply.head), self._key)
+        return encode_reply(
+            Answer(
+                reply.silo, reply.query_id, reply.digest, counts, event, reply.count, reply.head
+            ),
+            self._key,
+        )
 
 
 @plant("shares of rounds not added up", "ledger")
@@ -129,7 +157,7 @@ class EachAlone(MemoryLedger):
         super().charge(event, silos)
 
 
-# --- the shuffler -----------------------------------------------------------------------------------------------------------------
+# --- the shuffler --------------------------------------------------------------------------------
 
 
 @plant("pseudonym that counts twice", "pool")
@@ -143,11 +171,17 @@ class CountsTwice(Pool):
 
 def passes_few(pool: Pool, words: tuple) -> AbstractContextManager:
     """Passes a total on whatever its silos demand."""
-    return instead(pool_module, "_content", lambda shipped, known: (known, sum(c.records for c in known.values())))
+    return instead(
+        pool_module,
+        "_content",
+        lambda shipped, known: (known, sum(c.records for c in known.values())),
+    )
 
 
 def passes_separate(pool: Pool, words: tuple) -> AbstractContextManager:
-    """Passes the counts of the silos on one after the other, in an order of their own: a shuffle of silos and not of bits."""
+    """Passes the counts of the silos on one after the other, in an order of their own: a shuffle of
+    silos and not of bits.
+    """
     return mock.patch.object(pool_module, "add_counts", np.concatenate)
 
 
@@ -181,24 +215,38 @@ plant("total of too few", "channel")(through(lambda counts: counts.sum(1, keepdi
 plant("counts passed on unsummed", "channel")(through(lambda counts: counts))
 
 
-# --- the analyzer and the plan ----------------------------------------------------------------------------------------------------
+# --- the analyzer and the plan -------------------------------------------------------------------
 
 
 @plant("noise's mean subtracted once", "analysed")
 def subtracts_noise_once(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
     """Subtracts p b for one contribution and not for all of them."""
-    return ((total - mechanism.p * mechanism.noise_bits) * (2 / mechanism.levels) - records) * mechanism.clip / records
+    return (
+        ((total - mechanism.p * mechanism.noise_bits) * (2 / mechanism.levels) - records)
+        * mechanism.clip
+        / records
+    )
 
 
 @plant("sum centred once", "analysed")
 def centres_once(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
     """Subtracts L and not m L from the sum of m shifted records (the paper's print)."""
-    return ((total - mechanism.p * mechanism.noise_bits * records) * (2 / mechanism.levels) - 1) * mechanism.clip / records
+    return (
+        ((total - mechanism.p * mechanism.noise_bits * records) * (2 / mechanism.levels) - 1)
+        * mechanism.clip
+        / records
+    )
 
 
 @plant("anchors noised as printed", "calibrate_shuffled")
 def anchors_as_printed(*words, **more) -> Plan:
-    """The anchors' noise has max(1, sqrt(q/R)) = 1 where sqrt(R/q) is needed (the paper's SDP SPIDER): each spends what all may."""
+    """The anchors' noise has max(1, sqrt(q/R)) = 1 where sqrt(R/q) is needed (the paper's SDP
+    SPIDER): each spends what all may.
+    """
     plan = calibrate_shuffled(*words, **more)
     anchors, m = plan.count("anchor", 0), plan.mechanisms["anchor"]
-    return replace(plan, mechanisms=plan.mechanisms | {"anchor": replace(m, noise_bits=(m.noise_bits // anchors).clamp(min=1))})
+    return replace(
+        plan,
+        mechanisms=plan.mechanisms
+        | {"anchor": replace(m, noise_bits=(m.noise_bits // anchors).clamp(min=1))},
+    )

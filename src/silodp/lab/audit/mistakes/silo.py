@@ -37,13 +37,22 @@ from silodp.silo.service.door import Door
 OF_A_SILO = Mistakes()
 plant = OF_A_SILO.plant
 
-# --- clipping ---------------------------------------------------------------------------------------------------------------------
+# --- clipping ------------------------------------------------------------------------------------
 
 
 class ByHand(Simulated):
-    """Clips records one by one, in float32, as many a script does; `scaled` says how, of gradients or differences g."""
+    """Clips records one by one, in float32, as many a script does; `scaled` says how, of gradients
+    or differences g.
+    """
 
-    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int], limit: Any = None) -> Tensor:
+    def _mean(
+        self,
+        w: Tensor,
+        reference: Tensor | None,
+        mechanism: Mechanism,
+        silos: Sequence[int],
+        limit: Any = None,
+    ) -> Tensor:
         at, points = list(silos), [p for p in (w, reference) if p is not None]
         x, y, weight = self.records.x[at], self.records.y[at], self._weight(mechanism.sampling, at)
         runs = points[0].shape[0]
@@ -53,8 +62,14 @@ class ByHand(Simulated):
             return self.problem.record_loss(output[0], y)
 
         each = vmap(vmap(vmap(grad(loss), (None, 0, 0)), (0, 0, 0)), (0, None, None))
-        rows = [each(p[:, None].expand(-1, len(at), -1) if p.dim() == 2 else p, x, y) for p in points]
-        clip = torch.as_tensor(mechanism.clip, dtype=w.dtype).reshape(-1, 1, 1, 1).expand(runs, 1, 1, 1)
+        rows = [
+            each(p[:, None].expand(-1, len(at), -1) if p.dim() == 2 else p, x, y) for p in points
+        ]
+        clip = (
+            torch.as_tensor(mechanism.clip, dtype=w.dtype)
+            .reshape(-1, 1, 1, 1)
+            .expand(runs, 1, 1, 1)
+        )
         weight = weight.expand(runs, *weight.shape[-2:])
         g = rows[0] if len(rows) == 1 else rows[0] - rows[1]
         total = (self.scaled(g, rows, clip) * weight[..., None]).sum(2)
@@ -69,7 +84,10 @@ class PerLayer(ByHand):
     """Each tensor of a record's gradient is clipped alone (the paper's published code)."""
 
     def scaled(self, g: Tensor, rows: list[Tensor], clip: Tensor) -> Tensor:
-        parts = [part * (clip / part.norm(dim=-1, keepdim=True).clamp_min(1e-30)).clamp(max=1) for part in g.split(self.problem.sizes, -1)]
+        parts = [
+            part * (clip / part.norm(dim=-1, keepdim=True).clamp_min(1e-30)).clamp(max=1)
+            for part in g.split(self.problem.sizes, -1)
+        ]
         return torch.cat(parts, -1).nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -84,7 +102,9 @@ class PassesNaN(ByHand):
 
 @plant("difference norms by the cancelling formula", "answerer")
 class Cancelling(ByHand):
-    """||g1 - g2||^2 as ||g1||^2 + ||g2||^2 - 2 g1.g2 in float32, which cancels when the points are close."""
+    """||g1 - g2||^2 as ||g1||^2 + ||g2||^2 - 2 g1.g2 in float32, which cancels when the points are
+    close.
+    """
 
     def scaled(self, g: Tensor, rows: list[Tensor], clip: Tensor) -> Tensor:
         square = sum(r.square().sum(-1, keepdim=True) for r in rows) - (
@@ -96,7 +116,9 @@ class Cancelling(ByHand):
 
 @plant("data-dependent clip", "answerer")
 class MedianClip(Simulated):
-    """The clip is the median of the silo's own gradient norms, and the noise follows it (adaptive clipping that nobody paid for)."""
+    """The clip is the median of the silo's own gradient norms, and the noise follows it (adaptive
+    clipping that nobody paid for).
+    """
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
         class Norms(ByHand):
@@ -107,35 +129,75 @@ class MedianClip(Simulated):
         found: list[Tensor] = []
         statistic = query.statistic
         norms = Norms(self.problem, self.records, [0])
-        norms._mean(statistic.w, getattr(statistic, "reference", None), replace(query.mechanism, sampling=FullBatch()), silos)  # type: ignore[union-attr]
-        return super().answer(replace(query, mechanism=query.mechanism.clipped(found[0].nan_to_num(1.0))), silos)
+        norms._mean(
+            statistic.w,
+            getattr(statistic, "reference", None),
+            replace(query.mechanism, sampling=FullBatch()),
+            silos,
+        )  # type: ignore[union-attr]
+        return super().answer(
+            replace(query, mechanism=query.mechanism.clipped(found[0].nan_to_num(1.0))), silos
+        )
 
 
 @plant("clips rows, not persons", "answerer")
 class ClipsRows(Simulated):
-    """Clips each row and adds a person's rows up: what a person can move is as many clips as it has rows."""
+    """Clips each row and adds a person's rows up: what a person can move is as many clips as it has
+    rows.
+    """
 
-    def _mean(self, w: Tensor, reference: Tensor | None, mechanism: Mechanism, silos: Sequence[int], limit: Any = None) -> Tensor:
+    def _mean(
+        self,
+        w: Tensor,
+        reference: Tensor | None,
+        mechanism: Mechanism,
+        silos: Sequence[int],
+        limit: Any = None,
+    ) -> Tensor:
         if self.problem.person is None:
             return super()._mean(w, reference, mechanism, silos, limit)
         r = self.records
-        parts = r.x.flatten(1, 2), filled(r.y).flatten(1, 2), present(r.y).flatten(1, 2).to(r.x.dtype)
-        return clipped_sum(self.problem.by_row, w, *parts, mechanism.clip, reference=reference) / r.counts[0]
+        parts = (
+            r.x.flatten(1, 2),
+            filled(r.y).flatten(1, 2),
+            present(r.y).flatten(1, 2).to(r.x.dtype),
+        )
+        return (
+            clipped_sum(self.problem.by_row, w, *parts, mechanism.clip, reference=reference)
+            / r.counts[0]
+        )
 
 
 @plant("clips rows, not persons, at the gate", "exact")
 class ClipsRowsAtTheGate(Exact):
-    """The same in the integers of a deployed gate: each row's are verified, and a person's rows added up."""
+    """The same in the integers of a deployed gate: each row's are verified, and a person's rows
+    added up.
+    """
 
-    def _sum(self, rows: Any, chosen: np.ndarray, clip: float, gamma: float, dim: int, *given: Any, **more: Any) -> np.ndarray:
+    def _sum(
+        self,
+        rows: Any,
+        chosen: np.ndarray,
+        clip: float,
+        gamma: float,
+        dim: int,
+        *given: Any,
+        **more: Any,
+    ) -> np.ndarray:
         if self.problem.person is None or not isinstance(rows, Gradients):
             return super()._sum(rows, chosen, clip, gamma, dim, *given, **more)
         y = self._y[chosen].flatten()
         x, y = self._x[chosen].flatten(0, 1)[present(y)], y[present(y)]
-        return quantised(Gradients(self.problem.by_row, rows.points)(x.double(), y.double()), clip, gamma).sum(0).numpy()
+        return (
+            quantised(
+                Gradients(self.problem.by_row, rows.points)(x.double(), y.double()), clip, gamma
+            )
+            .sum(0)
+            .numpy()
+        )
 
 
-# --- noise ------------------------------------------------------------------------------------------------------------------------
+# --- noise ---------------------------------------------------------------------------------------
 
 
 @plant("noise for half the sensitivity", "answerer")
@@ -143,7 +205,9 @@ class HalfSensitivity(Simulated):
     """Noise for L / n where replacing a record moves the mean by 2 L / n."""
 
     def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
-        return super()._noisy(mean, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), silos)
+        return super()._noisy(
+            mean, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2), silos
+        )
 
 
 @plant("noise only on anchors", "answerer")
@@ -158,7 +222,9 @@ class AnchorsOnly(Simulated):
 
 @plant("the same noise in two rounds", "answerer")
 class SameNoise(Simulated):
-    """Every round draws from the beginning of the same stream (noise files that are loaded again)."""
+    """Every round draws from the beginning of the same stream (noise files that are loaded
+    again).
+    """
 
     def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         beginning = copy.deepcopy(self._generators)
@@ -179,20 +245,26 @@ class SharedNoise(Simulated):
 
 @plant("float noise without lattice", "exact")
 class FloatNoise(Exact):
-    """The right sum and the right standard deviation, in float64 and off the lattice (Mironov 2012)."""
+    """The right sum and the right standard deviation, in float64 and off the lattice (Mironov
+    2012).
+    """
 
     def _release(self, rows: Any, mechanism: Any, dim: int, *others: Any, **more: Any) -> Tensor:
         gamma, clip = lattice_step(float(mechanism.clip), dim), float(mechanism.clip)
         total = self._sum(rows, self._batch(mechanism.sampling), clip, gamma, dim)
         mean = torch.from_numpy(gamma * total / mechanism.sampling.batch(self._n))[None]
-        return mean + float(mechanism.noise_multiplier) * float(mechanism.sensitivity(self._n)) * torch.randn(1, dim, dtype=torch.float64)
+        return mean + float(mechanism.noise_multiplier) * float(
+            mechanism.sensitivity(self._n)
+        ) * torch.randn(1, dim, dtype=torch.float64)
 
 
 # The keystream's key is a hash of what the server sent (Fed-BioMed let the server seed the noise).
-plant("seed from the server", "door")(during(Door, "_answer", lambda door, words: keyed(hashlib.sha256(words[0]).digest())))
+plant("seed from the server", "door")(
+    during(Door, "_answer", lambda door, words: keyed(hashlib.sha256(words[0]).digest()))
+)
 
 
-# --- sampling, plan, ledger, gate ---------------------------------------------------------------------------------------------------
+# --- sampling, plan, ledger, gate ----------------------------------------------------------------
 
 
 @plant("sampling with replacement accounted as without", "answerer")
@@ -206,16 +278,25 @@ class WithReplacement(Simulated):
         drawn = torch.zeros(len(self._world), len(silos), self.records.x.shape[1])
         for i, n in enumerate(self.records.counts[s] for s in silos):
             rate = np.full(n, 1 / n)
-            drawn[:, i, :n] = torch.from_numpy(random.multinomial(int(sampling.batch(n)), rate, size=len(drawn)))
+            drawn[:, i, :n] = torch.from_numpy(
+                random.multinomial(int(sampling.batch(n)), rate, size=len(drawn))
+            )
         return drawn
 
 
 @plant("anchors and differences each given the whole exact budget", "calibrate")
-def whole_budget_each(run, mechanisms, budgets, counts, participation=None, *, shares=None, rule=None) -> Plan:
-    """Anchors are calibrated to the whole budget, and differences to the whole budget again (the paper's alternate SPIDER)."""
+def whole_budget_each(
+    run, mechanisms, budgets, counts, participation=None, *, shares=None, rule=None
+) -> Plan:
+    """Anchors are calibrated to the whole budget, and differences to the whole budget again (the
+    paper's alternate SPIDER).
+    """
     plan = calibrate(run, mechanisms, budgets, counts, participation, shares=shares, rule=rule)
     given = shares or dict.fromkeys(mechanisms, 1 / len(mechanisms))
-    full = {kind: replace(m, noise_multiplier=m.noise_multiplier * given[kind] ** 0.5) for kind, m in plan.mechanisms.items()}
+    full = {
+        kind: replace(m, noise_multiplier=m.noise_multiplier * given[kind] ** 0.5)
+        for kind, m in plan.mechanisms.items()
+    }
     return replace(plan, mechanisms=full)
 
 
@@ -235,7 +316,9 @@ class AnswersFirst(Gate):
     def answer(self, query: Query, silos: Sequence[int]) -> Release:
         value = self._answerer.answer(query, silos)
         computed: Any = SimpleNamespace(features=0, answer=lambda query, silos: value)
-        return Gate(computed, self.ledger, dim=self._dim, counts=self._counts, runs=self._runs).answer(query, silos)
+        return Gate(
+            computed, self.ledger, dim=self._dim, counts=self._counts, runs=self._runs
+        ).answer(query, silos)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +332,9 @@ class SendsLoss(Gate):
 
     def answer(self, query: Query, silos: Sequence[int]) -> Release:
         release = super().answer(query, silos)
-        return WithLoss(release.value, release.silos, release.event, raw_loss(self._answerer, query))
+        return WithLoss(
+            release.value, release.silos, release.event, raw_loss(self._answerer, query)
+        )
 
 
 @plant("raw loss in the reply", "door")

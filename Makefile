@@ -6,13 +6,19 @@ CORE = $(VENV)/.core
 READY = $(VENV)/.ready
 PIP = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: demo test lint types docs dist sbom bench clean
+.PHONY: demo test test-research mutants lint types docs dist sbom bench clean
 
 demo: $(CORE)
-	$(BIN)/silodp compare
+	$(BIN)/python -m research compare
 
 test: $(READY) lint types
 	$(BIN)/pytest -n 6 --dist loadgroup --no-loadscope-reorder
+
+test-research: $(READY)
+	$(BIN)/pytest -n 6 --dist loadgroup --no-loadscope-reorder research/tests
+
+mutants: $(READY)  # plant every known mistake: the probes of the audit must catch them all
+	PYTHONPATH=tests $(BIN)/python -m mistakes
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -46,11 +46,11 @@ from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import Answer, Envelope, decode_reply, encode_query, encode_reply
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
-from silodp.lab.simulation import simulate
 from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.plan import calibrate
 from silodp.silo.data.records import Records
 from silodp.silo.service.provision import provision
+from silodp.simulate.simulation import simulate
 from silodp.wire.hub import Direct, Hub
 from silodp.wire.socket import Socket
 

@@ -26,10 +26,10 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
-from silodp.lab.simulation import simulate
 from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.plan import calibrate
 from silodp.silo.data.records import Records
+from silodp.simulate.simulation import simulate
 
 BASE = {"N": 25, "n": 300, "width": 64, "J": 1}
 FACTORS = (3, 10)

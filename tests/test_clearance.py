@@ -88,19 +88,23 @@ PLANTED = [
     ("pages/report.py", "from silodp.server.plan import Plan", "pages import core alone"),
     (
         "silo/answer/simulated.py",
-        "from silodp.lab import evaluate",
-        "nothing deployed imports lab or cli",
+        "from silodp.simulate import evaluate",
+        "nothing deployed imports simulate, audit or cli",
     ),
     (
         "server/output.py",
         "from silodp.testing.evaluate import error_rate",
-        "nothing deployed imports lab or cli",
+        "nothing deployed imports simulate, audit or cli",
     ),
-    ("wire/inprocess.py", "from silodp import cli", "nothing deployed imports lab or cli"),
+    (
+        "wire/inprocess.py",
+        "from silodp import cli",
+        "nothing deployed imports simulate, audit or cli",
+    ),
     (
         "shuffler/__init__.py",
-        "from silodp.lab import evaluate",
-        "nothing deployed imports lab or cli",
+        "from silodp.simulate import evaluate",
+        "nothing deployed imports simulate, audit or cli",
     ),
     (
         "shuffler/pool.py",
@@ -112,7 +116,11 @@ PLANTED = [
         "from silodp.server import remote",
         "the shuffler imports core and host only",
     ),
-    ("host/listener.py", "from silodp.silo import policy", "nothing deployed imports lab or cli"),
+    (
+        "host/listener.py",
+        "from silodp.silo import policy",
+        "nothing deployed imports simulate, audit or cli",
+    ),
 ]
 
 

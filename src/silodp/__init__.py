@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
     from silodp.core.statistics import Grad, GradDiff, LocalSteps
     from silodp.host.frozen import frozen
-    from silodp.lab.estimator import Classifier, Regressor
-    from silodp.lab.frames import train
-    from silodp.lab.simulation import simulate
     from silodp.server.algorithms import ALGORITHMS
     from silodp.server.federation import Federation
     from silodp.server.plan import calibrate
     from silodp.silo.data.demo import hospitals
     from silodp.silo.data.records import Records
+    from silodp.simulate.estimator import Classifier, Regressor
+    from silodp.simulate.frames import train
+    from silodp.simulate.simulation import simulate
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ _HOME = {
     "ALGORITHMS": "server.algorithms",
     "BadInput": "core.errors",
     "Budget": "core.privacy.accounting",
-    "Classifier": "lab.estimator",
+    "Classifier": "simulate.estimator",
     "DisjointBatches": "core.sampling",
     "Federation": "server.federation",
     "FullBatch": "core.sampling",
@@ -46,14 +46,14 @@ _HOME = {
     "Query": "core.query",
     "Records": "silo.data.records",
     "Refused": "core.errors",
-    "Regressor": "lab.estimator",
+    "Regressor": "simulate.estimator",
     "Release": "core.query",
     "WithoutReplacement": "core.sampling",
     "calibrate": "server.plan",
     "frozen": "host.frozen",
     "hospitals": "silo.data.demo",
-    "simulate": "lab.simulation",
-    "train": "lab.frames",
+    "simulate": "simulate.simulation",
+    "train": "simulate.frames",
 }
 """Where each public name is defined; a test holds this to what type checkers are told above."""
 

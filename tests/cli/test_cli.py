@@ -5,16 +5,12 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
-from rich.text import Text
 
-from silodp.cli.studies import _comparison_tables
 from silodp.core.privacy.accounting import gdp_epsilon, rounded_up
 from silodp.server.algorithms import ALGORITHMS
 
@@ -169,11 +165,6 @@ def test_what_is_spent_is_never_shown_smaller_than_it_is(silodp, hospitals):
     )
     trained = silodp("train", *own, "--epsilon", 1.23454)[1]
     assert "1.235 │" in trained
-    row = {"curve": "mb-sgd-paper", "epsilon": 3.0, "test_error": 0.1, "standard_error": 0.01}
-    for spent, wanted in ((2.471, Text("2.48")), (3.001, Text("3.01", style="red"))):
-        paper = _comparison_tables([row | {"spent_epsilon": spent}], (3.0,))[1]
-        (shown,) = paper.columns[4].cells
-        assert (shown, shown.style) == (wanted, wanted.style)
 
 
 def test_plan_prints_tables_and_theory_for_people(silodp):
@@ -401,7 +392,6 @@ def test_an_empty_silo_is_named(silodp, hospitals):
 def test_epsilon_zero_is_refused(silodp):
     refused(silodp("plan", "--epsilon", 0), "epsilon")
     refused(silodp("train", "--data", "wbcd", "--epsilon", 0), "epsilon")
-    refused(silodp("compare", "--epsilon", 0), "epsilon")
 
 
 def test_a_negative_clip_is_refused(silodp):
@@ -453,7 +443,6 @@ def test_an_output_folder_that_cannot_be_written_is_refused(silodp, tmp_path):
     refused(
         silodp("train", "--data", "wbcd", "--algorithm", "mb-sgd", "--out", "file/run"), "file/run"
     )
-    refused(silodp("compare", "--out", "file/run"), "file/run")
 
 
 def unasked(*_, **__):
@@ -463,10 +452,10 @@ def unasked(*_, **__):
 def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_takes_long(
     silodp, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("silodp.lab.training.advised", unasked)
+    monkeypatch.setattr("silodp.simulate.training.advised", unasked)
     (tmp_path / "file").write_text("")
     refused(silodp("train", "--data", "wbcd", "--out", "file/run"), "file/run", "--out")
-    monkeypatch.setattr("silodp.lab.audit.report.audit", unasked)
+    monkeypatch.setattr("silodp.audit.report.audit", unasked)
     refused(silodp("audit", "--out", "file/run"), "file/run", "--out")
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "looking leaves nothing behind"
 
@@ -563,31 +552,6 @@ def test_conversions_that_need_gaussian_releases_are_left_out_for_sampled_batche
     assert (
         json.loads(silodp(*words, "--sampling", "poisson:0.1")[1])["converted"]["zcdp_rho"] is None
     )
-
-
-def test_an_interrupted_comparison_says_that_it_goes_on(tmp_path):
-    """A real process, a real SIGINT once a batch of runs is stored."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "silodp.cli", "compare", "--quick", "--out", str(tmp_path / "run")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # what a shell starts in the background ignores it
-    )
-    results = tmp_path / "run/results.csv"
-    deadline = time.monotonic() + 600
-    while (
-        not (results.exists() and ",done," in results.read_text()) and time.monotonic() < deadline
-    ):
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 130, err
-    assert "goes on from there" in err
-    assert "Traceback" not in err
-    assert ",done," in results.read_text()
 
 
 def test_a_default_delta_that_promises_little_is_said_once_and_beside_the_answer(silodp, tmp_path):

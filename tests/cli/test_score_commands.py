@@ -26,7 +26,6 @@ from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.privacy.totals import Schedule
 from silodp.core.protocol.card import Card
 from silodp.host.keys import read_key
-from silodp.lab import scoring
 from silodp.server.estimates.scoring import gaussian_for, score
 from silodp.server.estimates.scoring_total import shuffled_for
 from silodp.server.federation import Everyone, Federation
@@ -37,6 +36,7 @@ from silodp.silo.service.daemon import approved_problem, read_records
 from silodp.silo.service.door import Door
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision
+from silodp.simulate import scoring
 
 BRIEFLY = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.25)
 

@@ -45,7 +45,7 @@ def here(tmp_path, monkeypatch) -> Path:
 def test_the_page_has_a_file_of_each_kind_and_the_algorithm_is_short():
     assert set(FILES) == {"fedavgm.py", "slack.py", "own.py", "exceeds.py", "test_exceeds.py"}
     assert len(FILES["fedavgm.py"].strip().splitlines()) <= 30
-    assert list(COMMANDS) == ["plan", "train", "compare", "audit"]
+    assert list(COMMANDS) == ["plan", "train", "audit"]
     assert list(FEDERATION) == ["up", "run", "down"]
 
 
@@ -88,8 +88,9 @@ def test_plan_prices_it_and_train_runs_it_with_every_file(here, silodp):
     assert "has no setting" in err
 
 
-def test_it_is_compared_beside_the_others(here, silodp):
-    code, out, _ = silodp(*COMMANDS["compare"], "--json")
+def test_it_is_compared_beside_the_others(here, research):
+    (words,) = re.findall(r"^python -m research (compare .*)", PAGE, re.MULTILINE)
+    code, out, _ = research(*words.split(), "--json")
     assert code == 0
     assert OWN in {row["curve"] for row in json.loads(out)["rows"]}
 
@@ -125,8 +126,8 @@ from silodp.core import statistics
 from silodp.core.mechanisms import Gaussian
 from silodp.core.query import Query
 from silodp.core.statistics.exceeds import Exceeds
-from silodp.lab.audit import answers
-from silodp.lab.audit.pipeline import DIM, SOUND, Silo
+from silodp.audit import answers
+from silodp.audit.pipeline import DIM, SOUND, Silo
 
 assert statistics.STATISTICS["Exceeds"] is Exceeds
 statistic = Exceeds(torch.zeros(DIM, dtype=torch.float64))
@@ -181,7 +182,7 @@ def test_a_statistic_is_one_file_that_is_found_checked_answered_where_a_policy_n
     assert run("answered.py", str(here / "silos")).splitlines() == [
         "the gate refused (statistic)",
         (
-            "Exceeds has no example in the audit (lab/audit/answers.py); a gate must not "
+            "Exceeds has no example in the audit (audit/answers.py); a gate must not "
             "answer what nobody audits"
         ),
         "Exceeds, Gaussian, FullBatch",

@@ -96,8 +96,7 @@ def test_files_are_written_by_one_writer():
     known = {
         "host/atomic.py",
         "engine/native.py",
-        "lab/audit/report.py",
-        "lab/learn_features.py",
+        "audit/report.py",
         "wire/flower/site.py",
     }
     root = Path(silodp.__file__).parent

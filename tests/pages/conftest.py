@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from looking import PATIENCE, TOKEN, run_command, served, started, until
 
 from gates import Unhurried, wbcd, write_csv
+from research import compare
+from research.study import Grid, Study
 from silodp.cli.federation_files import problem_of
-from silodp.lab.studies import compare
-from silodp.lab.studies.study import Grid, Study
 from silodp.server.order import Order
 from silodp.server.remote import Card, Timeouts
 from silodp.server.run import Conduct

@@ -17,13 +17,13 @@ from silodp.core.problem.task import Task
 from silodp.host.extension import load
 from silodp.host.model import open_model
 from silodp.host.schema import schema_text
-from silodp.lab.source import Source
-from silodp.lab.training import train
 from silodp.pages import runs
 from silodp.pages.report import report
 from silodp.pages.shapes import shapes, spread
 from silodp.server.folder import write_model
 from silodp.server.order import Order
+from silodp.simulate.source import Source
+from silodp.simulate.training import train
 
 COLUMNS = {
     "age": {"type": "number", "range": [20, 100]},

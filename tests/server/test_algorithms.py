@@ -21,7 +21,6 @@ from silodp.core.problem.prox import L1, Box, SquaredL2, Zero
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff
-from silodp.lab.simulation import simulate
 from silodp.server.algorithms import ALGORITHMS, WORDS, Algorithm
 from silodp.server.algorithms.diff2 import diff2
 from silodp.server.algorithms.difference import ask_difference
@@ -32,6 +31,7 @@ from silodp.server.algorithms.spider import prox_spider
 from silodp.server.federation import Everyone, Federation, Uniform
 from silodp.server.plan import calibrate
 from silodp.silo.data.records import Records
+from silodp.simulate.simulation import simulate
 from silodp.testing import algorithm as conformance
 from silodp.testing.algorithm import (
     check_algorithm,

@@ -19,7 +19,6 @@ from silodp.core.statistics import ClippedDiff
 from silodp.engine.clipping import ENGINES, clipped_sum
 from silodp.engine.ghost import Ghost
 from silodp.engine.records import Records as EachRecord
-from silodp.lab.simulation import simulate
 from silodp.server.algorithms import find
 from silodp.server.algorithms.difference import FORMS, ask_difference
 from silodp.server.plan import calibrate
@@ -27,6 +26,7 @@ from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import check
+from silodp.simulate.simulation import simulate
 
 LIMIT = 0.7
 PROBLEM = Problem(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), cross_entropy)

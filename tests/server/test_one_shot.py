@@ -22,7 +22,6 @@ from silodp.core.problem.prox import L1
 from silodp.core.query import Query
 from silodp.core.statistics import Gram
 from silodp.core.weights import Weights
-from silodp.lab.simulation import connect
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Everyone
 from silodp.server.order import Order
@@ -30,6 +29,7 @@ from silodp.server.plan import calibrate, with_multipliers
 from silodp.server.prepare import prepare
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
+from silodp.simulate.simulation import connect
 
 ONE_SHOT, FEATURES = ALGORITHMS["one-shot"], 4
 

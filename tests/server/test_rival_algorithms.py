@@ -15,10 +15,10 @@ from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import L1, Zero
 from silodp.core.sampling import DisjointBatches, FullBatch
-from silodp.lab.simulation import simulate
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.plan import calibrate, with_multipliers
 from silodp.silo.data.records import Records
+from silodp.simulate.simulation import simulate
 from silodp.testing.evaluate import training_loss
 
 DIM, COUNTS = 4, (30, 50)

@@ -19,7 +19,6 @@ from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches
 from silodp.core.statistics import Grad, LocalSteps
 from silodp.core.weights import Weights
-from silodp.lab.simulation import simulate
 from silodp.server.algorithms import find
 from silodp.server.federation import Balanced, Everyone, Fixed, StopRun, Uniform
 from silodp.server.plan import calibrate
@@ -28,6 +27,7 @@ from silodp.server.shuffled import Kind, ShuffledFederation, calibrate_shuffled,
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
+from silodp.simulate.simulation import simulate
 from silodp.testing.federation import simulated_federation
 from silodp.wire.inprocess import Total
 

@@ -49,9 +49,6 @@ class Silodp(LazyGroup):
             CHOOSE, "tune", "tune", "Find settings: free on public data, priced on the silos' own."
         ),
         Listed(
-            CHOOSE, "studies", "compare", "Compare algorithms by epsilon on a data set of patients."
-        ),
-        Listed(
             CHOOSE,
             "score",
             "profile",
@@ -84,22 +81,12 @@ class Silodp(LazyGroup):
         ),
         Listed(DEPLOY, "doctor", "doctor", "Check whether this machine can run silodp."),
         Listed(
-            RESEARCH, "studies", "reproduce", "Draw the paper's figures, with exact accounting."
-        ),
-        Listed(RESEARCH, "studies", "rates", "Measure the theorems' rates as slopes."),
-        Listed(
-            RESEARCH, "studies", "coverage", "Measure how often intervals with privacy noise cover."
-        ),
-        Listed(
             RESEARCH, "audit", "audit", "Attack the code that users run, next to what is claimed."
         ),
         Listed(
             RESEARCH, "audit", "certify", "Attack somebody else's DP code, next to what it claims."
         ),
-        Listed(RESEARCH, "studies", "gallery", "Make the pages of results from finished studies."),
-        Listed(
-            RESEARCH, "studies", "data", "List the built-in data sets, and how to get the others."
-        ),
+        Listed(RESEARCH, "data", "data", "List the built-in data sets, and how to get the others."),
     )
 
 

@@ -1,6 +1,4 @@
-"""`silodp audit` and `silodp certify`: exit code 1 if a claim is refuted, a mutant survives, or the
-pipeline as shipped fails a probe.
-"""
+"""`silodp audit` and `silodp certify`: exit code 1 if a claim is refuted."""
 
 from __future__ import annotations
 
@@ -29,10 +27,6 @@ def audit(
     runs: Annotated[
         int, typer.Option(help="Runs on each of the two neighbouring data sets.")
     ] = 20_000,
-    mutants: Annotated[
-        bool,
-        typer.Option("--mutants", help="Plant every known mistake and see whether it is caught."),
-    ] = False,
     one_run: Annotated[
         bool,
         typer.Option("--one-run", help="Many canaries among a silo's own records, and one run."),
@@ -67,13 +61,11 @@ def audit(
     and charges against the price. An alarm (exit code 1) means that the claim is refuted at
     confidence 1 - 1e-6 (1 - 1e-8 for the deployed answers, 1 - 1e-3 for --one-run).
 
-    Examples: `silodp audit` · `silodp audit --mutants` · `silodp audit --algorithm
-    mine.py:heavy_ball` · `silodp audit --one-run --data wbcd --epsilon 6`
+    Examples: `silodp audit` · `silodp audit --algorithm mine.py:heavy_ball`
+    · `silodp audit --one-run --data wbcd --epsilon 6`
     """
     from silodp.server.algorithms import assignments
 
-    if mutants and one_run:
-        raise BadInput("--mutants and --one-run are two audits; give one of them")
     for name, value, least in (
         ("runs", runs, 100),
         ("canaries", canaries, 1),
@@ -86,9 +78,7 @@ def audit(
         if not 0 < value < 100:
             raise BadInput(f"epsilon is {value:g}; it must be greater than 0 and below 100")
     given = assignments(settings or ())
-    if mutants:
-        _mutants(seed, as_json=as_json)
-    elif one_run:
+    if one_run:
         _one_run(
             algorithm or ["mb-sgd"],
             given,
@@ -104,7 +94,7 @@ def audit(
             canaries=canaries,
         )
     else:
-        from silodp.lab.runfolder import unused
+        from silodp.simulate.runfolder import unused
 
         folder = unused(out_dir, Path("runs") / "audit", "audit.json")
         check_writable(folder)
@@ -122,8 +112,8 @@ def _attacks(
     *,
     as_json: bool,
 ) -> None:
-    from silodp.lab.audit import report, report_answers
-    from silodp.lab.audit.claims import FACTOR
+    from silodp.audit import report, report_answers
+    from silodp.audit.claims import FACTOR
 
     with progress("attacks", quiet=as_json) as tick:
         rows = report.audit(
@@ -161,41 +151,6 @@ def _attacks(
     _leave(any(row["alarm"] for row in [*rows, *answers]) or bool(failed))
 
 
-def _mutants(seed: int, *, as_json: bool) -> None:
-    try:
-        from silodp.lab.audit.mutants import examine_all
-    except ModuleNotFoundError:  # no wheel has them
-        raise BadInput(
-            "the planted mistakes are in a checkout of the sources alone; run --mutants there"
-        ) from None
-
-    with progress("probes of the shipped pipeline, and mutants", quiet=as_json) as tick:
-        rows, shipped = examine_all(seed, tick=tick)
-    caught = sum(row["caught"] for row in rows)
-    if as_json:
-        dump({"rows": rows, "shipped": {"passes": not shipped, "caught_by": shipped}})
-    else:
-        cells = (
-            (row["mutant"], "yes" if row["caught"] else "NO", row["caught_by"], row["says"])
-            for row in rows
-        )
-        show(
-            table(
-                "mutant|caught|by|what the first probe says",
-                cells,
-                title=f"{caught} of {len(rows)} planted mistakes were caught",
-            )
-        )
-        say(
-            "The pipeline as shipped passes every probe."
-            if not shipped
-            else "The pipeline as shipped FAILS:"
-        )
-        for probe, reason in shipped.items():
-            say(f"  {probe}: {reason}")
-    _leave(caught < len(rows) or bool(shipped))
-
-
 def _one_run(
     algorithms: list[str],
     given: dict[str, str],
@@ -210,7 +165,7 @@ def _one_run(
     as_json: bool,
     **order: Any,
 ) -> None:
-    from silodp.lab.audit import onerun
+    from silodp.audit import onerun
     from silodp.server.algorithms import find
 
     x, y, classes = onerun.own_records(data, silo, label, data_dir)
@@ -285,8 +240,8 @@ def certify(
 
     Example: `silodp certify mine.py:train --epsilon 3`
     """
-    from silodp.lab.certify import LEAST_RUNS, UNITS
-    from silodp.lab.certify import certify as measured
+    from silodp.audit.certify import LEAST_RUNS, UNITS
+    from silodp.audit.certify import certify as measured
 
     if not 0 < epsilon < 100 or not 0 < delta < 1 or not 0 < level < 1:
         raise BadInput("epsilon must be between 0 and 100, delta and level between 0 and 1")

@@ -90,7 +90,7 @@ def plan(
                 "belong to one"
             )
         return _advise(order, _facts(every, features, classes, schema), write, as_json=as_json)
-    from silodp.lab.planning import planned
+    from silodp.simulate.planning import planned
 
     advice = None
     if order.algorithm == AUTO:
@@ -230,8 +230,8 @@ def _facts(
     """What `plan` knows of the silos, without their files: columns by the schema, else a mixture of
     kinds.
     """
-    from silodp.lab.planning import named
     from silodp.server.advice import Facts, kinds_of
+    from silodp.simulate.planning import named
 
     if schema:
         task = load_schema(schema)

@@ -20,7 +20,6 @@ from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.core.weights import Weights
 from silodp.host.extension import load
-from silodp.lab.simulation import connect
 from silodp.server.advice import Facts, choose, kinds_of
 from silodp.server.advice.candidates import Batch, Effort
 from silodp.server.advice.chooser import Search
@@ -34,6 +33,7 @@ from silodp.server.order import AUTO, USUAL, Order, targets
 from silodp.server.prepare import prepare
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
+from silodp.simulate.simulation import connect
 
 CLINICS = (303, 261, 46, 130)
 KINDS = ("number",) * 5 + ("boolean",) * 3 + ("category",) * 5

@@ -10,9 +10,9 @@ import pytest
 import torch
 from sklearn.linear_model import LinearRegression
 
+from research.coverage import Design, measure
 from silodp.core.errors import BadInput
 from silodp.core.statistics import Gram
-from silodp.lab.studies.coverage import Design, measure
 from silodp.server.estimates.intervals import coefficients, coverage, of_bought
 from silodp.server.estimates.moments import Bought
 
@@ -65,7 +65,7 @@ def test_they_cover_the_truth_as_often_as_they_say(design):
 
 def test_intervals_that_leave_the_privacy_noise_out_do_not_cover(monkeypatch):
     monkeypatch.setattr(
-        "silodp.lab.studies.coverage.covers",
+        "research.coverage.covers",
         lambda full, theta, noise, n, random, most: _without(full, theta, noise, n, random),
     )
     (row,) = measure(400, (Design(2, (500,), 1.0),))

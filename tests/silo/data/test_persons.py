@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from silodp.audit.answers import EXAMPLES
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.build import Words, build
@@ -23,7 +24,6 @@ from silodp.core.problem.schema import Schema
 from silodp.core.query import Query
 from silodp.core.statistics import STATISTICS
 from silodp.engine.clipping import ENGINES, clipped_sum
-from silodp.lab.audit.answers import EXAMPLES
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.integers import lattice_step, levelled
 from silodp.silo.answer.simulated import Simulated

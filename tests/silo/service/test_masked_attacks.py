@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import chisquare
 from torch import nn
 
+from mistakes import masked as mistakes
 from silodp.core.mechanisms import Masked
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.problem.losses import cross_entropy
@@ -33,7 +34,6 @@ from silodp.core.protocol.codec import Envelope, Sealed, decode_reply, encode_qu
 from silodp.core.protocol.offers import KeyRequest, decode_offer, encode_key_request
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
-from silodp.lab.audit.mistakes import masked as mistakes
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.service.door import Door, definition_hash

@@ -2,7 +2,7 @@
 They need no download.
 
 Their constants were learnt from public pictures that scikit-learn and matplotlib embed
-(`silodp.lab.learn_features` says how), never from a silo's: centring, scaling and principal axes of
+(`research.learn_features` says how), never from a silo's: centring, scaling and principal axes of
 a map that ships cost no budget. A definition names them by the hash of code and constants. Whoever
 loads a user's FILE.py loads the constants too: nothing is read here.
 """

@@ -1,0 +1,344 @@
+"""Every statistic, mechanism and sampling that a gate answers, each as a question to one deployed
+silo whose exact answer is known.
+
+The list is made from the types of `core.query` and the gate's own checks: what a gate does not
+refuse is a row of the audit. A statistic, a mechanism or a sampling without an example stops the
+audit with a sentence, so none can be added and forgotten.
+
+The silo: 24 records of 2048 features, a quarter of them held out, and a logistic model. Record k
+pulls at two coordinates of its own, in the middle; all others see noise alone, whatever batch was
+drawn. Three records of four are steep (longer than the clip, wherever w goes).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from silodp.audit.masked import Companion, unmasked, with_cohort
+from silodp.audit.pipeline import Free, Pipeline, Silo, public, sealing, signing
+from silodp.core import mechanisms, statistics
+from silodp.core import sampling as samplings
+from silodp.core.errors import Refused
+from silodp.core.mechanisms import Gaussian, Masked, Shuffled
+from silodp.core.privacy.accounting import Budget, Renyi
+from silodp.core.privacy.totals import Totals
+from silodp.core.problem.losses import logistic
+from silodp.core.problem.problem import Problem
+from silodp.core.protocol.box import open_box
+from silodp.core.protocol.codec import Answer, decode_reply, encode_query
+from silodp.core.query import Query
+from silodp.core.statistics import Statistic
+from silodp.silo.answer.exact import Exact
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.heldout import held_out, split_records
+from silodp.silo.data.records import Records
+from silodp.silo.gate import check
+from silodp.silo.service.door import definition_hash
+from silodp.silo.service.masking import Masking
+from silodp.silo.service.policy import Shuffling
+
+N, FEATURES, HELD_OUT, FIRST = 24, 2048, 0.25, 1000
+STEP, STEPS = 1e-3, 3
+CROWD = 2**20
+"""Records whose noise a shuffled question counts on: the price is of all, the noise in a box of 24.
+"""
+
+
+def _point(features: int, seed: int) -> Tensor:
+    return 0.01 * torch.randn(
+        1, features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+EXAMPLES: dict[type, Callable[[int], Any]] = {
+    statistics.Grad: lambda d: statistics.Grad(_point(d, 1)),
+    statistics.GradDiff: lambda d: statistics.GradDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0),
+    statistics.ClippedDiff: lambda d: statistics.ClippedDiff(
+        _point(d, 1) + 2.0, _point(d, 2) - 2.0, 8.0
+    ),
+    statistics.LocalSteps: lambda d: statistics.LocalSteps(_point(d, 1), STEPS, STEP),
+    statistics.SteeredSteps: lambda d: statistics.SteeredSteps(
+        _point(d, 1), STEPS, STEP, _point(d, 3)
+    ),
+    statistics.Histogram: lambda d: statistics.Histogram(torch.tensor([0.5]), d),
+    # of zeros each u is -1: as long as a record can be
+    statistics.Moments: lambda d: statistics.Moments(torch.zeros(d), torch.full((d,), 5.0)),
+    statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
+    statistics.GroupScore: lambda d: statistics.GroupScore(
+        _point(d, 1), FIRST if d > FIRST else 0, min(statistics.MAX_GROUPS, d), 0
+    ),
+    statistics.ScoreTotal: lambda d: statistics.ScoreTotal(
+        _point(d, 1), min(statistics.MAX_BINS, d), 8.0
+    ),
+    statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
+    statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),
+    statistics.MissingRates: lambda d: statistics.MissingRates(d),
+}
+"""A statistic of each type, over so many features."""
+SAMPLINGS: dict[type, samplings.Sampling] = {
+    samplings.FullBatch: samplings.FullBatch(),
+    samplings.DisjointBatches: samplings.DisjointBatches(3, 1),
+    samplings.Poisson: samplings.Poisson(0.45),
+    samplings.WithoutReplacement: samplings.WithoutReplacement(0.5),
+}
+
+
+def _coins(clip: float, sampling: samplings.Sampling, loud: bool) -> dict[str, Any]:
+    return vars(Shuffled("audit", clip, 4 if loud else 2**14, 100, CROWD, 0.25, sampling))
+
+
+MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {
+    Gaussian: lambda clip, sampling, loud: Gaussian("audit", clip, 2.0 if loud else 1e-3, sampling),
+    Shuffled: lambda *words: Shuffled(**_coins(*words)),
+    Masked: lambda *words: Masked(**_coins(*words), modulus=64),
+}
+"""A mechanism of each type at this clip: `loud` with noise to be measured, or else with so little
+that what it hides can be read.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination that a gate answers."""
+
+    statistic: type[Statistic]
+    mechanism: type
+    sampling: type
+
+    def __str__(self) -> str:
+        return f"{self.statistic.__name__}, {self.mechanism.__name__}, {self.sampling.__name__}"
+
+    def query(
+        self,
+        *,
+        loud: bool = True,
+        features: int = FEATURES,
+        sampling: samplings.Sampling | None = None,
+    ) -> Query:
+        statistic = _example(EXAMPLES, self.statistic)(features)
+        clip = getattr(statistic, "norm", 1.0)
+        made = _example(MECHANISMS, self.mechanism)(
+            clip, sampling or _example(SAMPLINGS, self.sampling), loud
+        )
+        return Query(statistic, made)
+
+    def of(self, query: Query) -> bool:
+        return self == Row(
+            type(query.statistic), type(query.mechanism), type(query.mechanism.sampling)
+        )
+
+    @property
+    def steps(self) -> int:
+        return STEPS if "steps" in self.statistic.wire else 1
+
+
+def _example(of: dict[type, Any], kind: type) -> Any:
+    if kind not in of:
+        raise AssertionError(
+            f"{kind.__name__} has no example in the audit (audit/answers.py); a gate "
+            "must not answer what nobody audits"
+        )
+    return of[kind]
+
+
+NEVER = ("statistic", "sampling", "batch")
+"""Codes of a combination that a gate never answers; any other is about the example itself."""
+
+
+@functools.cache
+def answerable() -> tuple[Row, ...]:
+    """Every combination of the question port's types that the gate and the deployed answerer let
+    through.
+    """
+    problem, records = world()
+    exact = Exact(
+        problem, records, partition=lambda name, batches: np.arange(N), held_out_share=HELD_OUT
+    )
+    rows, ports = (
+        [],
+        [
+            kinds.values()
+            for kinds in (statistics.STATISTICS, mechanisms.MECHANISMS, samplings.SAMPLINGS)
+        ],
+    )
+    for kinds in itertools.product(*ports):
+        row = Row(*kinds)  # type: ignore[arg-type]
+        query = row.query()
+        try:
+            check(query, problem.dim, [N])
+            exact.check(query)
+        except Refused as refused:
+            if refused.code not in NEVER:
+                raise AssertionError(
+                    f"the gate refuses the audit's example of {row} ({refused.code}), so "
+                    "nobody audits it"
+                ) from None
+            continue
+        rows.append(row)
+    for kind in itertools.chain(*ports):
+        if not any(kind in (row.statistic, row.mechanism, row.sampling) for row in rows):
+            raise AssertionError(
+                f"the gate refuses everything with {kind.__name__}, so nobody audits it"
+            )
+    return tuple(rows)
+
+
+# --- the silo ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def world() -> tuple[Problem, Records]:
+    x = torch.zeros(1, N, FEATURES, dtype=torch.float64)
+    for k in range(N):
+        x[0, k, FIRST + 2 * k : FIRST + 2 * k + 2] = torch.tensor(
+            [3.0, 4.0], dtype=torch.float64
+        ) * (0.05 if k % 4 == 3 else 100.0)
+    missing = torch.rand(1, N, FEATURES, generator=torch.Generator().manual_seed(4)) < 0.2
+    missing &= x == 0  # what is missing was filled in with zero, and pulls at nothing
+    y = torch.arange(N)[None] % 3 % 2
+    return Problem(nn.Linear(FEATURES, 1, bias=False), logistic), Records(
+        x, y, (N,), ("silo",), missing
+    )
+
+
+def own_part(query: Query) -> np.ndarray:
+    """(n,) bool: the records that this question is about."""
+    held = held_out(N, HELD_OUT)
+    return held if query.statistic.on_held_out else ~held
+
+
+def divisor(query: Query) -> float:
+    """What the answer divides by: the expected number of records of its part in a batch."""
+    return query.mechanism.sampling.batch(N) * int(own_part(query).sum()) / N
+
+
+@functools.cache
+def exact_sum(statistic: type[Statistic]) -> Tensor:
+    """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the
+    simulation's code and not the gate's.
+    """
+    problem, records = world()
+    query = Row(
+        statistic, Gaussian, samplings.FullBatch
+    ).query()  # nobody asks a gate: whatever it may be asked with
+    if "steps" in statistic.wire:
+        query = replace(query, statistic=statistics.Grad(query.statistic.w))  # type: ignore[union-attr]
+    training, held = split_records(records, HELD_OUT)
+    part = held if statistic.on_held_out else training
+    part = Records(part.x.double(), part.y, part.counts, part.names, part.missing)
+    mechanism = replace(query.mechanism, noise_multiplier=0.0)
+    return (
+        Simulated(problem, part, [0])
+        .answer(replace(query, mechanism=mechanism), [0])[0, 0]
+        .double()
+        * part.counts[0]
+    )
+
+
+def known(row: Row) -> Tensor:
+    """(d,) bool: the coordinates whose exact answer is known: all on full batches, else those at
+    which nobody pulls.
+
+    Of local steps the same: where records pull, a step's noise moves the next step's gradient.
+    """
+    total = exact_sum(row.statistic)
+    if issubclass(row.sampling, samplings.FullBatch) and row.steps == 1:
+        return torch.ones_like(total, dtype=torch.bool)
+    return total == 0
+
+
+def pull_of(query: Query) -> Tensor:
+    """(d,) or (): what each local step adds to its noisy gradient."""
+    pull = torch.as_tensor(getattr(query.statistic, "pull", 0.0), dtype=torch.float64)
+    return pull[0] if pull.ndim else pull
+
+
+def own_coordinates(k: int) -> slice:
+    return slice(FIRST + 2 * k, FIRST + 2 * k + 2)
+
+
+SEAL = sealing("the audit's shuffler of answers")
+
+
+class Answering(Silo):
+    """A deployed silo that answers every row: policy, durable ledger and door, with a budget that
+    does not end.
+    """
+
+    statistics = tuple(statistics.STATISTICS)
+    samplings = tuple(samplings.SAMPLINGS)
+    held_out = HELD_OUT
+    budget = Budget(1e12, 1e-5)
+
+    def __init__(self, folder: Path, pipeline: Pipeline, mechanism: type) -> None:
+        self.rule = Totals.for_budget(self.budget) if mechanism.total else Renyi(2.0)
+        self.shuffling = (
+            Shuffling(public(SEAL), "pseudonym.key", CROWD, 0),
+            signing("the audit's pseudonym"),
+        )
+        self._asked, self._other = 0, Companion("other-silo", definition_hash(world()[0]))
+        self.masking = Masking((self._other.member,), colluding=0, least=2)
+        self.set_up(folder, pipeline, *world())
+
+    def put(self, query: Query) -> Tensor:
+        """(d,) float64: the answer to a new question, out of its box or from under its masks where
+        it is for a total. AssertionError if there is a refusal.
+        """
+        self._asked += 1
+        name = f"q{self._asked}"
+        envelope = self.envelope(name, query, name)
+        if query.mechanism.masked:
+            assert self.masks is not None
+            own = self.masks.offer(public(self._key), envelope.run)
+            envelope = with_cohort(
+                envelope, own, int(query.mechanism.sampling.batch(N)), [(self._other, CROWD)]
+            )
+        reply = decode_reply(self.handle(encode_query(envelope, self._key)), limit=2**24)
+        if not query.mechanism.total:
+            assert isinstance(reply, Answer), f"the gate refused ({reply})"
+            return reply.value[0].double()
+        assert hasattr(reply, "box"), f"the gate refused ({reply})"
+        if query.mechanism.masked:
+            return torch.from_numpy(unmasked(reply.box, envelope, [self._other]).astype(np.float64))  # type: ignore[union-attr]
+        contribution, _ = open_box(reply.box, envelope.shuffle_round, SEAL)  # type: ignore[union-attr]
+        return torch.from_numpy(contribution.counts.astype(np.float64))
+
+    def direct(self, query: Query) -> Tensor:
+        """The same by the same gate and answerer, without frame and ledger: a hundred answers take
+        as long as one at the door.
+        """
+        with self.pipeline.planted():
+            gate = self.pipeline.gate(self.door._exact, Free(), dim=FEATURES, counts=[N])
+            return gate.answer(query, [0]).value[0, 0].double()
+
+    def charged(self) -> dict[str, Any]:
+        """Event and amount of the last charge on disk."""
+        last = [entry for entry in self.ledger.entries() if entry.act == "charge"][-1]
+        return {"event": json.loads(last.event), "amount": last.amount}
+
+
+def std_of(query: Query) -> float:
+    """Standard deviation of a coordinate of an answer, as it is priced: sensitivity 2 clip /
+    divisor; local steps add theirs up.
+    """
+    m = query.mechanism
+    std = query.event().multiplier * 2 * float(m.clip) / divisor(query)
+    return std * query.statistic.gain
+
+
+def centre_of(row: Row, query: Query) -> Tensor:
+    """(d,): the exact answer on the coordinates that are `known`, of a Gaussian mechanism."""
+    mean = exact_sum(row.statistic) / divisor(query)
+    if row.steps == 1:
+        return mean
+    return -STEP * STEPS * (mean + pull_of(query))

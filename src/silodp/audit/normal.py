@@ -1,0 +1,145 @@
+"""Whether numbers that should be independent standard normals are: the size of the noise, its
+shape, and what it has in common with itself.
+
+Every test has a share of one false-alarm rate; `look` raises Caught with one sentence. Rows are
+releases, columns are coordinates. With 16,000 numbers and a rate of 1e-9 a standard deviation that
+is off by 6 per cent is seen with probability 0.9999.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import stats
+
+from silodp.audit.pipeline import Caught
+
+BLOCKS = 32
+
+
+def look(z: np.ndarray, what: str, rate: float) -> None:
+    """z (releases, coordinates): all tests, which together alarm falsely with probability at most
+    `rate`.
+    """
+    each = rate / 7
+    sizes(z, what, each)
+    _coordinates(z, what, each)
+    _centre(z, what, each)
+    _within(z, what, each)
+    _between(z, what, each)
+    _shape(z, what, each)
+
+
+def interval(z: np.ndarray, level: float) -> tuple[float, float, float]:
+    """(estimate, low, high) of the standard deviation; the truth is outside with probability
+    `level`.
+    """
+    total = float(np.square(z).sum())
+    low, high = stats.chi2.isf([level / 2, 1 - level / 2], z.size)
+    return math.sqrt(total / z.size), math.sqrt(total / low), math.sqrt(total / high)
+
+
+def sizes(z: np.ndarray, what: str, rate: float) -> None:
+    """The sum of squares of all, of each release and of each block of neighbouring coordinates is
+    chi-square.
+    """
+    parts = [("", z), *((f" of release {r}", row) for r, row in enumerate(z))]
+    parts += [
+        (f" of block {b} of {BLOCKS}", part)
+        for b, part in enumerate(np.array_split(z, BLOCKS, axis=1))
+    ]
+    for name, part in parts:
+        ratio, low, high = interval(part, rate / len(parts))
+        if not low < 1 < high:
+            raise Caught(
+                f"{what}: the noise{name} has {ratio:.2f} times the standard deviation "
+                "that is paid for"
+            )
+
+
+def _coordinates(z: np.ndarray, what: str, rate: float) -> None:
+    """Each coordinate by itself, over the releases: none is without noise."""
+    low, high = stats.chi2.isf([1 - rate / 2 / z.shape[1], rate / 2 / z.shape[1]], len(z))
+    total = np.square(z).sum(0)
+    if bad := int(((total < low) | (total > high)).sum()):
+        raise Caught(
+            f"{what}: {bad} of {z.shape[1]} coordinates have another noise than the rest, or none"
+        )
+
+
+def _centre(z: np.ndarray, what: str, rate: float) -> None:
+    """No common offset, of all or of one release: so much for noise of one sign, and for one draw
+    shared by all coordinates.
+    """
+    means = np.append(z.mean(1) * math.sqrt(z.shape[1]), z.mean() * math.sqrt(z.size))
+    if np.abs(means).max() > stats.norm.isf(rate / 2 / len(means)):
+        raise Caught(
+            f"{what}: answers are off their exact value by {np.abs(means).max():.1f} "
+            "standard errors"
+        )
+
+
+def _within(z: np.ndarray, what: str, rate: float) -> None:
+    """No coordinate's noise is another's, however far apart: the autocorrelation at every
+    distance.
+    """
+    n = z.shape[1]
+    spectrum = np.fft.rfft(z, 2 * n, axis=1)
+    lags = np.arange(1, n - 32)
+    found = np.fft.irfft(np.square(np.abs(spectrum)).sum(0))[lags] / np.sqrt(len(z) * (n - lags))
+    if np.abs(found).max() > _limit(rate / len(lags)):
+        raise Caught(
+            f"{what}: noise of coordinates {int(lags[np.abs(found).argmax()])} apart is correlated"
+        )
+
+
+def _between(z: np.ndarray, what: str, rate: float) -> None:
+    """No release has another's noise, however shifted, nor its mirror image."""
+    releases, n = z.shape
+    spectrum, most = np.fft.rfft(z, axis=1), _limit(rate / (releases * (releases - 1) * n))
+    for a in range(releases - 1):
+        for others in (spectrum[a + 1 :].conj(), spectrum[a + 1 :]):
+            found = np.abs(np.fft.irfft(spectrum[a] * others, n)).max(1) / math.sqrt(n)
+            if found.max() > most:
+                raise Caught(
+                    f"{what}: the noise of releases {a} and {a + 1 + found.argmax()} is "
+                    "correlated; it must be new in each"
+                )
+
+
+def _limit(rate: float) -> float:
+    """Sums of products of normals have slightly heavier tails than a normal: a tenth more covers
+    them from 500 terms on.
+    """
+    return 1.1 * float(stats.norm.isf(rate / 2))
+
+
+def _shape(z: np.ndarray, what: str, rate: float) -> None:
+    p = stats.kstest(z.ravel(), "norm", method="asymp").pvalue
+    if p < rate:
+        raise Caught(
+            f"{what}: the noise has the right size but is not of the law that is paid for "
+            f"(Kolmogorov-Smirnov p = {p:.1g})"
+        )
+
+
+def low_bits(integers: np.ndarray, what: str, rate: float) -> None:
+    """The last byte of a wide rounded Gaussian is uniform: no step of the lattice is left out, and
+    the sum alone decides none.
+    """
+    counts = np.bincount(integers.ravel() & 255, minlength=256)
+    if stats.chisquare(counts).pvalue < rate:
+        raise Caught(f"{what}: the noise does not use every point of the lattice alike")
+
+
+def from_binomial(counts: np.ndarray, trials: int, p: float, seed: int) -> np.ndarray:
+    """Draws of Bin(trials, p) as standard normals, exactly: a uniform number within each step of
+    the distribution function.
+    """
+    k = np.arange(trials + 1)
+    mass, below = stats.binom.pmf(k, trials, p), stats.binom.cdf(k - 1, trials, p)
+    inside = np.clip(counts, 0, trials).astype(np.int64)
+    u = below[inside] + mass[inside] * np.random.default_rng(seed).random(counts.shape)
+    u = np.where(counts == inside, u, np.where(counts < 0, 1e-300, 1 - 2.0**-53))
+    return stats.norm.ppf(np.clip(u, 1e-300, 1 - 2.0**-53))

@@ -1,0 +1,347 @@
+"""The audit as users see it: every algorithm at every claim, a table, a run folder, and the picture
+of the trade-off curves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from rich.table import Table
+from scipy import stats
+
+from silodp.audit.bounds import (
+    epsilon_lower,
+    epsilon_of,
+    gdp_fit,
+    gdp_lower,
+    refuted,
+    trade_off,
+)
+from silodp.audit.canary import neighbours
+from silodp.audit.claims import FACTOR, Claims, of_plan
+from silodp.audit.masked import COHORT, COLLUDING, attack_masked, masked_claims
+from silodp.audit.pipeline import SOUND
+from silodp.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
+from silodp.audit.transcript import Case, attack, attack_deployed, attack_persons
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, gdp_mu
+from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
+from silodp.host import atomic
+from silodp.server.algorithms import ALGORITHMS, find
+from silodp.simulate.runfolder import make_folder, write_environment
+from silodp.simulate.sweep import Tick, spread
+
+CLAIMS = (1.0, 6.0)
+ALARM = 1e-6
+"""An alarm is raised where the estimate is above the claim at confidence 1 - ALARM: the false-alarm
+rate of a row.
+"""
+
+SETTINGS: dict[str, dict[str, float]] = {
+    "mb-sgd": {"rounds": 4},
+    "prox-sgd": {"rounds": 4},
+    "prox-svrg": {"rounds": 6, "inner": 3, "slope": 1.0},
+    "spider": {"rounds": 6, "phase": 3, "slope": 1.0},
+    "local-sgd": {"rounds": 3, "local_steps": 2},
+    "prox-pl-svrg": {"restarts": 2, "rounds": 6, "inner": 3, "slope": 1.0},
+    "spider-alternate": {"rounds": 3, "slope": 1.0},
+    "diff2": {"rounds": 6, "phase": 3, "slope": 1.0},
+    "diff2-local": {"rounds": 4, "phase": 2, "local_steps": 2, "slope": 1.0},
+    "scaffold": {"rounds": 3, "local_steps": 2},
+    "momentum": {"rounds": 4, "momentum": 0.5},
+    "adam": {"rounds": 4, "momentum": 0.9},
+    "disk": {"rounds": 4, "kappa": 0.7},
+    "accelerated": {"rounds": 4, "restarts": 2, "strong": 0.1},
+    "localized": {"rounds": 4, "stages": 2, "pull": 0.1, "growth": 8.0},
+    "one-shot": {},
+}
+SHORT = {"rounds": 4, "phase": 2, "local_steps": 2, "inner": 2, "restarts": 2}
+"""Of any other algorithm, as far as it takes them: few rounds, for an attack hears all of them."""
+SECRET = (
+    "the attacker does not know who is in a batch; its scores are not Gaussian, and the fit "
+    "understates their tails"
+)
+RENYI = (
+    "no tight accountant is known for this sampling under replace-one; the Renyi bound charges "
+    "more than anybody can learn"
+)
+
+COINS = (
+    "its price pays for rounding and for the tails of binomial noise, and converts from one "
+    "Renyi order"
+)
+ATTACKS: dict[str, tuple[str, Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
+    "simulated": ("", attack),
+    "deployed": ("deployed gate", attack_deployed),
+    "shuffle": ("totals of a shuffle", attack_shuffled),
+    "persons": ("a person of 20 rows", attack_persons),
+    "persons of changing rows": ("a person of 1 row or 20", partial(attack_persons, first=1)),
+    "deployed shuffle": ("totals of deployed silos", attack_totals),
+    "deployed counts": ("one silo's counts at the shuffler", attack_counts),
+    "deployed masks": (f"masked totals, {COLLUDING} of {COHORT} silos colluding", attack_masked),
+}
+"""What is attacked, in words (of the simulated gate there is nothing to say), and how, by the name
+of the gate.
+"""
+PERSONS = ("persons", "persons of changing rows")
+COUNTED = ("deployed shuffle", "deployed counts", "deployed masks")
+SHUFFLED = ("prox-sgd", "prox-svrg", "spider")
+
+
+def cases(
+    algorithms: Sequence[str] | None = None,
+    epsilons: Sequence[float] = CLAIMS,
+    given: dict[str, Any] | None = None,
+) -> list[tuple[Case, str]]:
+    """(case, gate) of every row: each algorithm on its own batches, then sub-sampled batches, then
+    the deployed gate's arithmetic; and the same of a shuffle. An algorithm is a name or
+    FILE.py:NAME, whose own settings are `given`."""
+    others = [name for name in algorithms or ALGORITHMS if name not in SETTINGS]
+    if given and not others:
+        raise BadInput(
+            "--set is for an algorithm whose schedule the audit does not fix; name one by "
+            "--algorithm FILE.py:NAME"
+        )
+    settings = SETTINGS | {name: find(name).schedule(SHORT | (given or {})) for name in others}
+    rows = [(Case(a, e, s), "simulated") for a, s in settings.items() for e in epsilons]
+    rows += [
+        (Case("mb-sgd", e, {"rounds": 16}, Poisson(0.25), gap=SECRET), "simulated")
+        for e in epsilons
+    ]
+    rows += [
+        (Case("mb-sgd", e, {"rounds": 4}, WithoutReplacement(0.25), gap=RENYI), "simulated")
+        for e in epsilons
+    ]
+    rows += [(Case("mb-sgd", e, {"rounds": 1}), "deployed") for e in epsilons]
+    rows += [(Case("mb-sgd", e, {"rounds": 4}), g) for g in PERSONS for e in epsilons]
+    rows += [(Case(a, e, SETTINGS[a], gap=COINS), "shuffle") for a in SHUFFLED for e in epsilons]
+    rows += [(Case("mb-sgd", e, {"rounds": 2}, gap=COINS), g) for g in COUNTED for e in epsilons]
+    return [(case, gate) for case, gate in rows if not algorithms or case.algorithm in algorithms]
+
+
+def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
+    """One row: the claim, the point estimate, a 95 % bound, whether it is an alarm, whether it
+    would be at FACTOR times the claim, the curve.
+
+    Where the claim is not one of Gaussian differential privacy, an alarm is a refuted (epsilon,
+    delta) of the accountant's, at any delta.
+
+    Deployed silos draw their coins one run at a time, so they have a quarter of the runs; masked
+    totals at a claim of 6 have half as many again as others, with which FACTOR times the claim is
+    seen. At a claim of 1 it would take ten times a quarter, so the row says that it does not see
+    it.
+    """
+    began = time.monotonic()
+    if gate in COUNTED:
+        runs = (
+            runs * 3 // 2 if gate == "deployed masks" and case.epsilon >= 6 else max(100, runs // 4)
+        )
+    first, second = _scores(case, gate, runs, seed)
+    mu, error = gdp_fit(first, second)
+    sees = True
+    if gate in ("simulated", "deployed", *PERSONS) and not case.batches.sampled:
+        lower, surely = (
+            epsilon_of(gdp_lower(first, second, level), case.delta) for level in (0.05, ALARM)
+        )
+        alarm = surely > case.epsilon
+    else:  # the claim is not one of Gaussian differential privacy
+        lower, held = epsilon_lower(first, second, case.delta, 0.05), _claims(case, gate)
+        alarm = refuted(first, second, held, ALARM)
+        sees = refuted(
+            *_scores(replace(case, epsilon=FACTOR * case.epsilon), gate, runs, seed + 3 * runs),
+            held,
+            ALARM,
+        )
+    alarms, misses = trade_off(first, second)
+    return {
+        "algorithm": case.algorithm,
+        "sampling": _words(case),
+        "gate": gate,
+        "claimed_epsilon": case.epsilon,
+        "delta": case.delta,
+        "empirical_epsilon": epsilon_of(mu, case.delta),
+        "confidence": 0.95,
+        "lower_bound": lower,
+        "fit_interval": [epsilon_of(mu + z * error, case.delta) for z in (-1.96, 1.96)],
+        "runs": runs,
+        "mu": mu,
+        "claimed_mu": gdp_mu(case.budget),
+        "alarm": alarm,
+        "sees": sees,
+        "gap": case.gap,
+        "seconds": round(time.monotonic() - began, 1),
+        "curve": {"false_alarm": alarms.tolist(), "miss": misses.tolist()},
+    }
+
+
+def _claims(case: Case, gate: str) -> Claims:
+    if gate == "simulated":
+        return of_plan(case.plan(neighbours()[0].counts, SOUND), case.budget)
+    if gate == "deployed masks":
+        return masked_claims(case, SOUND)
+    return claims_of(case, gate, SOUND)
+
+
+def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Deployed gates draw from the operating system, and take no seed."""
+    return ATTACKS[gate][1](case, runs, **{} if gate.startswith("deployed") else {"seed": seed})
+
+
+def _words(case: Case) -> str:
+    match case.batches:
+        case Poisson(rate):
+            return f"poisson:{rate:g}"
+        case WithoutReplacement(rate):
+            return f"without-replacement:{rate:g}"
+        case DisjointBatches():
+            return "disjoint"
+    return "full"
+
+
+def _task(index: int, case: Case, gate: str, runs: int, seed: int) -> tuple[int, dict[str, Any]]:
+    return index, row_of(case, gate, runs, seed)
+
+
+def audit(
+    algorithms: Sequence[str] | None,
+    epsilons: Sequence[float],
+    *,
+    runs: int,
+    seed: int,
+    tick: Tick,
+    given: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """All rows, on all cores. Every row has seeds of its own."""
+    rows: dict[int, dict[str, Any]] = {}
+    tasks = [
+        (i, case, gate, runs, seed + 6 * i * runs)
+        for i, (case, gate) in enumerate(cases(algorithms, epsilons, given))
+    ]
+    slow_first = sorted(tasks, key=lambda t: t[1].gap == "")  # they calibrate for seconds
+    for index, row in spread(_task, slow_first, tick=tick):
+        rows[index] = row
+    return [rows[i] for i in sorted(rows)]
+
+
+# --- what is shown and kept ----------------------------------------------------------------------
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """The algorithm, and what is special about the row."""
+    return ", ".join([row["algorithm"], *([special] if (special := special_of(row)) else [])])
+
+
+def special_of(row: dict[str, Any]) -> str:
+    return ATTACKS[row["gate"]][0] or (row["sampling"] if row["gap"] else "")
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    drawn = Table(
+        title=(
+            "Epsilon that an attacker gets out of a silo's transcript or from totals, from 2 "
+            f"x {max(row['runs'] for row in rows)} runs at most"
+        )
+    )
+    for column in ("attack on", "claim", "estimate", "95 % bound", "alarm"):
+        drawn.add_column(column, justify="left" if column == "attack on" else "right", no_wrap=True)
+    for row in rows:
+        numbers = (
+            f"{row['claimed_epsilon']:g}",
+            f"{row['empirical_epsilon']:.2f}",
+            f"{row['lower_bound']:.2f}",
+        )
+        drawn.add_row(
+            name_of(row),
+            *numbers,
+            "YES" if row["alarm"] else "no",
+            style="bold red" if row["alarm"] else "",
+        )
+    return drawn
+
+
+def write(
+    rows: Sequence[dict[str, Any]], folder: Path, answers: Sequence[dict[str, Any]] = ()
+) -> None:
+    """audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json, and answers.csv
+    where there are any.
+    """
+    make_folder(folder)
+    flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
+    atomic.write_json(folder / "audit.json", {"rows": flat, "answers": list(answers)})
+    for name, kept in (("audit.csv", flat), ("answers.csv", answers)):
+        if kept:
+            atomic.write_table(folder / name, list(kept[0]), kept)
+    named = ("algorithm", "sampling", "gate", "claimed_epsilon")
+    points = (
+        (*(row[name] for name in named), *point)
+        for row in rows
+        for point in zip(*row["curve"].values(), strict=True)
+    )
+    atomic.write_table(folder / "curves.csv", (*named, "false_alarm", "miss"), points)
+    draw(rows, folder)
+    write_environment(
+        folder,
+        noise=(
+            "simulation: seeded pseudo-random float noise; rows of deployed silos: exact "
+            "lattice noise or coins"
+        ),
+    )
+
+
+def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """audit.png and audit.svg: misses against false alarms, each attack next to the curve that its
+    claim allows it.
+    """
+    claims = sorted({row["claimed_epsilon"] for row in rows})
+    figure, axes = plt.subplots(
+        1, len(claims), figsize=(4.4 * len(claims) + 0.6, 4.4), layout="constrained", squeeze=False
+    )
+    grid = np.linspace(1e-4, 1 - 1e-4, 400)
+    for claim, ax in zip(claims, axes[0], strict=True):
+        mine = [row for row in rows if row["claimed_epsilon"] == claim]
+        for row in mine:
+            dotted = ":" if row["gap"] else "--" if row["gate"] != "simulated" else "-"
+            label = f"{name_of(row)}: {row['empirical_epsilon']:.2f}"
+            ax.plot(
+                row["curve"]["false_alarm"], row["curve"]["miss"], dotted, linewidth=1, label=label
+            )
+        budget = Budget(claim, mine[0]["delta"])
+        ax.plot(
+            grid,
+            stats.norm.cdf(stats.norm.isf(grid) - gdp_mu(budget)),
+            color="black",
+            linewidth=1.6,
+            label="claim: nobody below this",
+        )
+        allowed = np.maximum(
+            1 - budget.delta - np.exp(claim) * grid, np.exp(-claim) * (1 - budget.delta - grid)
+        )
+        ax.plot(
+            grid, allowed.clip(0), color="grey", linewidth=0.8, label="the same as (epsilon, delta)"
+        )
+        ax.set(
+            xlabel="false alarms",
+            ylabel="misses",
+            title=f"claim: epsilon = {claim:g}",
+            xlim=(0, 1),
+            ylim=(0, 1),
+        )
+        ax.grid(alpha=0.25)
+        ax.legend(fontsize=6.5)
+    for suffix in (".png", ".svg"):
+        figure.savefig(
+            (folder / "audit").with_suffix(suffix),
+            dpi=150,
+            metadata={"Date": None} if suffix == ".svg" else None,
+        )
+    plt.close(figure)

@@ -1,0 +1,317 @@
+"""The transcript attack: from everything that one silo releases, tell which of two neighbouring
+data sets it holds.
+
+It runs the code that users run: plan.calibrate, Federation, InProcess, Gate, MemoryLedger,
+Simulated. The attacker sees the releases and all that is public, and knows every record but one:
+which of two canaries. So it can compute, at the points that were asked about, what each data set
+would have answered without noise, and its score is the log-likelihood ratio of the transcript.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from silodp.audit.canary import (
+    ROWS,
+    canary_problem,
+    neighbours,
+    of_products,
+    person_problem,
+    persons,
+)
+from silodp.audit.pipeline import SOUND, Pipeline
+from silodp.core.mechanisms import Gaussian
+from silodp.core.privacy.accounting import Budget
+from silodp.core.problem.problem import Problem
+from silodp.core.query import Query
+from silodp.core.sampling import DisjointBatches, FullBatch, Sampling
+from silodp.core.statistics import Grad
+from silodp.core.weights import Weights
+from silodp.server.algorithms import find
+from silodp.server.federation import Answered, Everyone, Federation
+from silodp.server.plan import Plan
+from silodp.server.settings import default_shares, prepared
+from silodp.silo.answer.exact import Exact
+from silodp.silo.data.records import Records
+from silodp.testing.federation import Recording
+from silodp.wire.inprocess import InProcess
+
+CHUNK, REHEARSAL = 1000, 100
+CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the audit: an algorithm with its schedule and batches, and the claim (epsilon,
+    delta) under attack.
+    """
+
+    algorithm: str
+    epsilon: float
+    settings: dict[str, float] = field(default_factory=dict)
+    sampling: Sampling | None = None
+    delta: float = 1e-5
+    rule: str | None = None
+    step: float = 0.1
+    gap: str = ""
+    """Why the attack must stay below the claim, where it must."""
+
+    @property
+    def batches(self) -> Sampling:
+        return self.sampling or (
+            DisjointBatches(int(self.settings.get("rounds", 1)))
+            if find(self.algorithm).disjoint
+            else FullBatch()
+        )
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.epsilon, self.delta)
+
+    def run(self) -> Callable[..., Any]:
+        return prepared(find(self.algorithm), self.settings, self.step)
+
+    def plan(self, counts: Sequence[int], pipeline: Pipeline) -> Plan:
+        algorithm = find(self.algorithm)
+        mechanisms = {kind: Gaussian(kind, CLIP, 0.0, self.batches) for kind in algorithm.kinds}
+        shares = default_shares(algorithm, self.settings)
+        return pipeline.calibrate(
+            self.run(), mechanisms, self.budget, counts, shares=shares, rule=self.rule
+        )
+
+
+def attack(
+    case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of `runs` independent runs on each of the two data sets. A rehearsal, apart, shows the
+    attacker how large the noise really is.
+    """
+    problem, worlds = (
+        of_products()
+        if case.algorithm == "one-shot"
+        else (canary_problem(), neighbours(quiet=case.batches.sampled))
+    )
+    return played(
+        Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, problem), runs, seed
+    )
+
+
+def attack_persons(
+    case: Case, runs: int, *, first: int = ROWS, seed: int = 0, pipeline: Pipeline = SOUND
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same where a person is exchanged."""
+    worlds = persons(first)
+    return played(
+        Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, person_problem()),
+        runs,
+        seed,
+    )
+
+
+def played(stage: Stage, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of `runs` runs on each data set of the stage, with seeds of their own."""
+    heard = stage.rehearse(range(seed, seed + REHEARSAL))
+    scores = []
+    for world in range(2):
+        first = seed + REHEARSAL + world * runs
+        chunks = [
+            range(first + start, first + min(start + CHUNK, runs))
+            for start in range(0, runs, CHUNK)
+        ]
+        scores.append(torch.cat([stage.scores(world, chunk, heard) for chunk in chunks]).numpy())
+    return scores[0], scores[1]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Two data sets, and the run that an attacker listens to on each."""
+
+    case: Case
+    plan: Plan
+    worlds: tuple[Records, Records]
+    pipeline: Pipeline
+    problem: Problem = field(default_factory=canary_problem)
+
+    def play(self, world: int, seeds: Sequence[int]) -> tuple[Attacker, list[tuple[Query, Tensor]]]:
+        """Runs the algorithm once for each seed on one of the data sets; gives what was heard, and
+        an attacker.
+        """
+        problem, records = self.problem, self.worlds[world]
+        gate, answerer = self.pipeline.simulated(problem, records, self.plan, seeds)
+        channel, fed = self.federation(gate)
+        for _ in self.case.run()(
+            fed, problem, torch.zeros(len(seeds), problem.dim), **self.plan.mechanisms
+        ):
+            pass
+        attacker = self.attacker(
+            [self.pipeline.answerer(problem, w, [0]) for w in self.worlds], records.counts, answerer
+        )
+        return attacker, [
+            (query, value)
+            for query, silos, release in channel.log
+            if (value := self.heard(silos, release)) is not None
+        ]
+
+    def attacker(self, *known: Any) -> Attacker:
+        return Attacker(*known)
+
+    def federation(self, gate: Any) -> tuple[Recording, Federation]:
+        channel = Recording(InProcess(gate))
+        counts = self.worlds[0].counts
+        return channel, Federation(channel, Everyone(len(counts)), Weights("equal", counts))
+
+    def heard(self, silos: tuple[int, ...], release: Answered) -> Tensor | None:
+        """What the attacker hears of an answer: silo 0's release."""
+        return release.value[:, silos.index(0)].double() if 0 in silos else None
+
+    def rehearse(self, seeds: Sequence[int]) -> list[float]:
+        """The real size of each release's noise over its claimed size."""
+        attacker, transcript = self.play(0, seeds)
+        return [attacker.loudness(query, value) for query, value in transcript]
+
+    def scores(self, world: int, seeds: Sequence[int], heard: Sequence[float]) -> Tensor:
+        attacker, transcript = self.play(world, seeds)
+        return torch.stack(
+            [
+                attacker.evidence(query, value, h)
+                for (query, value), h in zip(transcript, heard, strict=True)
+            ]
+        ).sum(0)
+
+
+def attack_deployed(case: Case, runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """As `attack`, on one release of a deployed gate's own arithmetic: records as integers and
+    noise from operating-system entropy.
+
+    All runs ask about the same point, so each data set's integer sum is computed once; the noise is
+    drawn anew for every run.
+    """
+    problem, worlds = canary_problem(), neighbours(silos=1)
+    query = Query(
+        Grad(torch.zeros(1, problem.dim)),
+        case.plan(worlds[0].counts, SOUND).mechanisms["minibatch"],
+    )
+    attacker = Attacker([SOUND.answerer(problem, w, [0]) for w in worlds], worlds[0].counts)
+    scores = []
+    for world in worlds:
+        gate = remembering(SOUND.exact)(problem, world, partition=no_partition)
+        value = torch.cat([gate.answer(query, [0])[:, 0] for _ in range(runs)])
+        scores.append(attacker.evidence(query, value).numpy())
+    return scores[0], scores[1]
+
+
+def attack_gate(
+    runs: int, *, first: int = ROWS, pipeline: Pipeline = SOUND
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of answers of the deployed arithmetic at noise multiplier 1, in two silos that differ
+    in a person: each is 1-GDP.
+    """
+    problem, scores = person_problem(), []
+    query = Query(Grad(problem.initial([0]).double()), Gaussian("gradient", 1.0, 1.0))
+    for world in persons(first, quiet=True):
+        gate = pipeline.open_gate(problem, world)
+        scores.append(np.array([float(gate.answer(query, [0]).value.sum()) for _ in range(runs)]))
+    return scores[0], scores[1]
+
+
+def remembering(exact: type[Exact]) -> type[Exact]:
+    """The same arithmetic, which sums the integers of a point's records once: the sum is the same
+    in every run, and takes longer than the noise.
+    """
+
+    class Remembering(exact):
+        def _sum(self, rows: Any, chosen: np.ndarray, *given: Any, **more: Any) -> np.ndarray:
+            kept = self.__dict__.setdefault("kept", {})
+            key = float(rows.points[0].flatten()[0]), chosen.tobytes(), given, *more.values()
+            if key not in kept:
+                kept[key] = super()._sum(rows, chosen, *given, **more)
+            return kept[key].copy()
+
+    return Remembering
+
+
+def no_partition(name: str, batches: int) -> np.ndarray:
+    raise AssertionError("a full batch needs no partition")
+
+
+class Attacker:
+    """Knows both data sets, and the partition of disjoint batches (their price holds against who
+    knows it); not the coins of sub-sampling.
+    """
+
+    def __init__(self, models: Sequence[Any], counts: Sequence[int], victim: Any = None) -> None:
+        self._models, self._counts = models, counts
+        for model in models if victim else ():
+            model._partitions, model._world, model._generators = (
+                victim._partitions,
+                victim._world,
+                victim._generators,
+            )
+
+    def loudness(self, query: Query, value: Tensor) -> float:
+        """Size of the noise in what the first data set gives, in units of the claimed one; 1 where
+        batches are secret.
+        """
+        if query.mechanism.sampling.sampled:
+            return 1.0
+        residual = (value - self.expected(query, 0)) / self._std(query)[:, None]
+        return max(float(residual[residual.isfinite()].square().mean().sqrt()), 1e-6)
+
+    def evidence(self, query: Query, value: Tensor, loudness: float = 1.0) -> Tensor:
+        """(J,): log of the density of what was heard (J, d) under the second data set over that
+        under the first.
+        """
+        sampling, std = query.mechanism.sampling, self._std(query) * loudness
+        first, second = self.expected(query, 0), self.expected(query, 1)
+        if not sampling.sampled:
+            apart = ((value - (first + second) / 2) * (second - first)).sum(-1) / std**2
+            return torch.where(std > 0, apart, 0.0)
+        rate = sampling.batch(self._counts[0]) / self._counts[0]
+        likelihoods = [
+            (value * mean - mean.square() / 2).sum(-1) / std**2 + math.log(rate)
+            for mean in (first, second)
+        ]
+        absent = torch.full_like(likelihoods[0], math.log1p(-rate) if rate < 1 else -math.inf)
+        return torch.logaddexp(likelihoods[1], absent) - torch.logaddexp(likelihoods[0], absent)
+
+    def expected(self, query: Query, world: int) -> Tensor:
+        """(J, d): silo 0's answer without noise if the canary is in the batch; sub-sampled batches
+        hold nobody else who pulls.
+        """
+        mechanism, sampling = (
+            replace(query.mechanism, noise_multiplier=0.0),
+            query.mechanism.sampling,
+        )
+        scale = 1.0
+        if sampling.sampled:
+            mechanism, scale = (
+                replace(mechanism, sampling=FullBatch()),
+                self._counts[0] / sampling.batch(self._counts[0]),
+            )
+        return (
+            scale
+            * self._models[world].answer(replace(query, mechanism=mechanism), [0])[:, 0].double()
+        )
+
+    def _std(self, query: Query) -> Tensor:
+        """(J,): standard deviation of a coordinate of the claimed noise; local steps add up that of
+        each, times the step.
+
+        Of local steps only the end is seen. Nothing is lost by it: the canary's gradient fills the
+        clip in one and the same direction all the way, so the end is as good as the steps.
+        """
+        multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64).reshape(
+            -1
+        )[0]
+        sensitivity = torch.as_tensor(
+            query.mechanism.sensitivity(self._counts[0]), dtype=torch.float64
+        ).reshape(-1)
+        std = (multiplier * sensitivity).expand(query.statistic.shape[0])
+        return std * query.statistic.gain

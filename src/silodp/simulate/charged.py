@@ -1,0 +1,371 @@
+"""`silodp tune --silo`: tuning on the silos' own records, where every look is paid for.
+
+With an untrusted server every candidate's releases are seen, chosen or not, so the price is their
+composition: each of C candidates gets 1/C of the budget (mu^2), and no random number of runs
+changes that. A trusted curator who pools the records may instead keep all runs but the best secret,
+and pays for a selection (`core.privacy.tuning`); what is not chosen, and how many there were, is
+then deleted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms import Gaussian
+from silodp.core.privacy.accounting import Budget, gdp_epsilon_exactly, gdp_mu
+from silodp.core.privacy.tuning import (
+    GaussianRun,
+    Repetitions,
+    draw,
+    repetitions_by_name,
+    selected_epsilon,
+    selected_mu,
+)
+from silodp.core.problem.problem import Problem
+from silodp.core.query import Query
+from silodp.core.statistics import Moments
+from silodp.core.weights import Weights
+from silodp.host import atomic
+from silodp.server.estimates.scaling import learn_scaling
+from silodp.server.federation import Everyone, Federation, Port
+from silodp.server.order import Order, targets, with_default_delta
+from silodp.server.output import output
+from silodp.server.plan import Plan
+from silodp.server.prepare import SCALING_SHARE
+from silodp.server.several import of_order, plan_several, ready
+from silodp.silo.data.records import Records
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.simulate.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
+from silodp.simulate.planning import warn_of_delta
+from silodp.simulate.runfolder import open_folder, refuse_runs, seeded, write_environment
+from silodp.simulate.simulation import connect
+from silodp.simulate.sweep import Tick, unseen
+from silodp.simulate.tune import Ranges, code_of, finish, problem_of, row_of
+
+
+def candidates_of(ranges: Ranges, order: Order, count: int) -> list[Order]:
+    """So many of all combinations, drawn by a public coin; the order is the draw's."""
+    combinations = itertools.product(
+        ranges.orders(replace(order, sampling="full")), ranges.steps, ranges.clips
+    )
+    every = [replace(one, step=step, clip=clip) for one, step, clip in combinations]
+    if not 1 <= count <= len(every):
+        raise BadInput(
+            f"candidates is {count}; choose between 1 and {len(every)}, the number of combinations"
+        )
+    return [every[i] for i in np.random.default_rng(order.coins).permutation(len(every))[:count]]
+
+
+# Runs are compared by the share of records whose class is predicted wrongly, as a mean over silos;
+# less is better. It is released by a silo's gate like anything else, and charged for, through the
+# Moments statistic of one feature in [0, 1]. Moments also releases the square, for which it pays: a
+# factor of sqrt(2) in noise.
+
+
+def wrong(problem: Problem, records: Records, w: Tensor) -> Records:
+    """The silos' side: what the statistic is taken of, each record's own function of the record and
+    the public w.
+    """
+    with torch.no_grad():
+        scores = problem.outputs(w, records.x.flatten(0, 1))[0]
+    labels = records.y.flatten()
+    missed = (
+        (scores.squeeze(-1) > 0) != (labels > 0)
+        if scores.shape[-1] == 1
+        else scores.argmax(-1) != labels
+    )
+    missed = (missed | ~torch.isfinite(scores).all(-1)).float().reshape(*records.y.shape, 1)
+    return Records(missed * records.mask.unsqueeze(-1), records.y, records.counts, records.names)
+
+
+def ask_share(fed: Port, mechanism: Gaussian) -> float:
+    moments = Moments(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    return (float(fed.mean(Query(moments, mechanism.clipped(moments.norm)))[0, 0]) + 1) / 2
+
+
+@dataclass(frozen=True)
+class ChargedSearch:
+    """A search on the silos' own records: written to config.json, and compared when a folder is
+    continued.
+    """
+
+    order: Order
+    """What all candidates have in common, and the budget of everything together."""
+    ranges: Ranges
+    silos: tuple[str, ...]
+    classes: int
+    candidates: int
+    repetitions: str | None = None
+    scale: bool = True
+    counts: tuple[int, ...] = ()
+    code: tuple[str, ...] = ()
+    """SHA-256 of each FILE.py of the order: a folder is not continued with another."""
+
+
+def search_charged(
+    search: ChargedSearch,
+    records: Records,
+    folder: Path,
+    *,
+    seed: int | None = None,
+    tick: Tick = unseen,
+) -> dict:
+    """Tries candidates on these records within the order's epsilon and delta in total, and returns
+    the best by its released score.
+
+    Goes on where it stopped: noise comes from a seed that the folder keeps, so that what is done
+    again says the same again.
+    """
+    order, central = search.order, search.order.trust == "central"
+    repetitions = repetitions_by_name(search.repetitions) if search.repetitions else None
+    if order.totals:
+        raise BadInput(
+            f"trust {order.trust} is no trust of a tuning; use isrl (the server sees every "
+            "run) or central (a curator holds the records)"
+        )
+    if central != (repetitions is not None):
+        raise BadInput(
+            "random stopping hides nothing from a server that sees every run; "
+            "--repetitions belongs to --trust central, and is needed there"
+        )
+    if search.classes < 2:
+        raise BadInput("the score is a share of wrong classes; give --classes, 2 or more of them")
+    wanted = replace(search, counts=records.counts, code=code_of(order))
+    budgets, large = (
+        targets(order, records.names, records.counts),
+        with_default_delta(order, records.names, records.counts),
+    )
+    if central:
+        flat = records.mask.flatten()
+        x, y = records.x.flatten(2).flatten(0, 1)[flat], records.y.flatten()[flat]
+        records, budgets = Records.of([(x, y)], ["pool"]), budgets[:1]
+    else:
+        records = Records(records.x.flatten(2), records.y, records.counts, records.names)
+    problem = problem_of(order, records.x.shape[2:], search.classes)
+    tried = candidates_of(search.ranges, order, search.candidates)
+    trials = _Trials(search, problem, records, tried, budgets, repetitions)
+    hidden = hidden_of(folder, central=central)
+    if os.path.lexists(folder) and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise BadInput(
+            f"{folder} is not a folder that can be written; choose another --out"
+        )  # a curator's is opened at the end alone
+    if central and not (folder / "config.json").exists():
+        refuse_runs(folder)
+        open_folder(hidden, wanted)
+    else:
+        open_folder(folder, wanted)
+    if (folder / "tune.json").exists():
+        clean_up(folder, hidden, central=central)  # it may have been killed before it did
+        return json.loads(
+            (folder / "tune.json").read_text()
+        )  # finished: to choose again would be to pay again
+    open_hidden(hidden)
+    trials.hidden, trials.seed = hidden, seed_of(hidden, seed, records)
+    warn_of_delta(large)
+    answer = trials.compose(tick) if repetitions is None else trials.select(repetitions, tick)
+    best = answer.pop("file")
+    if central:
+        renew(folder)
+        open_folder(folder, wanted)
+    if best is not None:
+        found = load_file(best)
+        scaling = {k: v for k, v in found.items() if k.startswith("scaling.")}
+        tensors = {k: v[0].contiguous() for k, v in problem.split(found["w"]).items()} | scaling
+        atomic.write(folder / "model.safetensors", save(tensors), mode=0o644)
+    write_environment(folder, noise=seeded(seed))
+    finish(folder, answer, answer.pop("order"))
+    clean_up(folder, hidden, central=central)
+    return answer
+
+
+class _Trials:
+    """Carries candidates out, one gate and one ledger for all that one audience sees.
+
+    All that can be refused is planned at once: what is wrong must be said before anything is
+    written that the right command would find.
+    """
+
+    hidden: Path
+    seed: int
+
+    def __init__(
+        self,
+        search: ChargedSearch,
+        problem: Problem,
+        records: Records,
+        tried: Sequence[Order],
+        budgets: Sequence[Budget],
+        repetitions: Repetitions | None,
+    ) -> None:
+        self.search, self.problem, self.records, self.tried, self.budgets = (
+            search,
+            problem,
+            records,
+            tried,
+            budgets,
+        )
+        if repetitions is None:
+            self.plan = self._plan(tried, budgets, scaling=search.scale)
+            return
+        (budget,) = budgets
+        self.beside = SCALING_SHARE * gdp_mu(budget) ** 2 if search.scale else 0.0
+        self.mu = selected_mu(repetitions, budget, beside=self.beside)
+        self.once = (
+            self._plan([], [self._budget(math.sqrt(self.beside), budget.delta)], scaling=True)
+            if self.beside
+            else None
+        )
+        each = self._budget(self.mu, budget.delta)
+        self.each = [self._plan([candidate], [each], scaling=False) for candidate in tried]
+
+    def compose(self, tick: Tick) -> dict:
+        """Every candidate within one budget, on one ledger: the server sees them all."""
+        plan, tried = self.plan, self.tried
+        ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)
+        records, scaling = self._scaled(plan, ledger) if self.search.scale else (self.records, {})
+        scores = []
+        for i, candidate in enumerate(tried):
+            path = self.hidden / f"{i:03d}.safetensors"
+            if path.exists():
+                for asked in plan.asked:
+                    if asked.kind.startswith(f"{i}/"):
+                        multiplier = plan.mechanisms[asked.kind].noise_multiplier
+                        ledger.charge(
+                            replace(asked.event, noise_multiplier=multiplier), list(asked.silos)
+                        )
+            else:
+                self._carry_out(i, candidate, plan, ledger, records, path, scaling, stream=i)
+            scores.append(float(load_file(path)["score"]))
+            tick(i + 1, len(tried))
+        best = int(np.argmin(scores))
+        spent = ledger.epsilon()[0].tolist()
+        return {
+            "free": False,
+            "trust": "isrl",
+            "candidates": [row_of(c) | {"score": s} for c, s in zip(tried, scores, strict=True)],
+            "chosen": row_of(tried[best]) | {"score": scores[best]},
+            "order": tried[best],
+            "file": self.hidden / f"{best:03d}.safetensors",
+            "price": [
+                self._price(n, b, s)
+                for n, b, s in zip(self.records.names, self.budgets, spent, strict=True)
+            ],
+            "run_mu": [
+                gdp_mu(b) * math.sqrt((1 - SCALING_SHARE * self.search.scale) / len(tried))
+                for b in self.budgets
+            ],
+        }
+
+    def select(self, repetitions: Repetitions, tick: Tick) -> dict:
+        """The best of a secret random number of runs, each of a candidate drawn at random; nothing
+        else leaves.
+        """
+        (budget,), tried, mu = self.budgets, self.tried, self.mu
+        records, scaling = self.records, {}
+        if self.once:
+            records, scaling = self._scaled(
+                self.once,
+                MemoryLedger(self.once.rule, self.once.budgets.tolist(), self.records.counts),
+            )
+        coins = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0x7E,)))
+        runs = draw(repetitions, float(coins.random()))
+        best, file = None, None
+        for k in range(runs):
+            index = int(coins.integers(len(tried)))
+            plan = self.each[index]
+            path = self.hidden / f"{k:03d}-{index}.safetensors"
+            if not path.exists():
+                ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)
+                self._carry_out(0, tried[index], plan, ledger, records, path, scaling, stream=k)
+            value = float(load_file(path)["score"])
+            if best is None or value < best[0]:
+                best, file = (value, index), path
+            tick(k + 1, runs)
+        spent = selected_epsilon(repetitions, GaussianRun(mu), budget.delta, beside=self.beside)
+        score, index = best or (None, 0)
+        return {
+            "free": False,
+            "trust": "central",
+            "candidates": [row_of(c) for c in tried],
+            "chosen": row_of(tried[index]) | {"score": score},
+            "order": tried[index],
+            "file": file,
+            "run_mu": [mu],
+            "price": [self._price("pool", budget, spent)],
+            "mean_runs": repetitions.mean,
+        }
+
+    @staticmethod
+    def _budget(mu: float, delta: float) -> Budget:
+        return Budget(gdp_epsilon_exactly(mu, delta), delta)
+
+    @staticmethod
+    def _price(name: str, budget: Budget, spent: float) -> dict:
+        return {"name": name, **asdict(budget), "spent_epsilon": spent}
+
+    def _plan(self, tried: Sequence[Order], budgets: Sequence[Budget], *, scaling: bool) -> Plan:
+        scaled = self.records.x.shape[2] if scaling else None
+        return plan_several(tried, budgets, self.records.counts, scaled=scaled, score=ask_share)
+
+    def _connect(
+        self, records: Records, ledger: MemoryLedger, stream: tuple[int, ...]
+    ) -> Federation:
+        everyone, alike = Everyone(len(records)), Weights("equal", records.counts)
+        return connect(
+            "isrl", self.problem, records, ledger, [(self.seed, *stream)], everyone, alike
+        )
+
+    def _scaled(self, plan: Plan, ledger: MemoryLedger) -> tuple[Records, dict[str, Tensor]]:
+        fed, given = self._connect(self.records, ledger, (0, 0)), plan.mechanisms
+        mean, scale = learn_scaling(
+            fed, self.records.x.shape[2], ranges=given["ranges"], moments=given["moments"]
+        )
+        x = (self.records.x - mean.float()) / scale.float() * self.records.mask.unsqueeze(-1)
+        kept = {"scaling.mean": mean.float(), "scaling.scale": scale.float()}
+        return Records(x, self.records.y, self.records.counts, self.records.names), kept
+
+    def _carry_out(
+        self,
+        i: int,
+        candidate: Order,
+        plan: Plan,
+        ledger: MemoryLedger,
+        records: Records,
+        path: Path,
+        scaling,
+        *,
+        stream: int,
+    ) -> None:
+        """Runs one candidate, has it scored, and keeps both in one step, so that a stop in between
+        leaves nothing half done.
+        """
+        fed = self._connect(records, ledger, (1, stream))
+        start = self.problem.initial([candidate.coins])
+        try:
+            w = output(ready(candidate)(fed, self.problem, start, **of_order(plan.mechanisms, i)))
+        except Refused as refusal:
+            if refusal.code != "not-finite":
+                raise
+            w = torch.full_like(start, torch.nan)
+        value = 1.0  # of a run that diverged: everybody can see that from w
+        if bool(torch.isfinite(w).all()):
+            seen = self._connect(wrong(self.problem, records, w), ledger, (2, stream))
+            value = ask_share(seen, plan.mechanisms[f"{i}/score"])
+        atomic.write(
+            path,
+            save(
+                {"w": w.contiguous(), "score": torch.tensor(value, dtype=torch.float64), **scaling}
+            ),
+        )

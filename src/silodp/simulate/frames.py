@@ -1,0 +1,335 @@
+"""Training on tables in memory, for notebooks: `silodp.train`. The same order and the same code as
+`silodp train`, without files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from silodp.core import quality
+from silodp.core.errors import BadInput
+from silodp.core.extension import is_file
+from silodp.core.problem.schema import Schema
+from silodp.host.model import Stored, open_model
+from silodp.host.schema import load_schema
+from silodp.server.advice.chooser import Advice
+from silodp.server.advice.words import lines
+from silodp.server.order import Order
+from silodp.silo.data.records import Records
+from silodp.silo.data.tables import rows_of, table_of
+from silodp.silo.predict import said
+from silodp.simulate.scoring import evaluate_run, spent_of
+from silodp.simulate.source import Loaded, Source, with_ranges
+from silodp.simulate.training import train as train_source
+
+Ranges = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Held(Source):
+    """Records that are in memory already."""
+
+    loaded: Loaded = field(kw_only=True, repr=False)
+    by: Schema | None = None
+    names: tuple[str, ...] = ()
+    """Of the classes."""
+
+    @property
+    def read_by(self) -> Schema | None:  # type: ignore[override]
+        return self.by
+
+    def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
+        return self.loaded
+
+    def words(self) -> dict[str, Any]:
+        return {"frames": list(self.loaded.records.names), "held_out": self.held_out}
+
+    def class_names(self, classes: int) -> list[str]:
+        return list(self.names)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, what each silo has spent for it, and the run's folder, where one was asked
+    for.
+    """
+
+    model: Stored = field(repr=False)
+    summary: dict[str, Any]
+    folder: Path | None
+    chosen: tuple[str, ...]
+    """What was chosen from public facts where no algorithm was named, and what to expect of it, in
+    plain sentences.
+    """
+    source: Held = field(repr=False)
+
+    def predict(self, frame: pd.DataFrame, threshold: float | None = None) -> pd.DataFrame:
+        """Risks, and the class that is predicted, for each row of a frame, whose index they keep; a
+        label in it is not used.
+        """
+        found = said(
+            self.model, rows_of("the frame", cells_of(frame), self.model.schema), threshold, {}
+        )
+        return found.set_index(frame.index)
+
+    def evaluate(
+        self, epsilon: float = 1.0, *, bins: int = 10, cap: float = 4.0, seed: int | None = None
+    ) -> pd.DataFrame:
+        """How good the model is on the records that `held_out` kept from training: a row for each
+        figure, by a private release of each silo.
+
+        It is `silodp evaluate`: `epsilon` is what each silo pays, on top of everything before, and
+        `spent` has the sum. `low` and `high` are 95 per cent intervals by noise and sampling
+        together; a figure that the noise hides has no value and says so in `too_noisy`.
+        """
+        answer = evaluate_run(
+            self._place, epsilon=str(epsilon), bins=bins, cap=cap, seed=seed, source=self.source
+        )
+        row, rows = answer["scores"][0], {}
+        for name, figure in row["figures"].items():
+            seen = quality.said(row, name)
+            low, high = quality.interval(name, seen) if seen else (figure["low"], figure["high"])
+            rows[name] = {
+                "value": seen and seen["value"],
+                "low": low,
+                "high": high,
+                "too_noisy": seen is None,
+            }
+        return pd.DataFrame.from_dict(rows, orient="index").astype(
+            {"value": float, "low": float, "high": float}
+        )
+
+    @property
+    def spent(self) -> pd.DataFrame:
+        """Epsilon of each silo at its delta: for training, and for training and evaluations
+        together.
+        """
+        silos = spent_of(self._place)["silos"]
+        rows = [
+            {
+                "training": s["spent_epsilon"],
+                "in_all": s.get("in_all", {}).get("epsilon", s["spent_epsilon"]),
+                "delta": s["delta"],
+            }
+            for s in silos
+        ]
+        return pd.DataFrame(rows, index=pd.Index([s["name"] for s in silos], name="silo"))
+
+    @property
+    def _place(self) -> Path:
+        return self.model.path.parent
+
+
+def train(
+    frames: Sequence[pd.DataFrame] | Mapping[str, pd.DataFrame],
+    *,
+    label: str = "label",
+    classes: Sequence[Any] | None = (0, 1),
+    schema: str | Path | Mapping[str, Any] | Schema | None = None,
+    ranges: Ranges | None = None,
+    out: str | Path | None = None,
+    held_out: float = 0.0,
+    **settings: Any,
+) -> Trained:
+    """One private run over a frame for each silo; `settings` are those of `silodp train`: epsilon,
+    delta, model, algorithm, rounds, step, ...
+
+    Without a schema every column but the label is a number, `classes` is the public list of the
+    label's values (None for a number), and features are scaled by public `ranges` or else within
+    the budget. With `out` the run's folder is kept: `silodp report` reads it.
+    """
+    named = by_silo(frames)
+    if not named or not all(isinstance(frame, pd.DataFrame) for frame in named.values()):
+        raise BadInput(
+            "train takes a list of pandas frames, one for each silo, or a mapping from "
+            "silos' names to them"
+        )
+    if schema is not None:
+        source = by_schema(named, schema_of(schema), held_out)
+    else:
+        columns = columns_of(named, label)
+        parts = [
+            (_numbers(name, frame.loc[:, columns]), np.asarray(frame[label]))
+            for name, frame in named.items()
+        ]
+        source = plainly(
+            parts,
+            list(named),
+            list(map(str, columns)),
+            classes,
+            ranges,
+            label=label,
+            held_out=held_out,
+        )
+    return run(source, settings, out)
+
+
+def run(source: Held, settings: Mapping[str, Any], out: str | Path | None = None) -> Trained:
+    """Trains by an Order of these settings, in `out` or in a folder that goes when nobody holds the
+    result any more.
+    """
+    order, told = order_of(settings), list[Advice]()
+    code = {
+        name: text
+        for name in ("model", "feature_map")
+        if (text := getattr(order, name)) and is_file(text)
+    }
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="silodp-")) / "run"
+    try:
+        summary = train_source(order, source, folder, told=told.append)
+        chosen = tuple(line for advice in told for line in lines(advice))
+        made = Trained(
+            open_model(folder, code), summary, folder if out is not None else None, chosen, source
+        )
+    except BaseException:
+        if out is None:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+        raise
+    if out is None:
+        weakref.finalize(made, shutil.rmtree, folder.parent, ignore_errors=True)
+    return made
+
+
+def order_of(settings: Mapping[str, Any]) -> Order:
+    """The Order that keywords make: epsilon and delta may be a number, or a number for each silo's
+    name; `settings` a mapping.
+    """
+    words = {name: value for name, value in settings.items() if value is not None}
+    for name in ("epsilon", "delta", "settings"):
+        if name in words:
+            given = words[name]
+            pairs = given.items() if isinstance(given, Mapping) else [(None, given)]
+            words[name] = tuple(
+                str(value) if key is None else f"{key}={value}" for key, value in pairs
+            )
+    try:
+        return Order(**words)
+    except TypeError:
+        unknown = sorted(words.keys() - set(Order.__dataclass_fields__))
+        raise BadInput(
+            f"the setting {(unknown or ['?'])[0]!r} is unknown; the settings are "
+            f"{', '.join(Order.__dataclass_fields__)}"
+        ) from None
+
+
+# --- tables to records ---------------------------------------------------------------------------
+
+
+def by_silo(frames: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    return (
+        dict(frames)
+        if isinstance(frames, Mapping)
+        else {f"silo-{i}": frame for i, frame in enumerate(frames)}
+    )
+
+
+def schema_of(given: str | Path | Mapping[str, Any] | Schema) -> Schema:
+    if isinstance(given, Schema):
+        return given
+    return Schema.of(given) if isinstance(given, Mapping) else load_schema(given)
+
+
+def by_schema(frames: Mapping[str, pd.DataFrame], schema: Schema, held_out: float = 0.0) -> Held:
+    tables = [
+        table_of(f"the frame of {name}", cells_of(frame), schema) for name, frame in frames.items()
+    ]
+    records = Records.of([(table.x, table.y) for table in tables], list(frames))
+    loaded = Loaded(records, len(schema.label.classes), schema.features, None, "none")
+    return Held(held_out=held_out, loaded=loaded, by=schema)
+
+
+def plainly(
+    parts: Sequence[tuple[np.ndarray, np.ndarray]],
+    silos: Sequence[str],
+    features: Sequence[str],
+    classes: Sequence[Any] | None,
+    ranges: Ranges | None,
+    **about: Any,
+) -> Held:
+    """Numbers (n, features) and labels (n,) of each silo; a label that is not in the public list is
+    refused. `about` is of the Source.
+    """
+    pairs = [(x, _targets(silo, y, classes)) for silo, (x, y) in zip(silos, parts, strict=True)]
+    records, k = Records.of(pairs, silos), len(classes or ())
+    held: dict[str, Any] = {"names": tuple(map(str, classes or ())), **about}
+    if ranges is None:
+        return Held(**held, loaded=Loaded(records, k, tuple(features), None, "private"))
+    if lacking := [name for name in features if name not in ranges]:
+        raise BadInput(
+            f"ranges has no {lacking[0]!r}; give (low, high) for every feature, or leave ranges out"
+        )
+    bounds = torch.tensor([ranges[name] for name in features], dtype=torch.float64)
+    if not bool((bounds[:, 0] < bounds[:, 1]).all()):
+        raise BadInput("ranges must be (low, high) with low < high for every feature")
+    return Held(
+        **held,
+        loaded=Loaded(with_ranges(records, bounds), k, tuple(features), None, "public", bounds),
+    )
+
+
+def columns_of(frames: Mapping[str, pd.DataFrame], label: str) -> list[Any]:
+    """The features' columns of the first frame; BadInput if one lacks the label, or has others."""
+    columns = [name for name in next(iter(frames.values())).columns if name != label]
+    for silo, frame in frames.items():
+        if label not in frame.columns:
+            raise BadInput(
+                f"the frame of {silo} has no column {label!r}; name the label's column with label="
+            )
+        if set(frame.columns) != {*columns, label}:
+            raise BadInput(
+                f"the frame of {silo} has other columns than the first one; all must have the same"
+            )
+    return columns
+
+
+def cells_of(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Columns as arrays of numbers or of objects, as files give them."""
+    return {str(name): _plain(column) for name, column in frame.items()}
+
+
+def _plain(column: pd.Series) -> np.ndarray:
+    values = column.to_numpy()
+    return (
+        values
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
+        else column.astype(object).to_numpy()
+    )
+
+
+def _numbers(name: str, frame: pd.DataFrame) -> np.ndarray:
+    try:
+        x = frame.to_numpy(np.float64)
+    except (TypeError, ValueError):
+        raise BadInput(
+            f"the frame of {name} has columns that are no numbers; give a schema, which "
+            "says what they mean"
+        ) from None
+    if not np.isfinite(x).all():
+        raise BadInput(
+            f"the frame of {name} has missing or infinite values; give a schema, which "
+            "says what a missing value becomes"
+        )
+    return x
+
+
+def _targets(silo: str, y: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
+    if classes is None:
+        return np.asarray(y, np.float32)
+    index = {value: k for k, value in enumerate(classes)}
+    codes = np.array([index.get(value, -1) for value in np.asarray(y).tolist()], np.int64)
+    if (codes < 0).any():
+        raise BadInput(
+            f"silo {silo}, row {int((codes < 0).argmax()) + 1}: the label is none of the "
+            "classes; give them all with classes="
+        )
+    return codes

@@ -1,0 +1,405 @@
+"""`silodp evaluate` and `silodp profile` in simulation: all silos in one process, each paying for
+what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import GDP, Budget, added
+from silodp.core.privacy.totals import Schedule, Totals
+from silodp.core.problem.build import Words, build
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.task import Task
+from silodp.core.sampling import FullBatch
+from silodp.core.weights import Weights
+from silodp.host import atomic
+from silodp.host.extension import load
+from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
+from silodp.server.estimates.profile import profile, releases
+from silodp.server.estimates.scoring import Scores, as_rows, gaussian_for, score
+from silodp.server.estimates.scoring_total import score_total, shuffled_for
+from silodp.server.estimates.survival import survival, survival_label
+from silodp.server.federation import Channel, Everyone, Federation
+from silodp.server.folder import read_run
+from silodp.server.order import (
+    MODEL,
+    Order,
+    budgets_of,
+    check_seed,
+    least_of_all,
+    with_default_delta,
+)
+from silodp.silo.answer.simulated import Simulated
+from silodp.silo.data.heldout import split_records
+from silodp.silo.data.records import Records
+from silodp.silo.gate import Gate
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.simulate.hidden import check_mark, places_key
+from silodp.simulate.planning import warn_of_delta
+from silodp.simulate.runfolder import SEED, locked
+from silodp.simulate.simulation import connect
+from silodp.simulate.source import Source
+from silodp.simulate.training import mapped, read_back, words_of
+from silodp.wire.inprocess import InProcess
+
+NOISE = "seeded pseudo-random float noise, for simulation"
+
+
+def evaluate_run(
+    folder: Path,
+    *,
+    epsilon: str,
+    bins: int,
+    cap: float,
+    seed: int | None,
+    source: Source | None = None,
+    by: str | None = None,
+) -> dict:
+    """Scores the run's model on its held-out records, adds the price to what the run has spent, and
+    writes evaluations.jsonl and spent.json.
+
+    The price is added, not shared: no record is claimed to have been in one part only. `source` has
+    the records, where they are in no file. With `by`, a column of the schema, accuracies of its
+    groups are asked for too, within the same price.
+    """
+    check_seed(seed)
+    with locked(
+        folder
+        # from what was spent to the answer: two at once would each add to the same sum, and draw
+        # the same noise
+    ):
+        return _evaluate(folder, epsilon, bins, cap, seed, source, by)
+
+
+def _evaluate(
+    folder: Path,
+    epsilon: str,
+    bins: int,
+    cap: float,
+    seed: int | None,
+    given: Source | None,
+    by: str | None,
+) -> dict:
+    spent, (order, source) = (
+        spent_of(folder),
+        (Order.read(read_run(folder), folder), given) if given else read_back(folder),
+    )
+    (folder / SEED).unlink(missing_ok=True)  # it was killed between its end and that
+    with _writing(folder):  # before anything is asked
+        part = folder / "spent.json.part"
+        part.touch()
+        part.unlink()
+        if (folder / "evaluations.jsonl").exists():
+            open(folder / "evaluations.jsonl", "a", encoding="utf-8").close()
+    if not source.held_out:
+        raise BadInput(
+            f"the run in {folder} has held nothing out; train with --held-out 0.2 to "
+            "evaluate on records it has not seen"
+        )
+    groups = (
+        groups_of(source.read_by, by, trust=order.trust, feature_map=order.feature_map)
+        if by is not None
+        else None
+    )
+    loaded = source.load(order.coins, raw=bool(order.feature_map))
+    records, classes = loaded.records, loaded.classes
+    if [s["name"] for s in spent["silos"]] != list(records.names):
+        raise BadInput(
+            f"the data of the run in {folder} have other silos now; evaluate on the files "
+            "that it was trained on"
+        )
+    check_mark(folder, records)
+    budgets = _budgets(replace(order, epsilon=(epsilon,)), records)
+    _, held = split_records(records, source.held_out, places_key(order.seed))
+    held = mapped(held, order, source, load)
+    problem, w, mean, scale = _model(
+        folder, order, source, records.features, held.x.shape[-1], classes
+    )
+    if groups and not (bool((mean == 0).all()) and bool((scale == 1).all())):
+        raise BadInput(
+            f"--by is {by!r}, but the run in {folder} scales what the schema makes of a "
+            "column; leave it out"
+        )
+    held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
+    before = (
+        (folder / "evaluations.jsonl").read_text("utf-8").splitlines()
+        if (folder / "evaluations.jsonl").exists()
+        else ()
+    )
+    purpose = f"evaluate {len(before)} {bins} {cap!r}{f' by {by}' if groups else ''}"
+    label = source.read_by.label if source.read_by else None
+    asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
+    if order.totals:
+        (found, paid), seen = (
+            _in_total(problem, held, w, replace(order, epsilon=(epsilon,)), seed, purpose, asked),
+            {},
+        )
+    else:
+        fed, ledger = _connected(problem, held, budgets, seed, purpose)
+        questions = QUESTIONS if groups else 1
+        seen = (
+            {
+                "groups": score_groups(
+                    fed, w, gaussian_for(KIND, budgets, questions), groups, held.counts
+                )
+            }
+            if groups
+            else {}
+        )
+        found = score(
+            fed,
+            w,
+            gaussian_for("score", budgets, questions),
+            names=held.names,
+            held_out=held.counts,
+            **asked,
+        )
+        paid = _paid(ledger, held.names, budgets)
+    answer = {
+        "scores": as_rows(found, classes),
+        "silos": paid,
+        "cap": cap,
+        "bins": bins,
+        "noise": NOISE,
+        "trust": order.trust,
+    } | seen
+    _add_up(spent, paid, gaussian=not order.totals)
+    if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
+        raise BadInput(
+            "with this evaluation the run would have spent more than can be told from "
+            "infinite; ask for a smaller --epsilon"
+        )
+    with _writing(folder):
+        atomic.write_json(folder / "spent.json", spent)  # the price first: no answer is kept unpaid
+        with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(answer) + "\n")
+    return answer | {
+        "training": [{"epsilon": s["spent_epsilon"], "delta": s["delta"]} for s in spent["silos"]],
+        "evaluations": [s.get("evaluations") for s in spent["silos"]],
+        "in_all": [s["in_all"] for s in spent["silos"]],
+    }
+
+
+def _in_total(
+    problem: Problem,
+    held: Records,
+    w: Tensor,
+    order: Order,
+    seed: int | None,
+    purpose: str,
+    asked: dict[str, Any],
+) -> tuple[list[Scores], list[dict]]:
+    """The same as one total of all silos' held-out records, under the noise of all of them, or all
+    but the colluding; priced before the server.
+    """
+    budget = least_of_all(budgets_of(order, held.names, held.counts, {"": FullBatch()}))
+    query = shuffled_for(
+        w, budget, held.counts, None, order.colluding if order.trust == "masks" else None, **asked
+    )
+    ledger = MemoryLedger(Totals.for_budget(budget), budget, held.counts)
+    everyone, seeds = Everyone(len(held)), [_coins(seed, f"{purpose} {budget!r}")]
+    seen = list[Channel]()
+    connect(
+        order.trust,
+        problem,
+        held,
+        ledger,
+        seeds,
+        everyone,
+        Weights("records", held.counts),
+        lambda c: seen.append(c) or c,
+    )
+    found = score_total(seen[0], query, counts=held.counts, held_out=held.counts, **asked)
+    made = Schedule()
+    made.add("", query.event())
+    spent = min(made.epsilon(budget.delta), budget.epsilon)
+    return found, [{"name": name, **asdict(budget), "spent_epsilon": spent} for name in held.names]
+
+
+def profile_data(order: Order, source: Source) -> dict:
+    """A profile of the silos' own files or of a built-in set, within the order's budgets."""
+    loaded = replace(source, scale="none").load(order.coins, holes=True)
+    names = loaded.features or tuple(f"f{j}" for j in range(loaded.records.features))
+    labels = (
+        source.read_by.label.classes
+        if source.read_by
+        else tuple(source.class_names(loaded.classes))
+    )
+
+    def ask(fed: Federation, budgets: list[Budget]) -> dict:
+        mechanism = gaussian_for("profile", budgets, releases(labels))
+        return profile(fed, mechanism, features=names, classes=labels, counts=loaded.records.counts)
+
+    return _asked("profile", order, source, loaded.records, ask)
+
+
+def survival_data(order: Order, source: Source) -> dict:
+    """The survival curve of the silos' own files, within the order's budgets."""
+    label = survival_label(source.read_by.label if source.read_by else None)
+    records = source.load(order.coins).records
+    return _asked(
+        "survival",
+        order,
+        source,
+        records,
+        lambda fed, b: survival(fed, gaussian_for("survival", b), label, records.counts),
+    )
+
+
+def _asked(
+    purpose: str,
+    order: Order,
+    source: Source,
+    records: Records,
+    ask: Callable[[Federation, list[Budget]], dict],
+) -> dict:
+    """What these records are asked within the order's budgets, and what each silo has paid for
+    it.
+    """
+    budgets = _budgets(order, records)
+    problem = build(
+        Words("linear", Task.plain(0)), records.features, load=load
+    )  # a gate has a model even where nobody asks about it
+    problem.person = source.read_by.person if source.read_by else None
+    fed, ledger = _connected(problem, records, budgets, order.seed, purpose)
+    found = ask(fed, budgets)
+    warn_of_delta(with_default_delta(order, records.names, records.counts))
+    return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
+
+
+def _budgets(order: Order, records: Records) -> list[Budget]:
+    """What each silo pays, for a record or, if the order is so, for a whole silo; whoever was
+    trusted with the training, nobody is here.
+    """
+    return budgets_of(order.under("isrl"), records.names, records.counts, {"": FullBatch()})
+
+
+def _connected(
+    problem: Problem, records: Records, budgets: list[Budget], seed: int | None, purpose: str
+) -> tuple[Federation, MemoryLedger]:
+    """One seed has another noise for every purpose and budget: of two answers with one and the same
+    noise the difference has none.
+    """
+    ledger = MemoryLedger(GDP(), budgets, records.counts)
+    seeds = [_coins(seed, f"{purpose} {budgets!r}")]
+    gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts)
+    return Federation(InProcess(gate), Everyone(len(records))), ledger
+
+
+def _coins(seed: int | None, asked: str) -> tuple[int, ...]:
+    return (
+        secrets.randbits(128) if seed is None else seed,
+        0x5C02E,
+        int.from_bytes(hashlib.sha256(asked.encode()).digest(), "big"),
+    )
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(
+            f"the run folder {folder} cannot be written ({error.strerror}), and an "
+            "evaluation adds its price there; make it writable"
+        ) from None
+
+
+def spent_of(folder: Path) -> dict:
+    """What the run has cost so far; there is none before its end."""
+    try:
+        found = json.loads((folder / "spent.json").read_text())
+        parts = [
+            (s, *(s.get(part, {}) for part in ("in_all", "evaluations"))) for s in found["silos"]
+        ]
+        spent = [
+            (
+                s["name"],
+                float(s["spent_epsilon"]),
+                float(s["delta"]),
+                *(float(v) for sum_ in sums for v in sum_.values()),
+            )
+            for s, *sums in parts
+        ]
+        if not spent or not isinstance(found["rule"], str):
+            raise ValueError
+    except FileNotFoundError:
+        raise BadInput(
+            f"{folder} holds no run of `silodp train` that is finished: it has no "
+            "spent.json; train again"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise BadInput(
+            f"{folder}/spent.json is not as `silodp train` wrote it, so what was spent is "
+            "not known; restore it"
+        ) from None
+    return found
+
+
+def _model(
+    folder: Path, order: Order, source: Source, raw: int, features: int, classes: int
+) -> tuple[Problem, Tensor, Tensor, Tensor]:
+    problem, model = build(words_of(order, source, classes), raw, load=load), order.model or MODEL
+    try:
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+        w = torch.cat(
+            [stored[name].reshape(shape).flatten() for name, shape in problem.shapes.items()]
+        )[None]
+        mean, scale = (stored[name].reshape(features) for name in ("scaling.mean", "scaling.scale"))
+    except (OSError, KeyError, RuntimeError, SafetensorError):
+        raise BadInput(
+            f"{folder}/model.safetensors is not the model {model} of this run; restore it"
+        ) from None
+    return problem, w, mean, scale
+
+
+def _paid(ledger: MemoryLedger, names: tuple[str, ...], budgets: list[Budget]) -> list[dict]:
+    spent = np.asarray(ledger.epsilon())[0]
+    return [
+        {"name": n, **asdict(b), "spent_epsilon": float(s)}
+        for n, b, s in zip(names, budgets, spent, strict=True)
+    ]
+
+
+def _add_up(spent: dict, paid: list[dict], *, gaussian: bool) -> None:
+    """What all evaluations cost, and training and evaluations together: exactly where all is
+    Gaussian, else by adding epsilons and deltas.
+
+    `gaussian`: whether evaluations are; totals have binomial noise.
+    """
+    for silo, now in zip(spent["silos"], paid, strict=True):
+        price = {"epsilon": now["spent_epsilon"], "delta": now["delta"]}
+        training = {"epsilon": silo["spent_epsilon"], "delta": silo["delta"]}
+        before = silo.get("evaluations")
+        if (
+            before or "in_all" not in silo
+        ):  # else an earlier version has left a sum without its parts
+            own = _both(before, price, gaussian=gaussian) if before else price
+            silo["evaluations"] = {"count": before["count"] + 1 if before else 1, **own}
+        silo["in_all"] = _both(
+            silo.get("in_all", training), price, gaussian=gaussian and spent["rule"] == "gdp"
+        )
+
+
+def _both(one: dict, other: dict, *, gaussian: bool) -> dict:
+    """(epsilon, delta) of two parts."""
+    epsilon, delta = added(
+        [(part["epsilon"], part["delta"]) for part in (one, other)], gaussian=gaussian
+    )
+    return {"epsilon": epsilon, "delta": delta}

@@ -1,0 +1,493 @@
+"""`silodp train`: one private run with all silos in one process. Each silo still pays for, and is
+protected in, everything it says.
+
+The folder gets run.json and progress.jsonl on the way and, at the end, model.safetensors,
+transcript and spent.json. Before the first question it gets the seed of all noise too, which goes
+at the end: a run that was interrupted is computed again from its start with that seed, every
+release is the one that it was, and nothing new is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from silodp.core.errors import BadInput, Refused
+from silodp.core.extension import is_file
+from silodp.core.features.feature_map import FeatureMap, feature_map
+from silodp.core.problem.build import Load, Words, build
+from silodp.core.problem.losses import Ordinal
+from silodp.core.problem.person import unit
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.reading import plain_text
+from silodp.core.problem.task import Task
+from silodp.core.query import Query
+from silodp.core.statistics.score import judged
+from silodp.host import atomic
+from silodp.host.extension import ran
+from silodp.host.model import facts
+from silodp.server.advice import Advice
+from silodp.server.algorithms import find
+from silodp.server.estimates.scaling import learn_scaling
+from silodp.server.estimates.scoring import as_rows, asked_of, scores_of
+from silodp.server.federation import Answered, Channel, Everyone, Federation
+from silodp.server.folder import open_run, read_run, silo_rows
+from silodp.server.kept import NoRoom
+from silodp.server.loop import Run
+from silodp.server.order import AUTO, FILES, MODEL, Order, budgets_of, with_default_delta
+from silodp.server.prepare import Prepared, prepare
+from silodp.server.progress import Progress, measured, measured_total
+from silodp.server.settings import samplings_by_name
+from silodp.server.tally import SeenTotals
+from silodp.silo.data.heldout import split_records
+from silodp.silo.data.records import Records
+from silodp.silo.ledger.memory import MemoryLedger
+from silodp.simulate.advised import advised
+from silodp.simulate.hidden import kept_seed, mark_of, places_key
+from silodp.simulate.pinned import Code, pinned, refuse_imports
+from silodp.simulate.planning import warn_of_delta
+from silodp.simulate.runfolder import (
+    SEED,
+    begin,
+    go_on,
+    make_folder,
+    refuse_others,
+    seeded,
+    write_environment,
+)
+from silodp.simulate.simulation import asked_by, connect
+from silodp.simulate.source import Loaded, Source
+from silodp.simulate.sweep import Tick, unseen
+from silodp.testing.evaluate import balanced_accuracy, error_rate
+
+UNCHARGED = (
+    "The built-in data sets come standardised with statistics of the raw data, as in the "
+    "paper; that is not charged to the budget."
+)
+
+
+def train(
+    order: Order,
+    source: Source,
+    folder: Path,
+    *,
+    resume: bool = False,
+    tick: Tick = unseen,
+    told: Callable[[Advice], None] = lambda advice: None,
+) -> dict[str, Any]:
+    """Checks everything that can be checked, loads, trains, and returns the summary that --json
+    prints; with `resume` the run in `folder`.
+
+    What the order leaves open is chosen from public facts, and `told` to the caller. Nothing is
+    written before all that can be refused has been checked.
+    """
+    open_order, samplings = order.algorithm == AUTO, {}
+    if not open_order:
+        order = replace(order, model=order.model or MODEL)
+        find(order.algorithm).schedule(order.schedule)
+        samplings = samplings_by_name(order.sampling, find(order.algorithm), order.rounds)
+    loaded = source.load(order.coins, raw=bool(order.feature_map))
+    refuse_others(folder)
+    records, mark = loaded.records, None
+    budgets = budgets_of(order, records.names, records.counts, samplings)
+    large = with_default_delta(order, records.names, records.counts)
+    if source.held_out:
+        mark, (records, _) = (
+            mark_of(records),
+            split_records(records, source.held_out, places_key(order.seed)),
+        )
+    code, advice = Code(), None
+    if open_order:
+        told(
+            advice := advised(
+                order, source, loaded, records.names, records.counts, budgets, code.load
+            )
+        )
+        order = advice.order
+    problem = build(words_of(order, source, loaded.classes), records.features, load=code.load)
+    files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
+    if resume:
+        refuse_imports(order.algorithm, *files.values())
+    records = mapped(records, order, source, code.load)
+    scaled = records.x.shape[-1] if loaded.scale == "private" else None
+    made = prepare(
+        order, records.names, records.counts, budgets=budgets, dimension=problem.dim, scaled=scaled
+    )
+    make_folder(folder)
+    with contextlib.closing(Progress(folder, keep=False)) as record:
+        (go_on if resume else begin)(folder)
+        seed = kept_seed(folder / SEED, order.seed, records)
+        coin = (
+            int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16)
+            if order.seed is None
+            else order.seed
+        )
+        if mark and not (folder / "records.json").exists():
+            atomic.write(folder / "records.json", mark, mode=0o644)
+        names = loaded.features or [f"x{j}" for j in range(loaded.records.features)]
+        reads = plain_text(names, source.class_names(loaded.classes), source.label, loaded.ranges)
+        run = _Run(
+            made,
+            problem,
+            records,
+            folder,
+            coin,
+            seed=seed,
+            source=source,
+            reads=reads,
+            record=record,
+        )
+        own = code.of(**files) | (
+            {"algorithm_sha256": ran(order.algorithm)} if is_file(order.algorithm) else {}
+        )
+        about = _facts(order, source, loaded, run) | pinned(
+            own, problem.initial([coin]), made.plan.mechanisms
+        )
+        open_run(
+            folder,
+            about,
+            own={"advice": advice.words() if advice else None},
+            advice="restore that, or start another run with --new",
+        )
+        if loaded.test is not None:
+            x, y = loaded.test
+            function = map_of(order, source, code.load)
+            x = function.of(x.flatten(1)) if function else x.flatten(1)
+            run.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
+        warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
+        tick(0, run.total)
+        with _ending(folder):
+            for count in run:
+                tick(count, run.total)
+    return run.summary
+
+
+def read_back(folder: Path) -> tuple[Order, Source]:
+    """What the run in `folder` was told."""
+    found = read_run(folder)
+    return Order.read(found, folder), Source.read(found, folder)
+
+
+def to_resume(
+    folder: Path, order: Order, source: Source, given: Collection[str]
+) -> tuple[Order, Source]:
+    """What the run in `folder` was told; BadInput if one of the options `given` asks for something
+    else.
+    """
+    was_order, was_source = read_back(folder)
+    was, now = was_order.words() | was_source.words(), order.words() | source.words()
+    if differs := sorted(name for name in given if name in now and now[name] != was[name]):
+        raise BadInput(
+            f"the run in {folder} was begun with another {', '.join(differs)}; leave that "
+            "out to go on with it"
+        )
+    return was_order, was_source
+
+
+def words_of(order: Order, source: Source, classes: int) -> Words:
+    return Words(
+        order.model or MODEL,
+        source.read_by or Task.plain(classes),
+        order.prox,
+        order.loss,
+        order.feature_map,
+    )
+
+
+def map_of(order: Order, source: Source, load: Load) -> FeatureMap | None:
+    shape = source.read_by.shape if source.read_by else ()
+    return feature_map(order.feature_map, load, shape) if order.feature_map else None
+
+
+def mapped(records: Records, order: Order, source: Source, load: Load) -> Records:
+    """The records as the model sees them, one row of features each, or one for each row of a
+    person.
+    """
+    rows = records.y.dim()
+    flat = Records(records.x.flatten(rows), records.y, records.counts, records.names)
+    if not (function := map_of(order, source, load)):
+        return flat
+    pairs = [(x[:n], y[:n]) for x, y, n in zip(flat.x, flat.y, flat.counts, strict=True)]
+    return Records.of(
+        [(function.of(x.flatten(0, rows - 2)).unflatten(0, y.shape), y) for x, y in pairs],
+        flat.names,
+    )
+
+
+def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str, Any]:
+    """run.json: what is trained, known before the first question; n is public.
+
+    Another model, or another version's arithmetic, under the noise of the run before would show
+    where the two differ.
+    """
+    made = run.made
+    samplings = sorted({str(sampling) for sampling in made.samplings.values()})
+    return {
+        "kind": "train",
+        "order": order.words(),
+        "source": source.words(),
+        "algorithm": Path(made.algorithm.name).name,
+        "settings": made.settings,
+        "rounds": made.order.rounds,
+        "step": made.order.step,
+        "clip": made.order.clip,
+        "sampling": ", ".join(samplings),
+        "model": Path(order.model or MODEL).name,
+        "rule": made.plan.rule.name,
+        "scale": loaded.scale,
+        "output": made.order.output,
+        "features": run.records.x.shape[-1],
+        "classes": loaded.classes,
+        "parameters": run.problem.dim,
+        "silos": silo_rows(run.records.names, run.records.counts, run.budgets),
+        "unit": unit(run.problem.person),
+        "definition": hashlib.sha256(run.problem.definition().encode()).hexdigest(),
+    }
+
+
+@contextlib.contextmanager
+def _ending(folder: Path) -> Iterator[None]:
+    """A run that comes to an end of its own, good or bad, is not resumed: its seed goes. One that
+    is interrupted or killed, or found no room, keeps it.
+    """
+    try:
+        yield
+    except NoRoom:
+        raise
+    except (BadInput, Refused):
+        (folder / SEED).unlink(missing_ok=True)
+        raise
+    (folder / SEED).unlink(missing_ok=True)
+
+
+TEST_BINS = 500
+"""Bins of the score of test records, which no noise blurs."""
+
+
+def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> dict[str, Any]:
+    """How the model does on test records, which are nobody's: without noise, and not private."""
+    if not classes:
+        return {"test_loss": float(problem.losses(w, x, y).mean())}
+    found = {
+        "test_error": float(error_rate(problem, w, x, y)),
+        "balanced_accuracy": float(balanced_accuracy(problem, w, x, y)),
+    }
+    if isinstance(problem.loss, Ordinal):
+        return found
+    asked, _ = asked_of(classes, TEST_BINS, 4.0, None, problem.loss)
+    with torch.no_grad():
+        outputs = problem.outputs(w, x)[0].double().flatten(1)
+        value = (
+            judged(
+                problem.loss, outputs, problem.record_losses(outputs, y), y, asked.cells, asked.cap
+            )
+            .mean(0)
+            .numpy()
+        )
+    return found | {"test": as_rows([scores_of("test", len(y), value, 0.0, asked)], classes)[0]}
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+class _Run(Run):
+    """One run under its trust: asks, writes a line of progress for each question, and adds up what
+    each silo has spent.
+    """
+
+    result = "spent.json"
+
+    def __init__(
+        self,
+        made: Prepared,
+        problem: Problem,
+        records: Records,
+        folder: Path,
+        coin: int,
+        *,
+        seed: int,
+        source: Source,
+        reads: str,
+        record: Progress,
+    ) -> None:
+        super().__init__(made, problem, folder, coin)
+        self.records, self._seed, self._source, self._reads, self._record = (
+            records,
+            seed,
+            source,
+            reads,
+            record,
+        )
+        self._counts = tuple(made.plan.counts)  # of a curator's ledger: one silo with all records
+        self._ledger = MemoryLedger(made.plan.rule, made.plan.budgets.tolist(), self._counts)
+        self._totals, self._rounds, self._values = (
+            [SeenTotals() for _ in records.names],
+            list[dict[str, Any]](),
+            dict[str, Tensor](),
+        )
+        self._question, self._stage, self._asked = 0, 0, [0, 0]
+        features = records.x.shape[-1]
+        self._scaling = (
+            torch.zeros(features, dtype=torch.float64),
+            torch.ones(features, dtype=torch.float64),
+        )
+        self.score: Callable[[Tensor], dict[str, float]] = lambda w: {}
+
+    @property
+    def budgets(self) -> list[Any]:
+        """Of each silo."""
+        return (
+            self.made.budgets
+            if len(self.made.budgets) == len(self.records.names)
+            else self.made.budgets * len(self.records.names)
+        )
+
+    def _federation(self) -> Federation:
+        """Learns the scaling first, within the budget, where that is wanted: the records are scaled
+        by it from here on.
+        """
+        mechanisms = self.made.plan.mechanisms
+        if "ranges" in mechanisms:
+            fed = self._connected(Everyone(len(self.records)))
+            mean, scale = learn_scaling(
+                fed,
+                self.records.x.shape[-1],
+                ranges=mechanisms["ranges"],
+                moments=mechanisms["moments"],
+            )
+            scaled = (self.records.x - mean.float()) / scale.float()
+            self.records = Records(scaled, self.records.y, self.records.counts, self.records.names)
+            self._scaling = mean, scale
+        self._stage = 1
+        return self._connected(self.made.participation())
+
+    def _connected(self, who: Everyone) -> Federation:
+        seeds, weights = [(self._seed, self._stage + 1)], self.made.weights(self.records.counts)
+        trust, watched = self.made.order.trust, lambda channel: _Watched(channel, self.seen)
+        return connect(
+            trust, self.problem, self.records, self._ledger, seeds, who, weights, watched
+        )
+
+    def seen(self, query: Query, asked: Sequence[int], answer: Answered) -> None:
+        """Queries are public and releases are private already, so both may be stored."""
+        mechanism, trust, names = query.mechanism, self.made.order.trust, self.records.names
+        stage = int(self._stage and "ranges" in self.made.plan.mechanisms)
+        name = f"{stage}/{self._asked[stage]:05d}"
+        self._asked[stage] += 1
+        row = {
+            "release": name,
+            "kind": mechanism.kind,
+            "statistic": type(query.statistic).__name__,
+            "silos": list(asked),
+        }
+        self._rounds.append(
+            row | {"clip": float(torch.as_tensor(mechanism.clip).max())} | asked_by(mechanism)
+        )
+        self._values[name] = answer.value[0].contiguous()
+        if mechanism.total:
+            for i in answer.silos:
+                self._totals[i].add(
+                    mechanism.sampling.bucket,
+                    query.event(),  # type: ignore[arg-type]
+                    self.records.counts[i],
+                )
+            records = mechanism.contributed(self.records.counts[i] for i in answer.silos)
+            line = measured_total(
+                query, answer.value[:, 0], records, [names[i] for i in answer.silos]
+            )
+        elif trust == "central":
+            line = measured(query, answer.value[0], (0,), self._counts, ("all",)) | {
+                "answered": {names[i]: {} for i in asked}
+            }
+        else:
+            line = measured(query, answer.value[0], answer.silos, self._counts, names)
+        used = np.broadcast_to(np.asarray(self._ledger.used())[0], len(names))
+        if (
+            self.made.plan.rule.name != "committed"
+        ):  # its prices take seconds: a reader then takes the whole budget for spent
+            line["epsilon"] = dict(zip(names, self.spent(), strict=True))
+        line |= {
+            "round": self.iterates + 1,
+            "used": dict(zip(names, used.tolist(), strict=True)),
+            "dropped": {},
+        }
+        self._record.write(self._question, line)
+        self._question += 1
+
+    def spent(self) -> list[float]:
+        """Epsilon of each silo at its own delta, against whoever the trust does not name."""
+        if self.made.order.totals:
+            return [
+                seen.epsilon(budget.delta)
+                for seen, budget in zip(self._totals, self.budgets, strict=True)
+            ]
+        return np.broadcast_to(
+            np.asarray(self._ledger.epsilon())[0], len(self.records.names)
+        ).tolist()
+
+    def _stopped(self) -> None:
+        raise BadInput(f"the run has ended: {self.ended}")
+
+    def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        order, schema = self.made.order, self._source.read_by
+        words = facts(
+            model=order.model or MODEL,
+            prox=order.prox,
+            loss=order.loss,
+            feature_map=order.feature_map,
+        )
+        words |= {"schema": schema.text} if schema else {"plain": self._reads}
+        return words, {
+            "scaling.mean": self._scaling[0].float(),
+            "scaling.scale": self._scaling[1].float(),
+        }
+
+    def _found(self, w: Tensor) -> dict[str, Any]:
+        """Transcript and environment, too."""
+        order, rounds = self.made.order, self._rounds
+        atomic.write(self.folder / "transcript.safetensors", save(self._values), mode=0o644)
+        atomic.write(
+            self.folder / "transcript.jsonl",
+            "".join(json.dumps(r) + "\n" for r in rounds),
+            mode=0o644,
+        )
+        write_environment(self.folder, noise=seeded(order.seed))
+        silos = [
+            {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
+            | ({"local_epsilon_at_most": seen.local(b.delta)} if order.totals else {})
+            for name, b, s, seen in zip(
+                self.records.names, self.budgets, self.spent(), self._totals, strict=True
+            )
+        ]
+        return {
+            "questions": len(rounds),
+            "answers": sum(len(r["silos"]) for r in rounds),
+            "rule": self.made.plan.rule.name,
+            "silos": silos,
+            "note": UNCHARGED if self._source.standardised(raw=bool(order.feature_map)) else "",
+            **self.score(w),
+        }
+
+
+class _Watched:
+    """A channel that shows what passes through it."""
+
+    def __init__(
+        self, inner: Channel, seen: Callable[[Query, Sequence[int], Answered], None]
+    ) -> None:
+        self._inner, self._seen = inner, seen
+
+    def ask(self, query: Query, silos: Sequence[int]) -> Answered:
+        answer = self._inner.ask(query, silos)
+        self._seen(query, silos, answer)
+        return answer

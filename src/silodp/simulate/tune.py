@@ -1,0 +1,256 @@
+"""`silodp tune`: settings for a private run. Here by a free search, on public or synthetic data;
+`charged` looks at the silos' own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.build import Words, build
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.task import Task
+from silodp.host import atomic
+from silodp.host.extension import file_hash, load
+from silodp.server.algorithms import find
+from silodp.server.order import AUTO, EPSILON, FILES, MODEL, SCHEDULE, Order, by_silo, finite
+from silodp.silo.data.datasets import DATASETS, Split
+from silodp.silo.data.files import load_silos
+from silodp.silo.data.records import Records
+from silodp.simulate.runfolder import open_folder
+from silodp.simulate.sweep import (
+    Arm,
+    Store,
+    Tick,
+    as_tensor,
+    best_settings,
+    pending,
+    run_arm,
+    scheduled,
+    spread,
+    unseen,
+)
+from silodp.simulate.synthetic import Shape, synthetic
+
+SPENT = ("epsilon", "delta", "seed")
+"""A tuning's own; the next command has its own, too."""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What is tried: every combination that an algorithm takes. Phase 1 is mb-sgd, larger phases
+    are spider, unless another algorithm is named; of an SVRG a phase is its inner steps."""
+
+    rounds: tuple[int, ...] = (10, 40)
+    phases: tuple[int, ...] = (1, 4)
+    steps: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
+    clips: tuple[float, ...] = (0.5, 2.0)
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "phases", "steps", "clips"):
+            values = getattr(self, name)
+            if not values or not all(0 < v < math.inf for v in values):
+                raise BadInput(f"{name} are {values}; give one or more, each greater than 0")
+
+    def orders(self, order: Order) -> list[Order]:
+        """The order with each schedule; steps and clips are still to be set."""
+        pairs = [(r, q) for r in self.rounds for q in self.phases if q <= r]
+        if not pairs:
+            raise BadInput(
+                f"phases {self.phases} are all larger than rounds {self.rounds}; give a "
+                "phase that fits"
+            )
+        found = []
+        for r, q in pairs:
+            name = (
+                order.algorithm
+                if order.algorithm not in (AUTO, "spider")
+                else "mb-sgd"
+                if q == 1
+                else "spider"
+            )
+            found.append(replace(order, algorithm=name, rounds=r, phase=q, inner=q))
+        schedules = [(order.algorithm, scheduled(order)) for order in found]
+        # one without phases has one for each number of rounds
+        return [one for i, one in enumerate(found) if schedules[i] not in schedules[:i]]
+
+
+def problem_of(order: Order, features: Sequence[int], classes: int) -> Problem:
+    return build(
+        Words(order.model or MODEL, Task.plain(classes), order.prox, order.loss),
+        math.prod(features),
+        load=load,
+    )
+
+
+def code_of(order: Order) -> tuple[str, ...]:
+    return tuple(file_hash(getattr(order, name) or "") for name in FILES)
+
+
+def row_of(order: Order) -> dict[str, Any]:
+    """A candidate, in a table."""
+    return {
+        "algorithm": order.algorithm,
+        **scheduled(order),
+        "step": order.step,
+        "clip": order.clip,
+    }
+
+
+# --- free: public or synthetic data --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FreeSearch:
+    """A search on data that nobody owes privacy: a built-in set by name, public files, or synthetic
+    records of the silos' shape.
+    """
+
+    order: Order
+    ranges: Ranges
+    data: str | None = None
+    shape: Shape | None = None
+    public: tuple[str, ...] = ()
+    label: str = "label"
+    classes: tuple[str, ...] = ()
+    trials: int = 3
+    code: tuple[str, ...] = ()
+    """SHA-256 of each FILE.py of the order: a folder is not continued with another."""
+
+    @property
+    def epsilon(self) -> float:
+        """One for all silos, which have no names that anybody could know."""
+        if (found := by_silo("epsilon", self.order.epsilon, ["all"])["all"]) is None:
+            return EPSILON
+        finite(found)
+        return found
+
+    def arms(self) -> list[Arm]:
+        grid = {"step": self.ranges.steps, "clip": self.ranges.clips}
+        return [
+            Arm(
+                "tune",
+                order,
+                grid | ({"slope": (order.slope,)} if "slope" in scheduled(order) else {}),
+            )
+            for order in self.ranges.orders(self.order)
+        ]
+
+    def split(self, trial: int, data_dir: Path | None) -> Split:
+        if self.shape:
+            return synthetic(self.shape, self.shape.records, trial)
+        return (
+            DATASETS[self.data].load(trial, data_dir) if self.data else _public_split(self, trial)
+        )
+
+
+def _public_split(search: FreeSearch, trial: int) -> Split:
+    """80 % of each file to train on, the rest to test on; features standardised, which is free for
+    public data.
+    """
+    silos = load_silos(
+        [Path(p) for p in search.public], search.label, classes=search.classes or None
+    ).records_raw
+    every = np.concatenate([np.asarray(x, np.float64) for x, _ in silos])
+    mean, scale = every.mean(0), every.std(0) + 1e-12
+    train, test = [], []
+    for i, (x, y) in enumerate(silos):
+        order = np.random.default_rng((trial, i)).permutation(len(y))
+        x, y, cut = ((np.asarray(x) - mean) / scale)[order], np.asarray(y)[order], len(y) * 4 // 5
+        train.append((x[:cut], y[:cut]))
+        test.append((x[cut:], y[cut:]))
+    test_x, test_y = (np.concatenate(part) for part in zip(*test, strict=True))
+    return Split(
+        Records.of(train),
+        torch.from_numpy(test_x).float(),
+        torch.from_numpy(test_y).long(),
+        len(search.classes) or 2,
+    )
+
+
+def search_freely(
+    search: FreeSearch, folder: Path, *, data_dir: Path | None = None, tick: Tick = unseen
+) -> dict:
+    """Runs what is missing in the folder and returns all candidates with their test errors, and the
+    one with the least training loss.
+    """
+    search = replace(search, code=code_of(search.order))
+    if sum(map(bool, (search.data, search.shape, search.public))) != 1:
+        raise BadInput(
+            "give one of --data NAME, --public FILE for each silo, or --records with "
+            "--features for synthetic data"
+        )
+    if search.data is not None and search.data not in DATASETS:
+        raise BadInput(f"data set {search.data!r} is unknown; choose one of {', '.join(DATASETS)}")
+    if search.epsilon and search.arms() and not (folder / "config.json").exists():
+        split = search.split(0, data_dir)  # what is wrong is said before the folder holds it
+        problem_of(search.order, split.train.x.shape[2:], split.classes)
+    open_folder(folder, search)
+    store = Store(folder)
+    units = [(search, arm, trial, data_dir) for arm, trial in pending(store, search)]
+    for arm, trial, rows in spread(_free_unit, units, tick=tick, before=len(store.done)):
+        store.add(arm.key, trial, rows)
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in store.runs():
+        groups.setdefault((row["unit"], row["step"], row["clip"], row["slope"]), []).append(row)
+    found = [
+        _free_row(rows) for rows in groups.values()
+    ]  # in the order in which they were finished
+    candidates = sorted(
+        found, key=lambda row: (row.get("rounds", 1), row.get("phase", 1), row["step"], row["clip"])
+    )
+    best = best_settings(store.runs())
+    answer = {
+        "free": True,
+        "candidates": candidates,
+        "chosen": _free_row(best),
+        "spent_on_silos": 0.0,
+    }
+    order = next(arm.order for arm in search.arms() if arm.key == best[0]["unit"])
+    return finish(
+        folder, answer, replace(order, step=float(best[0]["step"]), clip=float(best[0]["clip"]))
+    )
+
+
+def _free_unit(
+    search: FreeSearch, arm: Arm, trial: int, data_dir: Path | None
+) -> tuple[Arm, int, list[dict]]:
+    split = search.split(trial, data_dir)
+    problem = problem_of(search.order, split.train.x.shape[2:], split.classes)
+    return arm, trial, list(run_arm(arm, problem, split, trial, (search.epsilon,)))
+
+
+def _free_row(rows: Sequence[dict[str, str]]) -> dict:
+    first = rows[0]
+    whole = {k: int(first[k]) for k in ("rounds", "phase") if first[k] != ""}
+    settings = {k: float(first[k]) for k in ("step", "clip", "slope") if first[k] != ""}
+    means = {k: float(as_tensor(rows, k).mean()) for k in ("test_error", "train_loss")}
+    return {"algorithm": first["unit"].split(",")[1], **whole, **settings, **means}
+
+
+def finish(folder: Path, answer: dict, order: Order) -> dict:
+    """tune.json, and settings.toml with the options of the next command: what the order has of its
+    own.
+    """
+    answer["settings"] = str(folder / "settings.toml")
+    usual, words = (
+        Order(order.algorithm).words(),
+        replace(order, model=order.model or MODEL).words(),
+    )
+    chosen = {"algorithm", "step", "clip", *find(order.algorithm).settings}
+    own = {name for name in words if words[name] != usual[name]} - {*SCHEDULE, *SPENT}
+    said = {name: words[name] for name in words if name in chosen | own}
+    lines = [
+        f"{name} = {json.dumps(value).replace('Infinity', 'inf')}" for name, value in said.items()
+    ]
+    atomic.write(folder / "settings.toml", "\n".join(lines) + "\n", mode=0o644)
+    atomic.write(folder / "tune.json", json.dumps(answer, indent=1) + "\n")
+    return answer

@@ -1,0 +1,148 @@
+"""Mistakes with masks: each takes the place of the gate's masker."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Container
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from mistakes import Mistakes, during, instead
+from silodp.core.protocol.codec import Envelope
+from silodp.core.protocol.masks import MODULI, offered
+from silodp.silo.service import masking
+from silodp.silo.service.masking import Masker, _Run
+
+OF_MASKS = Mistakes()
+plant = OF_MASKS.plant
+
+
+def planted(name: str, method: str, part: str, mistaken: Callable[..., Any]) -> type[Masker]:
+    """The shipped masker, in whose `method` this takes the place of what `masking` calls `part`."""
+    return plant(name, "masker")(
+        during(Masker, method, lambda masker, words: instead(masking, part, mistaken))
+    )
+
+
+# The pair's key does not depend on the question: the difference of two answers has no mask.
+OneMask = planted(
+    "mask reused between queries",
+    "masked",
+    "masked",
+    lambda shipped, *words: shipped(*words[:4], "0" * 64, words[5]),
+)
+# A server puts keys of its own beside the pinned identities, and takes every mask off.
+Unsigned = planted(
+    "unsigned key accepted", "check", "is_signed", lambda shipped, row, **about: True
+)
+# What the query says is what the price counts on, whoever is in the table.
+AbsentNoise = planted(
+    "noise of absent silos counted", "check", "counted", lambda shipped, rows, colluding: 2**60
+)
+TrustingAll = planted(
+    "noise of colluding silos counted",
+    "check",
+    "counted",
+    lambda shipped, rows, colluding: shipped(rows, 0),
+)
+
+
+@plant("counts without masks", "masker")
+class Bare(Masker):
+    """The server can add the counts up itself."""
+
+    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
+        return counts.astype(MODULI[envelope.query.mechanism.modulus]).tobytes()
+
+
+@plant("cohort not checked", "masker")
+class AnyCohort(Masker):
+    def check(self, envelope: Envelope, own: int) -> None:
+        pass
+
+
+@plant("unpinned key accepted", "masker")
+class Anybody(Masker):
+    """Whoever is in the table counts as known: a server invents silos until one silo is alone among
+    its own.
+    """
+
+    def check(self, envelope: Envelope, own: int) -> None:
+        rows = masking.read_table(envelope.cohort)
+        known = self.policy
+        self.policy = replace(
+            known,
+            members=tuple(
+                f"any-{i} {r.identity.hex()}" for i, r in enumerate(rows) if r.identity != self._own
+            ),
+        )
+        super().check(envelope, own)
+        self.policy = known
+
+
+@plant("own noise not checked", "masker")
+class OwnRow(Masker):
+    """The table may promise the others more noise of this silo than it draws."""
+
+    def check(self, envelope: Envelope, own: int) -> None:
+        (mine,) = (row for row in masking.read_table(envelope.cohort) if row.identity == self._own)
+        super().check(envelope, mine.trials // envelope.query.mechanism.noise_bits)
+
+
+@plant("same counts under two cohorts", "masker")
+class OneDraw(Masker):
+    """A second attempt at a round masks the counts of the first for its smaller cohort: two totals
+    differ by the silo that left, without noise.
+    """
+
+    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
+        kept = vars(self).setdefault("kept", {}).setdefault((envelope.run, envelope.round), counts)
+        return super().masked(asker, envelope, kept)
+
+
+@plant("wrap-around not checked", "masker")
+class Wrapping(Masker):
+    def check(self, envelope: Envelope, own: int) -> None:
+        wide = replace(envelope.query.mechanism, modulus=64)  # type: ignore[type-var]
+        super().check(replace(envelope, query=replace(envelope.query, mechanism=wide)), own)
+
+
+@plant("keys that outlive a restart", "masker")
+class OldKeys(Masker):
+    """A run's key follows from the identity: after a restart an old question is answered, charged
+    or not, with other noise under the same masks.
+    """
+
+    def offer(self, asker: str, run: str):
+        seed = hashlib.sha256(self._identity.private_bytes_raw() + run.encode()).digest()
+        key = X25519PrivateKey.from_private_bytes(seed)
+        self._epoch = bytes(16)
+        row = offered(self._identity, key, definition=self._definition, run=run, epoch=self._epoch)
+        self._runs[asker, run] = _Run(key, row)
+        return row
+
+    def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
+        self.offer(asker, envelope.run)
+        super().begin(asker, envelope, charged)
+
+
+@plant("keys that outlive their answer", "masker")
+class KeptKeys(Masker):
+    """Whoever breaks into the process at the end of a run takes the masks off all that was sent in
+    it.
+    """
+
+    def forget(self, asker: str, run: str, table: bytes) -> None:
+        pass
+
+
+@plant("attempts without end", "masker")
+class Tireless(Masker):
+    """Whoever loses frames drains a budget."""
+
+    def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
+        super().begin(asker, envelope, charged)
+        self._runs[asker, envelope.run].asked.clear()

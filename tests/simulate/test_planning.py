@@ -1,0 +1,291 @@
+"""`silodp plan --trust shuffle`: near-central noise at the cost in bits that it says, from the same
+dry run as ISRL-DP.
+"""
+
+import json
+import math
+from functools import partial
+
+import pytest
+
+from silodp.core.errors import BadInput
+from silodp.core.mechanisms import shuffle
+from silodp.core.privacy.binomial import epsilon
+from silodp.server.order import Order
+from silodp.simulate.planning import planned
+
+KEYS = {"bits_per_silo_round", "noise_std", "epsilon", "delta", "parameters", "proven"}
+
+
+def spent(parameters, contributions, dimension, delta) -> float:
+    """Epsilon before whoever sees the noise of so many contributions in each of 50 totals."""
+    return epsilon([(shuffle.noise(parameters, contributions, dimension), 50)], delta)
+
+
+def plan(
+    algorithm="mb-sgd",
+    *,
+    records=(1238,) * 25,
+    dimension: int | None = 3394,
+    trust="shuffle",
+    **changes,
+) -> dict:
+    words = {name: (repr(changes.pop(name)),) for name in ("epsilon", "delta") if name in changes}
+    order = Order(
+        algorithm,
+        **{"rounds": 50, "phase": 5, "inner": 5, "restarts": 2, "trust": trust} | words | changes,
+    )
+    return planned(order, records, dimension=dimension)
+
+
+def refusal(**changes) -> str:
+    with pytest.raises(BadInput) as refused:
+        plan(**changes)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("epsilon", [0.75, 3.0, 18.0])
+@pytest.mark.parametrize("algorithm", ["mb-sgd", "prox-sgd", "spider"])
+def test_noise_lies_between_central_and_isrl_and_near_central(algorithm, epsilon):
+    answer = plan(algorithm, epsilon=epsilon)
+    for kind in [answer, *([answer["differences"]] if algorithm == "spider" else [])]:
+        noise = kind["noise_std"]
+        assert noise["central"] <= noise["shuffle"] <= noise["isrl"]
+        assert noise["shuffle"] <= 1.09 * noise["central"]
+        assert noise["isrl"] == pytest.approx(5 * noise["central"])  # sqrt(25)
+        bits = kind["bits_per_silo_round"]
+        assert 0 < 100 * bits["counts"] < bits["literal"]
+        assert kind["parameters"]["levels_per_sqrt_d"] == pytest.approx(
+            kind["parameters"]["levels"] / math.sqrt(3394)
+        )
+        assert kind["proven"]["noise_std"] > 100 * noise["shuffle"]
+        assert kind["proven"]["bits_per_silo_round"]["literal"] > 100 * bits["literal"]
+    assert 0.98 * epsilon <= answer["epsilon"]["server"] <= epsilon < answer["epsilon"]["shuffler"]
+    assert set(answer) == KEYS | ({"differences"} if algorithm == "spider" else set())
+
+
+def test_one_kind_gets_the_parameters_of_the_protocol_itself_but_for_what_a_filter_loses():
+    answer = plan(records=(60,) * 4, dimension=20, delta=1e-4)
+    least = shuffle.numerical(240, 20, 3.0, 1e-4, rounds=50)
+    found = shuffle.Parameters(least.levels, answer["parameters"]["noise_bits"], least.p)
+    assert least.noise_bits <= found.noise_bits <= 1.01 * least.noise_bits
+    assert answer["parameters"] == {
+        "levels": found.levels,
+        "noise_bits": found.noise_bits,
+        "p": found.p,
+        "levels_per_sqrt_d": found.levels / math.sqrt(20),
+    }
+    assert answer["epsilon"] == pytest.approx(
+        {"server": spent(found, 4 * 60, 20, 1e-4), "shuffler": spent(found, 60, 20, 1e-4)}
+    )
+    assert answer["bits_per_silo_round"] == shuffle.message_bits(found, 60, 20)
+
+
+@pytest.mark.parametrize("algorithm", ["mb-sgd", "spider", "prox-svrg"])
+def test_isrl_and_central_noise_are_those_of_their_own_plans(algorithm):
+    small = {"records": (300,) * 4, "delta": 1e-5}
+    answer = plan(algorithm, dimension=30, **small)
+    own, central = (
+        plan(algorithm, trust=trust, dimension=None, **small) for trust in ("isrl", "central")
+    )
+    kinds = [answer, answer.get("differences")][: len(own["releases"])]
+    for kind, at_silo, at_server in zip(kinds, own["releases"], central["releases"], strict=True):
+        assert kind["noise_std"]["isrl"] == pytest.approx(at_silo["noise_std"] / 2)
+        assert kind["noise_std"]["central"] == pytest.approx(at_server["noise_std"])
+
+
+def test_fewer_silos_that_may_be_released_cost_noise_and_keep_the_budget():
+    small = {"records": (200,) * 10, "dimension": 50}
+    whole, part = plan(**small), plan(least=5, **small)
+    assert part["noise_std"]["shuffle"] == pytest.approx(
+        math.sqrt(2) * whole["noise_std"]["shuffle"], rel=0.02
+    )
+    assert part["noise_std"]["central"] == whole["noise_std"]["central"]
+    assert part["epsilon"]["server"] <= 3.0
+    found = shuffle.Parameters(
+        *(part["parameters"][name] for name in ("levels", "noise_bits", "p"))
+    )
+    assert part["epsilon"] == pytest.approx(
+        {"server": spent(found, 5 * 200, 50, 200**-2), "shuffler": spent(found, 200, 50, 200**-2)}
+    )
+
+
+def test_masks_have_the_arithmetic_of_a_shuffle_and_pay_for_silos_that_may_collude_and_for_drops():
+    small = {"records": (200,) * 10, "dimension": 50}
+    shuffled, masked = plan(**small), plan(trust="masks", **small)
+    assert masked["parameters"] == shuffled["parameters"]
+    assert masked["epsilon"] == {
+        "server": shuffled["epsilon"]["server"],
+        "all_others": shuffled["epsilon"]["shuffler"],
+    }
+    assert masked["noise_std"]["masks"] == shuffled["noise_std"]["shuffle"]
+    assert masked["bits_per_silo_round"]["masked"] == 32 * 50
+    wary, dropping = (
+        plan(trust="masks", colluding=2, **small),
+        plan(trust="masks", drops=0.1, **small),
+    )
+    assert wary["noise_std"]["masks"] == pytest.approx(
+        math.sqrt(10 / 8) * masked["noise_std"]["masks"], rel=0.02
+    )
+    assert dropping["noise_std"]["masks"] == pytest.approx(
+        math.sqrt(1.1) * masked["noise_std"]["masks"], rel=0.02
+    )
+    for answer in (wary, dropping):
+        assert 0.98 * 3 <= answer["epsilon"]["server"] <= 3.0
+    found = shuffle.Parameters(
+        *(wary["parameters"][name] for name in ("levels", "noise_bits", "p"))
+    )
+    assert shuffle.epsilon([(shuffle.noise(found, 8 * 200, 50), 50)], 200**-2) == pytest.approx(
+        wary["epsilon"]["server"]
+    )
+
+
+def test_disjoint_batches_pay_once_and_send_a_batch():
+    small = {"records": (500,) * 4, "dimension": 20}
+    whole, parts = plan("mb-sgd", **small), plan("prox-sgd", **small)
+    assert parts["parameters"]["noise_bits"] == pytest.approx(
+        whole["parameters"]["noise_bits"], rel=0.1
+    )  # 50 times fewer, once
+    assert 45 * parts["bits_per_silo_round"]["literal"] < whole["bits_per_silo_round"]["literal"]
+
+
+def test_silos_of_different_sizes_are_calibrated_to_the_smallest_that_may_answer():
+    answer = plan(records=(100, 400, 250), dimension=20, least=2)
+    found = shuffle.Parameters(
+        *(answer["parameters"][name] for name in ("levels", "noise_bits", "p"))
+    )
+    delta = 1 / 400**2  # the smallest of their own
+    release = shuffle.noise(found, 350, 20)
+    assert shuffle.epsilon([(release, 50)], delta) == pytest.approx(answer["epsilon"]["server"])
+    assert shuffle.epsilon([(shuffle.noise(found, 100, 20), 50)], delta) == pytest.approx(
+        answer["epsilon"]["shuffler"]
+    )
+    assert answer["bits_per_silo_round"] == shuffle.message_bits(found, 400, 20)
+
+
+def test_a_round_of_m_silos_is_planned_for_m():
+    part = plan(records=(200,) * 10, dimension=50, participation="uniform:5")
+    alone = plan(records=(200,) * 5, dimension=50)
+    assert part["parameters"] == alone["parameters"]
+    assert part["noise_std"] == pytest.approx(alone["noise_std"])
+
+
+def test_the_theorem_is_shown_where_its_constants_are_given():
+    answer = plan(
+        "spider", records=(300,) * 4, lipschitz=1.0, smoothness=1.0, gap=1.0, dimension=30
+    )
+    assert answer["theory"]["theorem"].startswith("SDP FedProx-SPIDER")
+    assert answer["theory"]["printed"]["M"] > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"dimension": None}, ("dimension is missing", "--dimension")),
+        ({"dimension": 0}, ("dimension is 0", "1 or more")),
+        ({"trust": "central", "dimension": 0}, ("dimension is 0", "1 or more")),
+        ({"trust": "isrl", "dimension": -3}, ("dimension is -3", "1 or more")),
+        ({"dimension": 10**10}, ("levels", "smaller dimension")),
+        ({"epsilon": 1e-5}, ("epsilon is 1e-05", "larger epsilon")),
+        ({"epsilon": math.inf}, ("inf",)),
+        ({"records": (10, 0)}, ("records is 0",)),
+        ({"least": 26}, ("least is 26", "between 1 and 25")),
+        ({"least": 3, "participation": "uniform:2"}, ("between 1 and 2",)),
+        ({"algorithm": "local-sgd"}, ("local-sgd", "local steps")),
+        ({"sampling": "poisson:0.1"}, ("poisson:0.1", "full or disjoint")),
+        ({"noise": "paper"}, ("--noise", "isrl")),
+        ({"rule": "gdp"}, ("--rule",)),
+        ({"user_level": True}, ("--user-level",)),
+        ({"trust": "everyone"}, ("everyone", "isrl, masks, shuffle, central")),
+        ({"trust": "isrl", "least": 3}, ("--least", "shuffle")),
+        ({"algorithm": "prox-sgd", "records": (20,)}, ("batches of 0",)),
+        ({"colluding": 1}, ("--colluding", "masks")),
+        ({"trust": "isrl", "drops": 0.1}, ("--drops", "masks")),
+        ({"trust": "masks", "drops": 1.5}, ("drops 1.5", "between 0 and 1")),
+        ({"trust": "masks", "colluding": 24}, ("nobody to hide among", "26 silos")),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_sentence(case, words):
+    sentence = refusal(**case)
+    assert all(word in sentence for word in words), sentence
+
+
+@pytest.fixture
+def silodp(silodp):
+    return partial(silodp, "plan")
+
+
+def test_the_command_prints_json_and_tables(silodp):
+    words = (
+        "--trust",
+        "shuffle",
+        "--silos",
+        5,
+        "--records",
+        200,
+        "--dimension",
+        40,
+        "--rounds",
+        10,
+        "--algorithm",
+    )
+    code, out, _ = silodp(*words, "mb-sgd", "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert set(answer) == KEYS
+    assert set(answer["bits_per_silo_round"]) == {"literal", "counts"}
+    assert set(answer["noise_std"]) == {"shuffle", "isrl", "central"}
+    assert set(answer["epsilon"]) == {"server", "shuffler"}
+    assert set(answer["parameters"]) == {"levels", "noise_bits", "p", "levels_per_sqrt_d"}
+    code, out, _ = silodp(*words, "spider")
+    assert code == 0
+    assert all(
+        word in out
+        for word in (
+            "spider, anchors",
+            "spider, differences",
+            "g / sqrt(d)",
+            "against the shuffler",
+        )
+    )
+
+
+@pytest.mark.parametrize("trust", ["isrl", "central"])
+def test_a_dimension_alone_changes_nothing_where_noise_does_not_depend_on_it(silodp, trust):
+    """The same words with another --trust compare the three; with a constant of the theory it is
+    the theory's d.
+    """
+    words = (
+        "--trust",
+        trust,
+        "--silos",
+        5,
+        "--records",
+        200,
+        "--rounds",
+        10,
+        "--algorithm",
+        "mb-sgd",
+        "--json",
+    )
+    code, out, err = silodp(*words, "--dimension", 40)
+    assert (code, err) == (0, "")
+    assert out == silodp(*words)[1]
+    code, _, err = silodp(*words, "--dimension", 40, "--lipschitz", 1)
+    assert code == 2
+    assert "the theory needs --smoothness as well" in err
+    constants = ("--lipschitz", 1, "--smoothness", 1, "--pl", 1, "--gap", 1)
+    assert "theory" in json.loads(
+        silodp(*words[:-2], "prox-sgd", "--json", "--dimension", 40, *constants)[1]
+    )
+
+
+def test_the_command_refuses_in_one_sentence_and_isrl_is_the_default(silodp):
+    code, _, err = silodp("--trust", "shuffle", "--silos", 5, "--algorithm", "spider")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "dimension" in err
+    assert silodp("--silos", 2, "--records", 5, "--records", 6)[0] == 2
+    assert (
+        silodp("--silos", 2, "--records", 50, "--json")[1]
+        == silodp("--records", 50, "--records", 50, "--trust", "isrl", "--json")[1]
+    )

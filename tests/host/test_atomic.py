@@ -95,7 +95,6 @@ def test_files_are_written_by_one_writer():
     )
     known = {
         "host/atomic.py",
-        "engine/native.py",
         "lab/audit/report.py",
         "lab/learn_features.py",
         "wire/flower/site.py",

@@ -15,6 +15,7 @@ import typer
 from silodp import __version__
 from silodp.cli.console import SETTINGS, LazyGroup, Listed
 from silodp.core.errors import BadInput, Refused
+from silodp.host.python_path import safe_children
 
 START, CHOOSE, DEPLOY, RESEARCH = "Start", "Choose", "Deploy", "Research"
 
@@ -141,7 +142,8 @@ def _root(
 def main() -> None:
     """Entry point: turns what a user may have got wrong into one sentence and exit code 2."""
     try:
-        app()
+        with safe_children():
+            app()
     except BadInput as error:
         print(f"silodp: {error}", file=sys.stderr)
         sys.exit(2)

@@ -25,6 +25,7 @@ from typing import Any
 
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
+from silodp.host.python_path import child_environment, safe_children
 from silodp.wire.flower.keys import certify, key
 from silodp.wire.private import check
 from silodp.wire.site import Processes, connected, die_with_parent, free_port, warn, watched
@@ -251,7 +252,11 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
     ]
     with log.open("w") as out:
         node = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+            command,
+            env=child_environment(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
         )
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
     while node.poll() is None and not _accepts(port):
@@ -364,7 +369,9 @@ def stop(folder: Path) -> None:
 
 
 def _spawn(folder: Path, name: str, command: str, home: Path, *arguments: str) -> int:
-    environment = os.environ | QUIET | {"FLWR_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
+    environment = (
+        child_environment() | QUIET | {"FLWR_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
+    )
     words = [sys.executable, "-P", "-m", "silodp.wire.flower.site", command, str(home), *arguments]
     return Processes(folder).start(name, words, environment, within=home)
 
@@ -463,4 +470,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with safe_children():
+        sys.exit(main())

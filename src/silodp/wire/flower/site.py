@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 from silodp.host.atomic import write
 from silodp.host.python_path import child_environment, safe_children
 from silodp.wire.flower.keys import certify, key
@@ -263,7 +264,7 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
         time.sleep(0.1)
     flower.work(f"127.0.0.1:{port}", (folder / "secret").read_bytes(), lambda: node.poll() is None)
     if node.returncode and (reason := explain(log.read_text())):
-        print(reason, flush=True)
+        print(visible(reason), flush=True)
     return node.returncode and 1
 
 
@@ -451,7 +452,7 @@ def main() -> int:
         try:
             check("flwr")
         except BadInput as wrong:
-            print(wrong, file=sys.stderr)
+            print(visible(wrong), file=sys.stderr)
             return 2
     if given["command"] == "register":
         given["silos"] = {name: Path(public_key) for name, public_key in given["silos"]}
@@ -465,7 +466,7 @@ def main() -> int:
     try:
         return globals()[given.pop("command")](**given) or 0
     except BadInput as wrong:
-        print(wrong, file=sys.stderr)
+        print(visible(wrong), file=sys.stderr)
         return 2
 
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 from silodp.host.atomic import write
 from silodp.host.python_path import child_environment, safe_children
 from silodp.wire.many import LARGEST
@@ -413,7 +414,7 @@ def main() -> int:
             case "provision":
                 provision(given.folder, given.silos, host=given.host, port=given.port)
             case "explain":
-                print(explain(given.kit))
+                print(visible(explain(given.kit)))
             case "server":
                 settle_server(given.kit, given.hub)
                 _run(given.kit, attend=False)
@@ -425,7 +426,7 @@ def main() -> int:
                 )
                 return _run(given.kit, attend=bool(given.proxy))
     except BadInput as wrong:
-        print(wrong, file=sys.stderr)
+        print(visible(wrong), file=sys.stderr)
         return 2
     return 0
 

@@ -575,6 +575,9 @@ def _texts(source: str, name: str, value: Any, least: int = 0) -> tuple[str, ...
 
 
 def _text(source: str, name: str, value: Any) -> str:
+    require(
+        isinstance(value, str) and value.strip(), f"{source}: {name}", value, "the name of a column"
+    )
     check_name(f"{source}: {name}", value)
     return value
 

@@ -25,6 +25,7 @@ import typer
 
 from silodp.cli.console import Json, dump, out, say
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 from silodp.host.portable import sync_folder
 
 NEEDED = {
@@ -86,7 +87,8 @@ def doctor(
     else:
         for found in findings:
             out.print(f"{found.status:6}", style=found.status, end="")
-            out.print(f" {found.name}: {found.said}{f' {found.fix}' if found.fix else ''}")
+            words = f"{found.name}: {found.said}{f' {found.fix}' if found.fix else ''}"
+            out.print(f" {visible(words)}")
         say("Something above is red." if red else "Nothing is red: silodp can run here.")
     raise typer.Exit(1 if red else 0)
 

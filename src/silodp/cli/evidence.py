@@ -14,6 +14,7 @@ from silodp import __version__
 from silodp.cli.console import AuditFolder, Json, dump, say
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
+from silodp.core.text import check_name
 from silodp.host.atomic import write_out
 from silodp.host.keys import make_key, public, read_key
 from silodp.pages.evidence import pack, verify
@@ -110,6 +111,7 @@ def evidence(
     files = _files(run, told, rows, ledger or [], checks)
     place = Path(key or "evidence.key")
     signing = read_key(place) if place.exists() else make_key(place)
+    check_name("the name of the run's folder", what.resolve().name)
     out = out_file or Path(f"{what.resolve().name}-evidence.zip")
     about = {
         "run": what.resolve().name,

@@ -411,7 +411,7 @@ def key(
     Example: `silodp federation key asker.key`
     """
     made = public(make_key(path))
-    dump({"key": made}) if as_json else print(made)
+    dump({"key": made}) if as_json else say(made)
 
 
 def _cut(folder: Path, asked: Mapping[str, Any], data_dir: Path | None) -> dict[str, Path]:

@@ -4,16 +4,27 @@ what is left; nothing here reads a record but `create`, which needs to know whos
 from __future__ import annotations
 
 import csv
+import io
 import json
-import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli.console import Classes, Json, LabelColumn, dump, group, item, say, show, table, tell
+from silodp.cli.console import (
+    Classes,
+    Json,
+    LabelColumn,
+    dump,
+    group,
+    item,
+    put,
+    say,
+    show,
+    table,
+    tell,
+)
 from silodp.core.errors import BadInput
 from silodp.core.figures import HOLDS, left_of, rounded_up
 from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
@@ -267,8 +278,10 @@ def export(
     if as_json and out_file is None:
         return dump(summary_of(opened) | {"entries": rows})
     try:
-        with out_file.open("x", newline="") if out_file else nullcontext(sys.stdout) as file:
+        with out_file.open("x", newline="") if out_file else io.StringIO() as file:
             _write(rows, form, file)
+            if isinstance(file, io.StringIO):
+                put(file.getvalue())
     except FileExistsError:
         raise BadInput(f"{out_file} exists already; choose another name for --out") from None
     except OSError as error:

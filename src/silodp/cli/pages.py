@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.console import AuditFolder, Json, dump, say
+from silodp.cli.console import AuditFolder, Json, dump, say, tell
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write, write_new
 from silodp.host.cards import read_card, schema_of
@@ -154,8 +154,10 @@ def ui(
     listener = _bound(host, port)
     app = application(root, port=listener.getsockname()[1], tabs=tabs, routes=routes, check=ledgers)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
-    dump({"address": address}) if as_json else print(
-        f"Open {address} in a browser on this machine; Ctrl-C ends it.", flush=True
+    tell(
+        {"address": address},
+        as_json,
+        f"Open {address} in a browser on this machine; Ctrl-C ends it.",
     )
     uvicorn.Server(config(uvicorn, app)).run(sockets=[listener])
 

@@ -294,7 +294,7 @@ def serve(policy: PolicyFile, as_json: Json = False) -> None:
 
     def told(rules: Policy, place: Place) -> None:
         line = f"{rules.silo} answers at {place.socket}"
-        dump({"silo": rules.silo, "socket": place.socket}) if as_json else print(line, flush=True)
+        dump({"silo": rules.silo, "socket": place.socket}) if as_json else say(line, wrap=False)
 
     with guarded() as stop:
         daemon.serve(policy, stop, told)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 from silodp.host import metrics
 
 KEPT = 5
@@ -45,6 +46,7 @@ class Log:
         """Writes the line; whoever watches from outside is told by `sent`, or at once where nothing
         was computed.
         """
+        words = visible(words)  # or a line feed in a word would look like another event
         self._handler.handle(logging.makeLogRecord({"msg": f"{_now()} {words}"}))
         if at_once:
             return self._tell(words)

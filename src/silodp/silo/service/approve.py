@@ -25,6 +25,7 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
 from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
+from silodp.core.text import visible
 from silodp.host import atomic
 from silodp.host.cards import read_card
 from silodp.host.schema import load_schema, schema_text
@@ -57,9 +58,7 @@ class Change:
             if self.before != self.after
             else f"{self.after}, {SAME}"
         )
-        return "".join(
-            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said
-        )  # a study's words must not steer the officer's screen
+        return visible(said)  # a study's words must not steer the officer's screen
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,24 @@ if TYPE_CHECKING:
     from silodp.pages.statements import Told
 
 VERIFY = "verify"
+EXCERPT = (
+    "rule",
+    "epsilon",
+    "delta",
+    "records",
+    "created",
+    "spent_epsilon",
+    "local_epsilon",
+    "left_epsilon",
+    "used",
+    "released_count",
+    "released_head",
+    "closed",
+    "runs",
+)
+"""What is taken of a ledger's summary: no path, and no count or head of the whole chain, which
+tells of edits.
+"""
 
 
 def evidence(
@@ -212,7 +230,10 @@ def _excerpt(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path} is not what `silodp ledger show --json` prints; ask the officer for that"
         )
-    return {k: v for k, v in found.items() if k not in ("path", "anchor")}
+    public = {name: found[name] for name in EXCERPT if name in found}
+    queries = found.get("queries", [])
+    asked = [{k: v for k, v in q.items() if k != "entry"} for q in queries]
+    return public | ({"queries": asked} if "queries" in found else {})
 
 
 def _text(value: Any) -> str:

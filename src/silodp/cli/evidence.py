@@ -226,12 +226,12 @@ def _excerpt(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         found = None
-    if not isinstance(found, dict):
+    queries = found.get("queries", []) if isinstance(found, dict) else None
+    if not (isinstance(queries, list) and all(isinstance(q, dict) for q in queries)):
         raise BadInput(
             f"{path} is not what `silodp ledger show --json` prints; ask the officer for that"
         )
     public = {name: found[name] for name in EXCERPT if name in found}
-    queries = found.get("queries", [])
     asked = [{k: v for k, v in q.items() if k != "entry"} for q in queries]
     return public | ({"queries": asked} if "queries" in found else {})
 

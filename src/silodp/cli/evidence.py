@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from dataclasses import asdict
@@ -222,11 +223,10 @@ def _files(
 
 
 def _excerpt(path: Path) -> dict[str, Any]:
-    try:
+    found: Any = None
+    with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        found = None
-    queries = found.get("queries", []) if isinstance(found, dict) else None
+    queries: Any = found.get("queries", []) if isinstance(found, dict) else None
     if not (isinstance(queries, list) and all(isinstance(q, dict) for q in queries)):
         raise BadInput(
             f"{path} is not what `silodp ledger show --json` prints; ask the officer for that"

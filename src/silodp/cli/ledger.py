@@ -274,7 +274,9 @@ def export(
     if form not in ("jsonl", "csv"):
         raise BadInput(f"--format is {form!r}; it must be jsonl or csv")
     opened = ledger_at(path, anchor)
-    rows = [_row(entry) for entry in opened.entries()]
+    counts = {entry: count for count, (entry, _) in enumerate(opened.released_heads())}
+    heads = dict(opened.released_heads())
+    rows = [_row(e, counts.get(e.sequence), heads.get(e.sequence)) for e in opened.entries()]
     if as_json and out_file is None:
         return dump(summary_of(opened) | {"entries": rows})
     try:
@@ -303,14 +305,18 @@ def ledger_at(path: Path, anchor: Path | None, *, pin: bool = True) -> DurableLe
     return DurableLedger.open(path, anchor=anchor, pin=pin)
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    """As it is hashed, amounts in hexadecimal, with their decimal values beside them."""
+def _row(entry: Entry, count: int | None, head: str | None) -> dict[str, Any]:
+    """As it is hashed, amounts in hexadecimal, with their decimal values beside them, and the count
+    and head that releases had from it on, if it changed them.
+    """
     row = asdict(entry)
     return row | {
         "amount": entry.amount.hex(),
         "total": entry.total.hex(),
         "amount_decimal": entry.amount,
         "total_decimal": entry.total,
+        "released_count": count,
+        "released_head": head,
     }
 
 
@@ -320,9 +326,8 @@ def _write(rows: list[dict[str, Any]], form: str, file: Any) -> None:
     if form == "jsonl":
         file.writelines(json.dumps(row) + "\n" for row in rows)
         return
-    writer = csv.DictWriter(
-        file, [*COLUMNS, "amount_decimal", "total_decimal"], lineterminator="\n"
-    )
+    more = ["amount_decimal", "total_decimal", "released_count", "released_head"]
+    writer = csv.DictWriter(file, [*COLUMNS, *more], lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
 

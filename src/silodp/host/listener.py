@@ -241,8 +241,8 @@ class Server:
             elif self._after:
                 free, late = time.monotonic(), late + 1
                 self._log.line(f"late       {late} since the start")
-            reply.put(answer)
             self._log.sent()
+            reply.put(answer)
 
     def _stop(self, worker: threading.Thread) -> None:
         """What is computed is finished and sent; what waits is told to come back; whoever sends

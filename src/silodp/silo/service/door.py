@@ -427,15 +427,16 @@ class Charges:
 
     def add(self, query_id: str, asker: str, run: str, now: float) -> tuple[int, str]:
         """Notes the charge that was just made, where the ledger has grown by that alone; answers
-        with the ledger's count and head.
+        with the count and head that leave.
         """
-        count, head = self._head()
+        count = self._head()[0]
         if count == self._seen + 1 and query_id not in self._runs:
             self._runs[query_id] = asker, run
             self._count[asker, run] += 1
             self._times.append(_stamp(now))
             self._seen = count
-        return count, head
+        with _closed():
+            return self._ledger.released()
 
     def skip(self) -> None:
         """Notes the entry of a stored answer, where the ledger has grown by that alone."""

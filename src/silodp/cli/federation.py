@@ -295,6 +295,8 @@ def _make(
         if trust != "isrl"
         else {}
     )
+    # Replies are not padded (`answer_after`): one person has all silos of such a trial, and would
+    # only wait.
     made = [
         provision(
             folder / "silos" / name,

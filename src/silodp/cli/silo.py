@@ -203,6 +203,7 @@ def init(
         checked=checked,
         masking=masking,
         study=study,
+        padded=True,
         asker_names=tuple(name for name, _, _ in askers if name),
         **(for_unit("gate") if units else {}),
     )

@@ -211,7 +211,7 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
     for name, content in files.items():
         _keep(folder / name, content)
     ledger = DurableLedger.open(Path(place.ledger))
-    _, features, parameters = open_door(
+    door, features, parameters = open_door(
         rules, place, Shuffling.load(found.policy), ledger, registry=registry
     )
     count, head = ledger.head()
@@ -236,6 +236,10 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
         "statistics": list(rules.statistics),
         "checked": rules.checked,
     }
+    # A policy that pads its replies goes on doing so, whatever the new model takes. An officer's 0
+    # stays, and a longer slot, too.
+    if rules.answer_after:
+        limits["answer_after"] = max(rules.answer_after, door.slot())
     _write(found.policy, limits, own, card)
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -66,6 +66,7 @@ from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.reserve import finish, known, take
 from silodp.silo.service.masking import Masker
+from silodp.silo.service.pace import slot_for
 from silodp.silo.service.policy import HOUR, Policy, Shuffling
 
 FINISHED = 10_000
@@ -168,6 +169,16 @@ class Door:
         """The number under which a run was last released: a hold that comes late is not taken,
         though the ledger had nothing to release.
         """
+
+    def slot(self) -> float:
+        """Return the seconds that `answer_after` should be: measured on made-up records."""
+        return slot_for(
+            self._exact.problem,
+            *self._exact.shapes,
+            number=self._exact.number,
+            statistics=self._policy.statistics,
+            steps=self._policy.maximum_local_steps,
+        )
 
     def pause(self) -> None:
         """From now on every frame is refused with "paused"; an answer that is being computed is

@@ -31,7 +31,7 @@ types: $(READY)  # with the Node.js of a wheel: nothing is downloaded when it ru
 docs: $(READY)  # the site, into site/; no warning, no dead link (--quiet would hide both from --strict)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-dist: $(READY)  # wheel and sdist, into dist/
+dist: $(READY)  # sdist, and a wheel for this platform with the C code, into dist/
 	$(BIN)/python -m build --no-isolation
 
 sbom:  # what a user of the wheel gets, with licences: CycloneDX, from an environment that holds nothing else
@@ -51,7 +51,7 @@ bench:  # in an environment of its own, see benchmarks/requirements.txt
 	$(VENV)/peers/bin/python -m benchmarks
 	$(VENV)/peers/bin/python -m benchmarks.noise
 
-$(CORE): pyproject.toml constraints.txt  # what users have, and nothing else
+$(CORE): pyproject.toml setup.py constraints.txt $(wildcard src/silodp/engine/c/*.c)  # what users have, and nothing else; pip builds the C code
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) --editable .
@@ -65,4 +65,4 @@ $(READY): $(CORE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site src/*.egg-info
+	rm -rf $(VENV) build dist site src/*.egg-info src/silodp/engine/c/*.so

@@ -226,8 +226,8 @@ def figures(
         return dump({"figures": shown, "note": lab.NOTE})
     for entry in shown:
         say(
-            f"{entry['figure']}: {entry['reading']}\n  {entry['folder']}: results.csv, "
-            "figure.csv, figure.png, figure.svg."
+            f"{entry['figure']}: {entry['reading']}",
+            f"  {entry['folder']}: results.csv, figure.csv, figure.png, figure.svg.",
         )
     if len(shown) < len(found):
         say(

@@ -4,6 +4,7 @@ own.
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ LEFT_OUT = shutil.ignore_patterns(
     ".venv",
     "__pycache__",
     "*.egg-info",
+    "*.so",
     "build",
     "dist",
     "site",
@@ -96,13 +98,49 @@ def run(*words):
     )
 
 
+C_CODE = ROOT / "src/silodp/engine/c"
+HAS_GCC = sys.platform == "linux" and shutil.which("gcc") is not None
+
+
 def test_the_wheel_has_every_module_and_nothing_else(built):
     inside = {name for name in zipfile.ZipFile(built[0]).namelist() if ".dist-info/" not in name}
-    assert inside == {
+    assert {name for name in inside if not name.endswith(".so")} == {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src/silodp").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and C_CODE not in path.parents
     }
+
+
+@pytest.mark.skipif(not HAS_GCC, reason="there is no gcc here")
+def test_the_wheel_has_the_c_code_built_for_this_platform_and_every_level(built):
+    levels = ["baseline"]
+    if platform.machine() == "x86_64":
+        levels += ["x86-64-v3", "x86-64-v4"]
+    libraries = {name for name in zipfile.ZipFile(built[0]).namelist() if name.endswith(".so")}
+    assert libraries == {f"silodp/engine/c/{level}.abi3.so" for level in levels}
+    assert "-cp311-abi3-linux_" in built[0].name
+
+
+def test_a_build_without_a_compiler_succeeds_and_leaves_the_c_code_out(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=LEFT_OUT)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build"],
+        cwd=source,
+        env=_alone() | {"CC": "/bin/false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(source.rglob("silodp/engine/native.py"))
+    assert not list(source.rglob("*.so"))
+
+
+@pytest.mark.skipif(not HAS_GCC, reason="there is no gcc here")
+def test_an_installed_wheel_runs_the_c_code(clean):
+    code = "from silodp.engine import native; print(native.library() is not None)"
+    assert run(clean / "python", "-c", code).stdout.strip() == "True"
 
 
 def test_the_sdist_can_be_tested_and_documented(built):
@@ -110,6 +148,8 @@ def test_the_sdist_can_be_tested_and_documented(built):
         inside = {name.partition("/")[2] for name in sdist.getnames()}
     assert {
         "Makefile",
+        "setup.py",
+        *(str(path.relative_to(ROOT)) for path in C_CODE.glob("*.c")),
         "constraints.txt",
         "mkdocs.yml",
         "docs/index.md",

@@ -14,6 +14,7 @@ import pytest
 
 from silodp.cli import doctor
 from silodp.cli.app import main
+from silodp.engine import native
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def test_this_machine_can_run_silodp_and_the_doctor_leaves_nothing_behind(run, t
         "libraries",
         "torch",
         "gpu",
+        "extension",
         "nvflare",
         "flower",
         "disk",
@@ -96,6 +98,8 @@ def test_the_libraries_it_looks_for_and_the_pinned_engines_are_those_of_the_pack
             "red",
             "numpy==2.9.0",
         ),
+        (lambda m: m.setattr(native, "library", lambda: None), "extension", "yellow", "gcc"),
+        (lambda m: m.setenv("SILODP_NATIVE", "0"), "extension", "yellow", "unset SILODP_NATIVE"),
         (lambda m: m.setattr(sqlite3, "sqlite_version_info", (3, 8, 0)), "sqlite", "red", "3.37"),
         (
             lambda m: m.setattr(doctor, "EARLIEST", doctor.datetime(2999, 1, 1, tzinfo=doctor.UTC)),

@@ -1,13 +1,16 @@
 """The paths in C give the numbers of those in torch, and leave to them what is unsound."""
 
 import itertools
+import subprocess
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from silodp.core.errors import BadInput
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.losses import Huber, cross_entropy, logistic, squared_error
 from silodp.core.problem.models import cnn
@@ -19,7 +22,7 @@ from silodp.engine.compiled import compiled
 from silodp.engine.structured import numbers
 from silodp.testing.model import record_gradients
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="the C code was not built")
 
 IN_C = ENGINES[0]
 FEATURES = 5
@@ -494,7 +497,7 @@ def test_normals_are_left_to_numpy_where_the_generator_is_another_or_ours_differ
 
 def test_threads_that_share_a_generator_share_no_normals():
     generator, found = np.random.default_rng(5), np.empty((2, 3_000_000), np.float32)
-    native.standard_normals(generator, found[0, :1])  # what is built and tried once
+    native.standard_normals(generator, found[0, :1])  # what is tried once
     together = threading.Barrier(2)
 
     def fill(out: np.ndarray) -> None:
@@ -527,22 +530,62 @@ def test_normals_are_put_where_numpy_would_or_nowhere():
     assert not whole.any()
 
 
-def test_a_library_that_is_cut_off_is_built_again_and_one_that_others_may_write_is_left(
-    tmp_path, monkeypatch
+@pytest.fixture
+def fresh():
+    """Forget which library was loaded, before the test and after it."""
+    native.library.cache_clear()
+    native._loaded.cache_clear()
+    yield
+    native.library.cache_clear()
+    native._loaded.cache_clear()
+
+
+def test_an_absent_or_broken_library_leaves_the_sum_to_torch_and_starts_no_program(
+    fresh, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "FLAGS", ("-O0", "-fopenmp", "-fPIC"))
-    assert native._built(native.compiler()).clipped_sums
-    (library,) = (tmp_path / "silodp").glob("*.so")
-    library.unlink()
-    library.write_bytes(b"\x7fELF")
-    library.chmod(0o700)
-    assert native._built(native.compiler()).clipped_sums
-    for path in (library, library.parent):
-        path.chmod(0o722)
-        with pytest.raises(PermissionError, match="others"):
-            native._built(native.compiler())
-        path.chmod(0o700)
+    def refuse(*words, **settings):
+        raise AssertionError("no program may start")
+
+    monkeypatch.delenv("SILODP_NATIVE", raising=False)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    problem = CASES["one target"][0]
+    wanted = task(
+        problem,
+        problem.initial([0]),
+        torch.zeros(2, 3, FEATURES),
+        torch.zeros(2, 3),
+        torch.ones(2, 3),
+        1.0,
+    )
+    for content in (None, b"\x7fELF"):  # not there, and cut off
+        if content is not None:
+            (tmp_path / "baseline.abi3.so").write_bytes(content)
+        native._loaded.cache_clear()
+        native.library.cache_clear()
+        assert native.library() is None
+        assert not IN_C.supports(wanted)
+        assert clipped_sum(
+            problem, wanted.points[0], wanted.x, wanted.y, wanted.weight, 1.0, engines=ENGINES
+        ).shape == (1, 2, problem.dim)
+
+
+def test_a_level_that_the_processor_lacks_is_neither_chosen_nor_loaded_by_name(fresh, monkeypatch):
+    """The plain build reports the processor's level; faster builds are not even opened."""
+    baseline = native._loaded(native.BASELINE)
+    opened = []
+
+    def load(level):
+        opened.append(level)
+        return SimpleNamespace(level=lambda: 1) if level == native.BASELINE else baseline
+
+    monkeypatch.setattr(native, "_loaded", load)
+    assert native.runnable_levels() == [native.BASELINE]
+    assert set(opened) == {native.BASELINE}
+    for level in ("x86-64-v3", "x86-64-v4", "nonsense"):
+        monkeypatch.setenv("SILODP_NATIVE", level)
+        with pytest.raises(BadInput, match=f"SILODP_NATIVE is '{level}'.*one of 0, 1, baseline"):
+            native.library()
 
 
 def test_other_activations_losses_and_shapes_stay_with_torch():

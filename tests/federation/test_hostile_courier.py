@@ -489,7 +489,7 @@ def test_code_that_has_taken_over_the_engines_client_gets_only_what_the_gate_giv
         client = subprocess.Popen(
             site.command(kit),
             env=os.environ
-            | {"PYTHONPATH": os.pathsep.join([name, os.environ.get("PYTHONPATH", "")])},
+            | {"PYTHONPATH": os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))},
             stdout=log,
             stderr=log,
         )

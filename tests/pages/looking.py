@@ -61,7 +61,11 @@ def until(true, what: str) -> None:
 
 @contextlib.contextmanager
 def served(
-    root: Path | None, policy: Path | None = None, token: str | None = None, port: int = 0
+    root: Path | None,
+    policy: Path | None = None,
+    token: str | None = None,
+    port: int = 0,
+    password: str | None = None,
 ) -> Iterator[int]:
     """The port of a `silodp ui`."""
     import uvicorn
@@ -74,9 +78,8 @@ def served(
     routes = (
         GatePage(policy, token, [("Runs", "/"), *tabs] if root else tabs).routes() if policy else []
     )
-    server = uvicorn.Server(
-        config(uvicorn, application(root, port=port, tabs=tabs, routes=routes, check=ledgers))
-    )
+    app = application(root, port=port, tabs=tabs, routes=routes, check=ledgers, password=password)
+    server = uvicorn.Server(config(uvicorn, app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     until(lambda: server.started, "the server did not start")

@@ -2,6 +2,7 @@
 tokens, names that are paths.
 """
 
+import base64
 import csv
 import http.client
 import itertools
@@ -410,14 +411,17 @@ def test_the_command_refuses_another_host_and_serves_on_loopback(
     )
     try:
         until(
-            lambda: (tmp_path / "log").exists() and "Open http" in (tmp_path / "log").read_text(),
+            lambda: (tmp_path / "log").exists() and "password" in (tmp_path / "log").read_text(),
             "the page was not served",
         )
-        assert ask(port, "/silo")[0] == 200
-        assert (
-            pause(port, token=(tmp_path / "new").read_text().strip(), do="resume", **own(port))
-            == 303
-        )
+        password = (tmp_path / "log").read_text().rsplit("password ", 1)[1].strip()
+        assert ask(port, "/silo")[0] == 401, "another account of this machine sees nothing"
+        basic = base64.b64encode(f"officer:{password}".encode()).decode()
+        known = {"Authorization": f"Basic {basic}"}
+        assert ask(port, "/silo", **known)[0] == 200
+        token = (tmp_path / "new").read_text().strip()
+        assert pause(port, token=token, do="resume", **own(port)) == 401
+        assert pause(port, token=token, do="resume", **own(port), **known) == 303
         assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
     finally:
         process.terminate()

@@ -45,15 +45,12 @@ def folder(tmp_path_factory, gates):
     }
     settings["components"].append(spy)
     resources.write_text(json.dumps(settings))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "PYTHONPATH",
-            os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-        )
+    with pytest.MonkeyPatch.context() as patch:  # over before other tests of this worker run
+        _find_modified_engine(patch)
         site.start(folder, gates)
-        yield folder
-        pids = [pid for pid, _ in json.loads((folder / "processes.json").read_text()).values()]
-        site.stop(folder)
+    yield folder
+    pids = [pid for pid, _ in json.loads((folder / "processes.json").read_text()).values()]
+    site.stop(folder)
     assert not any(group_runs(pid) for pid in pids)
     assert not (folder / "hub.sock").exists()
 
@@ -96,5 +93,13 @@ def modified_silo(request, folder, gates, hub):
 
 
 @pytest.fixture
-def hub(folder):
+def hub(folder, monkeypatch):
+    """The federation's hub. What a test of it starts again finds the modified engine, too."""
+    _find_modified_engine(monkeypatch)
     return Hub(folder / "hub.sock")
+
+
+def _find_modified_engine(patch):
+    """Let processes that are started from now on import `nvflare_federation`."""
+    entries = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, entries)))

@@ -8,19 +8,42 @@ laboratory, and help is quick.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
+import click
 import typer
 
 from silodp import __version__
-from silodp.cli.console import SETTINGS, LazyGroup, Listed
+from silodp.cli.console import SETTINGS, LazyGroup, Listed, complain
 from silodp.core.errors import BadInput, Refused
+from silodp.core.text import visible
+from silodp.host.python_path import safe_children
 
 START, CHOOSE, DEPLOY, RESEARCH = "Start", "Choose", "Deploy", "Research"
 
 
+@contextmanager
+def _visible_errors() -> Iterator[None]:
+    """Have errors about the command line quote its words visibly."""
+    try:
+        yield
+    except click.ClickException as error:
+        vars(error)["message"] = visible(error.message)
+        raise
+
+
 class Silodp(LazyGroup):
     """All commands, in the order in which a user needs them."""
+
+    def make_context(self, *words: Any, **settings: Any) -> click.Context:
+        with _visible_errors():
+            return super().make_context(*words, **settings)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _visible_errors():
+            return super().invoke(ctx)
 
     listed = (
         Listed(
@@ -128,10 +151,11 @@ def _root(
 def main() -> None:
     """Entry point: turns what a user may have got wrong into one sentence and exit code 2."""
     try:
-        app()
+        with safe_children():
+            app()
     except BadInput as error:
-        print(f"silodp: {error}", file=sys.stderr)
+        complain(error)
         sys.exit(2)
     except Refused as refusal:
-        print(f"silodp: the gate refused ({refusal.code})", file=sys.stderr)
+        complain(f"the gate refused ({refusal.code})")
         sys.exit(2)

@@ -2,7 +2,7 @@
 that load a command when it runs.
 
 The console reads no markup, since names that come from outside are printed with it: colours are
-given as `style`.
+given as `style`. All that is printed goes through `core/text.py`, so that no name steers a screen.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import textwrap
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
+
+from silodp.core.text import visible, visible_lines
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
 LabelColumn = Annotated[str, typer.Option(help="Column that holds the label.")]
@@ -52,12 +55,30 @@ FeatureMapName = Annotated[
     ),
 ]
 
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+class Screen(Console):
+    """A console that shows controls in what it prints, and obeys none."""
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        return super().render_str(visible_lines(text), **settings)
+
+
+out = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def dump(answer: Mapping[str, Any]) -> None:
     """What --json prints: one object on one line."""
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(answer).replace("\x7f", "\\u007f"), flush=True)
+
+
+def put(text: str) -> None:
+    """Print the text of a file on standard output, with its lines as they are."""
+    print(visible_lines(text), end="", flush=True)
+
+
+def complain(sentence: object) -> None:
+    """Print one sentence on standard error, after the program's name."""
+    print(f"silodp: {visible(sentence)}", file=sys.stderr)
 
 
 def tell(answer: Mapping[str, Any], as_json: bool, *sentences: str) -> None:
@@ -72,7 +93,7 @@ def say(*sentences: str, style: str | None = None, wrap: bool = True) -> None:
     Commands in `...`, and one that ends the sentence after a colon, stay whole, to be copied; so do
     paths and hashes.
     """
-    for sentence in sentences:
+    for sentence in map(visible, sentences):
         out.print(_wrapped(sentence) if wrap and _read() else sentence, style=style)
 
 
@@ -81,7 +102,7 @@ def item(name: str, words: str) -> None:
     takes.
     """
     head = f"  {name:<14} " if len(name) < 15 else f"  {name} "
-    text = f"{head}{words}"
+    text = visible(f"{head}{words}")
     out.print(_wrapped(text, " " * 17) if _read() else text)
 
 
@@ -131,11 +152,12 @@ def table(
 
     `styles` are those of the rows, in order.
     """
-    made = Table(title=title) if box else Table(title=title, box=None, pad_edge=False)
+    shown = None if title is None else visible(title)
+    made = Table(title=shown) if box else Table(title=shown, box=None, pad_edge=False)
     for heading in columns.split("|"):
         right, whole = heading.rstrip("!").endswith(">"), heading.endswith("!")
         made.add_column(
-            heading.rstrip(">!"),
+            visible(heading.rstrip(">!")),
             justify="right" if right else "left",
             no_wrap=whole,
             overflow="fold",
@@ -143,7 +165,7 @@ def table(
     of_rows = iter(styles)
     for row in rows:
         made.add_row(
-            *(cell if isinstance(cell, Text) else str(cell) for cell in row),
+            *(cell if isinstance(cell, Text) else visible(cell) for cell in row),
             style=next(of_rows, None),
         )
     return made
@@ -176,21 +198,24 @@ def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]
     if there is more to say, `said`.
     """
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[said]}", markup=False),
     )
     with ExitStack() as shown:
         bar = Progress(*columns, disable=quiet, console=out)
-        task = bar.add_task(words, total=None, said="")
+        task = bar.add_task(visible(words), total=None, said="")
 
         def tick(done: int, total: int | None = None, said: str = "") -> None:
             if not bar.live.is_started and not quiet:  # what is refused before has no bar
                 shown.enter_context(bar)
             bar.update(
-                task, completed=done if total is None else min(done, total), total=total, said=said
+                task,
+                completed=done if total is None else min(done, total),
+                total=total,
+                said=visible(said),
             )
 
         yield tick

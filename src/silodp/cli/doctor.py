@@ -25,6 +25,7 @@ import typer
 
 from silodp.cli.console import Json, dump, out, say
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 from silodp.host.portable import sync_folder
 
 NEEDED = {
@@ -86,7 +87,8 @@ def doctor(
     else:
         for found in findings:
             out.print(f"{found.status:6}", style=found.status, end="")
-            out.print(f" {found.name}: {found.said}{f' {found.fix}' if found.fix else ''}")
+            words = f"{found.name}: {found.said}{f' {found.fix}' if found.fix else ''}"
+            out.print(f" {visible(words)}")
         say("Something above is red." if red else "Nothing is red: silodp can run here.")
     raise typer.Exit(1 if red else 0)
 
@@ -154,20 +156,28 @@ def _torch(folder: Path) -> Iterator[Finding]:
         if gpu
         else "none found; everything runs on the CPU.",
     )
+
+
+def _extension(folder: Path) -> Iterator[Finding]:
+    """Report whether the C code for simulations was built when silodp was installed."""
     from silodp.engine import native
 
-    slow = not native.library()
-    said = (
-        "simulations of small networks run in torch, two to three times as long as in C."
-        if slow
-        else "gcc built what simulations use."
-    )
-    yield _found(
-        "compiler",
-        "yellow" * slow,
-        said,
-        "Install gcc (Debian: `apt install gcc`), and unset SILODP_NATIVE.",
-    )
+    slower = "Simulations of small networks run in torch and take two to three times as long."
+    if os.environ.get("SILODP_NATIVE") == "0":
+        off = "left out, because SILODP_NATIVE is 0."
+        yield Finding("extension", "yellow", f"{off} {slower}", "To use it, unset SILODP_NATIVE.")
+        return
+    try:
+        library = native.library()
+    except BadInput as error:
+        yield Finding("extension", "red", f"{error}.", "Unset SILODP_NATIVE.")
+        return
+    if library is None:
+        fix = "Install gcc, then install silodp again. On macOS and Windows there is no C code."
+        yield Finding("extension", "yellow", f"the C code was not built. {slower}", fix)
+        return
+    levels = ", ".join(native.runnable_levels())
+    yield Finding("extension", "green", f"the C code was built; this processor runs {levels}.")
 
 
 def _engines(folder: Path) -> Iterator[Finding]:
@@ -332,7 +342,18 @@ def _sockets(folder: Path) -> Iterator[Finding]:
         )
 
 
-CHECKS = (_python, _libraries, _torch, _engines, _disk, _sqlite, _clock, _entropy, _sockets)
+CHECKS = (
+    _python,
+    _libraries,
+    _torch,
+    _extension,
+    _engines,
+    _disk,
+    _sqlite,
+    _clock,
+    _entropy,
+    _sockets,
+)
 
 
 def _version(package: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from silodp import __version__
 from silodp.cli.console import AuditFolder, Json, dump, say
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
+from silodp.core.text import check_name
 from silodp.host.atomic import write_out
 from silodp.host.keys import make_key, public, read_key
 from silodp.pages.evidence import pack, verify
@@ -24,6 +26,24 @@ if TYPE_CHECKING:
     from silodp.pages.statements import Told
 
 VERIFY = "verify"
+EXCERPT = (
+    "rule",
+    "epsilon",
+    "delta",
+    "records",
+    "created",
+    "spent_epsilon",
+    "local_epsilon",
+    "left_epsilon",
+    "used",
+    "released_count",
+    "released_head",
+    "closed",
+    "runs",
+)
+"""What is taken of a ledger's summary: no path, and no count or head of the whole chain, which
+tells of edits.
+"""
 
 
 def evidence(
@@ -110,6 +130,7 @@ def evidence(
     files = _files(run, told, rows, ledger or [], checks)
     place = Path(key or "evidence.key")
     signing = read_key(place) if place.exists() else make_key(place)
+    check_name("the name of the run's folder", what.resolve().name)
     out = out_file or Path(f"{what.resolve().name}-evidence.zip")
     about = {
         "run": what.resolve().name,
@@ -204,15 +225,17 @@ def _files(
 
 
 def _excerpt(path: Path) -> dict[str, Any]:
-    try:
+    found: Any = None
+    with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
+    queries: Any = found.get("queries", []) if isinstance(found, dict) else None
+    if not (isinstance(queries, list) and all(isinstance(q, dict) for q in queries)):
         raise BadInput(
             f"{path} is not what `silodp ledger show --json` prints; ask the officer for that"
         )
-    return {k: v for k, v in found.items() if k not in ("path", "anchor")}
+    public = {name: found[name] for name in EXCERPT if name in found}
+    asked = [{k: v for k, v in q.items() if k != "entry"} for q in queries]
+    return public | ({"queries": asked} if "queries" in found else {})
 
 
 def _text(value: Any) -> str:

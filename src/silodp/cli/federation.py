@@ -295,6 +295,8 @@ def _make(
         if trust != "isrl"
         else {}
     )
+    # Replies are not padded (`answer_after`): one person has all silos of such a trial, and would
+    # only wait.
     made = [
         provision(
             folder / "silos" / name,
@@ -411,7 +413,7 @@ def key(
     Example: `silodp federation key asker.key`
     """
     made = public(make_key(path))
-    dump({"key": made}) if as_json else print(made)
+    dump({"key": made}) if as_json else say(made)
 
 
 def _cut(folder: Path, asked: Mapping[str, Any], data_dir: Path | None) -> dict[str, Path]:

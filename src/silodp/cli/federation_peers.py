@@ -29,6 +29,7 @@ from silodp.cli.federation_shuffle import sites
 from silodp.cli.interrupted import interruptible
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
+from silodp.host.python_path import child_environment
 from silodp.wire.hub import Direct
 
 if TYPE_CHECKING:
@@ -117,7 +118,11 @@ def run_peers(
             for name in about["silos"]:
                 words = _words(folder, place, about, name, sockets[name], relay or place / "relay")
                 started[name] = subprocess.Popen(
-                    words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                    words,
+                    env=child_environment(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
                 )
             _wait(started)
         finally:

@@ -17,6 +17,7 @@ from typing import Any
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.federation_files import RUNS, STOPPED, load_state, save_state
 from silodp.core.errors import BadInput
+from silodp.host.python_path import child_environment
 from silodp.wire.hub import Direct
 
 
@@ -40,7 +41,9 @@ def start_gates(folder: Path, state: dict[str, Any]) -> None:
     pids from the moment they were started.
     """
     (folder / "logs").mkdir(mode=0o700, exist_ok=True)
-    environment = os.environ | ({"SILODP_STATE": state["registry"]} if state["registry"] else {})
+    environment = child_environment()
+    if state["registry"]:
+        environment["SILODP_STATE"] = state["registry"]
     started: dict[str, subprocess.Popen] = {}
     state["processes"] = {}
     for name, (word, settings) in shuffle.daemons(state).items():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import typer
 
+from silodp.cli.console import complain
+
 KEPT = "what was finished is kept in {}, and the same command goes on from there"
 CODE = 130
 """What a shell gives a command that ended by SIGINT: 128 and the signal's number."""
@@ -23,7 +25,7 @@ def interruptible(kept: str | Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print(f"silodp: interrupted; {kept if isinstance(kept, str) else kept()}", file=sys.stderr)
+        complain(f"interrupted; {kept if isinstance(kept, str) else kept()}")
         raise typer.Exit(CODE) from None
 
 

@@ -4,16 +4,27 @@ what is left; nothing here reads a record but `create`, which needs to know whos
 from __future__ import annotations
 
 import csv
+import io
 import json
-import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli.console import Classes, Json, LabelColumn, dump, group, item, say, show, table, tell
+from silodp.cli.console import (
+    Classes,
+    Json,
+    LabelColumn,
+    dump,
+    group,
+    item,
+    put,
+    say,
+    show,
+    table,
+    tell,
+)
 from silodp.core.errors import BadInput
 from silodp.core.figures import HOLDS, left_of, rounded_up
 from silodp.silo.ledger.view import queries_of, rule_by_name, said_of, summary_of
@@ -263,12 +274,16 @@ def export(
     if form not in ("jsonl", "csv"):
         raise BadInput(f"--format is {form!r}; it must be jsonl or csv")
     opened = ledger_at(path, anchor)
-    rows = [_row(entry) for entry in opened.entries()]
+    counts = {entry: count for count, (entry, _) in enumerate(opened.released_heads())}
+    heads = dict(opened.released_heads())
+    rows = [_row(e, counts.get(e.sequence), heads.get(e.sequence)) for e in opened.entries()]
     if as_json and out_file is None:
         return dump(summary_of(opened) | {"entries": rows})
     try:
-        with out_file.open("x", newline="") if out_file else nullcontext(sys.stdout) as file:
+        with out_file.open("x", newline="") if out_file else io.StringIO() as file:
             _write(rows, form, file)
+            if isinstance(file, io.StringIO):
+                put(file.getvalue())
     except FileExistsError:
         raise BadInput(f"{out_file} exists already; choose another name for --out") from None
     except OSError as error:
@@ -290,14 +305,18 @@ def ledger_at(path: Path, anchor: Path | None, *, pin: bool = True) -> DurableLe
     return DurableLedger.open(path, anchor=anchor, pin=pin)
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    """As it is hashed, amounts in hexadecimal, with their decimal values beside them."""
+def _row(entry: Entry, count: int | None, head: str | None) -> dict[str, Any]:
+    """As it is hashed, amounts in hexadecimal, with their decimal values beside them, and the count
+    and head that releases had from it on, if it changed them.
+    """
     row = asdict(entry)
     return row | {
         "amount": entry.amount.hex(),
         "total": entry.total.hex(),
         "amount_decimal": entry.amount,
         "total_decimal": entry.total,
+        "released_count": count,
+        "released_head": head,
     }
 
 
@@ -307,9 +326,8 @@ def _write(rows: list[dict[str, Any]], form: str, file: Any) -> None:
     if form == "jsonl":
         file.writelines(json.dumps(row) + "\n" for row in rows)
         return
-    writer = csv.DictWriter(
-        file, [*COLUMNS, "amount_decimal", "total_decimal"], lineterminator="\n"
-    )
+    more = ["amount_decimal", "total_decimal", "released_count", "released_head"]
+    writer = csv.DictWriter(file, [*COLUMNS, *more], lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: _harmless(value) for name, value in row.items()} for row in rows)
 

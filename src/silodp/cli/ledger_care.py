@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, say, tell
+from silodp.cli.console import Json, dump, put, say, tell
 from silodp.cli.ledger import Anchor, LedgerFile, OutFile, ledger, ledger_at
 from silodp.core.errors import BadInput
 from silodp.host import atomic
@@ -310,7 +310,7 @@ def _confirmed(path: Path, why_not: str, as_json: bool) -> None:
 
 def _put(statement: dict[str, Any], out_file: Path | None) -> None:
     text = json.dumps(statement) + "\n"
-    print(text, end="") if out_file is None else atomic.write(out_file, text)
+    put(text) if out_file is None else atomic.write(out_file, text)
 
 
 def _read(file: Path) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.console import AuditFolder, Json, dump, say
+from silodp.cli.console import AuditFolder, Json, dump, say, tell
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write, write_new
 from silodp.host.cards import read_card, schema_of
@@ -124,7 +124,8 @@ def ui(
     gate.
 
     It only reads, but for the pause of a gate, which asks for the token. No other machine can
-    connect; whoever has an account on this one can read what it shows, which never is a record.
+    connect. With --silo every page asks for the password that is printed at the start. Without it
+    any account of this machine can read what is shown, which never is a record.
 
     Examples: `silodp ui` · `silodp ui --silo clinic/policy.toml --token clinic/ui.token`
     """
@@ -152,11 +153,16 @@ def ui(
         shown = [*([("Runs", "/")] if root else []), *tabs]
         routes = GatePage(silo, _token(token, quiet=as_json), shown, judge_of(silo)).routes()
     listener = _bound(host, port)
-    app = application(root, port=listener.getsockname()[1], tabs=tabs, routes=routes, check=ledgers)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/"
-    dump({"address": address}) if as_json else print(
-        f"Open {address} in a browser on this machine; Ctrl-C ends it.", flush=True
-    )
+    password = secrets.token_urlsafe(32) if silo else None
+    bound = listener.getsockname()[1]
+    app = application(root, port=bound, tabs=tabs, routes=routes, check=ledgers, password=password)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{bound}/"
+    answer = {"address": address}
+    sentences = [f"Open {address} in a browser on this machine; Ctrl-C ends it."]
+    if password:
+        answer["password"] = password
+        sentences.append(f"It asks for a name, which may be any, and the password {password}")
+    tell(answer, as_json, *sentences)
     uvicorn.Server(config(uvicorn, app)).run(sockets=[listener])
 
 

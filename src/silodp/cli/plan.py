@@ -127,7 +127,7 @@ def plan(
         )
         say(f"By the theorem: {settings}.")
     if "theory" in answer:
-        out.print_json(data=answer["theory"])
+        out.print_json(data=answer["theory"], ensure_ascii=True)
     if order.totals and len(set(every)) > 1:
         say(
             "Silos differ in size: the mean in a total is over records, that under ISRL-DP "

@@ -14,6 +14,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.person import MOST
 from silodp.core.problem.schema import TYPES, Schema
 from silodp.core.problem.task import KINDS
+from silodp.core.text import visible
 
 T = TypeVar("T")
 FIRST = (
@@ -28,7 +29,8 @@ def asked(question: str, accept: Callable[[str], T], default: str | None = None)
     """
     while True:
         try:
-            text = input(f"{question}{'' if default is None else f' [{default}]'}: ").strip()
+            choice = "" if default is None else f" [{default}]"
+            text = input(visible(f"{question}{choice}: ")).strip()
         except EOFError:
             raise BadInput(
                 "the answers ended before the questions did; answer them all, or use --yes "

@@ -120,9 +120,7 @@ def serve(settings: SettingsFile, as_json: Json = False) -> None:
     from silodp.shuffler.settings import ShufflerSettings
 
     def told(found: ShufflerSettings) -> None:
-        dump({"socket": found.socket}) if as_json else print(
-            f"the shuffler answers at {found.socket}", flush=True
-        )
+        tell({"socket": found.socket}, as_json, f"the shuffler answers at {found.socket}")
 
     with guarded() as stop:
         daemon.serve(settings, stop, told)

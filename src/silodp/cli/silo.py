@@ -203,6 +203,7 @@ def init(
         checked=checked,
         masking=masking,
         study=study,
+        padded=True,
         asker_names=tuple(name for name, _, _ in askers if name),
         **(for_unit("gate") if units else {}),
     )
@@ -294,7 +295,7 @@ def serve(policy: PolicyFile, as_json: Json = False) -> None:
 
     def told(rules: Policy, place: Place) -> None:
         line = f"{rules.silo} answers at {place.socket}"
-        dump({"silo": rules.silo, "socket": place.socket}) if as_json else print(line, flush=True)
+        dump({"silo": rules.silo, "socket": place.socket}) if as_json else say(line, wrap=False)
 
     with guarded() as stop:
         daemon.serve(policy, stop, told)

@@ -21,6 +21,7 @@ from silodp.cli.silo import PolicyFile, silo
 from silodp.core.errors import BadInput
 from silodp.core.figures import left_of, shown
 from silodp.core.protocol.words import fingerprint
+from silodp.core.text import visible
 from silodp.host.cards import read_card
 from silodp.host.keys import public, read_key
 from silodp.host.lock import running
@@ -179,7 +180,7 @@ def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, A
             f"The ledger goes on: epsilon {spent} of {found.rules.epsilon:g} is spent, "
             f"{left} of the budget is left. Nothing is refreshed."
         )
-    if not yes and not typer.confirm(f"Approve it for {name}?"):
+    if not yes and not typer.confirm(visible(f"Approve it for {name}?")):
         say(f"{name}: nothing was changed.")
         return answer | {"approved": False}
     return answer

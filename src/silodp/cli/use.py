@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from silodp.cli.console import Json, dump, say, show, table, tell
+from silodp.cli.console import Json, complain, dump, put, say, show, table, tell
 from silodp.cli.project import Project
 from silodp.host import atomic
 
@@ -110,9 +109,9 @@ def predict(
         )
         say(f"Wrote {len(rows_of)} predictions to {out_file}{decided}.")
     else:
-        print(rows_of.to_csv(index=False, float_format="%.7g"), end="", flush=True)
+        put(rows_of.to_csv(index=False, float_format="%.7g"))
     for note in notes:
-        print(f"silodp: {note}", file=sys.stderr)
+        complain(note)
 
 
 def export(
@@ -181,7 +180,7 @@ def card(
         return dump(
             {"privacy": facts(found), "out": str(out_file) if out_file else None, "card": text}
         )
-    say(f"Wrote {out_file}.") if out_file else print(text, end="")
+    say(f"Wrote {out_file}.") if out_file else put(text)
 
 
 def estimate(run: Run, as_json: Json = False) -> None:

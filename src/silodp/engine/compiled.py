@@ -1,5 +1,5 @@
-"""A model as `native.c` has it: stages and layers, or the ops of a sequence model, with the places
-of their weights in a point.
+"""A model as `c/native.c` has it: stages and layers, or the ops of a sequence model, with the
+places of their weights in a point.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from silodp.engine.task import Task
 
 LOSSES: list[Loss] = [cross_entropy, logistic, squared_error]
 MOST, STEPS = 16, 128
-"""Linear layers, or stages, and ops of a sequence model, as `vectors.c` has it."""
+"""Linear layers, or stages, and ops of a sequence model, as `c/vectors.c` has it."""
 
 
 class Layer(ctypes.Structure):
@@ -50,7 +50,7 @@ class Op(ctypes.Structure):
 
 
 EMBEDDING, LINEAR, LAYER_NORM, RELU, GELU, ATTENTION, POOL, BRANCH, MERGE = range(9)
-"""Kinds of Op, in the order of `sequences.c`."""
+"""Kinds of Op, in the order of `c/sequences.c`."""
 
 
 class Compiled(NamedTuple):

@@ -2,7 +2,7 @@
 is never made.
 
 Layer by layer it is an outer product e (x) a of the layer's input a and the gradient e of the loss
-by its output, so its norm and the clipped sum follow from a and e. (`native.c` is the same in C,
+by its output, so its norm and the clipped sum follow from a and e. (`c/native.c` is the same in C,
 for ReLU.) Axes are (S, J, features, n): silos, runs, features, records. Records come last, so that
 sums over few features vectorise.
 """

@@ -1,41 +1,36 @@
-"""The engine in C (`native.c`): a tile of records goes through a chain of Linear layers and ReLU,
-or convolutions with ReLU and max-pooling and such a chain, or a record through a sequence model,
-while it lies in the cache. And NumPy's normals.
+"""Sum clipped gradients in C (`c/native.c`), and draw NumPy's normals there.
 
-The C compiler builds it on first use, into the user's cache; without one, or where anything else is
-missing, it supports nothing. A run's and silo's sum is made by one thread in one order, so it is
-the same to the last bit for any number of threads and of other runs, whatever those and the padding
-hold. SILODP_NATIVE=0 leaves all to torch; an architecture that gcc knows, as x86-64, builds it for
-that one. Simulations use it. A gate does not: what it loads is what was installed.
+A tile of records goes through a chain of Linear layers and ReLU, or convolutions with ReLU and
+max-pooling and such a chain, or a record through a sequence model, while it lies in the cache.
+
+The C code is built when silodp is installed (`setup.py`), once for each level of processor. Where
+it was not built, this engine supports nothing, and torch does the work. A run's and silo's sum is
+made by one thread in one order. So it is the same to the last bit for any number of threads and of
+other runs, whatever those and the padding hold. SILODP_NATIVE=0 leaves all to torch; the name of a
+level, as x86-64-v3, asks for that one. Simulations use this engine. A gate does not.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.errors import BadInput
 from silodp.engine.compiled import LOSSES, Compiled, Layer, Op, Stage, compiled
 from silodp.engine.task import Task
 
-SOURCE = Path(__file__).with_suffix(".c")
-INCLUDED = [SOURCE.with_name(f"{name}.c") for name in ("vectors", "normals", "stages", "sequences")]
-FLAGS = (
-    *("-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC"),
-    *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
-)
+FOLDER = Path(__file__).with_name("c")
+BASELINE = "baseline"
+LEVELS = {"x86-64-v4": 4, "x86-64-v3": 3, BASELINE: 0}
+"""What `setup.py` builds, the fastest first, with the least `level()` of a processor that runs it:
+AVX-512, AVX2, and what every processor of the platform runs.
+"""
 
 
 class _Call(ctypes.Structure):
@@ -64,88 +59,61 @@ class _Call(ctypes.Structure):
     ]
 
 
-def compiler() -> str | None:
-    """Where the C compiler is that builds `native.c`, for Linux alone; None without one."""
-    return shutil.which("gcc") if sys.platform == "linux" else None
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the C code, or None where it was not built or SILODP_NATIVE is 0.
+
+    Raise BadInput if SILODP_NATIVE names a level that is not there or that this processor lacks.
+    """
+    wanted = os.environ.get("SILODP_NATIVE", "")
+    if wanted == "0":
+        return None
+    built = runnable_levels()
+    if wanted in ("", "1"):
+        return _loaded(built[0]) if built else None
+    if wanted not in built:
+        choices = ", ".join(["0", "1", *built])
+        raise BadInput(
+            f"SILODP_NATIVE is {wanted!r}, which this installation or processor does not have; "
+            f"set it to one of {choices}, or unset it"
+        )
+    return _loaded(wanted)
+
+
+def runnable_levels() -> list[str]:
+    """Return the levels that were built and that this processor runs, the fastest first."""
+    baseline = _loaded(BASELINE)
+    if baseline is None:
+        return []
+    reached = baseline.level()
+    return [
+        level for level, least in LEVELS.items() if reached >= least and _loaded(level) is not None
+    ]
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled `native.c`, or None where it cannot be had or SILODP_NATIVE is 0."""
-    asked = os.environ.get("SILODP_NATIVE", "")
-    if asked == "0" or not (found := compiler()):
-        return None
-    try:
-        loaded = _built(found, "native" if asked in ("", "1") else asked)
-        loaded.clipped_sums.argtypes, loaded.clipped_sums.restype = (
-            [ctypes.POINTER(_Call), ctypes.c_long],
-            ctypes.c_long,
-        )
-        loaded.normals.argtypes, loaded.normals.restype = (
-            [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long],
-            None,
-        )
-        loaded.block_bytes.argtypes, loaded.block_bytes.restype = (
-            [ctypes.POINTER(_Call)],
-            ctypes.c_long,
-        )
-    except (
-        AttributeError,
-        OSError,
-        RuntimeError,
-        subprocess.CalledProcessError,
-    ):  # RuntimeError: there is no home
-        return None
-    return loaded
-
-
-def _built(compiler: str, architecture: str = "native") -> ctypes.CDLL:
-    """The library for this source and architecture, from the cache if it is there and whole;
-    OpenMP's functions are those that torch has loaded, so that both have one pool of threads.
+def _loaded(level: str) -> ctypes.CDLL | None:
+    """Return the library of a level; OpenMP's functions are those that torch has loaded, so that
+    both have one pool of threads.
     """
-    import fcntl  # on Linux alone, as is all of this
-
-    processor = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0]
-    kind = b"\n".join(
-        line
-        for line in processor.split(b"\n")
-        if line.split(b"\t")[0] in (b"model name", b"flags", b"Features")
-    )
-    text = b"".join(path.read_bytes() for path in (SOURCE, *INCLUDED))
-    flags = (*FLAGS, f"-march={architecture}")
-    name = hashlib.sha256(text + kind + " ".join((compiler, *flags)).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silodp"
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = cache / f"native-{name}.so"
-    with (cache / "native.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # workers that start together build it once
-        for path in (cache, *([found] if os.path.lexists(found) else [])):
-            if (
-                (about := path.lstat()).st_uid != os.getuid()
-                or about.st_mode & 0o022
-                or path.is_symlink()
-            ):
-                raise PermissionError(f"others may write {path}")
-        if found.exists():
-            with contextlib.suppress(OSError):  # cut off, as by a power cut
-                return ctypes.CDLL(str(found))
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            compiled, linked = Path(folder) / "native.o", Path(folder) / "native.so"
-            subprocess.run(
-                [compiler, *flags, "-c", SOURCE, "-o", compiled], check=True, capture_output=True
-            )
-            subprocess.run(
-                [compiler, "-shared", compiled, "-o", linked, "-lm"],
-                check=True,
-                capture_output=True,
-            )
-            linked.chmod(0o700)
-            linked.rename(found)
-    return ctypes.CDLL(str(found))
+    for path in sorted(FOLDER.glob(f"{level}.*so")):
+        try:
+            loaded = ctypes.CDLL(str(path))
+        except OSError:  # it was built for another platform, or with another OpenMP
+            continue
+        loaded.level.restype = ctypes.c_long
+        loaded.clipped_sums.argtypes = [ctypes.POINTER(_Call), ctypes.c_long]
+        loaded.clipped_sums.restype = ctypes.c_long
+        loaded.normals.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_long]
+        loaded.normals.restype = None
+        loaded.block_bytes.argtypes = [ctypes.POINTER(_Call)]
+        loaded.block_bytes.restype = ctypes.c_long
+        return loaded
+    return None
 
 
 def standard_normals(generator: np.random.Generator, out: np.ndarray) -> None:
-    """Fills out, float32 and contiguous, with the generator's next normals: by `normals.c` a few
+    """Fills out, float32 and contiguous, with the generator's next normals: by `c/normals.c` a few
     times as fast as by NumPy, and the same for any number of threads.
     """
     made, known = (
@@ -176,8 +144,8 @@ def _normals(made: ctypes.CDLL, generator: np.random.Generator, out: np.ndarray)
 
 @functools.cache
 def _are_numpys(made: ctypes.CDLL) -> bool:
-    """Whether the normals of `normals.c` are those of this NumPy, whose state it reads and writes;
-    each process tries it once, in 2 ms.
+    """Whether the normals of `c/normals.c` are those of this NumPy, whose state it reads and
+    writes; each process tries it once, in 2 ms.
     """
     one, other = (np.random.default_rng(1) for _ in range(2))
     for count in (1, 2**17):  # the second call begins with what the first leaves over
@@ -189,7 +157,7 @@ def _are_numpys(made: ctypes.CDLL) -> bool:
 
 
 class Native:
-    """Sums in C, by `native.c`."""
+    """Sum in C, by `c/native.c`."""
 
     def supports(self, task: Task) -> bool:
         point, model = task.points[0], compiled(task)

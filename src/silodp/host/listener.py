@@ -9,6 +9,7 @@ of `LINE_CODES`.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import select
@@ -51,7 +52,8 @@ class Server:
     and the slot of the one before it is over, and its reply is sent at the slot's end: at a time
     that follows from when frames came, and not from how long any of them took. Every frame has one,
     bad ones too, for even a refusal waits for the frame before it. A reply that was not ready then
-    is late, is sent when it is, and is counted in the log. A daemon that stops does not wait: what
+    is late. It gets as many slots as it needs, is sent at the end of the last of them, and is
+    counted in the log. A daemon that stops does not wait: what
     is stored is given when it is asked for again.
     """
 
@@ -236,13 +238,17 @@ class Server:
                 )
             except Exception:  # not even memory for a refusal
                 answer = self._refusals["internal"]
-            if self._after and (left := due - time.monotonic()) > 0:
-                free, answer = due, None if self._stopping.wait(left) else answer
-            elif self._after:
-                free, late = time.monotonic(), late + 1
-                self._log.line(f"late       {late} since the start")
-            reply.put(answer)
+            if self._after:
+                over = max(0, math.ceil((time.monotonic() - due) / self._after))
+                due += over * self._after
+                if self._stopping.wait(max(0.0, due - time.monotonic())):
+                    answer = None
+                free = due
+                if over:
+                    late += 1
+                    self._log.line(f"late       {late} since the start")
             self._log.sent()
+            reply.put(answer)
 
     def _stop(self, worker: threading.Thread) -> None:
         """What is computed is finished and sent; what waits is told to come back; whoever sends

@@ -1,7 +1,8 @@
 """A daemon's log: one line for each event, without data, put aside when it is long.
 
-With SILODP_LOG=json in the environment each is one JSON object on standard output too, once its
-reply was sent, for a collector of logs.
+A line is written once its reply was sent, so that neither its time nor the file's says when an
+answer was ready. With SILODP_LOG=json in the environment each is one JSON object on standard output
+too, for a collector of logs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 from silodp.host import metrics
 
 KEPT = 5
@@ -42,23 +44,25 @@ class Log:
         self._unsent: list[str] = []
 
     def line(self, words: str, *, at_once: bool = False) -> None:
-        """Writes the line; whoever watches from outside is told by `sent`, or at once where nothing
-        was computed.
-        """
-        self._handler.handle(logging.makeLogRecord({"msg": f"{_now()} {words}"}))
+        """Writes the line once `sent` is called, or at once where nothing was computed."""
+        words = visible(words)  # or a line feed in a word would look like another event
         if at_once:
-            return self._tell(words)
+            return self._write(words)
         with self._guard:
             self._unsent.append(words)
 
     def sent(self) -> None:
-        """The reply that the last lines speak of was sent: now they may be told, since how long it
-        took to make is not.
+        """The reply that the last lines speak of was sent: now they are written, with this time,
+        since how long it took to make is not to be told.
         """
         with self._guard:
             unsent, self._unsent = self._unsent, []
         for words in unsent:
-            self._tell(words)
+            self._write(words)
+
+    def _write(self, words: str) -> None:
+        self._handler.handle(logging.makeLogRecord({"msg": f"{_now()} {words}"}))
+        self._tell(words)
 
     def _tell(self, words: str) -> None:
         event, _, rest = words.strip().partition(" ")
@@ -68,6 +72,7 @@ class Log:
             print(json.dumps({"time": _now(), "event": event, "text": rest.strip()}), flush=True)
 
     def close(self) -> None:
+        self.sent()
         self._handler.close()
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
+from silodp.core.text import is_name
 from silodp.host.atomic import new_files
-from silodp.host.tables import check_text, check_texts, of_table, read_toml, table_text
+from silodp.host.tables import check_line, check_text, check_texts, of_table, read_toml, table_text
 
 CODE = ("model", "loss", "prox", "feature_map")
 """Words that may be FILE.py:NAME."""
@@ -81,9 +82,7 @@ class Study:
             "64 lower-case hexadecimal digits",
         )
         for what in CODE:
-            check_text(
-                "study", what, text := getattr(self, what), r"[^\0\n]{0,4096}", "a text of one line"
-            )
+            check_line("study", what, text := getattr(self, what), "a text of one line")
             pattern = r"[0-9a-f]{64}" if is_file(text) else ""
             check_text(
                 "study",
@@ -97,7 +96,14 @@ class Study:
                     f"study: {what} is {text!r}; its file must lie beside the study's, and "
                     "be named without a folder"
                 )
+            if is_file(text) and not is_name(parse(text)[0]):
+                raise BadInput(
+                    f"study: {what} is {text!r:.100}; the name of its file must have 1 to 200 "
+                    "visible characters with single spaces between words"
+                )
         check_texts("study", "statistics", self.statistics)
+        for name in self.statistics:
+            check_text("study", "statistics", name, r"[A-Za-z]{1,64}", "a list of statistics")
 
     @property
     def code(self) -> dict[str, str]:

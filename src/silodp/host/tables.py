@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from silodp.core.errors import BadInput, require
+from silodp.core.text import is_line
 
 T = TypeVar("T")
 KEY = "Ed25519 public keys of 64 lower-case hexadecimal digits"
@@ -72,6 +73,12 @@ def beside(path: str | Path, settings: T, names: Iterable[str]) -> T:
 def check_text(kind: str, name: str, value: object, pattern: str, wanted: str) -> None:
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
         raise BadInput(f"{kind}: {name} is {value!r:.100}; it must be {wanted}")
+
+
+def check_line(kind: str, name: str, value: object, wanted: str) -> None:
+    """Raise BadInput unless the value is a text of one line in which every character shows."""
+    if not is_line(value):
+        raise BadInput(f"{kind}: {name} is {value!r:.100}; it must be {wanted}, without controls")
 
 
 def check_texts(kind: str, name: str, value: object) -> None:

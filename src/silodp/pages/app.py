@@ -47,9 +47,10 @@ def application(
     tabs: Tabs = (),
     routes: Sequence[Route] = (),
     check: Check | None = None,
+    password: str | None = None,
 ) -> Starlette:
     """The app on this port, with the pages of runs under `root` and those that the caller adds;
-    `check` looks at what pages must not import.
+    `check` looks at what pages must not import. With a `password` every page asks for it.
     """
     pages = Runs(root, [("Runs", "/"), *tabs], check) if root is not None else None
     first = Route("/", pages.all if pages else lambda request: RedirectResponse(tabs[0][1]))
@@ -69,7 +70,7 @@ def application(
     icon = Route("/favicon.ico", lambda request: Response(status_code=204))
     return Starlette(
         routes=[first, *own, *routes, script, icon],
-        middleware=[Middleware(Guard, port=port)],
+        middleware=[Middleware(Guard, port=port, password=password)],
         exception_handlers={BadInput: _sentence},
     )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from silodp.core.errors import BadInput
+from silodp.core.text import check_name, visible
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 LABEL = b"silodp evidence 1\n"
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
 LIMIT = 256 * 2**20
+ABOUT = ("run", "kind", "made", "silodp")
+"""What a manifest has of the run, each a name that is shown to the reader."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,7 @@ def pack(files: Mapping[str, bytes], about: Mapping[str, Any], key: Ed25519Priva
         "format": 1,
         **about,
         "key": key.public_key().public_bytes_raw().hex(),
-        "files": {
-            name: {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
-            for name, raw in sorted(files.items())
-        },
+        "files": {name: _described(raw) for name, raw in sorted(files.items())},
     }
     raw = (json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
     return _zipped({**files, MANIFEST: raw, SIGNATURE: key.sign(LABEL + raw).hex().encode()})
@@ -84,9 +84,13 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
         ) from None
     if about.get("format") != 1:
         raise BadInput(
-            f"the archive has format {about.get('format')!r}, and this silodp reads format "
-            "1; use a later one"
+            f"the archive has format {visible(about.get('format'), 40)}, and this silodp reads "
+            "format 1; use a later one"
         )
+    for what in ABOUT:
+        check_name(f"the archive's {what}", about.get(what))
+    for name in (signer, *files):
+        check_name("a name in the archive", name)
     if key is not None and signer != key.lower():
         raise BadInput(f"the archive is signed by {signer}, not by the key that you expect")
     held = {name: content for name, content in members.items() if name not in (MANIFEST, SIGNATURE)}
@@ -96,11 +100,16 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
             f"{', '.join(sorted(held.keys() ^ files.keys()))}"
         )
     for name, content in held.items():
-        if hashlib.sha256(content).hexdigest() != files[name]["sha256"]:
+        if files[name] != _described(content):
             raise BadInput(f"{name} is not what was signed: the archive has been changed")
     if _zipped(members) != raw:
         raise BadInput("the archive holds bytes that were not signed, between or after its files")
     return Evidence(signer, about, held)
+
+
+def _described(content: bytes) -> dict[str, Any]:
+    """Return what a manifest has of one file."""
+    return {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
 def _zipped(members: Mapping[str, bytes]) -> bytes:

@@ -3,10 +3,16 @@ can load nothing from elsewhere.
 
 A site that the user visits may make the browser send requests here. It can neither read a reply
 (another name than this machine's in the Host header is turned away, so a name that was pointed here
-does not help) nor post a form (the Origin header must be this page's own).
+does not help) nor post a form (the Origin header must be this page's own). Another account of this
+machine can connect too: the pages of a gate ask for a password, which a browser keeps for this very
+address and port, and sends nowhere else.
 """
 
 from __future__ import annotations
+
+import base64
+import binascii
+import hmac
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,16 +44,18 @@ HEADERS = {
 }
 
 
+ASK = b"www-authenticate", b'Basic realm="silodp ui", charset="UTF-8"'
+
+
 class Guard:
     """Passes on what was asked of this machine under its own name, and from its own pages if it
     changes anything.
     """
 
-    def __init__(self, app: ASGIApp, *, port: int) -> None:
-        self._app, self._hosts = (
-            app,
-            {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")},
-        )
+    def __init__(self, app: ASGIApp, *, port: int, password: str | None = None) -> None:
+        """With a password every page asks for it, by whatever name."""
+        self._app, self._password = app, password
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +64,8 @@ class Guard:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = [(k, v) for k, v in message["headers"] if k.lower() not in HEADERS]
-                message = {**message, "headers": [*kept, *HEADERS.items()]}
+                asks = [ASK] if message["status"] == 401 else []
+                message = {**message, "headers": [*kept, *asks, *HEADERS.items()]}
             await send(message)
 
         refusal = self._refusal(scope)
@@ -70,9 +79,24 @@ class Guard:
                 "This page answers to this machine's own name only: use 127.0.0.1 or localhost.\n",
                 421,
             )
+        if self._password is not None and not _knows(headers.get(b"authorization"), self._password):
+            return "This page needs the password that `silodp ui` printed when it began.\n", 401
         if scope["method"] in ("GET", "HEAD"):
             return None
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site", "same-origin")
         if origin != f"http://{headers[b'host']}" or site != "same-origin":
             return "Only this page's own form may do that.\n", 403
         return None
+
+
+def _knows(given: str | None, password: str) -> bool:
+    """Whether the header Authorization has the password. The comparison takes the same time however
+    much of it is right.
+    """
+    scheme, _, encoded = (given or "").partition(" ")
+    try:
+        plain = base64.b64decode(encoded, validate=True)
+    except (ValueError, binascii.Error):
+        return False
+    found = plain.partition(b":")[2]
+    return hmac.compare_digest(found, password.encode()) and scheme.lower() == "basic"

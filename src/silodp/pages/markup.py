@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from silodp.core.text import visible_lines
 from silodp.pages.style import STYLE
 
 SHORT = 40
@@ -26,10 +27,10 @@ def text(value: object) -> Markup:
 
 
 def _escaped(value: object) -> str:
-    """Half characters, as names that are not UTF-8 have, would keep the whole page from being
-    sent.
+    """Return the value for HTML, with controls and half characters as escapes: what reorders or
+    hides text does so in a browser, too.
     """
-    return escape(str(value)).encode("utf-8", "replace").decode()
+    return escape(visible_lines(str(value)))
 
 
 def tag(name: str, /, *content: object, **attributes: object) -> Markup:

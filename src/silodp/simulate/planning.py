@@ -18,6 +18,7 @@ from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, rounded_up, user_level
 from silodp.core.privacy.totals import Schedule
 from silodp.core.sampling import FullBatch, Sampling
+from silodp.core.text import visible
 from silodp.core.theory import shuffle as theory_shuffle
 from silodp.server import shuffled
 from silodp.server.federation import Everyone
@@ -126,13 +127,11 @@ def warn_of_delta(records: Mapping[str, int]) -> None:
     ]
     if large:
         more = f" and {len(large) - 8} more" if len(large) > 8 else ""
-        print(
-            (
-                "silodp: few records make a large default delta, 1/n^2: "
-                f"{', '.join(large[:8])}{more}; --delta sets another"
-            ),
-            file=sys.stderr,
+        sentence = (
+            "silodp: few records make a large default delta, 1/n^2: "
+            f"{', '.join(large[:8])}{more}; --delta sets another"
         )
+        print(visible(sentence), file=sys.stderr)
 
 
 def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:

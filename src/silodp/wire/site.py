@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from silodp.core.text import visible
 from silodp.host import metrics
 from silodp.host.atomic import write
 from silodp.host.certificates import certificates, expiring
@@ -41,7 +42,7 @@ def connected(folder: Path) -> list[str] | None:
 def warn(folder: Path) -> None:
     """Says, on standard error, which certificates of a site expire soon."""
     for sentence in expiring(folder):
-        print(f"warning: {sentence}", file=sys.stderr, flush=True)
+        print(visible(f"warning: {sentence}"), file=sys.stderr, flush=True)
 
 
 def watched(role: str, folder: Path) -> None:

@@ -13,6 +13,7 @@ import socket
 import threading
 
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 
 PATIENCE = 30.0
 """Seconds in which proxy and server must have answered."""
@@ -62,7 +63,7 @@ def _opened(far: socket.socket) -> bool:
             return False
         said += piece
     if not (fine := bool(re.match(rb"HTTP/1\.[01] 2\d\d ", said))):
-        print("proxy:", said.splitlines()[0][:80].decode("ascii", "replace"), flush=True)
+        print("proxy:", visible(said.splitlines()[0][:80].decode("ascii", "replace")), flush=True)
     return fine
 
 

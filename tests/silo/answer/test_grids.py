@@ -26,7 +26,7 @@ def numbers(call, terms, places, bias):
     a, aa, tops, length = call(inputs_of)(inputs, bias, 2.0**21)
     square = call(square_of)(inputs, slopes, bias, length)
     scale, sound = call(scale_of)([square, 0.5 * square], 0.9, 1.5)
-    a, v, length = call(on_grids)(a, aa, tops, slopes, scale, ~sound, 2.0**22, 2.0**-20)
+    v, length = call(on_grids)(a, aa, tops, slopes, scale, 2.0**22, 2.0**-20)
     return [square, scale, sound, a, v, length, call(within)([length], 1.0, 2.0**80, sound)]
 
 
@@ -46,7 +46,7 @@ def test_torchs_interpreter_gives_the_same_bits_as_python_in_every_call(terms, p
 def test_a_record_that_is_not_finite_has_no_integers_and_the_others_keep_theirs():
     *_, sound, a, v, _, kept = numbers(lambda function: function, 1, 1, True)
     assert 0 < int((~sound).sum()) < 6
-    assert not a[~sound].any()
+    assert torch.isfinite(a).all()  # so that no product meets an infinity
     assert not v[~sound].any()
     assert not kept[~sound].any()
     inputs, slopes = factors(1, 1)
@@ -54,6 +54,6 @@ def test_a_record_that_is_not_finite_has_no_integers_and_the_others_keep_theirs(
     right, lengths, tops, length = inputs_of(inputs, True, 2.0**21)
     square = square_of(inputs, slopes, True, length)
     scale, _ = scale_of([square, 0.5 * square], 0.9, 1.5)
-    alone = on_grids(right, lengths, tops, slopes, scale, None, 2.0**22, 2.0**-20)
-    assert torch.equal(alone[0][sound], a[sound])
-    assert torch.equal(alone[1][sound], v[sound])
+    alone, _ = on_grids(right, lengths, tops, slopes, scale, 2.0**22, 2.0**-20)
+    assert torch.equal(right[sound], a[sound])
+    assert torch.equal(alone[sound], v[sound])

@@ -73,11 +73,12 @@ def test_without_a_witness_the_same_goes_unseen_which_is_what_the_witness_is_for
 def test_the_witness_has_seen_every_head_before_an_answer_leaves(witnessed):
     for name in ("a", "b"):
         ask(witnessed, name)
-        count, head = witnessed.head()
+        count, head = witnessed.released()
         assert json.loads(witness(witnessed).read_text()) == {
             "ledger": witnessed.settings.ledger,
             "count": count,
             "head": head,
+            "of": "released",
         }
 
 

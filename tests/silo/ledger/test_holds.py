@@ -154,7 +154,7 @@ def test_a_run_alone_that_asks_elsewhere_than_it_holds_may_have_all_that_is_left
     ledger.verify()
 
 
-def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_records_change(
+def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_their_number_changes(
     tmp_path, capsys, monkeypatch
 ):
     ledger = make(tmp_path)
@@ -214,6 +214,8 @@ def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_the_record
     x, y = table()
     x[0, 0] += 1
     ledger.recognise(x, y)
+    assert [open.hold.id for open in listed(ledger, 0.0)] == ["e"], "an edit is nobody's to know"
+    ledger.recognise(x[1:], y[1:])
     assert listed(ledger, 0.0) == []
     ledger.verify()
     assert DurableLedger.open(ledger.path).used() == ledger.used()

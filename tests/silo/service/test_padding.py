@@ -21,6 +21,7 @@ import silodp
 from gates import shell
 from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Answer, Refusal, decode_reply, encode_reply
+from silodp.host import listener
 from silodp.host.listener import Server
 from silodp.host.log import Log, tally
 from silodp.silo.service import daemon
@@ -258,3 +259,35 @@ def test_where_frames_are_answered_small_numbers_are_not_flushed_to_zero(tmp_pat
         if file.suffix in (".py", ".c")
     ]
     assert not any("set_flush_denormal(" in text or "_MM_SET_FLUSH" in text for text in sources)
+
+
+@pytest.mark.parametrize(("took", "sent"), [(0.2, 1.0), (1.0, 1.0), (1.2, 2.0), (4.5, 5.0)])
+def test_a_late_reply_is_sent_at_the_end_of_a_later_slot(monkeypatch, took, sent):
+    """Its time says how many slots it took, and nothing finer; the next slot begins then."""
+    now, sends, lines = [0.0], [], []
+
+    def pause(seconds: float) -> bool:
+        now[0] += seconds
+        return False
+
+    def handle(frame: bytes) -> bytes:
+        now[0] += took if frame == b"slow" else 0.0
+        return frame
+
+    jobs: queue.Queue = queue.Queue()
+    for frame in (b"slow", b"quick"):
+        jobs.put((frame, 0.0, SimpleNamespace(put=lambda answer: sends.append(now[0]))))
+    jobs.put(None)
+    monkeypatch.setattr(listener, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    Server._work(
+        SimpleNamespace(
+            _jobs=jobs,
+            _after=1.0,
+            _handle=handle,
+            _refusals={},
+            _stopping=SimpleNamespace(wait=pause, is_set=lambda: False),
+            _log=SimpleNamespace(line=lines.append, sent=lambda: None),
+        )
+    )
+    assert sends == [sent, sent + 1.0]
+    assert len(lines) == (took > 1.0)

@@ -62,6 +62,7 @@ from typing import Any
 from silodp.core.errors import BadInput, require
 from silodp.core.problem.person import COMBINE, MOST, ROWS, Person
 from silodp.core.problem.task import KINDS, Task
+from silodp.core.text import check_name, is_name
 
 TYPES = ("number", "category", "boolean")
 OTHER, OWN = "other", "own"
@@ -393,6 +394,8 @@ def _person(source: str, table: Mapping[str, Any]) -> Person | None:
 def _columns(source: str, tables: Any) -> tuple[Column, ...]:
     if not isinstance(tables, dict) or not tables:
         raise BadInput(f"{source} has no columns; give a table [columns.NAME] for each")
+    for name in tables:
+        check_name(f"{source}: the name of a column", name)
     return tuple(
         _column(f"{source}, column {name!r}", name, table) for name, table in tables.items()
     )
@@ -562,12 +565,11 @@ def _range(source: str, value: Any) -> tuple[float, float]:
 
 
 def _texts(source: str, name: str, value: Any, least: int = 0) -> tuple[str, ...]:
-    texts = (
-        isinstance(value, list)
-        and len(value) >= least
-        and all(isinstance(v, str) and v.strip() == v != "" for v in value)
+    texts = isinstance(value, list) and len(value) >= least and all(map(is_name, value))
+    wanted = (
+        f"a list of {f'{least} or more ' if least else ''}different texts, in quotes, each of 1 "
+        "to 200 visible characters with single spaces between words"
     )
-    wanted = f"a list of {f'{least} or more ' if least else ''}different texts, in quotes"
     require(texts and not repeated(value), f"{source}: {name}", value, wanted)
     return tuple(value)
 
@@ -576,6 +578,7 @@ def _text(source: str, name: str, value: Any) -> str:
     require(
         isinstance(value, str) and value.strip(), f"{source}: {name}", value, "the name of a column"
     )
+    check_name(f"{source}: {name}", value)
     return value
 
 

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from silodp.core.errors import BadInput
+from silodp.core.text import LONGEST, is_line, is_name, visible
 
 PARTS = ("held_out", "colluding")
 """Of a card's whole numbers those that may be 0, and are below the number of records."""
+MOST = 2**53
+"""The largest whole number of a card."""
+SHAPES = {
+    "name": r"[A-Za-z0-9._-]{1,64}",
+    "key": r"[0-9a-f]{64}",
+    "definition": r"[0-9a-f]{64}",
+    "rule": r"[a-z]{1,64}",
+    "study": r"[A-Za-z0-9._-]{0,64}",
+}
+"""The pattern of each short text of a card. Its other texts are lines without controls."""
+FEATURE = 2 * LONGEST + 10
+"""Characters of a feature's name: a column's name, "=" and a category, or " missing"."""
+JSON_TEXTS = ("schema",)
+"""Texts of a card that another parser checks."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +77,28 @@ class Card:
                 field.name, None if field.default is dataclasses.MISSING else field.default
             )
             match field.type, value:
-                case "tuple[str, ...]", list() | tuple() if all(isinstance(v, str) for v in value):
+                case "tuple[str, ...]", list() | tuple() if all(
+                    is_name(item, FEATURE) for item in value
+                ):
                     found[field.name] = tuple(value)
                 case "int", int() if type(value) is int and (
-                    0 <= value < found["records"] if field.name in PARTS else value > 0
+                    0 <= value < found["records"] if field.name in PARTS else 0 < value <= MOST
                 ):
                     found[field.name] = value
                 case "float", int() | float() if type(value) is not bool and value > 0:
                     found[field.name] = float(value)
-                case "str", str():
+                case "str", str() if _fits(field.name, value):
                     found[field.name] = value
                 case _:
                     raise BadInput(
-                        f"{source} has the {field.name} {value!r:.60}; take the silo.json "
-                        "that `silodp silo init` wrote"
+                        f"{source} has the {field.name} {visible(repr(value), 60)}; take the "
+                        "silo.json that `silodp silo init` wrote"
                     )
         return cls(**found)
+
+
+def _fits(field: str, text: str) -> bool:
+    """Return whether a text may stand in this field, so that no card steers the reader's screen."""
+    if field in SHAPES:
+        return re.fullmatch(SHAPES[field], text, re.ASCII) is not None
+    return field in JSON_TEXTS or is_line(text)

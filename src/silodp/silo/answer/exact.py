@@ -193,6 +193,16 @@ class Exact:
                 "records first"
             ) from None
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Those of the features and targets of all records, which are public."""
+        return tuple(self._x.shape), tuple(self._y.shape)
+
+    @property
+    def number(self) -> bool:
+        """Whether a target is a number, and not a class."""
+        return self._y.is_floating_point()
+
     def verify(self) -> None:
         """Raises BadInput if this machine's kernels let a record's vector depend on other records,
         which no price here allows for.

@@ -5,6 +5,11 @@ A small model's chunk is a hundred operations of a few microseconds, and the int
 as long between them as they do, and longer where two threads take turns at it. So on a processor
 torch's own interpreter runs these functions (`run`), three of them for a chunk: the same operations
 in the same order, without Python.
+
+No function here branches on a number of a record. Every chunk takes the same operations on the same
+shapes, whether all its records are finite and drawn or none is: else the time of an answer would
+show it. A record that is not finite is made zero by arithmetic: its scale is 0, and what is not a
+number then becomes 0 (`nan_to_num_`, which runs on every chunk).
 """
 
 from __future__ import annotations
@@ -50,6 +55,8 @@ def inputs_of(inputs: list[Tensor], bias: bool, most: float) -> Inputs:
     """All that is made of a layer's inputs, terms (m, T, f), whatever the slopes: the integers A,
     at most `most` in size, and (m, T) the squared lengths of these; of each term what `most` stands
     for; and (m,) the squared length of the inputs themselves, where there is one term of one place.
+
+    A is finite: a record's term that is not finite has zeros there.
     """
     right: list[Tensor] = []
     tops: list[Tensor] = []
@@ -68,9 +75,10 @@ def inputs_of(inputs: list[Tensor], bias: bool, most: float) -> Inputs:
             whole[:, :, width:] = (
                 1.0 if at == 0 else 0.0
             )  # a last input of 1, which does not differ between two points
-        right.append(
-            whole.mul_((most / tops[at])[:, None, None]).round_()
-        )  # by the largest of its kind: rounded to 2^a at most
+        # by the largest of its kind: rounded to 2^a at most
+        whole.mul_((most / tops[at])[:, None, None]).round_()
+        # where the largest is infinite, or no number, each product is 0 or no number
+        right.append(whole.nan_to_num_(0.0, 0.0, 0.0))
     a = right[0] if len(right) == 1 else torch.cat(right, 1)
     length: Tensor | None = None
     if a.shape[1] == 1:
@@ -122,22 +130,20 @@ def on_grids(
     tops: list[Tensor],
     slopes: list[Tensor],
     scale: Tensor,
-    masked: Tensor | None,
     top: float,
     grid: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The integers A of inputs, V of slopes, at most `top` in size, both zero where masked; and
-    (m,) each record's ||sum_t V_t (x) A_t||^2.
+) -> tuple[Tensor, Tensor]:
+    """The integers V of slopes, at most `top` in size, zero where the scale is 0; and (m,) each
+    record's ||sum_t V_t (x) A_t||^2.
+
+    A scale of 0 times a slope is 0 if the slope is finite, and no number if it is not.
     """
-    left = [
-        e.double().mul_((scale * tops[at] / grid)[:, None, None]).round_().clamp_(-top, top)
-        for at, e in enumerate(slopes)
-    ]
+    left: list[Tensor] = []
+    for at, e in enumerate(slopes):
+        integers = e.double().mul_((scale * tops[at] / grid)[:, None, None]).round_()
+        left.append(integers.nan_to_num_(0.0).clamp_(-top, top))
     v = left[0] if len(left) == 1 else torch.cat(left, 1)
-    if masked is not None:
-        a, aa = a.masked_fill(masked[:, None, None], 0.0), aa.masked_fill(masked[:, None], 0.0)
-        v.masked_fill_(masked[:, None, None], 0.0)
-    return a, v, squared(a, aa, v)
+    return v, squared(a, aa, v)
 
 
 def squared(a: Tensor, aa: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Tensor:
@@ -152,9 +158,11 @@ def squared(a: Tensor, aa: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Te
 
 
 def total_of(a: Tensor, v: Tensor, chosen: Tensor, rho: float) -> Tensor:
-    """(h, f): round(rho sum V (x) A) over places and the chosen records; of V nothing is left."""
-    if not bool(chosen.all()):
-        v.mul_(chosen[:, None, None])
+    """(h, f): round(rho sum V (x) A) over places and the chosen records; of V nothing is left.
+
+    V is multiplied by who is chosen even where all are: the time must not show whether all are.
+    """
+    v.mul_(chosen[:, None, None])
     return (v.flatten(0, 1).t() @ a.flatten(0, 1)).mul_(rho).round_()
 
 
@@ -202,23 +210,15 @@ def integers_of(
     numbers are finite, too. Wholes become integers.
     """
     scale, sound = scale_of(squares, room, stretch)
-    masked: Tensor | None = (
-        None if bool(sound.all()) else ~sound
-    )  # of the others the numbers are the same, whether some are masked or none
     found: list[Tensor] = []
     for rows in wholes:
-        if masked is not None:
-            rows.masked_fill_(masked[:, None], 0.0)
-        found.append(
-            torch.linalg.vector_norm(
-                rows.mul_((scale / gamma)[:, None]).round_(), 2.0, [1]
-            ).square_()
-        )
+        rows.mul_((scale / gamma)[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
+        found.append(torch.linalg.vector_norm(rows, 2.0, [1]).square_())
     left: list[Tensor] = []
     right: list[Tensor] = []
     for at in range(len(made)):
         a, aa, largest, _ = made[at]
-        a, v, square = on_grids(a, aa, largest, slopes[at], scale, masked, tops[at], grids[at])
+        v, square = on_grids(a, aa, largest, slopes[at], scale, tops[at], grids[at])
         right.append(a)
         left.append(v)
         found.append(square * rhos[at] ** 2)

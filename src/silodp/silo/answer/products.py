@@ -18,14 +18,18 @@ everything below is in units of gamma.
  2. ||k_i|| <= C / gamma - sqrt(d) is verified on these integers, in float64: a sum of m squares is
     off by at most m 2^-53 of itself in whatever order they are added, and (d + 2^22) 2^-52 of it is
     added; where terms of several places may cancel, so is (f + h + T^2 + 8) 2^-52 (sum_t ||V_it||
-    ||A_it||)^2, for T places of f inputs and h outputs. A record that fails has no part in any sum,
-    and one that is not finite is zero in V, in A and in k: no product meets an infinity.
+    ||A_it||)^2, for T places of f inputs and h outputs. A record that fails has no part in any sum.
+    One that is not finite is zero in V and in k, and A is finite of every record: no product meets
+    an infinity.
  3. A chunk's sum over the drawn records is a float64 product of V with zeros for the others and A.
     Every partial sum is an integer below 2^53, so it is the true sum, whatever the order, fused or
     not (`verify` compares the machine's product with integers). Then it is rounded to integers,
     once: record j is in one chunk only, so it moves the rounded sum S by at most ||k_j|| + sqrt(d)
     <= C / gamma. So S with record j drawn is within C / gamma of S without it, and S and S' of
     neighbours are within 2 C / gamma: what `exact` asks for, sampled batches too.
+Every chunk takes the same operations on the same shapes, whatever its records hold and whichever
+are drawn: records that fail, or are not drawn, are multiplied by zero, even where there are none.
+`tests/silo/answer/test_paths.py` compares the operations and the lines of neighbours.
 No step asks the floats of 1 to be right. What 2 and 3 ask of float64 is IEEE addition and
 multiplication in any order: no algorithm that subtracts (Strassen, Winograd, FFT) and no shorter
 numbers, on which `verify` would fail. Where the silo has a GPU, floats and products are made there,

@@ -2,7 +2,7 @@
 to another machine, look for what is wrong.
 
 A **witness** is a file elsewhere (a share of another machine, another silo's folder) that is
-brought up to every head, like the anchor, before anything leaves. Whoever rolls back this machine,
+brought up to the head of what leaves, before anything leaves. Whoever rolls back this machine,
 ledger and anchor together, does not roll back the witness, and the ledger is refused. Formal
 guarantees: a restored ledger goes on only if the witness has seen exactly its head, so that no
 answer after the backup was ever sent; or with nothing left to spend. Without a witness nobody can
@@ -29,7 +29,7 @@ from silodp.host import atomic
 from silodp.host.keys import public
 from silodp.silo.ledger.chain import Altered
 from silodp.silo.ledger.closing import MOVED, RESTORED, signed
-from silodp.silo.ledger.file import LedgerFile, check_seen, write_anchor
+from silodp.silo.ledger.file import LedgerFile, check_seen, write_anchor, write_witness
 from silodp.silo.ledger.tally import Tally
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
             )
         if witness.exists():
             check_seen(connection, tally, witness, "witness")
-        write_anchor(witness, tally)
+        write_witness(witness, tally)
         before = tally.closing.witness
         entry = file.append(connection, "witness", event={"file": str(witness)})
         if before and Path(before).absolute() != witness:
-            write_anchor(Path(before), tally, entry)
+            write_witness(Path(before), tally, entry)
 
 
 def backup(path: Path, to: Path, *, anchor: Path | None = None) -> tuple[int, str]:

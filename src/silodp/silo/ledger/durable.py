@@ -251,8 +251,8 @@ class DurableLedger:
         To be called before anything is asked, by each that answers: a charge and a partition are
         for one generation, so whoever has records of an earlier one can neither price by the new n
         nor take batches of rows that have moved. Edits, growth and another order are written down
-        (an entry of price 0), and the ledger goes on with what it has spent. That they happened,
-        and the new n, is public: the count of entries is in each release.
+        (an entry of price 0), and the ledger goes on with what it has spent. The new n is public;
+        that edits happened is not, and no release tells of them (`released`).
         """
         file, identity, known = (
             self._file,
@@ -329,6 +329,11 @@ class DurableLedger:
         return self._file.anchor(self.settings)
 
     @property
+    def witness(self) -> str:
+        """The file elsewhere that the officer has appointed; empty for none."""
+        return self._file.tally.closing.witness
+
+    @property
     def records(self) -> int:
         """n, as last checked."""
         return self._file.tally.records
@@ -344,9 +349,19 @@ class DurableLedger:
         return SAID.get(self._file.snapshot().closing.closed, "")
 
     def head(self) -> tuple[int, str]:
-        """(count of entries, hash of the last), for the anchor and for each release."""
+        """(count of entries, hash of the last) of the whole chain, for the anchor. It tells of
+        edits, so that it stays in the silo.
+        """
         tally = self._file.snapshot()
         return tally.sequence, tally.head
+
+    def released(self) -> tuple[int, str]:
+        """(count, head) of what leaves, for releases and all that others see (`released`)."""
+        return self._file.snapshot().released
+
+    def released_heads(self) -> list[tuple[int, str]]:
+        """By that count: the entry at which it was reached, and the head."""
+        return list(self._file.snapshot().heads)
 
     def spent(self) -> float:
         """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance
@@ -395,7 +410,9 @@ class DurableLedger:
     def entries(self) -> Iterator[Entry]:
         """All entries in order, as of now."""
         with self._file.explained(), self._file.transaction(write=False) as connection:
-            found = [Entry.of(row) for row in connection.execute(f"{ENTRIES} ORDER BY sequence")]
+            known = (self._file.tally.sequence,)
+            rows = connection.execute(f"{ENTRIES} WHERE sequence <= ? ORDER BY sequence", known)
+            found = [Entry.of(row) for row in rows]
         yield from found
 
     def verify(self) -> int:

@@ -20,6 +20,7 @@ from silodp.host.sqlite import connect
 from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, canonical
 from silodp.silo.ledger.closing import RESTORED, SAID
 from silodp.silo.ledger.identity import Sketch, tag
+from silodp.silo.ledger.released import OF, after
 from silodp.silo.ledger.tally import SLACK, Known, Tally
 
 APPLICATION = 0x51100DB1
@@ -145,7 +146,10 @@ class LedgerFile:
         for row in connection.execute(
             f"{ENTRIES} WHERE sequence > ? ORDER BY sequence", (tally.sequence,)
         ):
-            tally.apply(Entry.of(row), sums=sums)
+            entry = Entry.of(row)
+            if not self._shown(tally, entry):
+                break
+            tally.apply(entry, sums=sums)
         if connection.execute("SELECT min(sequence) FROM entries").fetchone()[0] not in (None, 1):
             raise Altered(
                 "it has entries before its first"
@@ -154,6 +158,10 @@ class LedgerFile:
         self._anchored = self._check_seen(connection, tally)
         self._tally = tally
 
+    def _shown(self, tally: Tally, entry: Entry) -> bool:
+        """Whether the entry, and what follows it, is read yet."""
+        return True
+
     def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
         """The count that anchor and witness have both seen; Altered unless the chain was, at that
         count, what each says. It may be ahead.
@@ -161,8 +169,8 @@ class LedgerFile:
         return min(check_seen(connection, tally, place, what) for what, place in self.places(tally))
 
     def places(self, tally: Tally) -> list[tuple[str, Path]]:
-        """Where count and head are kept besides: the anchor, and the witness that the officer has
-        appointed.
+        """Where counts and heads are kept too: the anchor has the whole chain's, and the witness
+        that the officer has appointed has those of what leaves (`released`).
         """
         witness = tally.closing.witness
         return [
@@ -180,10 +188,11 @@ class LedgerFile:
             with self.transaction():
                 if self._anchored < self.tally.sequence:
                     for what, place in self.places(self.tally):
-                        if (
-                            what == "anchor" or self.tally.closing.closed != RESTORED
-                        ):  # what a witness has seen is what will confirm
+                        if what == "anchor":
                             write_anchor(place, self.tally)
+                        elif self.tally.closing.closed != RESTORED:
+                            # what a witness has seen is what will confirm
+                            write_witness(place, self.tally)
                     self._anchored = self.tally.sequence
 
     def append(self, connection: sqlite3.Connection, act: str, **about) -> Entry:
@@ -296,35 +305,54 @@ class LedgerFile:
 
 
 def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: str) -> int:
-    """The count that a file apart has seen; Altered unless the chain was, at that count, what it
-    says.
+    """The last entry that a file apart has seen; Altered unless the chain was, at its count, what
+    it says.
+
+    A witness of an earlier version has count and head of the whole chain, as the anchor has.
     """
     try:
         data = json.loads(place.read_bytes())
         ledger, count, head = str(data["ledger"]), int(data["count"]), str(data["head"])
+        of_released = data.get("of") == OF
     except FileNotFoundError:
         raise Altered(f"its {what} {place} is missing; restore it") from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise Altered(f"its {what} {place} cannot be read; restore it") from None
     if ledger != tally.settings.ledger:
         raise Altered(f"its {what} {place} belongs to another ledger")
-    if count > tally.sequence:
+    whole = tally.released[0] if of_released else tally.sequence
+    if count > whole:
         raise Altered(
-            f"it has {tally.sequence} entries but its {what} {place} has seen {count}, so "
+            f"it has {whole} entries but its {what} {place} has seen {count}, so "
             "this is an older copy"
         )
+    if of_released:
+        if count < 0 or tally.heads[count][1] != head:
+            raise Altered(f"entry {count} of what has left is not what its {what} {place} has seen")
+        return tally.sequence if count == whole else tally.heads[count + 1][0] - 1
     if count < 0 or _hash_at(connection, count, tally) != head:
         which = f"entry {count} is" if count else "its settings are"
         raise Altered(f"{which} not what its {what} {place} has seen")
     return count
 
 
-def write_anchor(place: Path, tally: Tally, last: Entry | None = None) -> None:
-    """What has been seen of the chain: all that is in it or, before it is committed, the entry that
+def write_anchor(place: Path, tally: Tally) -> None:
+    """What has been seen of the whole chain."""
+    about = {"ledger": tally.settings.ledger, "count": tally.sequence, "head": tally.head}
+    atomic.write(place, canonical(about))
+
+
+def write_witness(place: Path, tally: Tally, last: Entry | None = None) -> None:
+    """What has been seen of what leaves: all of it and, before it is committed, the entry that
     comes last.
+
+    A file that has it is left alone: its date would tell of other entries.
     """
-    count, head = (last.sequence, last.hash) if last else (tally.sequence, tally.head)
-    atomic.write(place, canonical({"ledger": tally.settings.ledger, "count": count, "head": head}))
+    count, head = after(tally.released, last) if last else tally.released
+    about = {"ledger": tally.settings.ledger, "count": count, "head": head, "of": OF}
+    text = canonical(about)
+    if not place.is_file() or place.read_bytes() != text.encode():
+        atomic.write(place, text)
 
 
 def _hash_at(connection: sqlite3.Connection, sequence: int, tally: Tally) -> str | None:

@@ -18,6 +18,7 @@ import numpy as np
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, budget_array
 from silodp.core.privacy.totals import Schedule, Totals
+from silodp.silo.ledger import released
 from silodp.silo.ledger.buckets import Amounts, fits, total
 from silodp.silo.ledger.chain import Altered, Entry, LedgerSettings, canonical, event_of
 from silodp.silo.ledger.closing import Closing
@@ -70,9 +71,15 @@ class Tally:
     """The entry at which the records last changed; partitions of an earlier generation are never
     used again.
     """
+    released: released.Head = (0, "")
+    """Count and head of what leaves the silo."""
+    heads: list[tuple[int, str]] = field(default_factory=list)
+    """By that count: the entry at which it was reached, and the head."""
 
     def __post_init__(self) -> None:
         self.head = self.settings.genesis
+        self.released = released.genesis(self.settings)
+        self.heads = [(0, self.released[1])]
         self.records, self.layout, self.sketch = (
             self.settings.records,
             self.settings.layout,
@@ -218,6 +225,9 @@ class Tally:
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
             raise Altered(f"{name} cannot be understood") from None
         self.sequence, self.head = entry.sequence, entry.hash
+        self.released = released.after(self.released, entry)
+        if self.released[0] == len(self.heads):
+            self.heads.append((entry.sequence, self.released[1]))
 
     def check_total(self) -> None:
         self._check(self.total, float(total(self.rule, self.buckets)), f"entry {self.sequence}")
@@ -270,12 +280,15 @@ class Tally:
             ) not in self.partitions:
                 self.partitions[data["partition"], data["batches"], self.generation] = entry
             case "records", None:
+                # A hold outlives an edit, or its end would tell askers of one. Prices follow n,
+                # which is public.
+                if data["records"] != self.records:
+                    self.holds.end_all()
                 self.records, self.layout, self.sketch = (
                     data["records"],
                     data["layout"],
                     data["sketch"],
                 )
                 self.generation = entry.sequence
-                self.holds.end_all()
             case _:
                 raise Altered(f"{name} ({entry.act!r}) cannot come after the entries before it")

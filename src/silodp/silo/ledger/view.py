@@ -88,6 +88,7 @@ def summary_of(opened: DurableLedger) -> dict[str, Any]:
         if settings.rule.name == "totals"
         else {}
     )
+    left_count, left_head = opened.released()
     return {
         "ledger": str(opened.path),
         "anchor": str(opened.anchor),
@@ -101,6 +102,8 @@ def summary_of(opened: DurableLedger) -> dict[str, Any]:
         "used": used,
         "count": count,
         "head": head,
+        "released_count": left_count,
+        "released_head": left_head,
         "holds": holds_of(opened),
         "closed": opened.closed,
         **alone,

@@ -25,6 +25,7 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
 from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
+from silodp.core.text import visible
 from silodp.host import atomic
 from silodp.host.cards import read_card
 from silodp.host.schema import load_schema, schema_text
@@ -57,9 +58,7 @@ class Change:
             if self.before != self.after
             else f"{self.after}, {SAME}"
         )
-        return "".join(
-            c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in said
-        )  # a study's words must not steer the officer's screen
+        return visible(said)  # a study's words must not steer the officer's screen
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +211,7 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
     for name, content in files.items():
         _keep(folder / name, content)
     ledger = DurableLedger.open(Path(place.ledger))
-    _, features, parameters = open_door(
+    door, features, parameters = open_door(
         rules, place, Shuffling.load(found.policy), ledger, registry=registry
     )
     count, head = ledger.head()
@@ -237,6 +236,10 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
         "statistics": list(rules.statistics),
         "checked": rules.checked,
     }
+    # A policy that pads its replies goes on doing so, whatever the new model takes. An officer's 0
+    # stays, and a longer slot, too.
+    if rules.answer_after:
+        limits["answer_after"] = max(rules.answer_after, door.slot())
     _write(found.policy, limits, own, card)
     line = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),

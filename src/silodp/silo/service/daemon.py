@@ -8,8 +8,10 @@ Whatever a courier does with its end of the socket, all that goes back is the do
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -40,6 +42,7 @@ from silodp.host.shipped import constants
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import Known, raw, read_table
+from silodp.silo.ledger.delayed import delayed
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Registry
 from silodp.silo.ledger.reserve import listed
@@ -218,6 +221,34 @@ def _short(query_id: str) -> str:
 # --- all together --------------------------------------------------------------------------------
 
 
+def states(
+    policy: Policy,
+    place: Place,
+    ledger: DurableLedger,
+    halted: Callable[[], bool],
+    *,
+    clock: Callable[[], float] = time.time,
+) -> Callable[[], None]:
+    """What a gate tells monitoring: of ledger, policy and clock alone, a charge at the end of its
+    slot. Not the ledger's count of entries, which says when an answer was ready.
+    """
+
+    @functools.cache
+    def shown() -> DurableLedger:
+        if not policy.answer_after:
+            return ledger
+        return delayed(Path(place.ledger), lambda: policy.answer_after, clock=clock)
+
+    def look() -> None:
+        seen = shown()
+        metrics.gauge("silodp_budget_used_ratio", seen.used())
+        metrics.gauge("silodp_budget_held_ratio", sum(hold.share for hold in listed(seen)))
+        metrics.gauge("silodp_paused", halted())
+        metrics.gauge("silodp_policy_days", (policy.expires - datetime.now(UTC).date()).days)
+
+    return look
+
+
 def open_door(
     policy: Policy,
     place: Place,
@@ -270,7 +301,7 @@ def _nobody(policy: Policy, place: Place) -> None:
 def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> bool:
     """Whether it ended since another study was approved."""
     entrust([path])  # before a word of it is believed
-    seen = stamp(path)
+    approved = stamp(path)
     policy, place, shuffling, masking = (
         Policy.load(path),
         Place.load(path),
@@ -290,7 +321,8 @@ def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place
     ):
         ledger = DurableLedger.open(Path(place.ledger))
         entrust([ledger.anchor])
-        for file in (place.ledger, str(ledger.anchor), place.log) if policy.answer_after else ():
+        dated = [place.ledger, str(ledger.anchor), place.log, *filter(None, [ledger.witness])]
+        for file in dated if policy.answer_after else ():
             if reachable(file, group_of(place.socket_group)):
                 raise BadInput(
                     f"answer_after is set, but the courier's user can come to {file} and "
@@ -316,20 +348,12 @@ def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place
             after=policy.answer_after,
         )
         started = (
-            f"{policy.silo}, {ledger.records} records, entry {ledger.head()[0]} of the ledger, "
+            f"{policy.silo}, {ledger.records} records, entry {ledger.released()[0]} of the ledger, "
             f"left {1 - ledger.used():.4%}"
         )
 
-        def look() -> None:
-            """Of ledger, policy and clock alone. Not its count of entries, which says when an
-            answer was ready.
-            """
-            metrics.gauge("silodp_budget_used_ratio", ledger.used())
-            metrics.gauge("silodp_budget_held_ratio", sum(hold.share for hold in listed(ledger)))
-            metrics.gauge("silodp_paused", pause.on())
-            metrics.gauge("silodp_policy_days", (policy.expires - datetime.now(UTC).date()).days)
-
-        told, changed = (lambda: ready(policy, place)), (lambda: stamp(path) != seen)
+        look = states(policy, place, ledger, pause.on)
+        told, changed = (lambda: ready(policy, place)), (lambda: stamp(path) != approved)
         return daemon.serve(
             server, log, stop, role="gate", started=started, ready=told, look=look, changed=changed
         )

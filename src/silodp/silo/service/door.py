@@ -66,6 +66,7 @@ from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.reserve import finish, known, take
 from silodp.silo.service.masking import Masker
+from silodp.silo.service.pace import slot_for
 from silodp.silo.service.policy import HOUR, Policy, Shuffling
 
 FINISHED = 10_000
@@ -168,6 +169,16 @@ class Door:
         """The number under which a run was last released: a hold that comes late is not taken,
         though the ledger had nothing to release.
         """
+
+    def slot(self) -> float:
+        """Return the seconds that `answer_after` should be: measured on made-up records."""
+        return slot_for(
+            self._exact.problem,
+            *self._exact.shapes,
+            number=self._exact.number,
+            statistics=self._policy.statistics,
+            steps=self._policy.maximum_local_steps,
+        )
 
     def pause(self) -> None:
         """From now on every frame is refused with "paused"; an answer that is being computed is
@@ -427,15 +438,16 @@ class Charges:
 
     def add(self, query_id: str, asker: str, run: str, now: float) -> tuple[int, str]:
         """Notes the charge that was just made, where the ledger has grown by that alone; answers
-        with the ledger's count and head.
+        with the count and head that leave.
         """
-        count, head = self._head()
+        count = self._head()[0]
         if count == self._seen + 1 and query_id not in self._runs:
             self._runs[query_id] = asker, run
             self._count[asker, run] += 1
             self._times.append(_stamp(now))
             self._seen = count
-        return count, head
+        with _closed():
+            return self._ledger.released()
 
     def skip(self) -> None:
         """Notes the entry of a stored answer, where the ledger has grown by that alone."""

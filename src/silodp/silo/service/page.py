@@ -11,6 +11,7 @@ import csv
 import hmac
 import io
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -36,7 +37,7 @@ from silodp.host.lock import running
 from silodp.pages.charts import Series, chart, legend, spent_bar
 from silodp.pages.markup import Markup, counts, facts, figure, folded, join, section, table, tag
 from silodp.pages.screen import Tabs, alive, follow, screen
-from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.delayed import delayed
 from silodp.silo.ledger.view import queries_of, said_of, summary_of
 from silodp.silo.service import daemon
 from silodp.silo.service.names import called, runs_of
@@ -76,12 +77,22 @@ class GatePage:
     """The page of one silo's gate; `token` lets whoever has it pause the gate."""
 
     def __init__(
-        self, policy: Path, token: str | None, tabs: Tabs, judge: Judge | None = None
+        self,
+        policy: Path,
+        token: str | None,
+        tabs: Tabs,
+        judge: Judge | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._token, self._tabs, self._judge = policy, token, tabs, judge
         self._place = Place.load(policy)
-        self._ledger = DurableLedger.open(Path(self._place.ledger))
+        self._ledger = delayed(Path(self._place.ledger), self._slot, clock=clock)
         self._verified = ""
+
+    def _slot(self) -> float:
+        """Seconds after which a charge is shown: when its reply is sent."""
+        return Policy.load(self._path).answer_after
 
     def routes(self) -> list[Route]:
         return [

@@ -42,11 +42,13 @@ from silodp.core.extension import is_file, parse
 from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.accounting import Budget
 from silodp.core.sampling import Sampling
+from silodp.core.text import check_name
 from silodp.host.site import Site
 from silodp.host.study import CODE, NAME
 from silodp.host.tables import (
     beside,
     check_keys,
+    check_line,
     check_number,
     check_text,
     check_texts,
@@ -143,9 +145,10 @@ class Policy:
         _text(
             "checked",
             self.checked,
-            r"[^\0-\x1f\x7f]{0,120}",
+            r".{0,120}",
             'a date and a name of one line, such as "2026-11-17 by A. Officer", or ""',
         )
+        check_line("policy", "checked", self.checked, "a date and a name of one line")
         _text(
             "study",
             self.study,
@@ -158,12 +161,7 @@ class Policy:
         check_keys("policy", "askers", self.askers)
         check_texts("policy", "asker_names", self.asker_names)
         for name in self.asker_names:
-            _text(
-                "asker_names",
-                name,
-                r"[^\0-\x1f\x7f]{1,64}",
-                "names of one line and at most 64 letters",
-            )
+            check_name("policy: asker_names", name, 64)
         if self.asker_names and len(self.asker_names) != len(self.askers):
             raise BadInput(
                 f"policy: asker_names has {len(self.asker_names)} names for "

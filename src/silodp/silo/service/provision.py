@@ -71,8 +71,10 @@ COMMENTS = {
         "the first digits of their keys."
     ),
     "answer_after": (
-        "Seconds that every reply takes, so that its time tells nothing; above the longest "
-        "answer, or `silo status` says so. 0: at once."
+        "Seconds of a slot. Every reply is sent at the end of one, so that its time tells nothing "
+        "of the records. `silo init` measures it: twice the slowest answer about made-up records, "
+        "at least 1. `silo status` counts replies that took longer. 0: at once, as in a trial of "
+        "`federation up`."
     ),
     "hold_share": (
         "Share of the budget that one asker may hold for its runs at once: so much it can keep "
@@ -183,6 +185,7 @@ def provision(
     colluding: int = 0,
     masking: Masking | None = None,
     schema: Path | None = None,
+    padded: bool = False,
     **changes: Any,
 ) -> Silo:
     """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent;
@@ -190,7 +193,9 @@ def provision(
 
     With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records
     in all, and there is a pseudonym.key too. With `masking` it takes part in masked totals with the
-    members that its officer will pin (`silodp silo trust`). `changes` are other values for fields
+    members that its officer will pin (`silodp silo trust`). With `padded`, which is for every real
+    deployment, `answer_after` is measured on made-up records, and a new folder is closed to others;
+    without it replies are sent at once. `changes` are other values for fields
     of the policy and of its [daemon] table, such as socket_group or queries_per_run.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -200,8 +205,14 @@ def provision(
     from silodp.silo.data.persons import said_of
     from silodp.silo.ledger.durable import DurableLedger, Identity
     from silodp.silo.ledger.view import rule_by_name
-    from silodp.silo.service.daemon import approved_problem, find_schema, read_records
+    from silodp.silo.service.daemon import (
+        approved_map,
+        approved_problem,
+        find_schema,
+        read_records,
+    )
     from silodp.silo.service.door import definition_hash
+    from silodp.silo.service.pace import slot_for
     from silodp.silo.service.policy import Place, Policy, Shuffling
 
     shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding) if shuffler else None
@@ -238,6 +249,18 @@ def provision(
         "0" * 64,
     )  # none yet: written as an empty list, which `serve` refuses
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
+    if padded:
+        mapped = approved_map(place, read_by)
+        width = mapped.width(own_data.x.shape[-1]) if mapped else own_data.x.shape[-1]
+        slot = slot_for(
+            problem,
+            (*own_data.x.shape[:-1], width),
+            own_data.y.shape,
+            number=own_data.y.dtype.kind == "f",
+            statistics=policy.statistics,
+            steps=policy.maximum_local_steps,
+        )
+        policy = replace(policy, answer_after=slot)
     key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     made = Silo(
         name=name,
@@ -264,6 +287,7 @@ def provision(
             *said_of(Path(place.data), read_by),
             *findings(x, y, features, place, n if read_by and read_by.person else None),
             *(clipped(x, read_by) if read_by else ()),
+            *(_passable(folder, place) if padded else ()),
         ),
         pseudonym=public(pseudonym) if shuffling else "",
     )
@@ -278,8 +302,11 @@ def provision(
         place.key: key_text(key),
         "silo.json": json.dumps(made.card(), indent=1) + "\n",
     }
+    # Where replies are padded, nobody else may read the times of ledger and log either.
     with new_files(
-        folder, files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {})
+        folder,
+        files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {}),
+        mode=0o700 if padded else 0o711,
     ):
         DurableLedger.create(
             folder / place.ledger,
@@ -291,6 +318,20 @@ def provision(
             registry=registry,
         )
     return made
+
+
+def _passable(folder: Path, place: Place) -> list[str]:
+    """Return a sentence if the silo's folder is there and a courier's user could see its files'
+    times, which the daemon refuses where replies are padded.
+    """
+    from silodp.host.ownership import group_of, reachable
+
+    if not folder.is_dir() or not reachable(str(folder / "."), group_of(place.socket_group)):
+        return []
+    return [
+        f"Other users can pass through {folder}, and would see when an answer was ready; "
+        f"until `chmod 700 {folder}` the daemon does not start."
+    ]
 
 
 def served(statistics: Sequence[str], rule: str) -> tuple[str, ...]:

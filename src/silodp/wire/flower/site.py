@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 from silodp.host.atomic import write
+from silodp.host.python_path import child_environment, safe_children
 from silodp.wire.flower.keys import certify, key
 from silodp.wire.private import check
 from silodp.wire.site import Processes, connected, die_with_parent, free_port, warn, watched
@@ -251,14 +253,18 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
     ]
     with log.open("w") as out:
         node = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+            command,
+            env=child_environment(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
         )
     signal.signal(signal.SIGTERM, lambda *_: node.terminate())
     while node.poll() is None and not _accepts(port):
         time.sleep(0.1)
     flower.work(f"127.0.0.1:{port}", (folder / "secret").read_bytes(), lambda: node.poll() is None)
     if node.returncode and (reason := explain(log.read_text())):
-        print(reason, flush=True)
+        print(visible(reason), flush=True)
     return node.returncode and 1
 
 
@@ -364,7 +370,9 @@ def stop(folder: Path) -> None:
 
 
 def _spawn(folder: Path, name: str, command: str, home: Path, *arguments: str) -> int:
-    environment = os.environ | QUIET | {"FLWR_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
+    environment = (
+        child_environment() | QUIET | {"FLWR_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
+    )
     words = [sys.executable, "-P", "-m", "silodp.wire.flower.site", command, str(home), *arguments]
     return Processes(folder).start(name, words, environment, within=home)
 
@@ -444,7 +452,7 @@ def main() -> int:
         try:
             check("flwr")
         except BadInput as wrong:
-            print(wrong, file=sys.stderr)
+            print(visible(wrong), file=sys.stderr)
             return 2
     if given["command"] == "register":
         given["silos"] = {name: Path(public_key) for name, public_key in given["silos"]}
@@ -458,9 +466,10 @@ def main() -> int:
     try:
         return globals()[given.pop("command")](**given) or 0
     except BadInput as wrong:
-        print(wrong, file=sys.stderr)
+        print(visible(wrong), file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with safe_children():
+        sys.exit(main())

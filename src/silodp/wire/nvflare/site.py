@@ -22,7 +22,9 @@ from functools import partial
 from pathlib import Path
 
 from silodp.core.errors import BadInput
+from silodp.core.text import visible
 from silodp.host.atomic import write
+from silodp.host.python_path import child_environment, safe_children
 from silodp.wire.many import LARGEST
 from silodp.wire.nvflare.kits import ORG, PROJECT, REMOVED, SERVER, issue
 from silodp.wire.site import Processes, attended, connected, free_port, warn
@@ -37,9 +39,8 @@ MESSAGE = LARGEST + 2**20
 SILENCE = 60
 """Seconds after which the server waits no more for the rest of a message."""
 CREDENTIALS = ("rootCA.pem", "client.crt", "client.key")
-SAFE = {"PYTHONSAFEPATH": "1", "MALLOC_ARENA_MAX": "2"}
-"""What `-P` is for us, for the processes that the engine starts: no code from the current folder.
-And memory that one of its many threads has let go of is there for the others, or each would keep a
+MEMORY = {"MALLOC_ARENA_MAX": "2"}
+"""Memory that one of its many threads has let go of is there for the others, or each would keep a
 frame's worth."""
 
 
@@ -345,7 +346,7 @@ def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, 
             set(names) - started
         ):  # once each; looked at again and again, since a killed process takes a moment to be gone
             if not processes.runs(name):
-                processes.start(name, command(folder / "kits" / name), os.environ | SAFE)
+                processes.start(name, command(folder / "kits" / name), child_environment() | MEMORY)
                 started.add(name)
         silos, there = set(processes.started()) - {SERVER}, connected(folder)
         if there is not None and silos <= set(there):
@@ -370,7 +371,8 @@ def _run(kit: Path, *, attend: bool) -> int:
     this process.
     """
     warn(kit)
-    words, environment = command(kit), os.environ | SAFE | {"SILODP_SITE": str(kit)}
+    words = command(kit)
+    environment = child_environment() | MEMORY | {"SILODP_SITE": str(kit)}
     if attend:
         return attended(words, environment)
     os.execve(words[0], words, environment)
@@ -412,7 +414,7 @@ def main() -> int:
             case "provision":
                 provision(given.folder, given.silos, host=given.host, port=given.port)
             case "explain":
-                print(explain(given.kit))
+                print(visible(explain(given.kit)))
             case "server":
                 settle_server(given.kit, given.hub)
                 _run(given.kit, attend=False)
@@ -424,10 +426,11 @@ def main() -> int:
                 )
                 return _run(given.kit, attend=bool(given.proxy))
     except BadInput as wrong:
-        print(wrong, file=sys.stderr)
+        print(visible(wrong), file=sys.stderr)
         return 2
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with safe_children():
+        sys.exit(main())

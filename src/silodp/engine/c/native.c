@@ -107,7 +107,7 @@ static void pass(const struct call *call, struct flow *f, struct tile *t) {
     if (call->stages) stages_forward(call, f, t);
     for (long l = 0; l <= last; l++) {
         const struct layer *layer = call->layer + l;
-        long in = padded(layer->in), out = padded(layer->out);
+        long in = padded(layer->in);
         float *z = l < last ? f->a[l + 1] : f->z;
         product(rows, layer->out, layer->in, f->a[l], in, 1, f->forward[l], f->bias[l], layer->relu ? z : 0, z);
     }
@@ -406,4 +406,14 @@ long clipped_sums(const struct call *call, long threads) {
         free(block);
     }
     return failed;
+}
+
+/* The level of x86-64 that this processor and its system run: 4 with AVX-512, 3 with AVX2, else 1; 0 on others. */
+long level(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("x86-64-v4") ? 4 : __builtin_cpu_supports("x86-64-v3") ? 3 : 1;
+#else
+    return 0;
+#endif
 }

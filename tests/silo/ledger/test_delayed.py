@@ -1,0 +1,96 @@
+"""The ledger as others may see it: nothing of a charge before the end of its slot, whenever its
+answer was ready.
+"""
+
+from datetime import UTC, datetime
+
+import pytest
+from ledgers import CHEAP, asked, make, refused
+
+from silodp.silo.ledger.delayed import delayed
+from silodp.silo.ledger.view import queries_of, summary_of
+
+BEGIN = 1_750_000_000.0
+SLOT = 3.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of entries, in seconds after BEGIN."""
+    at = [0.0]
+
+    def now() -> str:
+        return datetime.fromtimestamp(BEGIN + at[0], UTC).isoformat(timespec="milliseconds")
+
+    monkeypatch.setattr("silodp.silo.ledger.file.now", now)
+    return at
+
+
+def answered(ledger, clock, name: str, begin: float, took: float) -> None:
+    clock[0] = begin
+    paid = asked(ledger, name)
+    paid.charge(CHEAP, [0])
+    clock[0] = begin + took
+    paid.store(b"an answer")
+
+
+def seen(ledger, at: float):
+    return delayed(ledger.path, lambda: SLOT, clock=lambda: BEGIN + at)
+
+
+@pytest.mark.parametrize("took", [0.02, 0.16, 2.9])
+def test_a_charge_and_its_answer_are_seen_at_the_end_of_the_slot_however_long_it_took(
+    folder, clock, took
+):
+    ledger = make(folder)
+    answered(ledger, clock, "q", 0.0, took)
+    for at in (0.0, took, 2.999):
+        hidden = seen(ledger, at)
+        assert queries_of(hidden) == []
+        assert (hidden.used(), hidden.head()[0], hidden.released()[0]) == (0.0, 0, 0)
+        assert list(hidden.entries()) == []
+        assert hidden.stored("q") is None
+    shown = seen(ledger, SLOT)
+    assert [q["answer"] for q in queries_of(shown)] == ["kept"]
+    assert summary_of(shown)["count"] == summary_of(ledger)["count"] == 2
+
+
+def test_an_answer_that_was_late_is_seen_at_the_end_of_the_slot_in_which_it_came(folder, clock):
+    ledger = make(folder)
+    answered(ledger, clock, "q", 0.0, 4.0)
+    for at, fate in ((2.9, []), (3.0, ["not yet"]), (5.9, ["not yet"]), (6.0, ["kept"])):
+        assert [q["answer"] for q in queries_of(seen(ledger, at))] == fate
+
+
+def test_one_page_follows_as_slots_end_and_shows_all_where_there_is_no_slot(folder, clock):
+    ledger, at = make(folder), [0.0]
+    page = delayed(ledger.path, lambda: SLOT, clock=lambda: BEGIN + at[0])
+    for k in range(3):
+        answered(ledger, clock, f"q{k}", SLOT * k, 0.1)
+        at[0] = SLOT * k + 2.0
+        assert len(queries_of(page)) == k
+    at[0] = 3 * SLOT
+    assert len(queries_of(page)) == 3
+    answered(ledger, clock, "now", 100.0, 0.1)
+    assert len(queries_of(delayed(ledger.path, lambda: 0.0, clock=lambda: BEGIN))) == 4
+    page.verify()
+
+
+def test_a_clock_that_was_put_back_hides_nothing_for_long(folder, clock):
+    ledger = make(folder)
+    answered(ledger, clock, "q", 1e6, 0.1)
+    assert len(queries_of(seen(ledger, 0.0))) == 1
+
+
+def test_looking_writes_neither_anchor_nor_ledger_and_still_sees_a_rollback(folder, clock):
+    ledger = make(folder)
+    before = ledger.path.read_bytes(), ledger.anchor.read_bytes()
+    answered(ledger, clock, "q", 0.0, 0.1)
+    after = ledger.anchor.read_bytes()
+    page = seen(ledger, 1.0)
+    assert page.used() == 0.0
+    assert ledger.anchor.read_bytes() == after
+    ledger.path.write_bytes(before[0])
+    refused(ledger.path, "older copy")
+    with pytest.raises(Exception, match="entry 2 is gone"):
+        page.used()

@@ -60,6 +60,7 @@ BAD = {
     "a comma too many": ("binary", "4,5,f,yes,1,2.5,3"),
     "a cell too few": ("binary", "4.5,f,yes,1"),
     "bytes that are no text": ("binary", "4.5,\udcff\udcfe,yes,\udcff,2.5,3"),
+    "a very long cell": ("binary", f"4.5,{'f' * 3_000_000},yes,1,2.5,3"),
     "everything": ("binary", "?,?,?,?,?,?"),
 }
 N, AT = 40, 17

@@ -49,8 +49,8 @@ class Faults:
         for name, bad in self.cells.items():
             if bad.any():
                 said.append(
-                    f"Column {name!r}: {int(bad.sum())} cells are not as they must be, and count "
-                    "as missing. Run `silodp silo check`."
+                    f"Column {name!r}: {int(bad.sum())} cells are not as they must be. Run "
+                    "`silodp silo check`."
                 )
         if self.records:
             said.append(

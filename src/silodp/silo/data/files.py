@@ -299,7 +299,9 @@ def _csv_as_text(
     if faults is not None and encoding != "utf8":  # one byte that is no letter stops no file
         text = path.read_bytes().decode(form.encoding, errors="replace")
         encoding, content = "utf8", io.BytesIO(text.encode())
-    reading = pacsv.ReadOptions(use_threads=False, encoding=encoding)
+    # one long cell stops no file either: the reader's blocks are as long as the whole
+    block = min(2**31 - 1, max(2**20, path.stat().st_size + 1)) if faults is not None else None
+    reading = pacsv.ReadOptions(use_threads=False, encoding=encoding, block_size=block)
     table = pacsv.read_csv(content, reading, options, types)  # one thread, or rows have no number
     if faults is not None:
         faults.ragged = np.array([row.number - 2 for row in ragged], np.int64)

@@ -210,12 +210,15 @@ def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
         ) from None
 
 
-def _csv_header(path: Path, form: Form = PLAIN) -> tuple[list[str], list[str]]:
-    """The first row as it stands, and the names in it."""
+def _csv_header(
+    path: Path, form: Form = PLAIN, *, lenient: bool = False
+) -> tuple[list[str], list[str]]:
+    """The first row as it stands, and the names in it. With `lenient` no later byte is refused."""
     encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
+    other = "replace" if lenient else "strict"
     with path.open(
         encoding=encoding,
-        errors="surrogateescape" if form.encoding == "utf-8" else "strict",
+        errors="surrogateescape" if form.encoding == "utf-8" else other,
         newline="",
     ) as file:
         header = next((row for row in csv.reader(file, delimiter=form.separator) if row), None)
@@ -241,7 +244,7 @@ def _csv_header(path: Path, form: Form = PLAIN) -> tuple[list[str], list[str]]:
 
 
 def _csv_cells(path: Path, form: Form, faults: Faults | None = None) -> dict[str, np.ndarray]:
-    header, names = _csv_header(path, form)
+    header, names = _csv_header(path, form, lenient=faults is not None)
     _check_names(path, names)
     table = _csv_as_text(path, header, None, form, faults)
     cells = {name: _column(table, i, faults) for i, name in enumerate(names)}

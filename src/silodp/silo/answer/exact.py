@@ -163,6 +163,8 @@ class Exact:
         self._x, self._y, self._absent = (
             part[0, : self._n].cpu()[at] for part in (records.x, records.y, records.absent)
         )
+        void = torch.zeros(1, self._n, dtype=torch.bool) if records.void is None else records.void
+        self._void = void[0, : self._n].cpu()[at].clone()
         self._held, self._rows = (
             held_out(self._n, held_out_share),
             problem.person.rows if problem.person else 1,
@@ -175,14 +177,30 @@ class Exact:
         self._raw = torch.zeros_like(raw[:1]), torch.zeros_like(self._y.flatten()[:1])
         if mapped:
             with pinned(self._threads):
-                self._x = mapped.of(raw).unflatten(0, self._y.shape)
-            self._absent = self._x.isnan()
+                made, failed = mapped.of_each(raw)
+            self._x = made.unflatten(0, self._y.shape)
+            self._void |= failed.reshape(self._n, -1).any(1)
+            self._absent = torch.zeros_like(self._x, dtype=torch.bool)
+        self._forget_void()
         self.features = math.prod(self._x.shape[1:]) // self._rows
         known = self._n <= MOST_IN_PRODUCTS and problem.person is None
         shapes = self._x.shape[1:], self._y.shape[1:]
         found = (Products.of(problem, *shapes, device) for device in devices() if known)
         self._products = next((products for products in found if products), None)
         self._known = self._products.known(self._x) if self._products else []
+
+    def _forget_void(self) -> None:
+        """Put zeros in the place of what cannot be used: no kernel sees it. `_sum` leaves such a
+        record out, so that it counts as zero whatever is asked.
+        """
+        self._x = self._x.masked_fill(_beside(self._void, self._x), 0)
+        self._y = self._y.masked_fill(_beside(self._void, self._y), 0)
+        self._absent = self._absent & ~_beside(self._void, self._absent)
+
+    @property
+    def void(self) -> int:
+        """How many records count as zero. For the hospital alone."""
+        return int(self._void.sum())
 
     def _places(self) -> np.ndarray:
         try:
@@ -261,6 +279,8 @@ class Exact:
         with pinned(self._threads):
             if (mapped := self._map) and mapped.at_once > 1:
                 verify(lambda x, y: mapped.unchecked(x), self._raw, {mapped.at_once}, None)
+            elif mapped:
+                mapped.refuse_memory(self._raw[0].shape[1])
             for statistic, sizes in trials:
                 rows, numbers = self._tried(statistic)
                 verify(rows, like, sizes, numbers, alive=statistic in alive)
@@ -482,6 +502,7 @@ class Exact:
 
         drawn = np.zeros(self._n, bool)
         drawn[chosen] = True
+        drawn[self._void.numpy()] = False
         if self._products and isinstance(rows, Gradients) and rows.limit is None:
             return self._products.sum(
                 rows.points,
@@ -554,6 +575,11 @@ class Exact:
 
     def _gradients(self, points: list[Tensor], limit: Number | None = None) -> Gradients:
         return Gradients(self.problem, points, None if limit is None else float(limit))
+
+
+def _beside(void: Tensor, values: Tensor) -> Tensor:
+    """Return (n,) bool with as many axes as the values (n, ...)."""
+    return void.view(-1, *(1,) * (values.dim() - 1))
 
 
 # --- the lattice ---------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ class Records:
     missing: Tensor | None = field(
         default=None, repr=False
     )  # as x, bool: where a value was missing before it was filled; else where NaN
+    void: Tensor | None = field(
+        default=None, repr=False
+    )  # (N, n_max) bool: records that a gate counts as zero, whatever they hold
 
     @classmethod
     def of(

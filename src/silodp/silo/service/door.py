@@ -180,6 +180,11 @@ class Door:
             steps=self._policy.maximum_local_steps,
         )
 
+    @property
+    def void(self) -> int:
+        """How many records count as zero. For the hospital alone: nothing that leaves has it."""
+        return self._exact.void
+
     def pause(self) -> None:
         """From now on every frame is refused with "paused"; an answer that is being computed is
         finished.

@@ -159,7 +159,7 @@ class Holds:
     # --- checkpoints -----------------------------------------------------------------------------
 
     def state(self, ends: Iterable[str] = ()) -> dict[str, Any]:
-        """Return all that a replay needs of the entries about holds so far, once `ends` have ended."""
+        """Return all that a replay needs of holds so far, once `ends` have ended."""
         rest = [hold for id, hold in self.open.items() if id not in set(ends)]
         return {
             "open": [[hold.sequence, hold.hash] for hold in rest],

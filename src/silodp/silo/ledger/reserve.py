@@ -24,8 +24,8 @@ from silodp.silo.ledger.file import ENTRIES
 from silodp.silo.ledger.holds import SLACK, Hold, Holds, remains
 from silodp.silo.ledger.tally import Tally
 
-PASSED_MOST = 64
-PASSED_BYTES = 2**15
+PASSED_MOST = 16
+PASSED_BYTES = 2**13
 """Entries about holds since the last checkpoint, and bytes of their events, that make another one
 due.
 """

@@ -12,6 +12,7 @@ written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import secrets
@@ -414,6 +415,11 @@ class DurableLedger:
             rows = connection.execute(f"{ENTRIES} WHERE sequence <= ? ORDER BY sequence", known)
             found = [Entry.of(row) for row in rows]
         yield from found
+
+    def charges(self, after: int = 0) -> list[Entry]:
+        """Return the charges in order, but for the first `after` of them."""
+        queries = self._file.snapshot().queries.values()
+        return [known.charge for known in itertools.islice(queries, after, None)]
 
     def verify(self) -> int:
         """The count of entries that anchor and witness have seen. Replays the whole file as if for

@@ -22,6 +22,7 @@ CAUGHT_BY = {
     "prices by the number of records at the ledger's creation": "price of a grown file",
     "later questions cost half": "price after a restart",
     "local steps cost one step": EVENT,
+    "batches of one name share a bucket over an edit": "spend over an edit",
     "the dearest bucket is the total": SPEND,
     "a committed schedule with noise by the clip": SPEND,
     "totals that count on more contributions": "independent spend of totals",

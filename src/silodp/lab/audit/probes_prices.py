@@ -51,7 +51,9 @@ def price_of_every_event(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """No charge on disk is below the divergence of two laws that an adversary really meets."""
     with pipeline.pricing():
         silo = Answering(folder / "silo", pipeline, Gaussian)
-        for sampling in SAMPLINGS.values():
+        # Rare and nearly whole batches too: prices are capped by what a whole batch costs.
+        rates = [kind(rate) for kind in (Poisson, WithoutReplacement) for rate in (0.1, 0.95)]
+        for sampling in [*SAMPLINGS.values(), *rates]:
             for multiplier in MULTIPLIERS:
                 _check_price(silo, sampling, multiplier)
 
@@ -79,6 +81,7 @@ def _check_price(silo: Answering, sampling: Sampling, multiplier: float) -> None
 class Spending(Silo):
     """A small silo with this rule, which answers these batches."""
 
+    statistics = ("Grad", "LocalSteps")
     samplings = ("FullBatch", "DisjointBatches", "Poisson", "WithoutReplacement")
 
     def __init__(
@@ -100,10 +103,12 @@ class Spending(Silo):
             x, torch.arange(n)[None] % 2, (n,), ("silo",)
         )
 
-    def try_to_ask(self, name: str, sampling: Sampling, multiplier: float) -> bool:
+    def try_to_ask(self, name: str, sampling: Sampling, multiplier: float, steps: int = 1) -> bool:
         """Whether there is an answer."""
-        mechanism = replace(question(multiplier).mechanism, sampling=sampling)
-        query = replace(question(multiplier), mechanism=mechanism)
+        asked = question(multiplier)
+        query = replace(asked, mechanism=replace(asked.mechanism, sampling=sampling))
+        if steps > 1:
+            query = replace(query, statistic=LocalSteps(asked.statistic.points[0], steps, 1e-3))
         return isinstance(decode_reply(self.handle(self.frame(name, query)), limit=2**20), Answer)
 
     def amount(self) -> float:
@@ -145,6 +150,10 @@ def independent_spend(pipeline: Pipeline, seed: int, folder: Path) -> None:
                 count += 1
             (pair,) = prices.pairs_of(FullBatch(), multiplier, 12)
             check_spent(silo, [(prices.losses_of(pair), count)], name, silo.budget)
+        silo = Spending(folder / "steps", pipeline, GDP())
+        assert silo.try_to_ask("steps", FullBatch(), 4.0, steps=4), "the gate refused"
+        (pair,) = prices.pairs_of(FullBatch(), 4.0, 12)
+        check_spent(silo, [(prices.losses_of(pair), 4)], "four local steps", silo.budget)
         rule = Committed((Event(poisson, 0.7, 6),))
         silo = Spending(folder / "committed", pipeline, rule)
         count = sum(silo.try_to_ask(f"q{k}", poisson, 0.7) for k in range(7))
@@ -230,6 +239,29 @@ def price_after_a_restart(pipeline: Pipeline, seed: int, folder: Path) -> None:
                 f"the same question costs {amounts[0]:.4g} at first, and {min(amounts):.4g} after "
                 "a restart"
             )
+
+
+@PRICES.probe("spend over an edit")
+def spend_over_an_edit(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """What was spent before an edit stays spent, and a record may be in another batch of the same
+    partition afterwards: both are paid for.
+    """
+    multiplier = 3.0
+    with pipeline.pricing():
+        for name, samplings in (
+            ("full batches", (FullBatch(), FullBatch())),
+            ("batches of one name", (DisjointBatches(2, 0), DisjointBatches(2, 1))),
+        ):
+            silo = Spending(folder / name.replace(" ", "-"), pipeline, GDP())
+            for turn, sampling in enumerate(samplings):
+                if turn:
+                    x = silo.records.x.clone()
+                    x[0, 3, 0] += 1.0
+                    silo.records = replace(silo.records, x=x)
+                    silo.restart()
+                assert silo.try_to_ask(f"q{turn}", sampling, multiplier), "the gate refused"
+            (pair,) = prices.pairs_of(FullBatch(), multiplier, 12)
+            check_spent(silo, [(prices.losses_of(pair), 2)], f"{name} around an edit", silo.budget)
 
 
 # --- two layers ----------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ CAUGHT_BY = {
     "a committed schedule with noise by the clip": SPEND,
     "totals that count on more contributions": "independent spend of totals",
     "chunks without a drawn record left out of products": "work of a batch",
+    "chunks without a drawn record left out, record by record": "work of a batch",
     "a clip for each of two layers": "two layers",
     "persons dealt again after an edit": "places of persons",
     "persons at the places of their first rows": "places of persons",

@@ -32,7 +32,9 @@ from silodp.core.statistics import Grad, LocalSteps
 from silodp.lab.audit import prices
 from silodp.lab.audit.answers import CROWD, SAMPLINGS, Answering, N, answerable
 from silodp.lab.audit.pipeline import BUDGET, DIM, Caught, Pipeline, Probes, Silo, question
+from silodp.silo.answer import exact as exact_module
 from silodp.silo.answer import products as products_module
+from silodp.silo.answer import slots as slots_module
 from silodp.silo.answer.products import Products
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import Table
@@ -319,25 +321,32 @@ def work_of_a_batch(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """
     silo = TwoLayers(folder / "silo", pipeline)
     query = Query(Grad(silo.w), Gaussian("audit", 0.5, 1.0, Poisson(0.05)))
-    chunks = -(-silo.n // 4)
     for turn in range(8):
-        lock, count = threading.Lock(), [0]
-        shipped = Products._records
+        _check_work(silo, f"products-{turn}", query, Products, "_records")
+    # Other models are asked record by record, here in chunks of four too.
+    silo.door._exact._products = None
+    with mock.patch.object(slots_module, "CHUNK", 4 * silo.problem.dim):
+        for turn in range(8):
+            _check_work(silo, f"alone-{turn}", query, exact_module, "computed")
 
-        def counted(
-            *words: Any, shipped: Any = shipped, lock: Any = lock, count: Any = count, **more: Any
-        ) -> Any:
-            with lock:
-                count[0] += 1
-            return shipped(*words, **more)
 
-        with mock.patch.object(Products, "_records", counted):
-            silo.ask(f"work-{turn}", query)
-        if count[0] != chunks:
-            raise Caught(
-                f"an answer on a secret batch computes {count[0]} of {chunks} chunks of records: "
-                "its time says in which chunks nobody was drawn"
-            )
+def _check_work(silo: TwoLayers, name: str, query: Query, where: Any, function: str) -> None:
+    """Caught unless an answer calls this function once for each chunk of four records."""
+    lock, count, chunks = threading.Lock(), [0], -(-silo.n // 4)
+    shipped = getattr(where, function)
+
+    def counted(*words: Any, **more: Any) -> Any:
+        with lock:
+            count[0] += 1
+        return shipped(*words, **more)
+
+    with mock.patch.object(where, function, counted):
+        silo.ask(name, query)
+    if count[0] != chunks:
+        raise Caught(
+            f"an answer on a secret batch computes {count[0]} of {chunks} chunks of records: "
+            "its time says in which chunks nobody was drawn"
+        )
 
 
 # --- the places of persons -----------------------------------------------------------------------

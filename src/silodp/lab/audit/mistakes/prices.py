@@ -15,6 +15,7 @@ from silodp.core.privacy import accounting as accounting_module
 from silodp.core.privacy import totals as totals_module
 from silodp.core.sampling import Poisson, Sampling, WithoutReplacement
 from silodp.lab.audit.mistakes import Mistakes, Planted, during, instead
+from silodp.silo.answer import exact as exact_module
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.products import Products
 from silodp.silo.data import tables as tables_module
@@ -166,6 +167,22 @@ def clip_for_each_layer(shipped: Any, products: Products, *words: Any) -> np.nda
 plant("chunks without a drawn record left out of products", "exact")(
     answering(lambda: instead(Products, "sum", drawn_alone))
 )
+
+
+@plant("chunks without a drawn record left out, record by record", "exact")
+class DrawnSlots(Exact):
+    """The same where the model is asked record by record."""
+
+    def _sum(self, rows: Any, chosen: np.ndarray, *given: Any, **more: Any) -> np.ndarray:
+        drawn = np.isin(np.arange(self._n), chosen)
+
+        def needed(shipped: Any, n: int, width: int) -> list[slice]:
+            return [slot for slot in shipped(n, width) if drawn[slot].any()]
+
+        with instead(exact_module, "slots", needed):
+            return super()._sum(rows, chosen, *given, **more)
+
+
 plant("a clip for each of two layers", "exact")(
     answering(lambda: instead(Products, "sum", clip_for_each_layer))
 )

@@ -32,10 +32,16 @@ data sets that differ in record j.
     Nothing is cheaper for it: all charges add up.
  6. Where a record is a person, D and D' differ in all rows of one person: in how many there are, in
     what they hold, in where in the file they stand, and in who it is. Every person has the same P
-    places, so no shape follows its rows. Which list number a loader gives to the others may well
-    follow from that person's rows, so each has its place by a permutation of the list that is drawn
-    uniformly at random, once for these records, kept in the ledger and never told. Whatever lists a
-    loader makes of D and D', under such a permutation each has the law of the other with the one
+    places, so no shape follows its rows. Who is held out follows from secret marks, which persons
+    keep through edits (`heldout.held_out_persons`): the smallest h of n marks, so that one
+    exchanged person changes the set of persons of either part by one person at most. Every
+    question is about one part and sees no more than that one person: what it is charged for. (The
+    other part may then have another person too. Both stand in two batches of a stored partition,
+    of which only the dearer one is paid for; so held-out persons are not asked about in such
+    batches, `check`.) Which list number a loader gives to the others may well follow from one
+    person's rows, so each stands at a place of its part by a permutation that is drawn uniformly
+    at random for these records, kept in the ledger and never told. Whatever lists a loader makes of
+    D and D', under such a permutation a part of one has the law of that of the other with one
     person exchanged at its place: given the places, 1 to 5 hold, and a bound on the trade-off
     between two laws that holds given the places holds for their mixture over the places too. A map
     of features rounds by place as any kernel does, and is therefore applied at these places, once
@@ -93,7 +99,7 @@ from silodp.silo.answer.gradients import Gradients
 from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
-from silodp.silo.data.heldout import held_out
+from silodp.silo.data.heldout import held_out, held_out_persons
 from silodp.silo.data.records import Records
 
 MAX_DIM, MAX_RECORDS = 2**26, 2**31
@@ -134,7 +140,8 @@ class Exact:
     is no seed and no way without noise.
 
     `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1, drawn once for each
-    name and number of batches.
+    name and number of batches. `marks` has one secret mark for each person, from the ledger too:
+    persons with small marks are held out. Without marks their places alone decide.
     """
 
     label = "deployment: exact lattice noise from operating-system entropy"
@@ -146,6 +153,7 @@ class Exact:
         *,
         partition: Callable[[str, int], np.ndarray],
         held_out_share: float = 0.0,
+        marks: Sequence[bytes] | None = None,
         mapped: FeatureMap | None = None,
     ) -> None:
         if len(records) != 1:
@@ -159,16 +167,14 @@ class Exact:
             )
         records.check_unit(problem.person)
         self.problem, self._partition, self._n = problem, partition, records.counts[0]
-        at = torch.from_numpy(self._places()) if problem.person else slice(None)
+        self._held = held_out(self._n, held_out_share)
+        at = torch.from_numpy(self._places(marks)) if problem.person else slice(None)
         self._x, self._y, self._absent = (
             part[0, : self._n].cpu()[at] for part in (records.x, records.y, records.absent)
         )
         void = torch.zeros(1, self._n, dtype=torch.bool) if records.void is None else records.void
         self._void = void[0, : self._n].cpu()[at].clone()
-        self._held, self._rows = (
-            held_out(self._n, held_out_share),
-            problem.person.rows if problem.person else 1,
-        )
+        self._rows = problem.person.rows if problem.person else 1
         self._threads, self._map, raw = (
             torch.get_num_threads(),
             mapped,
@@ -202,14 +208,16 @@ class Exact:
         """How many records count as zero. For the hospital alone."""
         return int(self._void.sum())
 
-    def _places(self) -> np.ndarray:
+    def _places(self, marks: Sequence[bytes] | None) -> np.ndarray:
+        """Return the list number of the person at each place."""
         try:
-            return self._permutation(*PLACES)
+            order = self._permutation(*PLACES)
         except Refused:
             raise BadInput(
                 "the ledger has no places for these persons; restore it, or show it the "
                 "records first"
             ) from None
+        return order if marks is None else held_out_persons(order, self._held, marks)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -319,6 +327,9 @@ class Exact:
         features, runs beside the first, the lattice.
         """
         query.statistic.check_silo(self.features, int(self._held.sum()))
+        batches = isinstance(query.mechanism.sampling, DisjointBatches)
+        if self.problem.person and query.statistic.on_held_out and batches:
+            raise Refused("sampling")  # see 6 above
         check_lattice(query, query.statistic.shape[-1], self._n)
         if query.statistic.shape[-1] > max(WIDEST, self.problem.dim, 2 * self.features):
             raise Refused("shape")

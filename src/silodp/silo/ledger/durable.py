@@ -195,6 +195,22 @@ class DurableLedger:
             stored = file.permutation(connection, entry, key)
         return np.frombuffer(stored, "<u4").astype(np.int64)
 
+    def marks(self, persons: Sequence[str], contents: Sequence[bytes]) -> list[bytes]:
+        """Return a secret mark for each person, made of its id by the ledger's key.
+
+        The mark of a person without an id is made of its content. A mark stays the same for as long
+        as the ledger exists, whatever happens to other persons and, with an id, to its own rows.
+        """
+        file = self._file
+        with file.explained(), file.transaction(write=False) as connection:
+            key = file.sketch(connection).key
+        return [
+            tag(key, b"part of a person", one.encode())
+            if one
+            else tag(key, b"part of a row", content)
+            for one, content in zip(persons, contents, strict=True)
+        ]
+
     def purge(self, query_id: str) -> None:
         """Drops the stored answer. Its charge stays, and its id is refused from now on, never
         computed again.

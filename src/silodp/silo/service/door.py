@@ -117,7 +117,8 @@ class Door:
         records and of the policy's budget, and this machine computes each record by itself
         (`Exact.verify`).
 
-        A share `held_out` of the records, by position, is what a Score is over, and nothing else.
+        A share `held_out` of the records, by position (of persons by secret marks), is what a Score
+        is over, and nothing else.
         `shuffling` is the policy's table of that name with the pseudonym's key; without it,
         shuffled queries are refused; masked ones are without `masks`. `noted` is told of each
         frame, before its reply is sent. `known_by` are the features and labels that the ledger
@@ -141,10 +142,20 @@ class Door:
                 f"{ledger.settings.budget}; they must agree"
             )
         self._n, self._dim = records.counts[0], problem.dim
-        _, self._generation = ledger.recognise(*(known_by or records.known_by), registry=registry)
+        known = known_by or records.known_by
+        _, self._generation = ledger.recognise(*known, registry=registry)
         places = partial(ledger.partition, generation=self._generation)
+        marks = None
+        if problem.person:
+            persons = known[3] or [""] * self._n
+            marks = ledger.marks(persons, records.contents)
         self._exact = Exact(
-            problem, records, partition=places, held_out_share=held_out, mapped=mapped
+            problem,
+            records,
+            partition=places,
+            held_out_share=held_out,
+            marks=marks,
+            mapped=mapped,
         )
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock

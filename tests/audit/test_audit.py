@@ -183,8 +183,12 @@ def test_there_are_eighteen_mutants_of_a_silo():
     assert mutants.OF_A_SILO.keys() == CAUGHT_BY.keys()
     assert (
         len(mutants.MUTANTS)
-        == 18 + len(mutants.OF_A_SHUFFLE) + len(mutants.OF_MASKS) + len(mutants.OF_ANSWERS)
-        == 106
+        == 18
+        + len(mutants.OF_A_SHUFFLE)
+        + len(mutants.OF_MASKS)
+        + len(mutants.OF_ANSWERS)
+        + len(mutants.OF_PRICES)
+        == 123
     )
 
 
@@ -204,8 +208,8 @@ def test_the_pipeline_as_shipped_passes_every_probe(seed):
     probes = [
         name
         for name in mutants.probes_of(None)
-        if LONG or name not in mutants.ANSWERS | mutants.BATCHES
-    ]  # in test_audit_answers
+        if LONG or name not in mutants.ANSWERS | mutants.BATCHES | mutants.PRICES
+    ]  # in test_audit_answers and test_audit_prices
     assert mutants.examine(None, seed * 10_000, probes=probes) == {}
 
 
@@ -334,7 +338,10 @@ def test_an_alarm_and_a_surviving_mutant_exit_with_1(silodp, monkeypatch):
     monkeypatch.setattr(report_answers, "answers", lambda: ([], {}))
     assert silodp("audit")[0] == 1
     monkeypatch.setattr(report, "audit", lambda *words, **more: [row | {"alarm": False}])
-    assert silodp("audit")[0] == 0
+    code, out, _ = silodp("audit")
+    assert code == 0
+    assert "This audit cannot see:" in out
+    assert "best of several runs" in out
     monkeypatch.setattr(report_answers, "answers", lambda: ([], {"a probe": "something is wrong"}))
     assert silodp("audit")[0] == 1
     answer = {

@@ -1,5 +1,5 @@
 """The known mistakes, each planted in a copy of the pipeline, and whether the probes catch it: of a
-silo, of a shuffle, of masks, and of every answer.
+silo, of a shuffle, of masks, of every answer, and of prices.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ from pathlib import Path
 
 from mistakes.answers import OF_ANSWERS
 from mistakes.masked import OF_MASKS
+from mistakes.prices import OF_PRICES
 from mistakes.shuffled import OF_A_SHUFFLE
 from mistakes.silo import OF_A_SILO
 from silodp.audit.pipeline import SOUND, Caught, Pipeline, Probe, Probes
 from silodp.audit.probes_answers import ANSWERS
 from silodp.audit.probes_batches import BATCHES
 from silodp.audit.probes_masked import MASKED
+from silodp.audit.probes_prices import PRICES
 from silodp.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
 from silodp.audit.probes_silo import DEPLOYMENT, SIMULATION
 from silodp.simulate.sweep import Tick, spread, unseen
 
-MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_MASKS | OF_ANSWERS
+MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_MASKS | OF_ANSWERS | OF_PRICES
 GROUPS: tuple[tuple[dict[str, Pipeline], list[Probes]], ...] = (
     (OF_A_SILO, [SIMULATION, DEPLOYMENT]),
     (OF_A_SHUFFLE, [SHUFFLED_SIMULATION, SHUFFLED_DEPLOYMENT]),
     (OF_MASKS, [MASKED]),
     (OF_ANSWERS, [ANSWERS, BATCHES]),
+    (OF_PRICES, [PRICES]),
 )
 IN_MEMORY = Path("/dev/shm")
 """Where silos are set up for a probe, if it is there: no probe is about a disk, and deployed

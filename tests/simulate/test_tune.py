@@ -13,7 +13,12 @@ import torch
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
-from silodp.core.privacy.tuning import GaussianRun, repetitions_by_name, selected_epsilon
+from silodp.core.privacy.tuning import (
+    GaussianRun,
+    draw,
+    repetitions_by_name,
+    selected_epsilon,
+)
 from silodp.server.order import Order
 from silodp.server.several import SCORE_SHARE
 from silodp.simulate import charged as charged_search
@@ -168,6 +173,24 @@ def test_a_curator_shows_the_best_run_and_nothing_of_the_others(tmp_path, law):
         "settings.toml",
         "tune.json",
     }
+
+
+def test_a_curator_that_draws_no_run_makes_none_and_gives_the_answer_that_was_fixed_before(
+    tmp_path, monkeypatch
+):
+    """The price counts on it: with probability e^-4 nothing is run, and nothing is learned."""
+    made: list[object] = []
+    shipped = charged_search._Trials._carry_out
+
+    def noted(*words, **more):
+        made.append(words)
+        return shipped(*words, **more)
+
+    monkeypatch.setattr(charged_search._Trials, "_carry_out", noted)
+    monkeypatch.setattr(charged_search, "draw", lambda law, uniform: draw(law, 0.0))
+    answer = charged(tmp_path / "t", "central", "poisson:4")
+    assert made == []
+    assert answer["chosen"]["score"] is None
 
 
 class Dies(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -38,6 +38,7 @@ from silodp.shuffler.store import RoundStore
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
+from silodp.silo.data.tables import Known, Table, table_of
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.ledger.memory import MemoryLedger
@@ -65,6 +66,9 @@ class Pipeline:
     pool: Any = Pool
     store: Any = RoundStore
     masker: Any = Masker
+    table: Callable[..., Table] = table_of
+    pricing: Callable[[], AbstractContextManager] = nullcontext
+    """What holds while a probe of prices is at work: nothing but in a mutant."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -170,6 +174,8 @@ class Silo:
     held_out = 0.0
     shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None
     masking: Masking | None = None
+    raw: Known | None = None
+    """What the ledger recognises the records by, where there is a file."""
 
     def __init__(self, folder: Path, pipeline: Pipeline, *, target: float = 0.25) -> None:
         """Twelve records, of which the first has this target: two silos with different targets are
@@ -206,7 +212,7 @@ class Silo:
             expires=date(9999, 1, 1),
             askers=(public(self._key),),
         )
-        identity = Identity.of(*records.known_by)
+        identity = Identity.of(*(self.raw or records.known_by))
         DurableLedger.create(
             self.path,
             rule=self.rule,
@@ -240,6 +246,7 @@ class Silo:
                 "shuffling": self.shuffling,
                 "masks": self.masks,
                 "held_out": self.held_out,
+                "known_by": self.raw,
             }
             self.door = self.pipeline.door(
                 self.policy, self.problem, self.records, self.ledger, **more

@@ -17,7 +17,24 @@ from silodp.audit.answers import Answering, Row, answerable
 from silodp.audit.pipeline import SOUND, Caught, Pipeline
 from silodp.audit.probes_answers import ANSWERS, RATE, noise_of
 from silodp.audit.probes_batches import BATCHES, COINS, check_coins, coins_of, drawn
+from silodp.audit.probes_prices import PRICES
 from silodp.core.sampling import Poisson
+
+CANNOT_SEE = (
+    "charges that are too high: an integral of real neighbours is a lower bound on a price",
+    "the price of shuffled and masked totals in more than one coordinate",
+    "prices of batches without replacement between the worst pair that the audit knows and the "
+    "bound that is charged",
+    "models other than one linear layer, and two linear layers with ReLU between them",
+    "times other than the number of chunks that an answer computes, and whatever else a machine "
+    "gives away",
+    "a user's own model, loss, map of features or algorithm, unless --algorithm names it",
+    "how a file is read, but for whose rows are whose: columns, codes, units and labels",
+    "keys, certificates and the network: whether frames reach the gate, and from whom",
+    "the choice of the best of several runs (`silodp tune`)",
+    "mistakes that no probe is made for: an audit without an alarm is no proof",
+)
+"""What the audit cannot see, in words for its reader."""
 
 
 def row_of(row: Row, silo: Answering, pipeline: Pipeline = SOUND) -> dict[str, Any]:
@@ -53,8 +70,8 @@ def row_of(row: Row, silo: Answering, pipeline: Pipeline = SOUND) -> dict[str, A
 
 
 def answers(pipeline: Pipeline = SOUND) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """A row of each answer, and what the probes of records, prices, reach, lattice and batches say:
-    nothing, if all is well.
+    """A row of each answer, and what the probes of records, prices, reach, lattice, batches, grown
+    files, restarts, layers and persons say: nothing, if all is well.
     """
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +80,7 @@ def answers(pipeline: Pipeline = SOUND) -> tuple[list[dict[str, Any]], dict[str,
             for kind in dict.fromkeys(row.mechanism for row in answerable())
         }
         rows = [row_of(row, silos[row.mechanism], pipeline) for row in answerable()]
-        for name, probe in (ANSWERS | BATCHES).items():
+        for name, probe in (ANSWERS | BATCHES | PRICES).items():
             if name in ("noise of every answer", "coins"):
                 continue  # the rows
             (place := Path(folder) / name.replace(" ", "-")).mkdir()

@@ -123,7 +123,8 @@ def _attacks(
     report.write(rows, folder, answers)
     if as_json:
         flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
-        dump({"rows": flat, "answers": answers, "failed": failed, "folder": str(folder)})
+        found = {"rows": flat, "answers": answers, "failed": failed, "folder": str(folder)}
+        dump(found | {"cannot_see": list(report_answers.CANNOT_SEE)})
     else:
         show(report.table(rows))
         for gap in dict.fromkeys(row["gap"] for row in rows if row["gap"]):
@@ -148,6 +149,9 @@ def _attacks(
             f"Everything is in {folder}: audit.csv, curves.csv, audit.png, "
             f"audit.svg{', answers.csv' if answers else ''}."
         )
+        say("This audit cannot see:")
+        for limit in report_answers.CANNOT_SEE:
+            say(f"- {limit}")
     _leave(any(row["alarm"] for row in [*rows, *answers]) or bool(failed))
 
 

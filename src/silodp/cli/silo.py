@@ -7,6 +7,7 @@ record; n is public.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -298,7 +299,7 @@ def serve(policy: PolicyFile, as_json: Json = False) -> None:
         dump({"silo": rules.silo, "socket": place.socket}) if as_json else say(line, wrap=False)
 
     with guarded() as stop:
-        daemon.serve(policy, stop, told)
+        daemon.serve(policy, stop, told, tell=lambda words: print(words, file=sys.stderr))
 
 
 @silo.command()

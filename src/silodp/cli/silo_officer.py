@@ -193,7 +193,7 @@ def _approve(found: Proposed, answer: dict[str, Any], by: str, quiet: bool) -> d
         return answer
     name = found.rules.silo
     before = tally(found.place.log)["started"] if running(found.place.ledger) else None
-    approving(found, by, registry_of(found.policy))
+    approving(found, by, registry_of(found.policy), tell=(lambda _: None) if quiet else say)
     gate = _taken_up(found, before)
     if not quiet:
         say(f"{name} approves {found.study.study}; {gate}.")

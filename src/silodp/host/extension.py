@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from silodp.core.errors import BadInput
@@ -69,6 +69,16 @@ def _module(path: str) -> ModuleType:
 @cache
 def run(source: bytes, path: str) -> ModuleType:
     """The module that these bytes make, whatever the file holds by now; BadInput if they raise."""
+    return run_again(source, path)
+
+
+@cache
+def _compiled(source: bytes, path: str) -> CodeType:
+    return compile(source, path, "exec")
+
+
+def run_again(source: bytes, path: str) -> ModuleType:
+    """As `run`, but a module of its own each time: nothing that an earlier one keeps is in it."""
     name = MODULE + hashlib.sha256(source).hexdigest()
     spec = importlib.util.spec_from_loader(name, loader=None, origin=path)
     assert spec is not None
@@ -76,7 +86,7 @@ def run(source: bytes, path: str) -> ModuleType:
     module.__file__ = path
     sys.modules[name] = module  # dataclasses and type hints look their module up
     try:
-        exec(compile(source, path, "exec"), vars(module))
+        exec(_compiled(source, path), vars(module))
     except (Exception, SystemExit) as error:  # a file that ends the program ends nothing
         del sys.modules[name]
         raise BadInput(

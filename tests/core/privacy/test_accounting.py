@@ -127,6 +127,19 @@ def test_without_replacement_reads_the_librarys_unit_right():
     assert whole == pytest.approx(8.0 / (2 * 2.0**2), rel=1e-6)
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("multiplier", [0.3, 0.5, 1.0])
+def test_without_replacement_costs_no_less_than_what_another_record_in_the_place_shows(
+    rate, multiplier
+):
+    """All other records pull one way, and one pulls the other way or as they do: the divergence at
+    order 2 is log(1 + q^2 (e^(1 / z^2) - 1)). Coins of the same rate cost less than that.
+    """
+    real = math.log1p(rate**2 * math.expm1(1 / multiplier**2))
+    assert renyi(WithoutReplacement(rate), multiplier, 2.0, 100) >= real * (1 - 1e-9)
+    assert renyi(Poisson(rate), multiplier, 2.0, 100) < real
+
+
 def test_renyi_costs_a_little_more_noise_than_gdp():
     budget = Budget(1, 1e-6)
     rule = Renyi.for_gaussian(budget)

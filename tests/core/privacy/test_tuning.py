@@ -278,3 +278,11 @@ def test_laws_are_found_by_name():
 def test_a_budget_too_small_to_choose_at_all_is_refused():
     with pytest.raises(BadInput, match="does not pay"):
         selected_mu(TruncatedNegativeBinomial(1.0, 1e-3), Budget(0.002, 1e-6))
+
+
+@pytest.mark.parametrize("mean", [1.0, 4.0])
+def test_no_run_is_drawn_as_often_as_a_poisson_law_says(mean):
+    law = repetitions_by_name(f"poisson:{mean}")
+    none = math.exp(-mean)
+    assert draw(law, 0.0) == draw(law, none * (1 - 1e-9)) == 0
+    assert draw(law, none * (1 + 1e-9)) == 1

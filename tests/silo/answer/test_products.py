@@ -164,6 +164,21 @@ def test_no_record_moves_a_sum_by_more_than_its_bound_in_any_batch(made):
                 assert sum(int(k) ** 2 for k in with_it - without) <= most
 
 
+@pytest.mark.parametrize("batch", [[], [0], [16, 31], MINE, range(N)])
+def test_every_chunk_is_computed_whoever_was_drawn(made, monkeypatch, batch):
+    """Else the time of an answer says in which chunks nobody is in a secret batch."""
+    shipped, sizes = Products._records, []
+
+    def counted(self, points, x, *words, **more):
+        sizes.append(len(x))
+        return shipped(self, points, x, *words, **more)
+
+    monkeypatch.setattr(Products, "_records", counted)
+    w = made._problem.initial([1]).double()
+    of_silo(made, [w], list(batch))
+    assert sorted(sizes) == [13, 16, 16]
+
+
 def test_products_of_a_chunk_are_those_of_integers(made):
     """What a chunk adds is rho times the whole sum over records and places, in Python's own
     integers.

@@ -361,3 +361,31 @@ def test_whoever_has_the_rows_as_they_were_is_answered_nothing(folder):
                 asked(one, generation=0).charge(event, [0])
     assert other.head()[0] == 1
     asked(ledger, generation=moved).charge(CHEAP, [0])
+
+
+def test_a_file_that_grew_is_priced_by_the_records_that_it_has_now(folder):
+    """Of 5 records floor(0.39 n) are one in five, of 40 they are fifteen: a price four times as
+    high.
+    """
+    budget, event = Budget(50.0, 1e-5), Event(WithoutReplacement(0.39), 1.0)
+    x, y = table()
+    small = make(folder, rule=Renyi(2.0), budget=budget, data=(x[:5], y[:5]))
+    asked(small, "small").charge(event, [0])
+    small.recognise(x, y)
+    asked(small, "grown").charge(event, [0])
+    made = make(
+        folder,
+        "b.ledger",
+        rule=Renyi(2.0),
+        budget=budget,
+        data=table(seed=9),
+        registry=folder / "r",
+    )
+    asked(made, "new").charge(event, [0])
+    amounts = [
+        [entry.amount for entry in ledger.entries() if entry.act == "charge"]
+        for ledger in (small, made)
+    ]
+    assert amounts[0][1] == amounts[1][0]
+    assert amounts[0][1] > 1.5 * amounts[0][0]
+    assert DurableLedger.open(small.path).spent() == small.spent()

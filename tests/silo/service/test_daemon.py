@@ -308,6 +308,7 @@ def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_pa
     log = GateLog(str(tmp_path / "gate.log"), 2000)
     for i in range(200):
         log.note(FrameNote("answered", f"q{i}", "Grad"))
+        log.sent()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "gate.log",
         *(f"gate.log.{i}" for i in range(1, 6)),
@@ -317,6 +318,7 @@ def test_a_log_is_put_aside_by_size_and_a_disk_that_is_full_stops_nothing(tmp_pa
     log._handler.stream.close()
     log._handler.stream = open("/dev/full", "w")  # noqa: SIM115
     log.note(FrameNote("answered", "q", "Grad"))
+    log.sent()
     assert capfd.readouterr().err == "", "not even a traceback"
     with pytest.raises(OSError, match="space"):
         log._handler.stream.close()

@@ -16,15 +16,19 @@ from torch import nn
 
 from silodp.cli.federation_files import problem_of
 from silodp.core.errors import BadInput
+from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.person import Person
 from silodp.core.problem.problem import Problem
+from silodp.core.statistics import Grad
 from silodp.host.cards import read_card
+from silodp.host.extension import named, run, run_again
 from silodp.server.order import Order
 from silodp.server.run import agree
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
 from silodp.silo.service.daemon import approved_map, approved_problem, read_records
+from silodp.silo.service.elsewhere import refuse_other_elsewhere
 from silodp.silo.service.policy import Place
 from silodp.silo.service.provision import provision
 
@@ -130,8 +134,8 @@ class ByPlace:
 
     at_once = 4
 
-    def of(self, x):
-        return self.unchecked(x)
+    def of_each(self, x):
+        return self.unchecked(x), torch.zeros(len(x), dtype=torch.bool)
 
     def unchecked(self, x):
         return x * (1 + 2.0**-20 * (torch.arange(len(x)) % 3)[:, None])
@@ -183,3 +187,104 @@ def test_a_gate_tries_its_map_of_features_before_it_serves():
             else pytest.raises(BadInput, match="depends on the 3 others")
         ):
             asked.verify()
+
+
+LARGEST = """import torch
+
+largest = [torch.tensor(1e-9)]
+
+
+def own(row):
+    largest[0] = torch.maximum(largest[0], row.abs().max())
+    return row / largest[0]
+"""
+COUNTS = "calls = []\n\n\ndef own(row):\n    calls.append(1)\n    return row * len(calls)\n"
+FIRST = """seen = {}
+
+
+def own(row):
+    return row - seen.setdefault("first", row)
+"""
+BUFFER = """import torch
+
+buffer = torch.zeros(3)
+
+
+def own(row):
+    buffer[:] = 0.9 * buffer + row
+    return buffer
+"""
+OBJECT = """class own:
+    def __init__(self):
+        self.most = 1.0
+
+    def __call__(self, row):
+        self.most = max(self.most, float(row.max()))
+        return row / self.most
+"""
+ELSEWHERE = """import torch
+
+torch.most = getattr(torch, "most", 1.0)
+
+
+def own(row):
+    torch.most = max(torch.most, float(row.abs().max()))
+    return row / torch.most
+"""
+REMEMBER = {
+    "largest": LARGEST,
+    "counts": COUNTS,
+    "first": FIRST,
+    "buffer": BUFFER,
+    "object": OBJECT,
+    "elsewhere": ELSEWHERE,
+}
+
+
+def map_of(source: str):
+    """The map `own` as a gate has it, of a file with this content."""
+    text = "own.py:own"
+    return feature_map(
+        text,
+        lambda text: named(run(source.encode(), "own.py"), text),
+        fresh=lambda text: named(run_again(source.encode(), "own.py"), text),
+    )
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+def test_a_map_that_remembers_other_records_is_refused_before_a_gate_serves(monkeypatch, name):
+    monkeypatch.setattr(torch, "most", 1.0, raising=False)
+    mapped = map_of(REMEMBER[name])
+    with pytest.raises(BadInput, match=r"other ones when|depend on the records"):
+        mapped.width(3)
+
+
+@pytest.mark.parametrize("name", ["largest", "counts", "first", "buffer", "object"])
+def test_no_map_that_remembers_in_its_own_file_moves_a_sum_by_more_than_is_paid_for(
+    monkeypatch, name
+):
+    """The trial is left out: each record is shown to a fresh copy of the file all the same."""
+    monkeypatch.setattr(FeatureMap, "refuse_memory", lambda *_: None)
+    monkeypatch.setattr(FeatureMap, "width", lambda *_: 3)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200, 3)).astype(np.float32), np.arange(200) % 2
+    w, sums, gamma = torch.full((1, 4), 0.5, dtype=torch.float64), [], 2.0**-20
+    for first in (x[0], 1e6 * x[0]):
+        records = Records.of([(np.vstack([first, x[1:]]), y)])
+        exact = Exact(
+            Problem(nn.Linear(3, 1), logistic),
+            records,
+            partition=lambda *_: np.arange(200),
+            mapped=map_of(REMEMBER[name]),
+        )
+        sums.append(exact._sum(exact._rows_of(Grad(w)), np.arange(200), 1.0, gamma, 4))
+    assert np.linalg.norm(gamma * (sums[0] - sums[1])) <= 2.0
+
+
+def test_a_map_that_differs_between_processes_is_refused():
+    clock = "import os\n\n\ndef own(row):\n    return row * os.getpid()\n"
+    with pytest.raises(BadInput, match="in a second process"):
+        refuse_other_elsewhere(map_of(clock), clock.encode(), 3)
+    refuse_other_elsewhere(
+        map_of(OWN.replace("halves", "own")), OWN.replace("halves", "own").encode(), 64
+    )

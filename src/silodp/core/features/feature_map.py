@@ -4,6 +4,7 @@ where a model is used alike.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,10 @@ class FeatureMap:
     """Of a map that ships, its constants."""
     shape: tuple[int, ...] = ()
     """Of a picture, where a schema says so."""
+    fresh: Callable[[], Callable[[Tensor], Tensor]] | None = None
+    """Makes the function of a file once more, out of the file's own bytes: the copy remembers
+    nothing.
+    """
 
     @property
     def source(self) -> str:
@@ -67,7 +72,49 @@ class FeatureMap:
                 f"the features {self.text} are other ones when they are made again; let "
                 "them follow from the record alone"
             )
+        if not isinstance(self.function, maps.Constants):
+            self.refuse_memory(x.shape[1])
         return found
+
+    def refuse_memory(self, features: int) -> Tensor:
+        """Raise BadInput if what a user's function makes of a record depends on any other record.
+
+        Each made-up record is shown to a fresh copy of the function, alone. Then one copy is shown
+        all of them in order, in the reverse order, and each of them twice. The bits must be the
+        same. Return the bits, for a comparison with another process.
+        """
+        x = _every_size(features)
+        back, twice = torch.arange(len(x)).flip(0), torch.arange(len(x)).repeat_interleave(2)
+        orders = [torch.arange(len(x)), back, twice, torch.cat([back, twice])]
+        alone = torch.cat([self._tried_bits(row[None]) for row in x])
+        for order in orders:
+            if not torch.equal(self._tried_bits(x[order]), alone[order]):
+                raise BadInput(
+                    f"the features {self.text} of a record depend on the records that were made "
+                    "before it; let them follow from the record alone, with nothing kept between "
+                    "two calls"
+                )
+        return alone
+
+    def _tried_bits(self, x: Tensor) -> Tensor:
+        """Return a digest (n, 32) of what one copy of the function makes of each record, in order;
+        of a record on which it raises, of that.
+        """
+        function, found = self._copy(), []
+        for row in x:
+            try:
+                made = torch.as_tensor(function(row.clone())).detach().double().contiguous()
+                content = repr(tuple(made.shape)).encode() + made.numpy().tobytes()
+            except (Exception, SystemExit):
+                content = b"raised"
+            found.append(list(hashlib.sha256(content).digest()))
+        return torch.tensor(found, dtype=torch.uint8)
+
+    def _copy(self) -> Callable[[Tensor], Tensor]:
+        if self.fresh:
+            return self.fresh()
+        assert not isinstance(self.function, maps.Constants)
+        return self.function
 
     def of(self, x: Tensor) -> Tensor:
         """Rows (n, k) to (n, m); BadInput, without a word of a record (the reason of a failure
@@ -94,6 +141,33 @@ class FeatureMap:
                 f"the features {self.text} must be a vector of finite numbers for every "
                 "record; bound them in the function"
             )
+
+    def of_each(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features (n, m) of rows (n, k), and which rows (n,) have none.
+
+        A row has none if it is not finite, if the function raises on it, or if it gives other than
+        m finite numbers. Its features are zero. A user's function is made once more for each row,
+        so that what it keeps in its own file is forgotten: no row moves another row's features.
+        """
+        sound = x.isfinite().all(1)
+        x = x.where(sound[:, None], 0.0)
+        if isinstance(self.function, maps.Constants):
+            found = self._shipped(self.function, x)
+        else:
+            width = self.width(x.shape[1])
+            found = torch.stack([self._by_itself(row, width) for row in x])
+        sound &= found.isfinite().all(1)
+        return found.where(sound[:, None], 0.0), ~sound
+
+    def _by_itself(self, row: Tensor, width: int) -> Tensor:
+        """Return what a fresh copy of the function makes of a row (k,), or NaN (width,)."""
+        try:
+            found = torch.as_tensor(self._copy()(row.clone()), dtype=row.dtype).detach().clone()
+            if found.shape == (width,):
+                return found
+        except (Exception, SystemExit):
+            pass
+        return row.new_full((width,), torch.nan)
 
     def unchecked(self, x: Tensor) -> Tensor:
         return (
@@ -122,9 +196,26 @@ class FeatureMap:
         return torch.cat(parts) if parts else x.new_zeros(0, maps.parse(self.text)[1])
 
 
-def feature_map(text: str, load: Callable[[str], Any], shape: tuple[int, ...] = ()) -> FeatureMap:
+def _every_size(features: int) -> Tensor:
+    """Return made-up records (n, features): zeros, ends of a schema's range, numbers of all sizes,
+    small ones before large ones, and single features.
+    """
+    generator = torch.Generator().manual_seed(1)
+    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.1, 0.5, 1.0, 1.0, 3.0, 1e3, 1e6])
+    drawn = torch.rand(len(sizes), features, generator=generator) * 2 - 1
+    single = torch.eye(features)[: min(features, 4)]
+    ends = torch.ones(2, features) * torch.tensor([[1.0], [-1.0]])
+    return torch.cat([drawn * sizes[:, None], ends, single, drawn.round() + 0.0])
+
+
+def feature_map(
+    text: str,
+    load: Callable[[str], Any],
+    shape: tuple[int, ...] = (),
+    fresh: Callable[[str], Any] | None = None,
+) -> FeatureMap:
     """The map that the words name, for pictures of `shape` where that is known; `load` finds what
-    FILE.py calls NAME, and a shipped map's constants.
+    FILE.py calls NAME, and a shipped map's constants. `fresh` does so in a file that is run again.
     """
     if not is_file(text):
         return FeatureMap(text, load(maps.parse(text)[0]), shape)
@@ -133,4 +224,4 @@ def feature_map(text: str, load: Callable[[str], Any], shape: tuple[int, ...] = 
         raise BadInput(
             f"{text} is no function; it should take one record's features (k,) to others (m,)"
         )
-    return FeatureMap(text, function)
+    return FeatureMap(text, function, fresh=(lambda: made(text, fresh)) if fresh else None)

@@ -85,6 +85,8 @@ leaves no window.
 """
 _CELLS_PER_STD = 32
 _ULP = 2.0**-52
+_AT_ONCE = 2**16
+"""Numbers of one block, so that the memory of a price does not grow with its levels or window."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,26 @@ class _Cells:
         return float(worst) * (1 + 1e-12) / (order - 1)
 
 
+def _losses(trials: int, p: float, nodes: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """Return log nu(z) / nu(z + k) for each shift k, in increasing order, and each node z.
+
+    The steps are summed one after the other, in blocks, so that only the wanted sums are kept.
+    """
+    losses = np.empty((len(shifts), len(nodes)))
+    so_far = np.zeros(len(nodes))
+    rows = max(1, _AT_ONCE // len(nodes))
+    for first in range(0, int(shifts[-1]), rows):
+        block = _steps(
+            trials, p, nodes + np.arange(first, min(first + rows, int(shifts[-1])))[:, None]
+        )
+        block[0] += so_far
+        sums = np.cumsum(block, axis=0)
+        wanted = (shifts > first) & (shifts <= first + len(sums))
+        losses[wanted] = sums[shifts[wanted] - first - 1]
+        so_far = sums[-1]
+    return losses
+
+
 @functools.lru_cache(maxsize=16)
 def _cells(trials: int, p: float, levels: int, tail: float) -> _Cells | None:
     """Cells for shifts by +1 .. +levels, or None where the noise is too narrow to have a window
@@ -219,19 +241,26 @@ def _cells(trials: int, p: float, levels: int, tail: float) -> _Cells | None:
             f"noise of std {math.sqrt(trials * p * (1 - p)):.3g} is too wide for the "
             "accountant; use fewer levels or less noise"
         )
-    z = np.arange(low, high + 1, dtype=np.float64)
-    h = _steps(trials, p, z[:-1])
+    size = high - low + 1
+    h = np.empty(size - 1)
+    for first in range(0, size - 1, _AT_ONCE):
+        last = min(first + _AT_ONCE, size - 1)
+        h[first:last] = _steps(trials, p, np.arange(low + first, low + last, dtype=np.float64))
     mode = min(max(math.floor((trials + 1) * p) - low, 0), high - low)
     log_nu = np.concatenate([np.cumsum(h[:mode][::-1])[::-1], [0.0], -np.cumsum(h[mode:])])
-    nu = np.exp(log_nu)
 
     width = max(1, math.floor(math.sqrt(trials * p * (1 - p)) / _CELLS_PER_STD))
     nodes = np.append(np.arange(low, high, width, dtype=np.float64), high)
-    cell = np.minimum((z - low) // width, len(nodes) - 2).astype(np.int64)
-    right = (z - nodes[cell]) / (nodes[cell + 1] - nodes[cell])
-    weights = np.bincount(cell, nu * (1 - right), len(nodes)) + np.bincount(
-        cell + 1, nu * right, len(nodes)
-    )
+    to_the_left = np.zeros(len(nodes))
+    to_the_right = np.zeros(len(nodes))
+    for first in range(0, size, _AT_ONCE):
+        z = np.arange(low + first, min(low + first + _AT_ONCE, high + 1), dtype=np.float64)
+        nu = np.exp(log_nu[first : first + len(z)])
+        cell = np.minimum((z - low) // width, len(nodes) - 2).astype(np.int64)
+        right = (z - nodes[cell]) / (nodes[cell + 1] - nodes[cell])
+        np.add.at(to_the_left, cell, nu * (1 - right))
+        np.add.at(to_the_right, cell + 1, nu * right)
+    weights = to_the_left + to_the_right
 
     dense = np.arange(1, min(levels, 32) + 1)
     sparse = (
@@ -240,14 +269,28 @@ def _cells(trials: int, p: float, levels: int, tail: float) -> _Cells | None:
         else dense
     )
     shifts = np.unique(np.minimum(np.concatenate([dense, sparse]), levels)).astype(np.int64)
-    losses = np.cumsum(_steps(trials, p, nodes + np.arange(levels)[:, None]), axis=0)[shifts - 1]
+    losses = _losses(trials, p, nodes, shifts)
     doubt = (
-        2.1 * (len(z) + 8) * 2 * _ULP * (float(np.abs(log_nu).max()) + 1) + (len(nodes) + 16) * _ULP
+        2.1 * (size + 8) * 2 * _ULP * (float(np.abs(log_nu).max()) + 1) + (len(nodes) + 16) * _ULP
     )
     return _Cells(weights / weights.sum(), shifts.astype(np.float64), losses, doubt)
 
 
 # --- releases ------------------------------------------------------------------------------------
+
+
+def work(release: BinomialSum, tail: float) -> int:
+    """Return how many numbers `divergence_per_square` computes, without computing them."""
+    if release.trials == 0:
+        return 0
+    found = 0
+    for p in {release.p, 1 - release.p}:
+        low, high = _window(release.trials, p, tail)
+        window = max(0, high - low)
+        if high + release.levels <= release.trials and 0 < window <= MAX_WINDOW:
+            width = max(1, math.floor(math.sqrt(release.variance) / _CELLS_PER_STD))
+            found += 2 * window + (window // width + 2) * release.levels
+    return found
 
 
 def divergence_per_square(release: BinomialSum, order: float, tail: float) -> float:

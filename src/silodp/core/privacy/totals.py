@@ -38,7 +38,7 @@ from silodp.core.privacy.accounting import (
     renyi_conversion,
     sum_with_partitions,
 )
-from silodp.core.privacy.binomial import ORDERS, BinomialSum, epsilon, renyi
+from silodp.core.privacy.binomial import ORDERS, BinomialSum, epsilon, renyi, work
 
 STAKE = 0.01
 """Share of delta that pays for tails."""
@@ -131,14 +131,36 @@ def total_share(
     )
     if room <= 0 or release.trials == 0:
         return math.inf
-    guess = order * (release.shift**2 + dimension / 4) / (2 * release.variance) / room
-    part = 2.0 ** min(0, math.floor(math.log2(guess)))
-    spent = (
-        renyi(release, order, STAKE * budget.delta * part / dimension * (1 - 1e-12))
-        / room
-        * (1 + 1e-12)
-    )
+    part = _part(release, order, room)
+    spent = renyi(release, order, _tail(release, budget, part)) / room * (1 + 1e-12)
     return max(spent, part)
+
+
+def _part(release: BinomialSum, order: float, room: float) -> float:
+    """Return the share of the budget at which the release's tails are bought."""
+    guess = order * (release.shift**2 + release.dimension / 4) / (2 * release.variance) / room
+    return 2.0 ** min(0, math.floor(math.log2(guess)))
+
+
+def _tail(release: BinomialSum, budget: Budget, part: float) -> float:
+    return STAKE * budget.delta * part / release.dimension * (1 - 1e-12)
+
+
+def total_work(event: TotalEvent, budget: Budget, order: float) -> int:
+    """Return how many numbers the price of this total takes to compute; 0 where it has none."""
+    room = _room(budget, order)
+    try:
+        release = BinomialSum(
+            event.contributions * int(event.noise_bits),
+            event.p,
+            int(event.levels),
+            event.dimension,
+        )
+        if room <= 0 or release.trials == 0:
+            return 0
+        return work(release, _tail(release, budget, _part(release, order, room)))
+    except (BadInput, ArithmeticError, ValueError):
+        return 0
 
 
 class Schedule:

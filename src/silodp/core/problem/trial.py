@@ -66,6 +66,15 @@ def try_model(problem: Problem, x: Tensor, name: str) -> Tensor:
             f"{name} mixes records: it gives a record alone other outputs than in a batch; "
             "let each follow from its own record"
         )
+    with contextlib.suppress(Exception), torch.no_grad():  # larger records than any before
+        _outputs(problem, away, 1000 * x)
+    with said(f"{name} cannot be run twice"):
+        again, back = _outputs(problem, away, x), _outputs(problem, away, x.flip(0)).flip(0)
+    if not (_same(together, again) and _same(together, back)):
+        raise BadInput(
+            f"{name} remembers records: it gives other outputs once it has seen others; keep "
+            "nothing between two calls"
+        )
     with said(f"{name} {_SIDE}", _PLAIN):
         vmap(grad(lambda w, row: _outputs(problem, w, row[None]).sum()), (None, 0))(away, x)
     return found
@@ -94,6 +103,17 @@ def try_loss(problem: Problem, x: Tensor, y: Tensor, name: str, hint: str = "men
             raise BadInput(
                 f"{name} gives {_shape(single[-1])} for one record; it should give one "
                 "number per record, (N,) for outputs (N, k)"
+            )
+    with contextlib.suppress(Exception), torch.no_grad():  # larger outputs than any before
+        problem.loss(1000 * away, y)
+        problem.loss(1000 * away[:1], y[:1])
+    for output, target, before in reversed(list(zip(away, y, single, strict=True))):
+        with said(f"{name} cannot be run twice"):
+            again = problem.loss(output[None], target[None])
+        if not _same(again.reshape(()), before.reshape(())):
+            raise BadInput(
+                f"{name} remembers records: it gives another number once it has seen others; "
+                "keep nothing between two calls"
             )
     with said(f"{name} {_SIDE}", _PLAIN):
         vmap(grad(problem.record_loss))(away, y)

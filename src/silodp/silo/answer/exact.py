@@ -32,10 +32,16 @@ data sets that differ in record j.
     Nothing is cheaper for it: all charges add up.
  6. Where a record is a person, D and D' differ in all rows of one person: in how many there are, in
     what they hold, in where in the file they stand, and in who it is. Every person has the same P
-    places, so no shape follows its rows. Which list number a loader gives to the others may well
-    follow from that person's rows, so each has its place by a permutation of the list that is drawn
-    uniformly at random, once for these records, kept in the ledger and never told. Whatever lists a
-    loader makes of D and D', under such a permutation each has the law of the other with the one
+    places, so no shape follows its rows. Who is held out follows from secret marks, which persons
+    keep through edits (`heldout.held_out_persons`): the smallest h of n marks, so that one
+    exchanged person changes the set of persons of either part by one person at most. Every
+    question is about one part and sees no more than that one person: what it is charged for. (The
+    other part may then have another person too. Both stand in two batches of a stored partition,
+    of which only the dearer one is paid for; so held-out persons are not asked about in such
+    batches, `check`.) Which list number a loader gives to the others may well follow from one
+    person's rows, so each stands at a place of its part by a permutation that is drawn uniformly
+    at random for these records, kept in the ledger and never told. Whatever lists a loader makes of
+    D and D', under such a permutation a part of one has the law of that of the other with one
     person exchanged at its place: given the places, 1 to 5 hold, and a bound on the trade-off
     between two laws that holds given the places holds for their mixture over the places too. A map
     of features rounds by place as any kernel does, and is therefore applied at these places, once
@@ -93,7 +99,7 @@ from silodp.silo.answer.gradients import Gradients
 from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
-from silodp.silo.data.heldout import held_out
+from silodp.silo.data.heldout import held_out, held_out_persons
 from silodp.silo.data.records import Records
 
 MAX_DIM, MAX_RECORDS = 2**26, 2**31
@@ -134,7 +140,8 @@ class Exact:
     is no seed and no way without noise.
 
     `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1, drawn once for each
-    name and number of batches.
+    name and number of batches. `marks` has one secret mark for each person, from the ledger too:
+    persons with small marks are held out. Without marks their places alone decide.
     """
 
     label = "deployment: exact lattice noise from operating-system entropy"
@@ -146,6 +153,7 @@ class Exact:
         *,
         partition: Callable[[str, int], np.ndarray],
         held_out_share: float = 0.0,
+        marks: Sequence[bytes] | None = None,
         mapped: FeatureMap | None = None,
     ) -> None:
         if len(records) != 1:
@@ -159,14 +167,14 @@ class Exact:
             )
         records.check_unit(problem.person)
         self.problem, self._partition, self._n = problem, partition, records.counts[0]
-        at = torch.from_numpy(self._places()) if problem.person else slice(None)
+        self._held = held_out(self._n, held_out_share)
+        at = torch.from_numpy(self._places(marks)) if problem.person else slice(None)
         self._x, self._y, self._absent = (
             part[0, : self._n].cpu()[at] for part in (records.x, records.y, records.absent)
         )
-        self._held, self._rows = (
-            held_out(self._n, held_out_share),
-            problem.person.rows if problem.person else 1,
-        )
+        void = torch.zeros(1, self._n, dtype=torch.bool) if records.void is None else records.void
+        self._void = void[0, : self._n].cpu()[at].clone()
+        self._rows = problem.person.rows if problem.person else 1
         self._threads, self._map, raw = (
             torch.get_num_threads(),
             mapped,
@@ -175,8 +183,11 @@ class Exact:
         self._raw = torch.zeros_like(raw[:1]), torch.zeros_like(self._y.flatten()[:1])
         if mapped:
             with pinned(self._threads):
-                self._x = mapped.of(raw).unflatten(0, self._y.shape)
-            self._absent = self._x.isnan()
+                made, failed = mapped.of_each(raw)
+            self._x = made.unflatten(0, self._y.shape)
+            self._void |= failed.reshape(self._n, -1).any(1)
+            self._absent = torch.zeros_like(self._x, dtype=torch.bool)
+        self._forget_void()
         self.features = math.prod(self._x.shape[1:]) // self._rows
         known = self._n <= MOST_IN_PRODUCTS and problem.person is None
         shapes = self._x.shape[1:], self._y.shape[1:]
@@ -184,14 +195,29 @@ class Exact:
         self._products = next((products for products in found if products), None)
         self._known = self._products.known(self._x) if self._products else []
 
-    def _places(self) -> np.ndarray:
+    def _forget_void(self) -> None:
+        """Put zeros in the place of what cannot be used: no kernel sees it. `_sum` leaves such a
+        record out, so that it counts as zero whatever is asked.
+        """
+        self._x = self._x.masked_fill(_beside(self._void, self._x), 0)
+        self._y = self._y.masked_fill(_beside(self._void, self._y), 0)
+        self._absent = self._absent & ~_beside(self._void, self._absent)
+
+    @property
+    def void(self) -> int:
+        """How many records count as zero. For the hospital alone."""
+        return int(self._void.sum())
+
+    def _places(self, marks: Sequence[bytes] | None) -> np.ndarray:
+        """Return the list number of the person at each place."""
         try:
-            return self._permutation(*PLACES)
+            order = self._permutation(*PLACES)
         except Refused:
             raise BadInput(
                 "the ledger has no places for these persons; restore it, or show it the "
                 "records first"
             ) from None
+        return order if marks is None else held_out_persons(order, self._held, marks)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -261,6 +287,8 @@ class Exact:
         with pinned(self._threads):
             if (mapped := self._map) and mapped.at_once > 1:
                 verify(lambda x, y: mapped.unchecked(x), self._raw, {mapped.at_once}, None)
+            elif mapped:
+                mapped.refuse_memory(self._raw[0].shape[1])
             for statistic, sizes in trials:
                 rows, numbers = self._tried(statistic)
                 verify(rows, like, sizes, numbers, alive=statistic in alive)
@@ -299,6 +327,9 @@ class Exact:
         features, runs beside the first, the lattice.
         """
         query.statistic.check_silo(self.features, int(self._held.sum()))
+        batches = isinstance(query.mechanism.sampling, DisjointBatches)
+        if self.problem.person and query.statistic.on_held_out and batches:
+            raise Refused("sampling")  # see 6 above
         check_lattice(query, query.statistic.shape[-1], self._n)
         if query.statistic.shape[-1] > max(WIDEST, self.problem.dim, 2 * self.features):
             raise Refused("shape")
@@ -482,6 +513,7 @@ class Exact:
 
         drawn = np.zeros(self._n, bool)
         drawn[chosen] = True
+        drawn[self._void.numpy()] = False
         if self._products and isinstance(rows, Gradients) and rows.limit is None:
             return self._products.sum(
                 rows.points,
@@ -554,6 +586,11 @@ class Exact:
 
     def _gradients(self, points: list[Tensor], limit: Number | None = None) -> Gradients:
         return Gradients(self.problem, points, None if limit is None else float(limit))
+
+
+def _beside(void: Tensor, values: Tensor) -> Tensor:
+    """Return (n,) bool with as many axes as the values (n, ...)."""
+    return void.view(-1, *(1,) * (values.dim() - 1))
 
 
 # --- the lattice ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ journals, notebooks and screenshots.
 
 import contextlib
 import csv
+import io
 import json
 import re
 import zipfile
@@ -24,6 +25,7 @@ import pyarrow.parquet as parquet
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Form, repeated
 from silodp.silo.data.cells import column_of, factorized
+from silodp.silo.data.faults import Faults
 
 T = TypeVar("T")
 PLAIN = Form()
@@ -57,7 +59,12 @@ class _Sheet:
 
 
 def load_silos(
-    paths: Sequence[Path], label: str, *, classes: Sequence[str] | None, holes: bool = False
+    paths: Sequence[Path],
+    label: str,
+    *,
+    classes: Sequence[str] | None,
+    holes: bool = False,
+    faults: Faults | None = None,
 ) -> Loaded:
     """Read one file per silo; afterwards every x is finite, with the first file's columns in their
     order, and every label is a class.
@@ -66,7 +73,8 @@ def load_silos(
     printed and published as features. `classes` is declared, never read off the data: labels become
     0..k-1 in that order. None takes the labels 0 and 1 only; an empty sequence means regression,
     with float targets. An NPZ may hold arrays x and y, in which case y is the label. With `holes` a
-    feature's missing value is NaN; otherwise it is refused.
+    feature's missing value is NaN; otherwise it is refused. With `faults`, for one file, no record
+    is refused: a bad cell is NaN, a bad label is 0, and they are noted there.
     """
     paths = [Path(path) for path in paths]
     names = silo_names(paths)
@@ -74,7 +82,7 @@ def load_silos(
         raise BadInput(f"--classes needs two or more different classes, but is {listed(classes)}.")
     records, cells, order, first = [], [], [], {}
     for path in paths:
-        sheet = _read(path, label, text_label=classes is None or len(classes) > 0)
+        sheet = _read(path, label, text_label=classes is None or len(classes) > 0, faults=faults)
         columns = [name for name in sheet.columns if name != sheet.label]
         _refuse_headless(path, columns, sheet.label, classes)
         said = _sayings(path, sheet)
@@ -92,10 +100,10 @@ def load_silos(
             )
         if len(sheet.columns[sheet.label]) == 0:
             raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
-        y = _labels(path, said[sheet.label], sheet.columns[sheet.label], classes)
+        y = _labels(path, said[sheet.label], sheet.columns[sheet.label], classes, faults)
         x = np.empty((len(order), len(y)), np.float32)
         for j, column in enumerate(order):
-            x[j] = _numbers(path, said[column], sheet.columns[column], holes)
+            x[j] = _numbers(path, said[column], sheet.columns[column], holes, faults)
         x = np.ascontiguousarray(x.T)
         records.append((x.reshape(-1, *sheet.shape) if sheet.shape else x, y))
         cells.append(sheet.columns)
@@ -116,14 +124,18 @@ def silo_names(paths: Sequence[Path]) -> tuple[str, ...]:
     return tuple(map(str, paths)) if repeated(stems) else stems
 
 
-def read_cells(path: Path, form: Form = PLAIN) -> dict[str, np.ndarray]:
+def read_cells(
+    path: Path, form: Form = PLAIN, faults: Faults | None = None
+) -> dict[str, np.ndarray]:
     """Every column of a silo's file by its name, the cells of a CSV, written in this form, as text;
     a schema says what they must be.
+
+    With `faults` a row with another number of cells than the header is a row of empty cells.
     """
     return _opened(
         path,
         {
-            ".csv": lambda path: _csv_cells(path, form),
+            ".csv": lambda path: _csv_cells(path, form, faults),
             ".parquet": _parquet_cells,
             ".npz": _npz_cells,
         },
@@ -158,9 +170,9 @@ def header(path: Path, form: Form = PLAIN) -> list[str]:
     return _opened(path, readers | {".npz": _npz_names})
 
 
-def _read(path: Path, label: str, *, text_label: bool) -> _Sheet:
+def _read(path: Path, label: str, *, text_label: bool, faults: Faults | None = None) -> _Sheet:
     readers = {
-        ".csv": lambda path: _read_csv(path, label, text_label),
+        ".csv": lambda path: _read_csv(path, label, text_label, faults),
         ".parquet": lambda path: _read_parquet(path, label),
     }
     return _opened(path, readers | {".npz": lambda path: _read_npz(path, label)})
@@ -198,12 +210,15 @@ def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
         ) from None
 
 
-def _csv_header(path: Path, form: Form = PLAIN) -> tuple[list[str], list[str]]:
-    """The first row as it stands, and the names in it."""
+def _csv_header(
+    path: Path, form: Form = PLAIN, *, lenient: bool = False
+) -> tuple[list[str], list[str]]:
+    """The first row as it stands, and the names in it. With `lenient` no later byte is refused."""
     encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
+    other = "replace" if lenient else "strict"
     with path.open(
         encoding=encoding,
-        errors="surrogateescape" if form.encoding == "utf-8" else "strict",
+        errors="surrogateescape" if form.encoding == "utf-8" else other,
         newline="",
     ) as file:
         header = next((row for row in csv.reader(file, delimiter=form.separator) if row), None)
@@ -228,11 +243,11 @@ def _csv_header(path: Path, form: Form = PLAIN) -> tuple[list[str], list[str]]:
     return header, names
 
 
-def _csv_cells(path: Path, form: Form) -> dict[str, np.ndarray]:
-    header, names = _csv_header(path, form)
+def _csv_cells(path: Path, form: Form, faults: Faults | None = None) -> dict[str, np.ndarray]:
+    header, names = _csv_header(path, form, lenient=faults is not None)
     _check_names(path, names)
-    table = _csv_as_text(path, header, None, form)
-    cells = {name: column_of(table, i) for i, name in enumerate(names)}
+    table = _csv_as_text(path, header, None, form, faults)
+    cells = {name: _column(table, i, faults) for i, name in enumerate(names)}
     if form.decimal == ",":
         cells = {
             name: np.array([pointed(as_text(cell)) for cell in column], dtype=object)
@@ -250,7 +265,12 @@ def pointed(text: str) -> str:
     return text
 
 
-def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
+def _column(table: pa.Table, i: int, faults: Faults | None) -> np.ndarray:
+    column = column_of(table, i)
+    return faults.restored(column) if faults else column
+
+
+def _read_csv(path: Path, label: str, text_label: bool, faults: Faults | None = None) -> _Sheet:
     header, names = _csv_header(path)
     _check_columns(path, names, label)
     labels = {name for name in header if name.strip() == label}
@@ -262,21 +282,33 @@ def _read_csv(path: Path, label: str, text_label: bool) -> _Sheet:
     except (
         pa.ArrowInvalid
     ):  # some cell is bad: take all as text, and let the checks of each column find and name it
-        table = _csv_as_text(path, header, label)
-    return _Sheet({name: column_of(table, i) for i, name in enumerate(names)}, label)
+        table = _csv_as_text(path, header, label, faults=faults)
+    return _Sheet({name: _column(table, i, faults) for i, name in enumerate(names)}, label)
 
 
 def _csv_as_text(
-    path: Path, header: Sequence[str], label: str | None, form: Form = PLAIN
+    path: Path,
+    header: Sequence[str],
+    label: str | None,
+    form: Form = PLAIN,
+    faults: Faults | None = None,
 ) -> pa.Table:
     ragged = []
     options = pacsv.ParseOptions(
         delimiter=form.separator, invalid_row_handler=lambda row: ragged.append(row) or "skip"
     )
     types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
-    reading = pacsv.ReadOptions(use_threads=False, encoding=form.encoding.replace("utf-8", "utf8"))
-    table = pacsv.read_csv(path, reading, options, types)  # one thread, or rows have no number
-    if ragged:
+    encoding, content = form.encoding.replace("utf-8", "utf8"), path
+    if faults is not None and encoding != "utf8":  # one byte that is no letter stops no file
+        text = path.read_bytes().decode(form.encoding, errors="replace")
+        encoding, content = "utf8", io.BytesIO(text.encode())
+    # one long cell stops no file either: the reader's blocks are as long as the whole
+    block = min(2**31 - 1, max(2**20, path.stat().st_size + 1)) if faults is not None else None
+    reading = pacsv.ReadOptions(use_threads=False, encoding=encoding, block_size=block)
+    table = pacsv.read_csv(content, reading, options, types)  # one thread, or rows have no number
+    if faults is not None:
+        faults.ragged = np.array([row.number - 2 for row in ragged], np.int64)
+    elif ragged:
         row = ragged[0]
         what = (
             f"there are {row.actual_columns} cells, but the header names "
@@ -435,7 +467,13 @@ def _sayings(path: Path, sheet: _Sheet) -> dict[str, str]:
     }
 
 
-def _numbers(path: Path, column: str, values: np.ndarray, holes: bool = False) -> np.ndarray:
+def _numbers(
+    path: Path,
+    column: str,
+    values: np.ndarray,
+    holes: bool = False,
+    faults: Faults | None = None,
+) -> np.ndarray:
     """The column as finite float32, or a refusal that names the first cell that is not one."""
     if values.dtype.kind in "biuf":
         numbers = values.astype(np.float64)
@@ -448,6 +486,9 @@ def _numbers(path: Path, column: str, values: np.ndarray, holes: bool = False) -
     bad = ~np.isfinite(single)
     if holes:
         bad[bad] = [as_text(value).strip().lower() not in MISSING for value in values[bad]]
+    if faults is not None:
+        faults.note(column, bad)
+        return np.where(bad, np.float32(np.nan), single)
     if bad.any():
         _refuse_cell(
             path, column, int(bad.argmax()), values, "a finite number (in single precision)"
@@ -456,16 +497,23 @@ def _numbers(path: Path, column: str, values: np.ndarray, holes: bool = False) -
 
 
 def _labels(
-    path: Path, column: str, values: np.ndarray, classes: Sequence[str] | None
+    path: Path,
+    column: str,
+    values: np.ndarray,
+    classes: Sequence[str] | None,
+    faults: Faults | None = None,
 ) -> np.ndarray:
     if classes is not None and len(classes) == 0:
-        return _numbers(path, column, values)
+        return np.nan_to_num(_numbers(path, column, values, faults=faults))
     index = {name: k for k, name in enumerate(("0", "1") if classes is None else classes)}
     codes, found = factorized(values)
     of_code = np.array(
         [_class(value, index) for value in found] + [-1]
     )  # a missing value has code -1, and so the last entry
     y = of_code[codes]
+    if faults is not None:
+        faults.note(column, y < 0)
+        return y.clip(0).astype(np.int64)
     if (y < 0).any():
         wanted = f"one of the classes {listed(list(index))}"
         if classes is None:

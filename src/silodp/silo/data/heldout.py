@@ -6,8 +6,9 @@ others along when one of them changes. Keep rows in the order in which they came
 number; images are in the order of their files' names.
 
 Persons are ordered by their first rows, where one person's rows decide others' positions; so a
-split of persons is by secret places, which a key gives them (a gate has them from its ledger,
-`answer.exact`).
+split of persons is by secret marks, which a key makes of their ids. A person keeps its mark, and so
+its part, when rows are edited, added or removed (a gate has the marks from its ledger,
+`answer.exact`). A simulation has no ids, and draws places by its own key.
 
 No price is lowered for the split: what the two parts are asked is charged to one ledger and added
 up, as if each held all records.
@@ -16,6 +17,7 @@ up, as if each held all records.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -62,6 +64,24 @@ def split_records(records: Records, share: float, key: str = "") -> tuple[Record
                 (records.x[i, :n][keep], records.y[i, :n][keep], records.absent[i, :n][keep])
             )
     return tuple(_padded(part, records) for part in parts)  # type: ignore[return-value]
+
+
+def held_out_persons(order: np.ndarray, held: np.ndarray, marks: Sequence[bytes]) -> np.ndarray:
+    """Return the list number of the person at each place, where places (n,) are held out or not.
+
+    The persons with the smallest marks are held out. Within its part each stands where `order`, a
+    permutation that is drawn anew for each list, puts it: the k-th place of a part belongs to the
+    k-th person of that part in `order`. One exchanged person changes the set of persons in each
+    part by one person at most, whatever the marks are.
+    """
+    turn = np.argsort(order)
+    by_mark = sorted(range(len(order)), key=lambda person: (marks[person], turn[person]))
+    aside = np.zeros(len(order), bool)
+    aside[by_mark[: int(held.sum())]] = True
+    at = np.empty(len(order), np.int64)
+    at[held] = order[aside[order]]
+    at[~held] = order[~aside[order]]
+    return at
 
 
 def _places(n: int, key: str) -> np.ndarray:

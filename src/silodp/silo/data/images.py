@@ -15,35 +15,64 @@ from PIL import Image, ImageOps
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Images
+from silodp.silo.data.faults import Faults
 from silodp.silo.data.files import listed
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def read_images(
-    folder: Path, wanted: Images, classes: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x (n, channels x height x width) float32 within [-1, 1], the class of each image, and (n, 5)
-    prints of the images, of 24 bits each.
+    folder: Path, wanted: Images, classes: Sequence[str], faults: Faults | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return x (n, channels x height x width) float32 within [-1, 1], the class of each image,
+    (n, 5) prints of the images, of 24 bits each, and which of them are void.
+
+    With `faults` no file is refused: one that is no image of one of the classes is a void record.
     """
     if not folder.is_dir():
         raise BadInput(
             f"{folder} is not a folder; a silo's images are in a folder with a sub-folder "
             f"for each of {listed(classes)}."
         )
-    files = _files(folder, classes)
+    files = _files(folder, classes) if faults is None else _all_files(folder, classes)
     if not files:
         raise BadInput(
             f"{folder} has no images; a silo needs at least one PNG or JPEG file in a "
             "sub-folder named by its class."
         )
-    each = [_pixels_and_print(path, wanted) for path, _ in files]
+    each = [_image(path, wanted, faults) for path, _ in files]
     x = np.stack([pixels for pixels, _ in each])
-    return (
-        x.reshape(len(x), -1),
-        np.array([k for _, k in files], np.int64),
-        np.array([known for _, known in each], np.float32),
-    )
+    y = np.array([k for _, k in files], np.int64)
+    void = None
+    if faults is not None:
+        void = (y < 0) | np.isnan(x).any((1, 2, 3))
+        faults.records = int(void.sum())
+    known = np.array([known for _, known in each], np.float32)
+    return np.nan_to_num(x).reshape(len(x), -1), y.clip(0), known, void
+
+
+def _all_files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """Return every file in the folder and its sub-folders with its class, -1 where it has none."""
+    found = []
+    for place in sorted(folder.iterdir()):
+        if not place.name.startswith("."):
+            inside = sorted(place.iterdir()) if place.is_dir() else [place]
+            k = list(classes).index(place.name) if place.name in classes else -1
+            if not place.is_dir():
+                k = -1
+            found += [(path, k) for path in inside if not path.name.startswith(".")]
+    return sorted(found, key=lambda file: (file[0].name, file[1]))
+
+
+def _image(path: Path, wanted: Images, faults: Faults | None) -> tuple[np.ndarray, list[float]]:
+    """Return an image as `_pixels_and_print` does, or NaN where no image can be read."""
+    try:
+        return _pixels_and_print(path, wanted)
+    except BadInput:
+        if faults is None:
+            raise
+    digest = hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest()
+    return np.full(wanted.shape, np.nan, np.float32), _print_of(digest)
 
 
 def read_unsorted(folder: Path, wanted: Images) -> tuple[list[str], np.ndarray]:
@@ -117,9 +146,11 @@ def _pixels_and_print(path: Path, wanted: Images) -> tuple[np.ndarray, list[floa
         image = image.resize((wanted.width, wanted.height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image, np.float32).reshape(wanted.height, wanted.width, wanted.channels)
     digest = hashlib.sha256(repr(colours.size).encode() + colours.tobytes()).digest()
-    return np.moveaxis(pixels / 127.5 - 1, 2, 0), [
-        float(int.from_bytes(digest[i : i + 3], "big")) for i in range(0, 15, 3)
-    ]
+    return np.moveaxis(pixels / 127.5 - 1, 2, 0), _print_of(digest)
+
+
+def _print_of(digest: bytes) -> list[float]:
+    return [float(int.from_bytes(digest[i : i + 3], "big")) for i in range(0, 15, 3)]
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

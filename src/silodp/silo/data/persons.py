@@ -56,18 +56,21 @@ class Grouped:
         )
 
 
-def grouped(cells: np.ndarray, person: Person) -> Grouped:
+def grouped(cells: np.ndarray, person: Person, void: np.ndarray | None = None) -> Grouped:
     """The rows of each person: the first of its own rows in the file, as many as the cap has. Of
     the others' rows nothing decides.
+
+    A `void` row is left out. A person of nothing but such rows keeps its place, with its first.
     """
     texts = ids_of(cells)
     alone = np.array([text == "" for text in texts])
     keys = np.where(alone, np.arange(len(texts)), -1 - factorized(np.array(texts, object))[0])
     who, _ = factorized(keys)  # in the order of the first rows
-    order = np.argsort(who, kind="stable")
+    unread = np.zeros(len(who), bool) if void is None else void
+    order = np.lexsort((unread, who))  # stable, and of each person the rows that can be read first
     sizes = np.bincount(who)
     rank = np.arange(len(who)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    kept = rank < person.rows
+    kept = (rank < person.rows) & ((rank == 0) | ~unread[order])
     places = np.full((len(sizes), person.rows), -1, np.int64)
     places[who[order][kept], rank[kept]] = order[kept]
     return Grouped([texts[row] for row in places[:, 0]], places)

@@ -34,6 +34,9 @@ class Records:
     missing: Tensor | None = field(
         default=None, repr=False
     )  # as x, bool: where a value was missing before it was filled; else where NaN
+    void: Tensor | None = field(
+        default=None, repr=False
+    )  # (N, n_max) bool: records that a gate counts as zero, whatever they hold
 
     @classmethod
     def of(
@@ -114,6 +117,15 @@ class Records:
             if y.ndim == 1
             else (np.column_stack([x.reshape(n, -1), y]), y[:, 0], b"", [""] * n, "")
         )
+
+    @property
+    def contents(self) -> list[bytes]:
+        """Everything that the first silo's records hold, one record at a time, as bytes."""
+        n = self.counts[0]
+        x, y, absent = (
+            part[0, :n].cpu().reshape(n, -1).numpy() for part in (self.x, self.y, self.absent)
+        )
+        return [x[k].tobytes() + y[k].tobytes() + absent[k].tobytes() for k in range(n)]
 
     def select(self, silos: Sequence[int]) -> "Records":
         """The silos with these indices, in this order; n_max stays, so that masks and weights made

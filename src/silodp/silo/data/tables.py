@@ -18,6 +18,7 @@ import numpy as np
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import OTHER, Column, Form, Schema
 from silodp.silo.data.cells import factorized, is_null
+from silodp.silo.data.faults import Faults
 from silodp.silo.data.files import (
     MISSING,
     Loaded,
@@ -56,6 +57,7 @@ GONE, BAD = (
     -1,
     -2,
 )  # in place of a category's number: the value is missing, or is none that the schema has
+ABSENT = "the value is missing, which the schema does not allow"
 
 
 def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
@@ -92,33 +94,40 @@ class Table:
     missing: np.ndarray | None = (
         None  # as x, bool: where a value was filled in; None where none can be missing
     )
+    void: np.ndarray | None = None  # (n,) bool: records that count as zero; None where none does
 
 
-def read_table(path: Path, schema: Schema) -> Table:
+def read_table(path: Path, schema: Schema, faults: Faults | None = None) -> Table:
     """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the
     schema says.
+
+    With `faults` no record is refused: a bad cell is a missing value, and a record with a bad label
+    or row is void. What was found is noted there.
     """
     if schema.images:
-        x, y, prints = read_images(path, schema.images, schema.label.classes)
-        return Table(x, y, (prints, y, exactly([x]), None, ""))
-    return table_of(path, read_cells(path, schema.form), schema)
+        x, y, prints, void = read_images(path, schema.images, schema.label.classes, faults)
+        return Table(x, y, (prints, y, exactly([x]), None, ""), void=void)
+    return table_of(path, read_cells(path, schema.form, faults), schema, faults)
 
 
-def table_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> Table:
+def table_of(
+    path: Path | str, cells: dict[str, np.ndarray], schema: Schema, faults: Faults | None = None
+) -> Table:
     """The records in these columns; `path` is what sentences call them."""
     check_columns(path, cells, schema)
     raw_cells, cells = cells, blanked(cells, schema.missing_codes)
     if len(next(iter(cells.values()))) == 0:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
-    each = [_features(path, column, cells[column.name]) for column in schema.columns]
+    each = [_features(path, column, cells[column.name], faults) for column in schema.columns]
     x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
-    x, y, known = x.astype(np.float32), label_of(path, schema, cells), raw(raw_cells)
+    x, y, known = x.astype(np.float32), label_of(path, schema, cells, faults), raw(raw_cells)
+    void = faults.bad(schema.label.columns, len(y)) if faults else None
     if schema.person is None:
-        return Table(x, y, known, missing)
-    people = grouped(cells[schema.person.column], schema.person)
-    return Table(
-        people.x(x), people.y(y), (*known[:3], people.ids, schema.person.column), people.x(missing)
-    )
+        return Table(x, y, known, missing, void)
+    people = grouped(cells[schema.person.column], schema.person, void)
+    who = (*known[:3], people.ids, schema.person.column)
+    nobody = None if void is None else void[people.places[:, 0]]
+    return Table(people.x(x), people.y(y), who, people.x(missing), nobody)
 
 
 def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -236,11 +245,16 @@ def check_columns(
         )
 
 
-def _features(path: Path | str, column: Column, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _features(
+    path: Path | str, column: Column, cells: np.ndarray, faults: Faults | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature
     that says so is itself never missing.
+
+    Where the schema has no value to fill in, the middle of the range is filled in, which is public,
+    and no category at all.
     """
-    codes = coded(path, column, cells)
+    codes = coded(path, column, cells, faults)
     missing = np.isnan(codes)
     if column.type == "category":
         values, said = (
@@ -249,10 +263,8 @@ def _features(path: Path | str, column: Column, cells: np.ndarray) -> tuple[np.n
         )
     else:
         bounds = column.range if column.type == "number" else (0.0, 1.0)
-        values, said = (
-            _scaled(np.where(missing, float(column.missing or 0), codes), bounds)[:, None],
-            column.indicator,
-        )
+        fill = sum(bounds) / 2 if column.missing is None else float(column.missing)
+        values, said = _scaled(np.where(missing, fill, codes), bounds)[:, None], column.indicator
     gone = np.repeat(missing[:, None], values.shape[1], axis=1)
     return (
         (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)]))
@@ -261,52 +273,58 @@ def _features(path: Path | str, column: Column, cells: np.ndarray) -> tuple[np.n
     )
 
 
-def coded(path: Path | str, column: Column, cells: np.ndarray) -> np.ndarray:
+def coded(
+    path: Path | str, column: Column, cells: np.ndarray, faults: Faults | None = None
+) -> np.ndarray:
     """(n,) float64: each cell's number, the place of its category in the schema's list, or 0 and 1;
-    NaN where one is missing that may be.
+    NaN where one is missing that may be, or, with `faults`, is none that the column may have.
     """
-    gone = column.missing is not None
+    gone, name = column.missing is not None, column.name
     if column.type == "number":
-        numbers, missing = _numbers(path, column.name, cells, gone=gone)
+        numbers, missing = _numbers(path, name, cells, gone=gone, faults=faults)
     else:
         other = OTHER in column.categories
         numbers = (
-            _booleans(path, column.name, cells, gone=gone)
+            _booleans(path, name, cells, gone=gone, faults=faults)
             if column.type == "boolean"
-            else _codes(path, column.name, cells, column.categories, gone=gone, other=other)
+            else _codes(path, name, cells, column.categories, gone=gone, other=other, faults=faults)
         )
-        missing = numbers == GONE
+        missing = numbers < 0
     return np.where(missing, np.nan, numbers)
 
 
-def label_of(path: Path | str, schema: Schema, cells: dict[str, np.ndarray]) -> np.ndarray:
+def label_of(
+    path: Path | str,
+    schema: Schema,
+    cells: dict[str, np.ndarray],
+    faults: Faults | None = None,
+) -> np.ndarray:
+    """Return the targets. With `faults` a label that is none is noted there, and is 0 here."""
     label, first = schema.label, schema.label.columns[0]
     if label.task in ("binary", "multiclass", "ordinal"):
-        return _codes(path, first, cells[first], label.classes)
-    numbers, _ = _numbers(path, first, cells[first], gone=False)
+        return _codes(path, first, cells[first], label.classes, faults=faults).clip(0)
+    numbers, missing = _numbers(path, first, cells[first], gone=False, faults=faults)
+    numbers = np.where(missing, 0.0, numbers)
     if label.task == "regression":
         return _scaled(numbers, label.range).astype(np.float32)
     if label.task == "count":
-        _refuse(
-            path,
-            first,
-            (numbers < 0) | (numbers != np.round(numbers)),
-            "the count is below 0 or not whole",
-        )
+        what = "the count is below 0 or not whole"
+        _refuse(path, first, (numbers < 0) | (numbers != np.round(numbers)), what, faults)
         return numbers.clip(*label.range).astype(np.float32)
-    _refuse(path, first, numbers < 0, "the time is below 0")
+    _refuse(path, first, numbers < 0, "the time is below 0", faults)
     last = np.searchsorted(
         label.edges, numbers, side="left"
     )  # bin b is (edge b - 1, edge b]; after the last edge nobody is followed
-    event = _booleans(path, label.columns[1], cells[label.columns[1]], gone=False)
+    second = label.columns[1]
+    event = _booleans(path, second, cells[second], gone=False, faults=faults).clip(0)
     return np.where(last < len(label.edges), 2 * last + event, 2 * last).astype(np.int64)
 
 
 def _numbers(
-    path: Path | str, name: str, cells: np.ndarray, *, gone: bool
+    path: Path | str, name: str, cells: np.ndarray, *, gone: bool, faults: Faults | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The numbers, and where there is none; refused unless each is finite, or missing where that
-    may be.
+    may be. With `faults` those that would be refused are missing.
     """
     if cells.dtype.kind in "iuf":
         numbers = cells.astype(np.float64)
@@ -316,9 +334,10 @@ def _numbers(
         numbers = np.array([number(text) for text in texts], np.float64)[code]
         missing = np.array([text.lower() in MISSING for text in texts])[code]
     if not gone:
-        _refuse(path, name, missing, "the value is missing, which the schema does not allow")
-    _refuse(path, name, ~missing & ~np.isfinite(numbers), "the value is not a finite number")
-    return numbers, missing
+        _refuse(path, name, missing, ABSENT, faults)
+    bad = ~missing & ~np.isfinite(numbers)
+    _refuse(path, name, bad, "the value is not a finite number", faults)
+    return numbers, missing | bad
 
 
 def _scaled(numbers: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
@@ -334,6 +353,7 @@ def _codes(
     *,
     gone: bool = False,
     other: bool = False,
+    faults: Faults | None = None,
 ) -> np.ndarray:
     """The number of each value's category, or GONE where a value may be missing; 1.0 is the
     category "1" unless "1.0" is one.
@@ -346,10 +366,13 @@ def _codes(
         )
         return index[OTHER] if found == BAD and other else found
 
-    return _coded(path, name, cells, code, gone=gone, wanted=f"one of {listed(known)}")
+    wanted = f"one of {listed(known)}"
+    return _coded(path, name, cells, code, gone=gone, wanted=wanted, faults=faults)
 
 
-def _booleans(path: Path | str, name: str, cells: np.ndarray, *, gone: bool) -> np.ndarray:
+def _booleans(
+    path: Path | str, name: str, cells: np.ndarray, *, gone: bool, faults: Faults | None = None
+) -> np.ndarray:
     def code(text: str) -> int:
         text = text.lower()
         return 1 if text in TRUE else 0 if text in FALSE else GONE if text in MISSING else BAD
@@ -361,6 +384,7 @@ def _booleans(path: Path | str, name: str, cells: np.ndarray, *, gone: bool) -> 
         code,
         gone=gone,
         wanted="true or false, yes or no, ja or nein, oui or non, 1 or 0",
+        faults=faults,
     )
 
 
@@ -372,12 +396,13 @@ def _coded(
     *,
     gone: bool,
     wanted: str,
+    faults: Faults | None,
 ) -> np.ndarray:
     which, texts = _distinct(cells)
     codes = np.array([code(text) for text in texts], np.int64)[which]
     if not gone:
-        _refuse(path, name, codes == GONE, "the value is missing, which the schema does not allow")
-    _refuse(path, name, codes == BAD, f"the value is not {wanted}")
+        _refuse(path, name, codes == GONE, ABSENT, faults)
+    _refuse(path, name, codes == BAD, f"the value is not {wanted}", faults)
     return codes
 
 
@@ -396,8 +421,13 @@ def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return code, [*(as_text(value).strip() for value in found), ""]
 
 
-def _refuse(path: Path | str, name: str, bad: np.ndarray, what: str) -> None:
-    """Raises BadInput if any row is bad."""
+def _refuse(
+    path: Path | str, name: str, bad: np.ndarray, what: str, faults: Faults | None = None
+) -> None:
+    """Raise BadInput if any row is bad, or note the rows where `faults` are collected."""
+    if faults is not None:
+        faults.note(name, bad)
+        return
     if bad.any():
         more = f" (and in {int(bad.sum()) - 1} more rows)" if bad.sum() > 1 else ""
         raise BadInput(f"{path}, column {name!r}, {where(int(bad.argmax()))}: {what}{more}.")

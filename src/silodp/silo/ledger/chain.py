@@ -12,6 +12,7 @@ import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,11 @@ class Entry:
     total: float  # of the rule, after this entry
     previous: str
     hash: str = ""
+
+    @property
+    def moment(self) -> float:
+        """Its time in seconds since 1970."""
+        return datetime.fromisoformat(self.time).timestamp()
 
     def row(self) -> tuple:
         """As it lies in the table: floats as hexadecimal text, exact."""

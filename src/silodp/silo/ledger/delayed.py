@@ -34,6 +34,9 @@ def delayed(
 
 
 class _Delayed(LedgerFile):
+    from_checkpoint = False
+    """A checkpoint would show the charges before it, also those whose slots have not ended."""
+
     def __init__(
         self, path: Path, slot: Callable[[], float], clock: Callable[[], float] = time.time
     ) -> None:

@@ -12,6 +12,7 @@ written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import secrets
@@ -193,6 +194,22 @@ class DurableLedger:
                 connection.execute("INSERT INTO partitions VALUES (?, ?)", (entry.sequence, drawn))
             stored = file.permutation(connection, entry, key)
         return np.frombuffer(stored, "<u4").astype(np.int64)
+
+    def marks(self, persons: Sequence[str], contents: Sequence[bytes]) -> list[bytes]:
+        """Return a secret mark for each person, made of its id by the ledger's key.
+
+        The mark of a person without an id is made of its content. A mark stays the same for as long
+        as the ledger exists, whatever happens to other persons and, with an id, to its own rows.
+        """
+        file = self._file
+        with file.explained(), file.transaction(write=False) as connection:
+            key = file.sketch(connection).key
+        return [
+            tag(key, b"part of a person", one.encode())
+            if one
+            else tag(key, b"part of a row", content)
+            for one, content in zip(persons, contents, strict=True)
+        ]
 
     def purge(self, query_id: str) -> None:
         """Drops the stored answer. Its charge stays, and its id is refused from now on, never
@@ -414,6 +431,11 @@ class DurableLedger:
             rows = connection.execute(f"{ENTRIES} WHERE sequence <= ? ORDER BY sequence", known)
             found = [Entry.of(row) for row in rows]
         yield from found
+
+    def charges(self, after: int = 0) -> list[Entry]:
+        """Return the charges in order, but for the first `after` of them."""
+        queries = self._file.snapshot().queries.values()
+        return [known.charge for known in itertools.islice(queries, after, None)]
 
     def verify(self) -> int:
         """The count of entries that anchor and witness have seen. Replays the whole file as if for

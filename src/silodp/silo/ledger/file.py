@@ -21,7 +21,7 @@ from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, ca
 from silodp.silo.ledger.closing import RESTORED, SAID
 from silodp.silo.ledger.identity import Sketch, tag
 from silodp.silo.ledger.released import OF, after
-from silodp.silo.ledger.tally import SLACK, Known, Tally
+from silodp.silo.ledger.tally import PASSED, SLACK, Known, Tally
 
 APPLICATION = 0x51100DB1
 TABLES = (  # by name
@@ -46,6 +46,9 @@ class LedgerFile:
     a fork, and a file that was swapped or rolled back underneath are seen. Each of the methods that
     takes a connection is called within a transaction.
     """
+
+    from_checkpoint = True
+    """Whether a first reading starts at the last checkpoint."""
 
     def __init__(self, path: Path, anchor: Path | None) -> None:
         self.path = Path(path).resolve()
@@ -136,11 +139,21 @@ class LedgerFile:
         if self.path.stat().st_size != pages * size:
             raise Altered("the file is cut short")
         settings = LedgerSettings.of(dict(connection.execute("SELECT name, value FROM meta")))
-        tally = self._tally or Tally(settings)
-        if settings.genesis != tally.settings.genesis:
+        if self._tally and settings.genesis != self._tally.settings.genesis:
             raise Altered(
                 "it is another ledger than the one that was opened, or its settings were altered"
             )
+        if self._tally is None and not sums and self.from_checkpoint:
+            tally = _at_checkpoint(connection, settings)
+            if tally is not None:
+                self._replay(connection, tally, sums=sums)
+                if tally.mark <= self._anchored:
+                    return
+                # A checkpoint that anchor or witness have not seen may be anybody's.
+                self._tally = None
+        self._replay(connection, self._tally or Tally(settings), sums=sums)
+
+    def _replay(self, connection: sqlite3.Connection, tally: Tally, *, sums: bool) -> None:
         if _hash_at(connection, tally.sequence, tally) != tally.head:
             raise Altered(f"entry {tally.sequence} is gone or is not the one that was there before")
         for row in connection.execute(
@@ -155,6 +168,7 @@ class LedgerFile:
                 "it has entries before its first"
             )  # which no replay reads, and every list of entries would
         tally.check_total()
+        tally.settle_holds()
         self._anchored = self._check_seen(connection, tally)
         self._tally = tally
 
@@ -302,6 +316,39 @@ class LedgerFile:
             yield
         except (Altered, BadInput, sqlite3.Error, OSError):
             raise Refused("ledger") from None
+
+
+def _at_checkpoint(connection: sqlite3.Connection, settings: LedgerSettings) -> Tally | None:
+    """Return the tally at the last checkpoint, without reading the entries that it passes over.
+    Return None where there is no checkpoint.
+    """
+    row = connection.execute(
+        f"{ENTRIES} WHERE act = 'checkpoint' ORDER BY sequence DESC LIMIT 1"
+    ).fetchone()
+    if row is None:
+        return None
+    mark = Entry.of(row)
+    count = connection.execute(
+        "SELECT count(*) FROM entries WHERE sequence <= ?", (mark.sequence,)
+    ).fetchone()[0]
+    if count != mark.sequence:
+        raise Altered(f"an entry before {mark.sequence} is missing")
+    tally = Tally(settings)
+    acts = ", ".join("?" * len(PASSED))
+    for kept in connection.execute(
+        f"{ENTRIES} WHERE sequence < ? AND act NOT IN ({acts}) ORDER BY sequence",
+        (mark.sequence, *PASSED),
+    ):
+        tally.apply_kept(Entry.of(kept))
+    try:
+        numbers = [(int(sequence),) for sequence, _ in json.loads(mark.event)["open"]]
+    except (KeyError, TypeError, ValueError):
+        raise Altered(f"entry {mark.sequence} cannot be understood") from None
+    found = (
+        connection.execute(f"{ENTRIES} WHERE sequence = ?", number).fetchone() for number in numbers
+    )
+    tally.resume(mark, [Entry.of(hold) for hold in found if hold])
+    return tally
 
 
 def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: str) -> int:

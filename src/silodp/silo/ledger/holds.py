@@ -16,13 +16,16 @@ whatever is held; only with nothing held at all may a charge come nearer to the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from silodp.silo.ledger.buckets import Amounts, added
 
 SLACK = 1e-10
+RUNS = 64
+"""Runs of one asker whose last number is remembered; of older ones the highest number is."""
 COVERED = 1e-12
 """What rounding may take a run's charges past its hold, as a share of the hold."""
 
@@ -47,6 +50,9 @@ class Hold:
     time: str
     until: int
     buckets: Amounts
+    sequence: int = 0
+    hash: str = ""
+    """Of its entry in the chain."""
 
     @property
     def about(self) -> dict[str, str]:
@@ -65,13 +71,19 @@ class Holds:
     """What the chain says of holds so far, and what each run was charged."""
 
     open: dict[str, Hold] = field(default_factory=dict)
-    over: set[str] = field(default_factory=set)
-    """Ids of holds that have ended: none of them is ever taken again, whoever repeats its request.
+    unpriced: dict[str, Any] = field(default_factory=dict)
+    """By id: the events of open holds that the replay has not priced yet. Those that end before
+    never are.
     """
     charged: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """By (asker, run)."""
-    last: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The highest number of a request that each (asker, run) has had written down."""
+    last: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By asker: the highest number of a request that each of its latest runs has had written down.
+    """
+    floor: dict[str, int] = field(default_factory=dict)
+    """By asker: the highest number of the runs that are not remembered. A run that is not
+    remembered needs a higher one.
+    """
 
     # --- the replay ------------------------------------------------------------------------------
 
@@ -79,39 +91,93 @@ class Holds:
         mine = self.charged.setdefault((asker, run), {})
         mine[bucket] = mine.get(bucket, 0.0) + amount
 
-    def note(
-        self,
-        entry: Any,
-        data: Mapping[str, Any],
-        price: Callable[[Mapping[str, Any]], tuple[str, float]],
-    ) -> bool:
-        """Takes in an entry that takes or releases a hold; False if it cannot come now."""
+    def note(self, entry: Any, data: Mapping[str, Any]) -> bool:
+        """Take in an entry that takes or releases a hold. Return False if it cannot come now.
+
+        That no id is taken twice is for the file's index of entries to ensure.
+        """
         who = entry.asker, entry.run
         if entry.act == "release":
-            if data["why"] == "run":
-                if not self.later(*who, data["number"]):
-                    return False
-                self.last[who] = data["number"]
+            if data["why"] == "run" and not self._remember(*who, data["number"]):
+                return False
             return data["why"] in ("run", "officer", "charge") and self._end([entry.query_id])
-        if entry.query_id in self.open or entry.query_id in self.over or not entry.query_id:
+        if entry.query_id in self.open or not entry.query_id:
             return False
-        buckets = added(*({bucket: amount} for bucket, amount in map(price, data["events"])))
         if not (
             type(data["until"]) is int
-            and buckets
-            and self.later(*who, data["number"])
+            and data["events"]
             and self._end(data["ends"])
+            and self._remember(*who, data["number"])
         ):
             return False
-        self.last[who] = data["number"]
-        self.open[entry.query_id] = Hold(
-            entry.query_id, entry.asker, entry.run, entry.digest, entry.time, data["until"], buckets
-        )
+        self.reopen(entry, data)
         return True
 
+    def reopen(self, entry: Any, data: Mapping[str, Any]) -> None:
+        """Take in an open hold. It is not priced before `settle`."""
+        self.unpriced[entry.query_id] = data["events"]
+        self.open[entry.query_id] = Hold(
+            id=entry.query_id,
+            asker=entry.asker,
+            run=entry.run,
+            digest=entry.digest,
+            time=entry.time,
+            until=data["until"],
+            buckets={},
+            sequence=entry.sequence,
+            hash=entry.hash,
+        )
+
+    def settle(self, price: Callable[[Mapping[str, Any]], tuple[str, float]]) -> None:
+        """Price the open holds that are not priced yet. The records are those of their time, for
+        a change of the records ends every hold.
+        """
+        for id in list(self.unpriced):
+            amounts = (price(event) for event in self.unpriced[id])
+            buckets = added(*({bucket: amount} for bucket, amount in amounts))
+            self.open[id] = replace(self.open[id], buckets=buckets)
+            del self.unpriced[id]
+
     def later(self, asker: str, run: str, number: int) -> bool:
-        """Whether a request of this number comes after all that the run has had written down."""
-        return type(number) is int and number > self.last.get((asker, run), -1)
+        """Whether a request of this number comes after all that the run has had written down, and
+        after every run that is not remembered.
+        """
+        last = self.last.get(asker, {}).get(run, self.floor.get(asker, -1))
+        return type(number) is int and number > last
+
+    def _remember(self, asker: str, run: str, number: int) -> bool:
+        runs = self.last.setdefault(asker, {})
+        if type(number) is not int or number <= runs.get(run, -1):
+            return False
+        runs.pop(run, None)
+        runs[run] = number
+        if len(runs) > RUNS:
+            oldest = next(iter(runs))
+            self.floor[asker] = max(runs.pop(oldest), self.floor.get(asker, -1))
+        return True
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def state(self, ends: Iterable[str] = ()) -> dict[str, Any]:
+        """Return all that a replay needs of holds so far, once `ends` have ended."""
+        rest = [hold for id, hold in self.open.items() if id not in set(ends)]
+        return {
+            "open": [[hold.sequence, hold.hash] for hold in rest],
+            "last": [[asker, list(runs.items())] for asker, runs in self.last.items()],
+            "floor": self.floor,
+        }
+
+    def note_state(self, data: Mapping[str, Any]) -> bool:
+        """Take in a checkpoint. Return False if it is not of this state."""
+        ends = data["ends"]
+        given = {name: data[name] for name in ("open", "last", "floor")}
+        found = json.loads(json.dumps(self.state(ends)))
+        return given == found and self._end(ends)
+
+    def resume(self, data: Mapping[str, Any]) -> None:
+        """Take the numbers of runs from a checkpoint. Its open holds follow by `reopen`."""
+        self.last = {asker: dict(runs) for asker, runs in data["last"]}
+        self.floor = dict(data["floor"])
 
     def _end(self, ids: Iterable[str]) -> bool:
         ids = list(ids)
@@ -119,7 +185,7 @@ class Holds:
             return False
         for id in ids:
             del self.open[id]
-        self.over |= set(ids)
+            self.unpriced.pop(id, None)
         return True
 
     def end_all(self) -> None:

@@ -9,6 +9,7 @@ its time, by the officer (`silodp ledger release`), or when the records change.
 from __future__ import annotations
 
 import math
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,17 @@ from typing import Any, Protocol
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.silo.ledger.buckets import Amounts, added
-from silodp.silo.ledger.chain import event_of, plain
+from silodp.silo.ledger.chain import Entry, event_of, plain
 from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.file import ENTRIES
 from silodp.silo.ledger.holds import SLACK, Hold, Holds, remains
 from silodp.silo.ledger.tally import Tally
+
+PASSED_MOST = 16
+PASSED_BYTES = 2**13
+"""Entries about holds since the last checkpoint, and bytes of their events, that make another one
+due.
+"""
 
 
 class Caps(Protocol):
@@ -80,9 +88,9 @@ def take(
     with file.change() as connection:
         tally, holds = file.tally, file.tally.holds
         file.check_generation(generation)
-        if hold in holds.over:
-            raise Refused("lapsed")
         known = holds.open.get(hold)
+        if known is None and _ever_taken(connection, hold):
+            raise Refused("lapsed")
         if known is not None and (known.digest, known.asker, known.run) != (digest, asker, run):
             raise Refused("id-reused")  # before anything is priced, which takes its time
         wanted = _priced(tally, data)
@@ -118,7 +126,44 @@ def take(
                 event={"events": data, "until": until, "ends": ends, "number": number},
                 **about,
             )
+    if not code:
+        checkpoint(ledger, now)
     return Outcome(code, needed, left, 0 if code else caps.hold_seconds)
+
+
+def _ever_taken(connection: sqlite3.Connection, hold: str) -> bool:
+    """Whether a hold of this id was ever taken: none is taken twice."""
+    found = connection.execute(
+        "SELECT 1 FROM entries WHERE query_id = ? AND query_id <> '' AND act = 'hold'", (hold,)
+    )
+    return found.fetchone() is not None
+
+
+def checkpoint(
+    ledger: DurableLedger, now: float, *, expired: bool = False, explain: bool = False
+) -> None:
+    """Write a checkpoint where one is due, so that later openings pass over holds that have ended.
+
+    It is due after `PASSED_MOST` entries or `PASSED_BYTES` bytes about holds; with `expired` also
+    where a hold has run out that nothing has ended.
+    """
+    file = ledger._file
+    with file.change(explain=explain) as connection:
+        tally = file.tally
+        ends = [hold.id for hold in tally.holds.open.values() if hold.until <= now]
+        due = tally.passed >= PASSED_MOST or tally.passed_bytes >= PASSED_BYTES
+        if due or (expired and ends):
+            file.append(connection, "checkpoint", event=tally.checkpoint(ends))
+
+
+def taken_since(ledger: DurableLedger, stamp: str) -> list[Entry]:
+    """Return the entries of holds taken after this time stamp, in the ledger's own form."""
+    file = ledger._file
+    with file.explained(), file.transaction(write=False) as connection:
+        rows = connection.execute(
+            f"{ENTRIES} WHERE act = 'hold' AND time > ? ORDER BY sequence", (stamp,)
+        )
+        return [Entry.of(row) for row in rows]
 
 
 def _refused(
@@ -156,9 +201,9 @@ def release(ledger: DurableLedger, ids: Sequence[str]) -> int:
 
 def known(ledger: DurableLedger, hold: str) -> bool:
     """Whether a hold of this id was ever taken."""
-    with ledger._file.failing_closed():
-        holds = ledger._file.snapshot().holds
-    return hold in holds.open or hold in holds.over
+    file = ledger._file
+    with file.failing_closed(), file.transaction(write=False) as connection:
+        return _ever_taken(connection, hold)
 
 
 def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:
@@ -180,6 +225,8 @@ def _ended(
     with file.change(explain=True) as connection:
         if (hold := which(file.tally.holds)) is not None:
             file.append(connection, "release", event=event, **hold.about)
+    if hold is not None:
+        checkpoint(ledger, 0.0, explain=True)
     return hold is not None
 
 

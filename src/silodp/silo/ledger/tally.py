@@ -6,6 +6,7 @@ link, price and running total of every entry, and what the ledger has spent is w
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, budget_array
 from silodp.core.privacy.totals import Schedule, Totals
@@ -28,6 +30,8 @@ SLACK = 1e-9
 """What another version of a numerical library may change in a price; an entry that understates its
 price by more is refused.
 """
+PASSED = ("hold", "release", "checkpoint")
+"""Entries that a replay from a checkpoint passes over. None of them changes what is spent."""
 
 
 class Stored(NamedTuple):
@@ -67,6 +71,15 @@ class Tally:
     partitions: dict[tuple[str, int, int], Entry] = field(default_factory=dict)
     holds: Holds = field(default_factory=Holds)
     closing: Closing = field(default_factory=Closing)
+    kept: str = ""
+    """A running hash of all entries that a checkpoint does not pass over."""
+    mark: int = 0
+    """The checkpoint that the replay began at; 0 for the first entry."""
+    passed: int = 0
+    passed_bytes: int = 0
+    """Entries since the last checkpoint that the next one passes over, and the length of their
+    events.
+    """
     generation: int = 0
     """The entry at which the records last changed; partitions of an earlier generation are never
     used again.
@@ -77,7 +90,7 @@ class Tally:
     """By that count: the entry at which it was reached, and the head."""
 
     def __post_init__(self) -> None:
-        self.head = self.settings.genesis
+        self.head = self.kept = self.settings.genesis
         self.released = released.genesis(self.settings)
         self.heads = [(0, self.released[1])]
         self.records, self.layout, self.sketch = (
@@ -213,6 +226,45 @@ class Tally:
         if entry.previous != self.head:
             before = "the settings" if self.sequence == 0 else f"entry {self.sequence}"
             raise Altered(f"{name} does not follow from {before}, which must have been altered")
+        self._take_in(name, entry, sums=sums)
+
+    def apply_kept(self, entry: Entry) -> None:
+        """Take in an entry before a checkpoint, where those in between are passed over. `resume`
+        checks that none is missing and none was altered.
+        """
+        follows = entry.sequence == self.sequence + 1
+        if entry.act in PASSED or (follows and entry.previous != self.head):
+            raise Altered(f"entry {entry.sequence} does not follow from those before it")
+        self._take_in(f"entry {entry.sequence}", entry, sums=False)
+
+    def resume(self, mark: Entry, still_open: list[Entry]) -> None:
+        """Go on from a checkpoint, after the entries before it that it does not pass over and the
+        holds that are open there. Raise Altered if they are not those that the checkpoint names.
+
+        Formal guarantees: the checkpoint holds a hash of the entries that are replayed, in order,
+        and of every open hold. So where the checkpoint is one that the anchor has seen, what is
+        spent is what a replay from the first entry finds. `verify` makes that replay.
+        """
+        name = f"entry {mark.sequence}"
+        try:
+            data = json.loads(mark.event)
+            named = [[entry.sequence, entry.hash] for entry in still_open]
+            if data["kept"] != self.kept or data["open"] != named or mark.total != self.total:
+                raise Altered(f"{name} is a checkpoint of other entries than those before it")
+            for entry in still_open:
+                self.holds.reopen(entry, json.loads(entry.event))
+            self.holds.resume(data)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise Altered(f"{name} cannot be understood") from None
+        self.mark = mark.sequence
+        self.sequence = mark.sequence
+        self.head = mark.hash
+
+    def checkpoint(self, ends: list[str]) -> dict[str, Any]:
+        """Return the event of a checkpoint that comes next and ends these holds."""
+        return {"kept": self.kept, "ends": ends} | self.holds.state(ends)
+
+    def _take_in(self, name: str, entry: Entry, *, sums: bool) -> None:
         try:
             data = json.loads(entry.event)
             self.closing.check(name, entry)
@@ -228,6 +280,28 @@ class Tally:
         self.released = released.after(self.released, entry)
         if self.released[0] == len(self.heads):
             self.heads.append((entry.sequence, self.released[1]))
+        if entry.act not in PASSED:
+            self.kept = hashlib.sha256(f"{self.kept}{entry.hash}".encode()).hexdigest()
+        elif entry.act == "checkpoint":
+            self.passed = self.passed_bytes = 0
+        else:
+            self.passed += 1
+            self.passed_bytes += len(entry.event)
+
+    def settle_holds(self) -> None:
+        """Price the holds that are open at the end of the replay."""
+        try:
+            self.holds.settle(lambda event: self.price(event_of(event)))
+        except (
+            BadInput,
+            Refused,
+            KeyError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            AttributeError,
+        ):
+            raise Altered("an open hold has no price") from None
 
     def check_total(self) -> None:
         self._check(self.total, float(total(self.rule, self.buckets)), f"entry {self.sequence}")
@@ -265,9 +339,9 @@ class Tally:
         match entry.act, known:
             case _, None if self.closing.note(entry, data):
                 self.holds.end_all()
-            case "hold" | "release", None if self.holds.note(
-                entry, data, lambda event: self.price(event_of(event))
-            ):
+            case "hold" | "release", None if self.holds.note(entry, data):
+                pass
+            case "checkpoint", None if data["kept"] == self.kept and self.holds.note_state(data):
                 pass
             case "answer", Known(answer=None, purged=False):
                 known.answer = Stored(entry.sequence, data["sha256"])

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -195,9 +195,14 @@ def _plain(place: Place) -> str:
 # --- once the officer has agreed -----------------------------------------------------------------
 
 
-def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card:
+def approve(
+    found: Proposed,
+    by: str = "",
+    registry: Path | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> Card:
     """Builds what the study names, starts a gate's door on it to see that it would, and only then
-    writes policy and card; the new card.
+    writes policy and card; the new card. `tell` is given what the officer alone should read.
 
     BadInput, and policy and card are as they were, if anything is not as the study says.
     """
@@ -212,7 +217,7 @@ def approve(found: Proposed, by: str = "", registry: Path | None = None) -> Card
         _keep(folder / name, content)
     ledger = DurableLedger.open(Path(place.ledger))
     door, features, parameters = open_door(
-        rules, place, Shuffling.load(found.policy), ledger, registry=registry
+        rules, place, Shuffling.load(found.policy), ledger, registry=registry, tell=tell
     )
     count, head = ledger.head()
     card = replace(

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.core.protocol.codec import Refusal, encode_reply
 from silodp.host import daemon, metrics
-from silodp.host.extension import named, run
+from silodp.host.extension import named, run, run_again
 from silodp.host.keys import read_key
 from silodp.host.listener import Server
 from silodp.host.lock import sole
@@ -39,6 +40,7 @@ from silodp.host.log import Log
 from silodp.host.ownership import entrust, group_of, reachable
 from silodp.host.schema import load_schema
 from silodp.host.shipped import constants
+from silodp.silo.data.faults import Faults
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import Known, raw, read_table
@@ -48,6 +50,7 @@ from silodp.silo.ledger.identity import Registry
 from silodp.silo.ledger.reserve import listed
 from silodp.silo.service.approve import stamp
 from silodp.silo.service.door import Door, FrameNote
+from silodp.silo.service.elsewhere import refuse_other_elsewhere
 from silodp.silo.service.masking import Masker, Masking
 from silodp.silo.service.pause import Pause
 from silodp.silo.service.policy import Place, Policy, Shuffling
@@ -66,6 +69,7 @@ class SiloData:
     features: tuple[str, ...]
     known_by: Known
     missing: np.ndarray | None = None  # as x: where the schema had a value filled in
+    void: np.ndarray | None = None  # (n,) bool: records that count as zero
 
     @property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
@@ -87,6 +91,7 @@ class SiloData:
         return replace(
             Records.of([(self.x, self.y)]),
             missing=None if self.missing is None else torch.from_numpy(self.missing)[None],
+            void=None if self.void is None else torch.from_numpy(self.void)[None],
         )
 
 
@@ -105,13 +110,16 @@ def find_schema(place: Place) -> Schema | None:
     return schema
 
 
-def read_records(place: Place, schema: Schema | None) -> SiloData:
-    """What is wrong is said without a word of the file's content but a column's name."""
+def read_records(place: Place, schema: Schema | None, faults: Faults | None = None) -> SiloData:
+    """What is wrong is said without a word of the file's content but a column's name.
+
+    With `faults`, as at a gate, no record decides whether the file is read.
+    """
     try:
         if schema:
-            table = read_table(Path(place.data), schema)
-            return SiloData(table.x, table.y, schema.features, table.raw, table.missing)
-        loaded = load_silos([Path(place.data)], place.label, classes=place.classes)
+            table = read_table(Path(place.data), schema, faults)
+            return SiloData(table.x, table.y, schema.features, table.raw, table.missing, table.void)
+        loaded = load_silos([Path(place.data)], place.label, classes=place.classes, faults=faults)
     except BadInput as error:
         raise BadInput(str(error).rstrip(".")) from None
     except Exception:
@@ -120,7 +128,10 @@ def read_records(place: Place, schema: Schema | None) -> SiloData:
             "or NPZ file"
         ) from None
     x, y = loaded.records_raw[0]
-    return SiloData(x.reshape(len(x), -1), y, loaded.features, raw(loaded.cells[0]))
+    x, void = x.reshape(len(x), -1), None
+    if faults is not None:  # without a schema no public value is there to fill in
+        void = faults.bad(tuple(faults.cells), len(y))
+    return SiloData(x, y, loaded.features, raw(loaded.cells[0]), void=void)
 
 
 def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
@@ -139,11 +150,11 @@ def approved_problem(place: Place, features: int, schema: Schema | None) -> Prob
 
 def approved_map(place: Place, schema: Schema | None) -> FeatureMap | None:
     """The map of features that the policy names, if it does."""
-    return (
-        feature_map(place.feature_map, _approved(place), schema.shape if schema else ())
-        if place.feature_map
-        else None
-    )
+    if not place.feature_map:
+        return None
+    shape = schema.shape if schema else ()
+    fresh = _approved(place, run_again)
+    return feature_map(place.feature_map, _approved(place), shape, fresh)
 
 
 def _bytes(path: str) -> bytes:
@@ -153,9 +164,11 @@ def _bytes(path: str) -> bytes:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _approved(place: Place) -> Callable[[str], Any]:
+def _approved(
+    place: Place, execute: Callable[[bytes, str], ModuleType] = run
+) -> Callable[[str], Any]:
     """Finds FILE.py:NAME in files whose SHA-256 the policy approves, and no others; what runs are
-    the very bytes that were hashed.
+    the very bytes that were hashed, by `execute`.
 
     A file is read once, however many words name it: each word's hash is of the bytes that all of
     them run.
@@ -178,7 +191,7 @@ def _approved(place: Place) -> Callable[[str], Any]:
             raise BadInput(
                 f"the policy approves no file {path}; name it as FILE.py:NAME, with its SHA-256"
             )
-        return named(run(sources[path], path), text)
+        return named(execute(sources[path], path), text)
 
     return load
 
@@ -258,11 +271,20 @@ def open_door(
     masking: Masking | None = None,
     noted: Callable[[FrameNote], None] = lambda note: None,
     registry: Path | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[Door, tuple[str, ...], int]:
     """All that a silo shows the world, made of its own files, its features and the model's number
-    of parameters; BadInput, without a record in it, if anything is not as the policy says."""
-    schema = find_schema(place)
-    own = read_records(place, schema)
+    of parameters; BadInput, without a record in it, if anything is not as the policy says.
+
+    No record decides whether the door opens. `tell` is given what the hospital alone should read of
+    its records: it must go to the officer's own screen, and never into what leaves.
+    """
+    schema, faults = find_schema(place), Faults()
+    own = read_records(place, schema, faults)
+    mapped = approved_map(place, schema)
+    if mapped and is_file(mapped.text):
+        source = _bytes(parse(place.feature_map)[0])
+        refuse_other_elsewhere(mapped, source, own.x.shape[-1])
     problem, key = approved_problem(place, own.x.shape[-1], schema), read_key(place.key)
     sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
     masks = Masker(masking, key, policy.definition) if masking else None
@@ -278,19 +300,27 @@ def open_door(
         registry=registry,
         noted=noted,
         known_by=own.known_by,
-        mapped=approved_map(place, schema),
+        mapped=mapped,
     )
+    faults.records = door.void
+    for sentence in faults.sentences():
+        tell(sentence)
     return door, own.features, problem.dim
 
 
-def serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> None:
+def serve(
+    path: str | Path,
+    stop: socket.socket,
+    ready: Callable[[Policy, Place], None],
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> None:
     """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if
     anything is not as the policy says.
 
     When `silodp silo approve` has approved another study it begins anew by itself, as if it had
-    been started then.
+    been started then. `tell` is for the operator's own screen, as for `open_door`.
     """
-    while _serve(path, stop, ready):
+    while _serve(path, stop, ready, tell):
         ready = _nobody
 
 
@@ -298,7 +328,12 @@ def _nobody(policy: Policy, place: Place) -> None:
     """Told once, at the first start."""
 
 
-def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place], None]) -> bool:
+def _serve(
+    path: str | Path,
+    stop: socket.socket,
+    ready: Callable[[Policy, Place], None],
+    tell: Callable[[str], None],
+) -> bool:
     """Whether it ended since another study was approved."""
     entrust([path])  # before a word of it is believed
     approved = stamp(path)
@@ -330,7 +365,7 @@ def _serve(path: str | Path, stop: socket.socket, ready: Callable[[Policy, Place
                     "keep it in a folder with mode 0700, and the socket in a folder of its own"
                 )
         (door, _, _), key = (
-            open_door(policy, place, shuffling, ledger, masking=masking, noted=log.note),
+            open_door(policy, place, shuffling, ledger, masking=masking, noted=log.note, tell=tell),
             read_key(place.key),
         )
         log.follow(ledger)

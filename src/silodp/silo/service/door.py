@@ -32,6 +32,8 @@ from silodp.core.events import Event, TotalEvent
 from silodp.core.features.feature_map import FeatureMap
 from silodp.core.mechanisms import Shuffled
 from silodp.core.mechanisms.totals import as_total
+from silodp.core.privacy.accounting import Rule
+from silodp.core.privacy.work import price_work
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import (
@@ -64,7 +66,8 @@ from silodp.silo.data.records import Records
 from silodp.silo.data.tables import Known
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.ledger.reserve import finish, known, take
+from silodp.silo.ledger.reserve import checkpoint, finish, known, take, taken_since
+from silodp.silo.service.limits import Limits
 from silodp.silo.service.masking import Masker
 from silodp.silo.service.pace import slot_for
 from silodp.silo.service.policy import HOUR, Policy, Shuffling
@@ -114,7 +117,8 @@ class Door:
         records and of the policy's budget, and this machine computes each record by itself
         (`Exact.verify`).
 
-        A share `held_out` of the records, by position, is what a Score is over, and nothing else.
+        A share `held_out` of the records, by position (of persons by secret marks), is what a Score
+        is over, and nothing else.
         `shuffling` is the policy's table of that name with the pseudonym's key; without it,
         shuffled queries are refused; masked ones are without `masks`. `noted` is told of each
         frame, before its reply is sent. `known_by` are the features and labels that the ledger
@@ -138,10 +142,20 @@ class Door:
                 f"{ledger.settings.budget}; they must agree"
             )
         self._n, self._dim = records.counts[0], problem.dim
-        _, self._generation = ledger.recognise(*(known_by or records.known_by), registry=registry)
+        known = known_by or records.known_by
+        _, self._generation = ledger.recognise(*known, registry=registry)
         places = partial(ledger.partition, generation=self._generation)
+        marks = None
+        if problem.person:
+            persons = known[3] or [""] * self._n
+            marks = ledger.marks(persons, records.contents)
         self._exact = Exact(
-            problem, records, partition=places, held_out_share=held_out, mapped=mapped
+            problem,
+            records,
+            partition=places,
+            held_out_share=held_out,
+            marks=marks,
+            mapped=mapped,
         )
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
@@ -157,14 +171,17 @@ class Door:
         """Bytes of the longest frame that is looked at: a query with two points of the model in
         float64, or what a hold is asked for with.
         """
-        self._quotes = _holds_since(ledger, clock() - HOUR)
-        """By asker: the digests of its requests for holds, and when each came first. Those that
-        were given count after a restart too.
-        """
+        self._limits = Limits(
+            policy,
+            partial(_work, ledger.settings.rule, self._n),
+            taken_since(ledger, _stamp(clock() - HOUR)),
+        )
         with contextlib.suppress(
             Refused
         ):  # what cannot be purged now is when a question comes, or the question is refused
             self._purge(clock())
+        with contextlib.suppress(Refused):  # a checkpoint can wait
+            checkpoint(ledger, clock(), expired=True)
         self._finished: dict[tuple[str, str], int] = {}
         """The number under which a run was last released: a hold that comes late is not taken,
         though the ledger had nothing to release.
@@ -179,6 +196,11 @@ class Door:
             statistics=self._policy.statistics,
             steps=self._policy.maximum_local_steps,
         )
+
+    @property
+    def void(self) -> int:
+        """How many records count as zero. For the hospital alone: nothing that leaves has it."""
+        return self._exact.void
 
     def pause(self) -> None:
         """From now on every frame is refused with "paused"; an answer that is being computed is
@@ -248,6 +270,7 @@ class Door:
                 self._masks.forget(asker, envelope.run, envelope.cohort)
             return paid.answer
         self._exact.check(query)
+        self._limits.count_work(asker, [query.event()], now)
         if query.mechanism.masked and self._masks:
             self._masks.begin(asker, envelope, paid.rounds)
         if not self._charges.known(
@@ -255,7 +278,8 @@ class Door:
         ):  # or else charged but not answered, as when the process died in between
             self._policy.check_rate(asker, envelope.run, now=now, counts=self._charges)
         release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
-        count, head = self._charges.add(envelope.query_id, asker, envelope.run, now)
+        self._charges.add(now)
+        count, head = self._charges.head()
         names = self._policy.silo, envelope.query_id, digest
         if release.event.total:
             answer = Sealed(
@@ -273,7 +297,6 @@ class Door:
         stored = paid.store(
             encode_reply(answer, self._key)
         )  # another process may have been first: then its bytes are the answer
-        self._charges.skip()
         if query.mechanism.masked and self._masks:
             self._masks.forget(asker, envelope.run, envelope.cohort)
         return stored
@@ -304,12 +327,20 @@ class Door:
             return encode_hold_reply(HoldReply(*names), self._key)
         if request.number <= self._finished.get((asker, request.run), -1):
             raise Refused("lapsed")
-        self._count(asker, request.hold, digest, now)
         events = [event for _, event in request.events]
+        self._limits.count_hold(
+            asker,
+            digest,
+            events,
+            len(frame),
+            now,
+            taken=lambda: known(self._ledger, request.hold),
+        )
         for event in events:
             self._policy.check_planned(event, n=self._n)
             if event.total:
                 self._check_planned_total(cast(TotalEvent, event))
+        self._limits.count_work(asker, events, now)
         about = {
             "hold": request.hold,
             "digest": digest,
@@ -376,19 +407,6 @@ class Door:
             return self._masks.masked(asker, envelope, release.value[0, 0].numpy())
         return self._sealed(envelope, release)
 
-    def _count(self, asker: str, hold: str, digest: str, now: float) -> None:
-        """Counts a request against its own asker's rate; not one that came before, which whoever
-        carries frames can repeat.
-        """
-        recent = self._quotes[asker] = {
-            one: moment
-            for one, moment in self._quotes.get(asker, {}).items()
-            if moment > now - HOUR
-        }
-        if digest not in recent and not known(self._ledger, hold):
-            self._policy.check_quotes(len(recent))
-            recent[digest] = now
-
     def _finish(self, asker: str, request: ReleaseRequest) -> None:
         who = asker, request.run
         self._finished[who] = max(request.number, self._finished.pop(who, -1))
@@ -419,7 +437,7 @@ class Charges:
     """
 
     def __init__(self, ledger: DurableLedger) -> None:
-        self._ledger, self._seen = ledger, -1
+        self._ledger = ledger
         self._runs: dict[str, tuple[str, str]] = {}
         self._count: Counter[tuple[str, str]] = Counter()
         self._times: list[str] = []
@@ -428,31 +446,21 @@ class Charges:
         """Whether the query has been charged: then it may be computed again under that charge,
         whatever the rates.
         """
-        if (count := self._head()[0]) != self._seen:
-            with _closed():
-                charges = [entry for entry in self._ledger.entries() if entry.act == "charge"]
-            self._runs = {entry.query_id: (entry.asker, entry.run) for entry in charges}
-            self._count = Counter(self._runs.values())
-            self._times, self._seen = [entry.time for entry in charges], count
+        self._read()
         return query_id in self._runs
 
-    def add(self, query_id: str, asker: str, run: str, now: float) -> tuple[int, str]:
-        """Notes the charge that was just made, where the ledger has grown by that alone; answers
-        with the count and head that leave.
-        """
-        count = self._head()[0]
-        if count == self._seen + 1 and query_id not in self._runs:
-            self._runs[query_id] = asker, run
-            self._count[asker, run] += 1
-            self._times.append(_stamp(now))
-            self._seen = count
-        with _closed():
-            return self._ledger.released()
+    def add(self, now: float) -> None:
+        """Note the charge that was just made, at the door's own time where no other was made."""
+        self._read(_stamp(now))
 
-    def skip(self) -> None:
-        """Notes the entry of a stored answer, where the ledger has grown by that alone."""
-        if self._head()[0] == self._seen + 1:
-            self._seen += 1
+    def _read(self, stamp: str = "") -> None:
+        """Take in the charges that are new. Entries of another kind are not looked at."""
+        with _closed():
+            new = self._ledger.charges(after=len(self._times))
+        for entry in new:
+            self._runs[entry.query_id] = entry.asker, entry.run
+            self._count[entry.asker, entry.run] += 1
+            self._times.append(stamp if stamp and len(new) == 1 else entry.time)
 
     def in_run(self, asker: str, run: str) -> int:
         """Charges of this asker's run, ever: another's may have its name."""
@@ -465,19 +473,16 @@ class Charges:
         moment = _stamp(time)
         return sum(stamp > moment for stamp in self._times)
 
-    def _head(self) -> tuple[int, str]:
+    def head(self) -> tuple[int, str]:
+        """Return the count and head that leave with a release."""
         with _closed():
-            return self._ledger.head()
+            return self._ledger.released()
 
 
-def _holds_since(ledger: DurableLedger, time: float) -> dict[str, dict[str, float]]:
-    moment, found = _stamp(time), dict[str, dict[str, float]]()
-    for entry in ledger.entries():
-        if entry.act == "hold" and entry.time > moment:
-            found.setdefault(entry.asker, {})[entry.digest] = datetime.fromisoformat(
-                entry.time
-            ).timestamp()
-    return found
+def _work(rule: Rule, n: int, event: Event | TotalEvent) -> int:
+    """Return what the event's price takes to compute, for a total before the shuffler too."""
+    own = event.alone(int(event.sampling.batch(n))) if event.total else None
+    return price_work(rule, event) + (price_work(rule, own) if own else 0)
 
 
 def _stamp(time: float) -> str:

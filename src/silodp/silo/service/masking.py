@@ -152,7 +152,9 @@ class _Run:
     """None once an answer has used it."""
     row: Row | None = None
     asked: dict[str, set[str]] = field(default_factory=dict)
-    """By round: the digests of its attempts, those that were charged and the last."""
+    """By round: the digests of its attempts that were charged."""
+    latest: tuple[str, str] = ("", "")
+    """Round and digest of the latest attempt, which may have been charged or refused."""
 
 
 class Masker:
@@ -234,9 +236,13 @@ class Masker:
         for row in rows:
             if row.identity != self._own:
                 secret_with(run.key, row)
-        before = {one for one in run.asked.get(envelope.round, ()) if one in charged}
-        run.asked[envelope.round] = before | {envelope.shuffle_round}
-        if len(run.asked[envelope.round]) > self.policy.attempts:
+        round, digest = run.latest
+        if digest in charged:
+            run.asked.setdefault(round, set()).add(digest)
+        run.latest = envelope.round, envelope.shuffle_round
+        if len(run.asked.get(envelope.round, set()) | {envelope.shuffle_round}) > (
+            self.policy.attempts
+        ):
             raise Refused("attempts")
 
     def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:

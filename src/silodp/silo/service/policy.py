@@ -269,11 +269,11 @@ class Policy:
         if envelope.model != self.definition:
             raise Refused("model")
 
-    def check_quotes(self, quotes: int) -> None:
-        """Raises Refused where an asker has asked for so many new holds in the last hour: as often
-        as questions may be, and counted apart from them.
+    def check_quotes(self, events: int, more: int) -> None:
+        """Raise Refused where an asker has asked to hold so many events in the last hour that so
+        many more pass the limit: that of questions, counted apart from them.
         """
-        if quotes >= self.queries_per_hour:
+        if events + more > self.queries_per_hour:
             raise Refused("rate")
 
     def check_rate(self, asker: str, run: str, *, now: float, counts: Charges) -> None:

@@ -1,0 +1,96 @@
+"""What a gate makes of a file in which one record cannot be read: that record alone is void, and
+everybody else stays in its place.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from silodp.core.problem.schema import Schema
+from silodp.silo.data.faults import Faults
+from silodp.silo.data.tables import read_table
+
+IMAGES = Schema.of(
+    {
+        "images": {"height": 4, "width": 4, "channels": 1, "resize": False},
+        "label": {"task": "binary", "classes": ["ill", "well"]},
+    }
+)
+PERSONS = Schema.of(
+    {
+        "person": "id",
+        "rows_per_person": 2,
+        "columns": {"a": {"type": "number", "range": [0, 10]}},
+        "label": {"task": "binary", "column": "y", "classes": ["0", "1"]},
+    }
+)
+
+
+def folder_of(tmp_path):
+    for name in ("ill", "well"):
+        (tmp_path / name).mkdir()
+    for k in range(6):
+        image = Image.fromarray(np.full((4, 4), 40 * k, np.uint8))
+        image.save(tmp_path / ("ill", "well")[k % 2] / f"{k}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("what", ["damaged", "size", "suffix", "class", "top"])
+def test_one_image_that_cannot_be_read_is_void_in_its_place(tmp_path, what):
+    folder = folder_of(tmp_path)
+    good = read_table(folder, IMAGES)
+    mine = folder / "ill" / "2.png"
+    match what:
+        case "damaged":
+            mine.write_bytes(mine.read_bytes()[:20])
+        case "size":
+            Image.fromarray(np.zeros((5, 4), np.uint8)).save(mine)
+        case "suffix":
+            mine.rename(folder / "ill" / "2.gif")
+        case "class":
+            (folder / "unknown").mkdir()
+            mine.rename(folder / "unknown" / "2.png")
+        case "top":
+            mine.rename(folder / "2.png")
+    table = read_table(folder, IMAGES, Faults())
+    others = np.arange(6) != 2
+    if what == "suffix":  # a GIF that is a PNG inside can be read
+        assert table.x.shape == good.x.shape
+    else:
+        assert table.void.tolist() == [False, False, True, False, False, False]
+    assert np.array_equal(table.x[others], good.x[others])
+    assert np.array_equal(table.y[others], good.y[others])
+
+
+def test_a_row_that_cannot_be_read_is_left_out_of_its_person_and_of_nobody_else(tmp_path):
+    file = tmp_path / "clinic.csv"
+    rows = ["p,1,0", "q,2,1", "p,3,1", "p,4,0", "r,5,1", "q,6,0"]
+    file.write_text("\n".join(["id,a,y", *rows]))
+    good = read_table(file, PERSONS)
+    file.write_text("\n".join(["id,a,y", "p,1,0", "q,2,1", "p,3,x", "p,4,0", "r,5,?", "q,6,0"]))
+    table = read_table(file, PERSONS, Faults())
+    assert table.void.tolist() == [False, False, True], "r has nothing but such a row"
+    assert table.x[0, :, 0].tolist() == pytest.approx([-0.8, -0.2], abs=1e-6)
+    assert np.array_equal(table.x[1], good.x[1])
+    assert np.array_equal(table.y[1], good.y[1])
+
+
+def test_a_row_with_other_cells_is_an_empty_one_whatever_the_encoding(tmp_path):
+    for encoding in ("utf-8", "latin-1", "windows-1252", "utf-16"):
+        table = json.loads(PERSONS.by_row.text) | {"encoding": encoding, "ignore": ["id"]}
+        file, faults = tmp_path / f"{encoding}.csv", Faults()
+        text = "id,a,y\nä,1,0\n\nb,2\nc,3,1\nd,4,1,5\ne,5,0\n"
+        file.write_bytes(text.encode(encoding))
+        found = read_table(file, Schema.of(table), faults)
+        assert found.void.tolist() == [False, True, False, True, False], encoding
+        assert found.x[:, 0].tolist() == pytest.approx([-0.8, 0.0, -0.4, 0.0, 0.0], abs=1e-6)
+
+
+def test_a_byte_that_is_no_letter_in_the_files_encoding_stops_no_file(tmp_path):
+    table = json.loads(PERSONS.by_row.text) | {"encoding": "windows-1252", "ignore": ["id"]}
+    file = tmp_path / "clinic.csv"
+    file.write_bytes(b"id,a,y\nx,1,0\ny,\x81,1\nz,3,1\n")
+    found = read_table(file, Schema.of(table), Faults())
+    assert found.missing[:, 0].tolist() == [False, True, False]

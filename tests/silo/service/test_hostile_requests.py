@@ -1,0 +1,433 @@
+"""What a listed asker may make a gate compute, remember and write down without paying for it."""
+
+import itertools
+import random
+import time
+import tracemalloc
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import test_door_holds
+import test_masked_gate as masked
+from test_door import POLICY, SERVER, asked, code, reply, silo
+from test_door_holds import told, wants, wish
+
+from silodp.core.errors import BadInput
+from silodp.core.events import Event, TotalEvent
+from silodp.core.privacy import binomial, totals
+from silodp.core.privacy.accounting import GDP, Budget, Renyi
+from silodp.core.privacy.work import LIBRARY_COST, price_work
+from silodp.core.protocol.codec import encode_query
+from silodp.core.protocol.offers import KeyRequest, encode_key_request
+from silodp.core.protocol.quote import HoldRequest, ReleaseRequest, encode_hold
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
+from silodp.silo.ledger import reserve
+from silodp.silo.ledger.chain import Entry, canonical
+from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.tally import PASSED, Tally
+from silodp.silo.service import limits
+from silodp.silo.service.limits import HOUR_BYTES, HOUR_WORK, MOST_WORK, PRICES
+
+ONE = Event(FullBatch(), 20.0)
+
+
+def ended(door, run: str, number=None) -> None:
+    """The run's hold is released."""
+    number = next(test_door_holds.NUMBERS) if number is None else number
+    request = ReleaseRequest(POLICY.silo, run, "end", POLICY.definition, number)
+    assert told(door, encode_hold(request, SERVER)).code == ""
+
+
+def churn(door, count: int, first: int = 0) -> None:
+    """Takes and releases so many holds."""
+    for k in range(first, first + count):
+        assert (
+            told(door, wish(f"h{k}", (Event(FullBatch(), 50.0 + k),), run=f"r{k % 7}")).code == ""
+        )
+        ended(door, f"r{k % 7}")
+
+
+class Reading:
+    """Counts what an opening reads and prices."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.entries = self.prices = 0
+        of, price = Entry.of.__func__, Tally.price
+
+        def counted_of(kind, row):
+            self.entries += 1
+            return of(kind, row)
+
+        def counted_price(tally, event):
+            self.prices += 1
+            return price(tally, event)
+
+        monkeypatch.setattr(Entry, "of", classmethod(counted_of))
+        monkeypatch.setattr(Tally, "price", counted_price)
+
+    def of(self, path) -> tuple[DurableLedger, int, int]:
+        self.entries = self.prices = 0
+        ledger = DurableLedger.open(path)
+        return ledger, self.entries, self.prices
+
+
+# --- released holds ------------------------------------------------------------------------------
+
+
+def test_released_holds_cost_nothing_at_the_next_opening(tmp_path, monkeypatch):
+    door, ledger = silo(tmp_path)
+    assert reply(door, asked("q1"))
+    spent, reading = ledger.used(), Reading(monkeypatch)
+    churn(door, 150)
+    again, entries, prices = reading.of(ledger.path)
+    assert prices == 1, "of the one charge"
+    assert entries <= 2 + 1 + reserve.PASSED_MOST, "charge, answer, checkpoint and what follows it"
+    assert again.used() == spent
+    assert again.head() == ledger.head()
+    again.verify()
+    assert reading.entries >= again.head()[0], "verify reads every entry"
+
+
+def test_an_open_hold_a_number_and_a_used_id_outlive_a_checkpoint(tmp_path):
+    door, ledger = silo(tmp_path)
+    first = wish("first", (replace(ONE, count=3),), run="kept", number=5)
+    assert told(door, first).code == ""
+    late = wish("late", (ONE,), run="r1", number=6)
+    churn(door, 100, first=10)
+    again = DurableLedger.open(ledger.path)
+    assert again._file.tally.mark > 0
+    assert [(o.hold.id, o.hold.run) for o in reserve.listed(again)] == [("first", "kept")]
+    assert reserve.listed(again)[0].share == reserve.listed(ledger)[0].share > 0
+    restarted, _ = silo(tmp_path, ledger=again)
+    assert told(restarted, first).code == "", "the same request finds what it took"
+    assert told(restarted, late) == "lapsed", "a request that was carried past a later one"
+    assert wants(restarted, "h50", run="r50") == "lapsed", "no id is taken twice"
+    ended(restarted, "kept")
+    assert reserve.listed(again) == []
+    again.verify()
+
+
+def test_holds_that_ran_out_are_ended_by_a_checkpoint_at_the_gates_start(tmp_path, monkeypatch):
+    now = [time.time()]
+    door, ledger = silo(tmp_path, clock=lambda: now[0])
+    assert wants(door, "left").code == ""
+    now[0] += POLICY.hold_seconds + 1
+    silo(tmp_path, ledger=ledger, clock=lambda: now[0])
+    assert [entry.act for entry in ledger.entries()] == ["hold", "checkpoint"]
+    _, _, prices = Reading(monkeypatch).of(ledger.path)
+    assert prices == 0
+    ledger.verify()
+
+
+def test_runs_of_long_ago_are_forgotten_and_their_late_requests_stay_refused(tmp_path):
+    door, ledger = silo(tmp_path)
+    old = wish("old", (ONE,), run="r-old", number=10)
+    assert told(door, old).code == ""
+    ended(door, "r-old", number=12)
+    late = wish("older", (ONE,), run="r-old", number=11)
+    for k in range(100):
+        assert told(door, wish(f"n{k}", (ONE,), run=f"n{k}", number=100 + 2 * k)).code == ""
+        ended(door, f"n{k}", number=101 + 2 * k)
+    holds = ledger._file.tally.holds
+    assert sum(len(runs) for runs in holds.last.values()) <= 64
+    assert told(door, old) == told(door, late) == "lapsed"
+    ledger.verify()
+
+
+def test_verify_replays_the_entries_that_an_opening_passes_over(tmp_path):
+    door, ledger = silo(tmp_path)
+    churn(door, 50)
+    with ledger._file.transaction() as connection:
+        connection.execute("UPDATE entries SET digest = 'x' WHERE sequence = 3")
+    with pytest.raises(BadInput, match="entry 3 does not match its hash"):
+        DurableLedger.open(ledger.path).verify()
+    with ledger._file.transaction() as connection:
+        connection.execute("DELETE FROM entries WHERE sequence = 3")
+    with pytest.raises(BadInput, match="missing"):
+        DurableLedger.open(ledger.path)
+
+
+@pytest.mark.parametrize("appended", [False, True])
+def test_no_checkpoint_hides_a_charge(tmp_path, appended):
+    """Somebody changes the ledger but not its anchor, and may append a checkpoint."""
+    door, ledger = silo(tmp_path)
+    assert reply(door, asked("q1"))
+    churn(door, 50)
+    whole = DurableLedger.open(ledger.path)
+    entries = {entry.sequence: entry for entry in whole.entries()}
+    assert entries[1].act == "charge"
+    fake = replace(entries[1], act="release", amount=0.0, total=0.0).chained()
+    empty = Tally(whole.settings)
+    event = canonical(empty.checkpoint([]))
+    head = whole.head()
+    mark = replace(
+        entries[3],
+        sequence=head[0] + 1,
+        act="checkpoint",
+        event=event,
+        previous=head[1],
+        query_id="",
+        total=0.0,
+    ).chained()
+    with whole._file.transaction() as connection:
+        for old in (1, 2):
+            row = replace(fake, sequence=old, query_id=f"f{old}").chained().row()
+            connection.execute("DELETE FROM entries WHERE sequence = ?", (old,))
+            connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(row))})", row)
+        if appended:
+            row = mark.row()
+            connection.execute(f"INSERT INTO entries VALUES ({', '.join('?' * len(row))})", row)
+    with pytest.raises(BadInput, match="is refused"):
+        DurableLedger.open(ledger.path)
+
+
+# --- the work of a price -------------------------------------------------------------------------
+
+
+def test_the_memory_of_a_price_does_not_grow_with_its_levels():
+    tracemalloc.start()
+    try:
+        binomial.divergence_per_square(binomial.BinomialSum(2**26, 0.5, 2**13, 10), 8.0, 1e-12)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        binomial._cells.cache_clear()
+    assert peak < 2**25, "2^13 levels times 500 nodes are 2^25 bytes"
+
+
+@pytest.mark.parametrize(
+    ("trials", "p", "levels"), [(2**20, 0.5, 300), (2**22, 0.25, 40), (900, 0.5, 9)]
+)
+def test_the_work_of_a_price_is_known_before_it_is_computed(trials, p, levels, monkeypatch):
+    computed, steps = [], binomial._steps
+
+    def counted(trials, p, z):
+        computed.append(z.size)
+        return steps(trials, p, z)
+
+    monkeypatch.setattr(binomial, "_steps", counted)
+    binomial._cells.cache_clear()
+    release = binomial.BinomialSum(trials, p, levels, 10)
+    bound = binomial.work(release, 1e-12)
+    assert computed == []
+    binomial.divergence_per_square(release, 8.0, 1e-12)
+    assert bound / 6 < sum(computed) <= bound
+
+
+def test_the_dearest_single_event_may_be_priced_and_two_of_them_may_not():
+    rule = totals.Totals.for_budget(Budget(20.0, 1e-5))
+    dear = TotalEvent(FullBatch(), 2**16, 2**24, 0.25, 2**12, 10)
+    assert MOST_WORK / 4 < price_work(rule, dear) <= MOST_WORK
+    renyi = Renyi(4000.0)
+    for sampling in (Poisson(0.3), WithoutReplacement(0.3)):
+        assert 0 < price_work(renyi, Event(sampling, 0.1)) <= MOST_WORK
+    assert price_work(GDP(), ONE) == price_work(renyi, ONE) == 0
+
+
+def dear(k: int) -> TotalEvent:
+    return TotalEvent(FullBatch(), 2**16 - k, 2**24, 0.5, 2**12, 10)
+
+
+def total_wish(hold: str, events, run="run-1", number=None) -> bytes:
+    number = next(test_door_holds.NUMBERS) if number is None else number
+    about = masked.POLICY.silo, run, hold, masked.POLICY.definition, number
+    return encode_hold(HoldRequest(*about, tuple(("k", event) for event in events)), masked.SERVER)
+
+
+def test_a_request_that_takes_too_long_to_price_is_refused_before_any_price(tmp_path, monkeypatch):
+    gate, computed = masked.Silo(tmp_path), []
+    monkeypatch.setattr(totals, "renyi", lambda *given: computed.append(given) or 0.5)
+    totals.total_share.cache_clear()
+    note = gate.door.__dict__
+    gate.door.handle(total_wish("a", [dear(k) for k in range(20)]))
+    assert (note["_note"].code, computed) == ("rule", [])
+    codes = []
+    for k in range(40):
+        gate.door.handle(total_wish(f"b{k}", [dear(100 + k)], run=f"run-{k}"))
+        codes.append(note["_note"].code)
+    assert codes[-20:] == ["rate"] * 20
+    work = price_work(gate.ledger.settings.rule, dear(0))
+    assert len(computed) <= HOUR_WORK / work * 1.1
+    before = len(computed)
+    for k in range(20):
+        query = masked.asked(gate.row(), query_id=f"q{k}", levels=2**16 - 500 - k, noise_bits=2**16)
+        gate.door.handle(encode_query(query, masked.SERVER))
+    assert len(computed) - before <= 20
+    totals.total_share.cache_clear()
+
+
+def test_refused_questions_are_priced_within_the_hours_work_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "HOUR_WORK", 3 * LIBRARY_COST)
+    policy = replace(POLICY, minimum_noise_multiplier=0.1)
+    door, ledger = silo(tmp_path, policy=policy, rule=Renyi(8.0))
+    frames = [
+        asked(f"q{k}", noise=0.1 + k / 1000, sampling=WithoutReplacement(0.3)) for k in range(6)
+    ]
+    assert [code(door, frame) for frame in frames] == ["budget"] * 3 + ["rate"] * 3
+    assert [code(door, frame) for frame in frames[:3]] == ["budget"] * 3, "these prices are known"
+    assert list(ledger.entries()) == []
+
+
+# --- rows and bytes ------------------------------------------------------------------------------
+
+
+def test_the_rate_of_holds_counts_their_events_and_not_the_requests(tmp_path):
+    door, ledger = silo(tmp_path, policy=replace(POLICY, queries_per_hour=10))
+    four = tuple(Event(FullBatch(), 20.0 + k) for k in range(4))
+    got = [told(door, wish(f"h{k}", four)) for k in range(4)]
+    assert [one if isinstance(one, str) else one.code for one in got] == ["", "", "rate", "rate"]
+    batches = tuple(Event(DisjointBatches(3, k, "p"), 20.0) for k in range(3))
+    assert told(door, wish("b", batches)).code == "", "batches of one noise have one price"
+    again, _ = silo(
+        tmp_path,
+        policy=replace(POLICY, queries_per_hour=10),
+        ledger=DurableLedger.open(ledger.path),
+    )
+    assert told(again, wish("h9", four)) == "rate", "also after a restart"
+
+
+def test_an_hour_of_holds_adds_a_bounded_number_of_bytes_to_the_ledger(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "HOUR_BYTES", 2**17)
+    now = [time.time()]
+    door, ledger = silo(tmp_path, policy=replace(POLICY, minimum_batch=0.01), clock=lambda: now[0])
+    before = ledger.path.stat().st_size
+    parts = tuple(Event(DisjointBatches(7, k % 7, f"p{k}"), 500.0) for k in range(60))
+    codes = Counter()
+    for k in range(40):
+        got = told(door, wish(f"h{k}", parts, run=f"r{k}"))
+        codes[got if isinstance(got, str) else got.code] += 1
+        ended(door, f"r{k}")
+    assert codes["rate"] >= 20
+    assert ledger.path.stat().st_size - before < 2 * 2**17
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_refused_masked_rounds_are_forgotten(tmp_path):
+    gate = masked.Silo(tmp_path)
+    gate.door._policy = replace(masked.POLICY, queries_per_hour=1)
+    assert gate.code(masked.asked(gate.row())) == "answered"
+    codes = [
+        gate.code(masked.asked(gate.row(), query_id=f"x{k}", round=f"{k + 1}")) for k in range(50)
+    ]
+    assert codes == ["rate"] * 50
+    (run,) = gate.door._masks._runs.values()
+    assert sum(len(digests) for digests in run.asked.values()) <= 1
+
+
+def test_holds_do_not_make_a_gate_read_its_ledger_again(tmp_path, monkeypatch):
+    door, ledger = silo(tmp_path)
+    assert code(door, asked("q0")) == "answered"
+    reading = Reading(monkeypatch)
+    for k in range(10):
+        churn(door, 1, first=k)
+        assert code(door, asked(f"q{k + 1}", noise=10.0**3)) == "answered"
+    assert reading.entries <= ledger.head()[0], "each new entry once"
+
+
+# --- all of it -----------------------------------------------------------------------------------
+
+
+def hostile(seed: int, count: int):
+    """Requests of a listed asker who wants to harm the gate, as frames made on the way."""
+    draw = random.Random(seed)
+    numbers = itertools.count(1)
+    about = masked.POLICY.silo, masked.POLICY.definition
+    rows = {}
+
+    def hold(events, run):
+        return total_wish(f"h{next(numbers)}", events, run=run, number=next(numbers))
+
+    def release(run):
+        request = ReleaseRequest(about[0], run, "end", about[1], next(numbers))
+        return encode_hold(request, masked.SERVER)
+
+    def query(gate, **changes):
+        row = rows.get("row") or rows.setdefault("row", gate.row())
+        made = masked.asked(row, query_id=f"q{next(numbers)}", **changes)
+        return encode_query(made, masked.SERVER)
+
+    def cheap(k):
+        return Event(FullBatch(), 50.0 + draw.random())
+
+    def one(gate):
+        run = f"run-{draw.randrange(10**6)}"
+        match draw.randrange(10):
+            case 0:
+                yield hold([cheap(0)], run)
+                yield release(run)
+            case 1:
+                yield hold([cheap(k) for k in range(draw.choice((1, 8, 64)))], run)
+                yield release(run)
+            case 2:
+                yield hold([dear(draw.randrange(2**15)) for _ in range(draw.choice((1, 25)))], run)
+            case 3:
+                size = draw.choice((5, 300))
+                parts = (Event(DisjointBatches(5, k % 5, "p"), 60.0, k + 1) for k in range(size))
+                yield hold(list(parts), run)
+                yield release(run)
+            case 4:
+                wild = draw.choice((2**53, 2**40, 2**16 + 1))
+                yield hold([TotalEvent(FullBatch(), wild, wild, 0.5, wild, wild, wild)], run)
+                yield hold([Event(DisjointBatches(wild, wild - 1, "p"), 1e300, wild)], run)
+            case 5:
+                yield release(run)
+                yield draw.randbytes(draw.choice((0, 3, 109, 5000)))
+                yield hold([cheap(0)], run)[:-1]
+            case 6:
+                yield encode_key_request(KeyRequest(about[0], run, about[1]), masked.SERVER)
+            case 7:
+                yield query(gate, round=run)
+            case 8:
+                yield query(gate, round=run, levels=2**16, noise_bits=draw.choice((1, 2**16)))
+            case 9:
+                yield query(gate, round=run, attempt=draw.randrange(2**31), others=[])
+
+    def frames(gate):
+        sent = 0
+        while True:
+            for frame in one(gate):
+                yield frame
+                sent += 1
+                if sent == count:
+                    return
+
+    return frames
+
+
+def test_hostile_requests_leave_a_bounded_ledger_a_bounded_memory_and_a_fast_opening(
+    tmp_path, monkeypatch
+):
+    """`hostile` makes any number of requests; 100,000 of them differ from these in time alone."""
+    gate = masked.Silo(tmp_path)
+    policy = replace(masked.POLICY, queries_per_hour=60, epsilon=20.0)
+    gate.door._policy = policy
+    gate.door._limits._policy = policy
+    monkeypatch.setattr(totals, "renyi", lambda *given: 0.5)
+    totals.total_share.cache_clear()
+    reading = Reading(monkeypatch)
+    codes = Counter()
+    monkeypatch.setattr(gate.door, "_noted", lambda note: codes.update([note.code]))
+    for frame in hostile(1, 1500)(gate):
+        gate.door.handle(frame)
+    totals.total_share.cache_clear()
+    assert {"rate", "malformed", "held", "released", "offered", "rule"} <= set(codes)
+    assert "internal" not in codes
+    entries = list(gate.ledger.entries())
+    acts = Counter(entry.act for entry in entries)
+    assert acts["hold"] <= 60
+    assert acts["charge"] <= 60
+    assert sum(len(e.event) for e in entries if e.act in PASSED) < HOUR_BYTES
+    asker = gate.door._limits._asked[policy.askers[0]]
+    assert len(asker.holds) <= 60
+    assert len(asker.work) <= 61
+    assert len(asker.priced) <= PRICES
+    assert all(len(run.asked) <= 60 for run in gate.door._masks._runs.values())
+    again, read, prices = reading.of(gate.ledger.path)
+    paid = sum(entry.act not in PASSED for entry in entries)
+    assert read <= paid + 2 * reserve.PASSED_MOST
+    assert prices <= acts["charge"] + 64 * policy.holds_per_asker
+    assert again.used() == gate.ledger.used()
+    again.verify()

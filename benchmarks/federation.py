@@ -50,7 +50,7 @@ from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.plan import calibrate
 from silodp.silo.data.records import Records
 from silodp.silo.service.provision import provision
-from silodp.simulate.simulation import simulate
+from silodp.simulation.connect import simulate
 from silodp.wire.hub import Direct, Hub
 from silodp.wire.socket import Socket
 

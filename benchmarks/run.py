@@ -35,7 +35,7 @@ from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.output import output
 from silodp.server.plan import Plan, calibrate
 from silodp.silo.data.records import Records
-from silodp.simulate.simulation import simulate
+from silodp.simulation.connect import simulate
 
 SILOS, RECORDS, ROUNDS, STEP, BATCH = 25, 300, 50, 0.5, 20
 WORK = f"MB-SGD, {SILOS} silos x {RECORDS}, {ROUNDS} rounds"

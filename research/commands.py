@@ -364,7 +364,7 @@ def rates(out_dir: Out = None, as_json: Json = False) -> None:
     """
     from research.figures import draw_rates
     from research.rates import measure
-    from silodp.simulate.runfolder import unused
+    from silodp.simulation.runfolder import unused
 
     folder = unused(out_dir, Path("runs") / "rates", "rates.json")
     with (

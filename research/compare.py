@@ -20,8 +20,8 @@ from silodp.core.features.feature_map import feature_map
 from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.silo.data.datasets import DATASETS, Split
-from silodp.simulate.runfolder import open_folder, write_environment
-from silodp.simulate.sweep import (
+from silodp.simulation.runfolder import open_folder, write_environment
+from silodp.simulation.sweep import (
     Arm,
     Store,
     Tick,

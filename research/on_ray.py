@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.simulate.sweep import SHARING
+from silodp.simulation.sweep import SHARING
 
 Result = TypeVar("Result")
 

@@ -41,9 +41,9 @@ from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Everyone
 from silodp.server.plan import Plan, with_multipliers
 from silodp.server.shuffled import calibrate_shuffled
-from silodp.simulate.runfolder import make_folder, write_environment
-from silodp.simulate.simulation import simulate
-from silodp.simulate.sweep import Tick, spread, unseen
+from silodp.simulation.connect import simulate
+from silodp.simulation.runfolder import make_folder, write_environment
+from silodp.simulation.sweep import Tick, spread, unseen
 from silodp.testing.evaluate import mapping_norm
 
 STAGES = 6

@@ -20,7 +20,7 @@ from silodp.core.problem.task import Task
 from silodp.host.extension import file_hash, load
 from silodp.server.algorithms import WORDS, find
 from silodp.server.order import Order
-from silodp.simulate.sweep import Arm
+from silodp.simulation.sweep import Arm
 
 EPSILONS = (0.75, 1.0, 1.5, 3.0, 6.0, 12.0, 18.0)
 

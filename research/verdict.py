@@ -34,8 +34,8 @@ from research.verdict_plan import (
 )
 from research.verdict_runs import COLUMNS, run, split_of
 from silodp.host import atomic
-from silodp.simulate.runfolder import make_folder
-from silodp.simulate.sweep import Tick, spread, unseen
+from silodp.simulation.runfolder import make_folder
+from silodp.simulation.sweep import Tick, spread, unseen
 
 SPEED = {
     ("mlp", "cuda"): 4e8,

@@ -88,23 +88,23 @@ PLANTED = [
     ("pages/report.py", "from silodp.server.plan import Plan", "pages import core alone"),
     (
         "silo/answer/simulated.py",
-        "from silodp.simulate import evaluate",
-        "nothing deployed imports simulate, audit or cli",
+        "from silodp.simulation import evaluate",
+        "nothing deployed imports simulation, audit or cli",
     ),
     (
         "server/output.py",
         "from silodp.testing.evaluate import error_rate",
-        "nothing deployed imports simulate, audit or cli",
+        "nothing deployed imports simulation, audit or cli",
     ),
     (
         "wire/inprocess.py",
         "from silodp import cli",
-        "nothing deployed imports simulate, audit or cli",
+        "nothing deployed imports simulation, audit or cli",
     ),
     (
         "shuffler/__init__.py",
-        "from silodp.simulate import evaluate",
-        "nothing deployed imports simulate, audit or cli",
+        "from silodp.simulation import evaluate",
+        "nothing deployed imports simulation, audit or cli",
     ),
     (
         "shuffler/pool.py",
@@ -119,7 +119,7 @@ PLANTED = [
     (
         "host/listener.py",
         "from silodp.silo import policy",
-        "nothing deployed imports simulate, audit or cli",
+        "nothing deployed imports simulation, audit or cli",
     ),
 ]
 

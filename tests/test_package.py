@@ -154,7 +154,7 @@ def test_the_sdist_can_be_tested_and_documented(built):
         "mkdocs.yml",
         "docs/index.md",
         "examples/own_loss.py",
-        "tests/conftest.py",
+        "conftest.py",
         "deploy/silodp-gate.service",
     } <= inside
 

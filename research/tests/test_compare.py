@@ -23,8 +23,8 @@ from research.study import (
 )
 from silodp.core.errors import BadInput
 from silodp.server.order import Order
-from silodp.simulate import sweep
-from silodp.simulate.sweep import Arm, Store, best_settings, pending
+from silodp.simulation import sweep
+from silodp.simulation.sweep import Arm, Store, best_settings, pending
 
 GRID = Grid(
     (0.3, 1.0),

@@ -22,7 +22,7 @@ from silodp.core.sampling import DisjointBatches
 from silodp.server.algorithms import find
 from silodp.server.order import Order
 from silodp.server.paper import paper_multipliers
-from silodp.simulate.planning import planned_totals
+from silodp.simulation.planning import planned_totals
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -11,7 +11,7 @@ from research.compare import carry_out
 from research.on_ray import Cluster
 from research.study import studies_by_name
 from silodp.core.errors import BadInput
-from silodp.simulate import sweep
+from silodp.simulation import sweep
 
 STUDY = replace(TINY, methods=("mb-sgd", "mb-sgd-open"))
 

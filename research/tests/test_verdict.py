@@ -38,7 +38,7 @@ from silodp.server.algorithms import find
 from silodp.server.federation import Everyone
 from silodp.server.plan import with_multipliers
 from silodp.silo.answer.simulated import Simulated
-from silodp.simulate.simulation import simulate
+from silodp.simulation.connect import simulate
 from silodp.testing.evaluate import error_rate, training_loss
 
 WBCD = replace(FIGURES["wbcd"], rounds=3, span=(-1, 0, 2), clips=(0.5, 5.0), phases=(2,), trials=2)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from silodp.server.plan import calibrate
     from silodp.silo.data.demo import hospitals
     from silodp.silo.data.records import Records
-    from silodp.simulate.estimator import Classifier, Regressor
-    from silodp.simulate.frames import train
-    from silodp.simulate.simulation import simulate
+    from silodp.simulation.connect import simulate
+    from silodp.simulation.estimator import Classifier, Regressor
+    from silodp.simulation.frames import train
 
 __version__ = "0.1.0"
 
@@ -33,7 +33,7 @@ _HOME = {
     "ALGORITHMS": "server.algorithms",
     "BadInput": "core.errors",
     "Budget": "core.privacy.accounting",
-    "Classifier": "simulate.estimator",
+    "Classifier": "simulation.estimator",
     "DisjointBatches": "core.sampling",
     "Federation": "server.federation",
     "FullBatch": "core.sampling",
@@ -46,14 +46,14 @@ _HOME = {
     "Query": "core.query",
     "Records": "silo.data.records",
     "Refused": "core.errors",
-    "Regressor": "simulate.estimator",
+    "Regressor": "simulation.estimator",
     "Release": "core.query",
     "WithoutReplacement": "core.sampling",
     "calibrate": "server.plan",
     "frozen": "host.frozen",
     "hospitals": "silo.data.demo",
-    "simulate": "simulate.simulation",
-    "train": "simulate.frames",
+    "simulate": "simulation.connect",
+    "train": "simulation.frames",
 }
 """Where each public name is defined; a test holds this to what type checkers are told above."""
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mistakes import mutants, prices
+from mistakes import mutants
 from mistakes.prices import OF_PRICES
+from silodp.audit import prices
 from silodp.audit.pipeline import SOUND, Caught
 from silodp.audit.probes_prices import PRICES
 from silodp.core.privacy.accounting import gdp_delta

@@ -452,7 +452,7 @@ def unasked(*_, **__):
 def test_an_output_folder_that_cannot_be_written_is_refused_before_anything_takes_long(
     silodp, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("silodp.simulate.training.advised", unasked)
+    monkeypatch.setattr("silodp.simulation.training.advised", unasked)
     (tmp_path / "file").write_text("")
     refused(silodp("train", "--data", "wbcd", "--out", "file/run"), "file/run", "--out")
     monkeypatch.setattr("silodp.audit.report.audit", unasked)

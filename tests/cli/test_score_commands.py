@@ -36,7 +36,7 @@ from silodp.silo.service.daemon import approved_problem, read_records
 from silodp.silo.service.door import Door
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision
-from silodp.simulate import scoring
+from silodp.simulation import scoring
 
 BRIEFLY = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 2, "--held-out", 0.25)
 

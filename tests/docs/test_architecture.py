@@ -45,7 +45,7 @@ def test_files_and_folders_that_the_page_names_are_there():
     named = {
         path.rstrip("/")
         for path in re.findall(
-            r"`((?:core|engine|host|silo|shuffler|server|wire|pages|testing|lab|cli)/[\w/.]*)`",
+            r"`((?:core|engine|host|silo|shuffler|server|wire|pages|testing|simulation|audit|cli)/[\w/.]*)`",
             TEXT,
         )
     }

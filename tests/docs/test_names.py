@@ -79,13 +79,13 @@ def test_every_test_that_a_page_names_exists():
 
 def test_the_check_of_names_can_fail():
     assert list(
-        modules("from silodp.core.query import Query, Grad as G\n`silodp.simulate.nowhere`")
+        modules("from silodp.core.query import Query, Grad as G\n`silodp.simulation.nowhere`")
     )[:2] == [
         "silodp.core.query.Query",
         "silodp.core.query.Grad",
     ]
     assert there("silodp.core.query.Query")
-    assert not there("silodp.simulate.nowhere")
+    assert not there("silodp.simulation.nowhere")
     assert not there("silodp.core.query.Nothing")
     assert list(files("`core/query.py` and `silo/answer/`, not `policy.toml`")) == [
         "core/query.py",

@@ -21,7 +21,7 @@ from silodp.audit.probes_masked import MASKED
 from silodp.audit.probes_prices import PRICES
 from silodp.audit.probes_shuffled import SHUFFLED_DEPLOYMENT, SHUFFLED_SIMULATION
 from silodp.audit.probes_silo import DEPLOYMENT, SIMULATION
-from silodp.simulate.sweep import Tick, spread, unseen
+from silodp.simulation.sweep import Tick, spread, unseen
 
 MUTANTS = OF_A_SILO | OF_A_SHUFFLE | OF_MASKS | OF_ANSWERS | OF_PRICES
 GROUPS: tuple[tuple[dict[str, Pipeline], list[Probes]], ...] = (

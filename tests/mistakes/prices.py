@@ -221,14 +221,14 @@ class TwoPlaces(Exact):
 def more_persons(*words: Any) -> Table:
     """No row of a file is lost: a person of many rows becomes several."""
 
-    def numbered(shipped: Any, cells: np.ndarray, person: Any) -> Any:
+    def numbered(shipped: Any, cells: np.ndarray, person: Any, void: Any) -> Any:
         seen: dict[str, int] = {}
         names = []
         for cell in cells:
             name = str(cell).strip().casefold()
             seen[name] = seen.get(name, 0) + 1
             names.append(f"{name}-{(seen[name] - 1) // person.rows}")
-        return shipped(np.array(names, object), person)
+        return shipped(np.array(names, object), person, void)
 
     with instead(tables_module, "grouped", numbered):
         return table_of(*words)
@@ -238,8 +238,9 @@ def more_persons(*words: Any) -> Table:
 def two_spellings(*words: Any) -> Table:
     """Ids are compared letter by letter, blanks included."""
 
-    def spelled(shipped: Any, cells: np.ndarray, person: Any) -> Any:
-        return shipped(np.array([cell.encode().hex() for cell in cells], object), person)
+    def spelled(shipped: Any, cells: np.ndarray, person: Any, void: Any) -> Any:
+        names = np.array([cell.encode().hex() for cell in cells], object)
+        return shipped(names, person, void)
 
     with instead(tables_module, "grouped", spelled):
         return table_of(*words)

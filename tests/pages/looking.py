@@ -29,7 +29,7 @@ forked.set_forkserver_preload(
         "silodp.cli.silo",
         "silodp.silo.service.daemon",
         "silodp.server.run",
-        "silodp.simulate.local",
+        "silodp.simulation.local",
     ]
 )
 

@@ -22,8 +22,8 @@ from silodp.pages.report import report
 from silodp.pages.shapes import shapes, spread
 from silodp.server.folder import write_model
 from silodp.server.order import Order
-from silodp.simulate.source import Source
-from silodp.simulate.training import train
+from silodp.simulation.source import Source
+from silodp.simulation.training import train
 
 COLUMNS = {
     "age": {"type": "number", "range": [20, 100]},

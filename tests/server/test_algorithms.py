@@ -31,7 +31,7 @@ from silodp.server.algorithms.spider import prox_spider
 from silodp.server.federation import Everyone, Federation, Uniform
 from silodp.server.plan import calibrate
 from silodp.silo.data.records import Records
-from silodp.simulate.simulation import simulate
+from silodp.simulation.connect import simulate
 from silodp.testing import algorithm as conformance
 from silodp.testing.algorithm import (
     check_algorithm,

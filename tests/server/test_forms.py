@@ -26,7 +26,7 @@ from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 from silodp.silo.gate import check
-from silodp.simulate.simulation import simulate
+from silodp.simulation.connect import simulate
 
 LIMIT = 0.7
 PROBLEM = Problem(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), cross_entropy)

@@ -29,7 +29,7 @@ from silodp.server.plan import calibrate, with_multipliers
 from silodp.server.prepare import prepare
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
-from silodp.simulate.simulation import connect
+from silodp.simulation.connect import connect
 
 ONE_SHOT, FEATURES = ALGORITHMS["one-shot"], 4
 

@@ -18,7 +18,7 @@ from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.plan import calibrate, with_multipliers
 from silodp.silo.data.records import Records
-from silodp.simulate.simulation import simulate
+from silodp.simulation.connect import simulate
 from silodp.testing.evaluate import training_loss
 
 DIM, COUNTS = 4, (30, 50)

@@ -27,7 +27,7 @@ from silodp.server.shuffled import Kind, ShuffledFederation, calibrate_shuffled,
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
-from silodp.simulate.simulation import simulate
+from silodp.simulation.connect import simulate
 from silodp.testing.federation import simulated_federation
 from silodp.wire.inprocess import Total
 

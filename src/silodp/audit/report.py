@@ -38,8 +38,8 @@ from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.host import atomic
 from silodp.server.algorithms import ALGORITHMS, find
-from silodp.simulate.runfolder import make_folder, write_environment
-from silodp.simulate.sweep import Tick, spread
+from silodp.simulation.runfolder import make_folder, write_environment
+from silodp.simulation.sweep import Tick, spread
 
 CLAIMS = (1.0, 6.0)
 ALARM = 1e-6

@@ -94,7 +94,7 @@ def audit(
             canaries=canaries,
         )
     else:
-        from silodp.simulate.runfolder import unused
+        from silodp.simulation.runfolder import unused
 
         folder = unused(out_dir, Path("runs") / "audit", "audit.json")
         check_writable(folder)

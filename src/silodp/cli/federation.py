@@ -221,8 +221,8 @@ def _chosen(
 
     A run spends what the project says, else the whole budget.
     """
-    from silodp.simulate.advised import advised
-    from silodp.simulate.source import Source
+    from silodp.simulation.advised import advised
+    from silodp.simulation.source import Source
 
     spend = click.get_current_context().meta.get(SPEND) or asked["epsilon"]
     order = Order(epsilon=(str(spend),), trust=asked["trust"], prox=asked["prox"])

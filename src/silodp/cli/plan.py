@@ -90,7 +90,7 @@ def plan(
                 "belong to one"
             )
         return _advise(order, _facts(every, features, classes, schema), write, as_json=as_json)
-    from silodp.simulate.planning import planned
+    from silodp.simulation.planning import planned
 
     advice = None
     if order.algorithm == AUTO:
@@ -231,7 +231,7 @@ def _facts(
     kinds.
     """
     from silodp.server.advice import Facts, kinds_of
-    from silodp.simulate.planning import named
+    from silodp.simulation.planning import named
 
     if schema:
         task = load_schema(schema)

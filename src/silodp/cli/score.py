@@ -108,7 +108,7 @@ def evaluate(
     Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a
     --epsilon 1`
     """
-    from silodp.simulate.scoring import evaluate_run
+    from silodp.simulation.scoring import evaluate_run
 
     with interruptible(
         f"what has been paid is in {run / 'spent.json'}, and each answer that was in "
@@ -170,8 +170,8 @@ def profile(
 
     Example: `silodp profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
     """
-    from silodp.simulate.scoring import profile_data
-    from silodp.simulate.source import Source
+    from silodp.simulation.scoring import profile_data
+    from silodp.simulation.source import Source
 
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
     source = Source(
@@ -217,8 +217,8 @@ def survival(
     Example: `silodp survival --schema schema.toml --silo a.csv --silo b.csv --epsilon 1 --page
     curve.html`
     """
-    from silodp.simulate.scoring import survival_data
-    from silodp.simulate.source import Source
+    from silodp.simulation.scoring import survival_data
+    from silodp.simulation.source import Source
 
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
     with interruptible("nothing was shown, so nothing was spent"):

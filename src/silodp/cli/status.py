@@ -159,7 +159,7 @@ def _found(evaluations: Any) -> dict[str, float]:
 
 def _together(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
     """What the simulations that read the same files as the last one have spent in all."""
-    from silodp.simulate.together import together
+    from silodp.simulation.together import together
 
     last = next((row for row in reversed(runs) if row["kind"] == "train"), None)
     if not last:

@@ -85,10 +85,10 @@ def train(
     --label outcome --epsilon 2 --epsilon b=1 --model logistic` · `silodp train --data wbcd --trust
     shuffle --participation uniform:10`
     """
-    from silodp.simulate.runfolder import folder_for, folder_to_resume
-    from silodp.simulate.source import Source
-    from silodp.simulate.training import to_resume
-    from silodp.simulate.training import train as run
+    from silodp.simulation.runfolder import folder_for, folder_to_resume
+    from silodp.simulation.source import Source
+    from silodp.simulation.training import to_resume
+    from silodp.simulation.training import train as run
 
     if resume and new:
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
@@ -125,7 +125,7 @@ def train(
 
 def _show_together(folder: Path) -> None:
     """What the same records have now said in all: a second model begins with no new budget."""
-    from silodp.simulate.together import together
+    from silodp.simulation.together import together
 
     runs, spent = together(folder)
     if len(runs) > 1:
@@ -174,7 +174,7 @@ def _show(summary: dict) -> None:
 
 
 def _train_kept(folder: Path) -> str:
-    from silodp.simulate.runfolder import state_of
+    from silodp.simulation.runfolder import state_of
 
     if state_of(folder) == "finished":
         return f"the run had come to its end, and is in {folder}"

@@ -123,7 +123,7 @@ def tune(
     --model mlp:5` · `silodp tune --silo a.csv --silo b.csv --candidates 4` · `silodp tune --silo
     a.csv --silo b.csv --trust central --repetitions poisson:10`
     """
-    from silodp.simulate import tune as lab
+    from silodp.simulation import tune as lab
 
     given = {"rounds": rounds, "phases": phase, "steps": step, "clips": clip}
     ranges = lab.Ranges(**{name: tuple(values) for name, values in given.items() if values})
@@ -172,7 +172,7 @@ def tune(
 def _shape(
     records: list[int], silos: int | None, features: int | None, classes: int, signal: str
 ) -> Any:
-    from silodp.simulate.synthetic import Shape, signal_by_name
+    from silodp.simulation.synthetic import Shape, signal_by_name
 
     if features is None:
         raise BadInput(
@@ -192,7 +192,7 @@ def _charged(
 ) -> dict:
     from silodp.silo.data.files import load_silos
     from silodp.silo.data.records import Records
-    from silodp.simulate.charged import ChargedSearch, search_charged
+    from silodp.simulation.charged import ChargedSearch, search_charged
 
     if scale not in ("private", "none"):
         raise BadInput(f"scale {scale!r} is unknown; use private or none")

@@ -13,7 +13,7 @@ from silodp.core.problem.problem import Problem
 from silodp.server.algorithms.mb_sgd import mb_sgd
 from silodp.server.plan import calibrate
 from silodp.silo.data.records import Records
-from silodp.simulate.simulation import simulate
+from silodp.simulation.connect import simulate
 
 
 def transformer() -> nn.Module:

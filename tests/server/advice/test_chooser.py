@@ -33,7 +33,7 @@ from silodp.server.order import AUTO, USUAL, Order, targets
 from silodp.server.prepare import prepare
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
-from silodp.simulate.simulation import connect
+from silodp.simulation.connect import connect
 
 CLINICS = (303, 261, 46, 130)
 KINDS = ("number",) * 5 + ("boolean",) * 3 + ("category",) * 5

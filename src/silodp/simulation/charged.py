@@ -47,12 +47,12 @@ from silodp.server.prepare import SCALING_SHARE
 from silodp.server.several import of_order, plan_several, ready
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
-from silodp.simulate.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
-from silodp.simulate.planning import warn_of_delta
-from silodp.simulate.runfolder import open_folder, refuse_runs, seeded, write_environment
-from silodp.simulate.simulation import connect
-from silodp.simulate.sweep import Tick, unseen
-from silodp.simulate.tune import Ranges, code_of, finish, problem_of, row_of
+from silodp.simulation.connect import connect
+from silodp.simulation.hidden import clean_up, hidden_of, open_hidden, renew, seed_of
+from silodp.simulation.planning import warn_of_delta
+from silodp.simulation.runfolder import open_folder, refuse_runs, seeded, write_environment
+from silodp.simulation.sweep import Tick, unseen
+from silodp.simulation.tune import Ranges, code_of, finish, problem_of, row_of
 
 
 def candidates_of(ranges: Ranges, order: Order, count: int) -> list[Order]:

@@ -52,11 +52,12 @@ from silodp.server.tally import SeenTotals
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
-from silodp.simulate.advised import advised
-from silodp.simulate.hidden import kept_seed, mark_of, places_key
-from silodp.simulate.pinned import Code, pinned, refuse_imports
-from silodp.simulate.planning import warn_of_delta
-from silodp.simulate.runfolder import (
+from silodp.simulation.advised import advised
+from silodp.simulation.connect import asked_by, connect
+from silodp.simulation.hidden import kept_seed, mark_of, places_key
+from silodp.simulation.pinned import Code, pinned, refuse_imports
+from silodp.simulation.planning import warn_of_delta
+from silodp.simulation.runfolder import (
     SEED,
     begin,
     go_on,
@@ -65,9 +66,8 @@ from silodp.simulate.runfolder import (
     seeded,
     write_environment,
 )
-from silodp.simulate.simulation import asked_by, connect
-from silodp.simulate.source import Loaded, Source
-from silodp.simulate.sweep import Tick, unseen
+from silodp.simulation.source import Loaded, Source
+from silodp.simulation.sweep import Tick, unseen
 from silodp.testing.evaluate import balanced_accuracy, error_rate
 
 UNCHARGED = (

@@ -10,7 +10,7 @@ from silodp.core.problem.build import Load
 from silodp.core.problem.task import Task
 from silodp.server.advice import Advice, Facts, choose, kinds_of
 from silodp.server.order import Order
-from silodp.simulate.source import Loaded, Source
+from silodp.simulation.source import Loaded, Source
 
 
 def advised(

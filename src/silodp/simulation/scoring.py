@@ -49,12 +49,12 @@ from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.memory import MemoryLedger
-from silodp.simulate.hidden import check_mark, places_key
-from silodp.simulate.planning import warn_of_delta
-from silodp.simulate.runfolder import SEED, locked
-from silodp.simulate.simulation import connect
-from silodp.simulate.source import Source
-from silodp.simulate.training import mapped, read_back, words_of
+from silodp.simulation.connect import connect
+from silodp.simulation.hidden import check_mark, places_key
+from silodp.simulation.planning import warn_of_delta
+from silodp.simulation.runfolder import SEED, locked
+from silodp.simulation.source import Source
+from silodp.simulation.training import mapped, read_back, words_of
 from silodp.wire.inprocess import InProcess
 
 NOISE = "seeded pseudo-random float noise, for simulation"

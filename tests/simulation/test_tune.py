@@ -21,10 +21,10 @@ from silodp.core.privacy.tuning import (
 )
 from silodp.server.order import Order
 from silodp.server.several import SCORE_SHARE
-from silodp.simulate import charged as charged_search
-from silodp.simulate import tune
-from silodp.simulate.charged import wrong
-from silodp.simulate.synthetic import TESTED, Shape, separation, signal_by_name, synthetic
+from silodp.simulation import charged as charged_search
+from silodp.simulation import tune
+from silodp.simulation.charged import wrong
+from silodp.simulation.synthetic import TESTED, Shape, separation, signal_by_name, synthetic
 
 RANGES = tune.Ranges(rounds=(3,), phases=(1, 3), steps=(0.3, 1.0), clips=(1.0,))
 
@@ -37,7 +37,7 @@ def here(work, tasks, **_):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(tune, "spread", here)
-    monkeypatch.setattr("silodp.simulate.sweep.spread", here)
+    monkeypatch.setattr("silodp.simulation.sweep.spread", here)
 
 
 # --- synthetic records and noise -----------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_the_answer_is_whole_or_not_there_and_its_seed_goes_with_it(tmp_path, mo
         raise Dies
 
     write = tune.atomic.write
-    for where in ("silodp.simulate.tune.atomic.write", "silodp.simulate.charged.clean_up"):
+    for where in ("silodp.simulation.tune.atomic.write", "silodp.simulation.charged.clean_up"):
         with monkeypatch.context() as patch:
             patch.setattr(where, die)
             with pytest.raises(Dies):

@@ -28,9 +28,9 @@ from silodp.server.order import Order
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import rows_of, table_of
 from silodp.silo.predict import said
-from silodp.simulate.scoring import evaluate_run, spent_of
-from silodp.simulate.source import Loaded, Source, with_ranges
-from silodp.simulate.training import train as train_source
+from silodp.simulation.scoring import evaluate_run, spent_of
+from silodp.simulation.source import Loaded, Source, with_ranges
+from silodp.simulation.training import train as train_source
 
 Ranges = Mapping[str, tuple[float, float]]
 

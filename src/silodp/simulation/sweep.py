@@ -27,7 +27,7 @@ from silodp.server.prepare import prepare
 from silodp.server.settings import default_shares
 from silodp.silo.data.datasets import Split
 from silodp.silo.ledger.memory import MemoryLedger
-from silodp.simulate.simulation import connect
+from silodp.simulation.connect import connect
 from silodp.testing.evaluate import error_rate, training_loss
 
 Result = TypeVar("Result")

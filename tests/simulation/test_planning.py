@@ -12,7 +12,7 @@ from silodp.core.errors import BadInput
 from silodp.core.mechanisms import shuffle
 from silodp.core.privacy.binomial import epsilon
 from silodp.server.order import Order
-from silodp.simulate.planning import planned
+from silodp.simulation.planning import planned
 
 KEYS = {"bits_per_silo_round", "noise_std", "epsilon", "delta", "parameters", "proven"}
 

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from silodp.core.errors import BadInput
 from silodp.silo.data.tables import rows_of
 from silodp.silo.predict import said
-from silodp.simulate.frames import (
+from silodp.simulation.frames import (
     Held,
     Ranges,
     Trained,

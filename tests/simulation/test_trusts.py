@@ -23,10 +23,10 @@ from silodp.server.plan import calibrate
 from silodp.server.prepare import prepare
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
-from silodp.simulate.planning import planned
-from silodp.simulate.simulation import Curator, connect
-from silodp.simulate.source import Source
-from silodp.simulate.training import train
+from silodp.simulation.connect import Curator, connect
+from silodp.simulation.planning import planned
+from silodp.simulation.source import Source
+from silodp.simulation.training import train
 
 SMALL = Order(
     "spider", model="logistic", rounds=4, phase=2, epsilon=("2",), delta=("1e-4",), seed=0

@@ -21,10 +21,10 @@ from silodp.core.errors import BadInput
 from silodp.host import extension
 from silodp.server.algorithms import find
 from silodp.server.order import Order
-from silodp.simulate import pinned, training
-from silodp.simulate.runfolder import state_of
-from silodp.simulate.source import Source
-from silodp.simulate.training import read_back, train
+from silodp.simulation import pinned, training
+from silodp.simulation.runfolder import state_of
+from silodp.simulation.source import Source
+from silodp.simulation.training import read_back, train
 
 TOLD = (
     "train",

@@ -18,7 +18,7 @@ import silodp
 from silodp.core.errors import BadInput
 from silodp.host.model import open_model
 from silodp.silo.data import demo
-from silodp.simulate import frames as memory
+from silodp.simulation import frames as memory
 
 EXPECTED: dict[str, str] = {}
 """Checks of scikit-learn that private estimators are known to fail, with the reason: none, at a

@@ -25,8 +25,8 @@ from silodp.server.order import AUTO, EPSILON, FILES, MODEL, SCHEDULE, Order, by
 from silodp.silo.data.datasets import DATASETS, Split
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
-from silodp.simulate.runfolder import open_folder
-from silodp.simulate.sweep import (
+from silodp.simulation.runfolder import open_folder
+from silodp.simulation.sweep import (
     Arm,
     Store,
     Tick,
@@ -38,7 +38,7 @@ from silodp.simulate.sweep import (
     spread,
     unseen,
 )
-from silodp.simulate.synthetic import Shape, synthetic
+from silodp.simulation.synthetic import Shape, synthetic
 
 SPENT = ("epsilon", "delta", "seed")
 """A tuning's own; the next command has its own, too."""

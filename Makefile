@@ -6,13 +6,23 @@ CORE = $(VENV)/.core
 READY = $(VENV)/.ready
 PIP = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: demo test lint types docs dist sbom bench clean
+.PHONY: demo test test-engines lint types docs dist sbom bench clean
 
 demo: $(CORE)
 	$(BIN)/silodp compare
 
 test: $(READY) lint types
 	$(BIN)/pytest -n 6 --dist loadgroup --no-loadscope-reorder
+
+# The tests of an engine against another version of it, in the folder build/engines: make test-engines ENGINE=flwr==1.42.0
+ENGINE ?= flwr==1.42.0
+ENGINE_TESTS = tests/wire tests/federation/test_end_to_end.py
+test-engines: $(READY)
+	rm -rf build/engines && mkdir -p build/engines
+	$(PYTHON) -m venv --system-site-packages build/engines/venv
+	realpath src $(VENV)/lib/python3*/site-packages > $$(realpath build/engines/venv/lib/python3*/site-packages)/later.pth
+	build/engines/venv/bin/python -m pip install --quiet --no-compile --upgrade '$(ENGINE)'
+	build/engines/venv/bin/python -m pytest -n 2 --dist loadgroup $(ENGINE_TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

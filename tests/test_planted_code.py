@@ -47,7 +47,7 @@ def test_every_python_that_is_started_leaves_the_current_folder_out():
         for path in SOURCES
         for rest in re.findall(r"\[\s*sys\.executable,\s*(\S+)", path.read_text())
     ]
-    assert len(starts) >= 4, "the pattern finds them"
+    assert len(starts) >= 3, "the pattern finds them"
     assert [name for name, rest in starts if rest != '"-P",'] == []
 
 
@@ -57,6 +57,7 @@ def test_the_jobs_that_nvflare_starts_itself_leave_it_out_too(planted, tmp_path)
         "import subprocess, sys; subprocess.run([sys.executable, '-m', 'silodp.cli', "
         "'--help'], stdout=subprocess.DEVNULL)"
     )
+    (tmp_path / "kits" / "north").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvflare_site, "command", lambda kit: [sys.executable, "-c", code])
         with pytest.raises(BadInput, match="north ended at once"):

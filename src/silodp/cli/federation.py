@@ -363,9 +363,12 @@ def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     kept = "what had been started is stopped again, and the same command starts it"
     with interruptible(kept), contextlib.ExitStack() as undo:
         undo.callback(stop_all, folder)
+        sites = shuffle.sites(folder, state)
+        if site:
+            site.begin(folder / "engine", sites)  # it starts while the gates read their records
         start_gates(folder, state)
         if site:
-            state["processes"] |= site.start(folder / "engine", shuffle.sites(folder, state))
+            state["processes"] |= site.start(folder / "engine", sites)
         state["ran"] = True
         save_state(folder, state)
         undo.pop_all()

@@ -138,6 +138,12 @@ def test_silos_that_reply_with_rubbish_or_by_halves_cost_nobody_else_the_round(l
     assert lines.names() == ["code", "kind", "west", "words"], "the others are hung up on"
 
 
+def test_a_silo_that_reads_nothing_is_hung_up_on(lines):
+    joined(lines, "north")
+    assert lines.ask("north", bytes(2**24), 0.1) is None
+    assert lines.names() == []
+
+
 def test_a_late_reply_is_not_taken_for_the_next_questions(lines):
     end = joined(lines, "north")
     assert lines.ask("north", b"first", 0.1) is None

@@ -18,10 +18,10 @@ HEAD, PIECE = 2**14, 2**17
 """Bytes of a request before its body, and of what is copied at once."""
 BODY = 2**20
 """Bytes of a body: nodes send keys, signatures and empty answers."""
-PATIENCE = 60.0
-"""Seconds in which a connection must show its certificate, and each part of a request must come."""
-AT_ONCE = 1000
-"""Connections at once; the next ones wait at the door."""
+PATIENCE, GREETING = 60.0, 10.0
+"""Seconds in which a body must have come, and in which a connection must have begun."""
+AT_ONCE = 256
+"""Requests that SuperLink has at once; the next ones wait at the door."""
 REQUEST = re.compile(rb"(?:GET|POST|PUT|DELETE) (/v1/fleet/[A-Za-z0-9/_-]*) HTTP/1\.1")
 HEADER = re.compile(rb"([A-Za-z0-9_-]+): *([^\r\n\0]*)")
 DROPPED = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade"}
@@ -64,19 +64,17 @@ async def serve(folder: Path, host: str, port: int, superlink: int, line: Path) 
     free = asyncio.Semaphore(AT_ONCE)
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with free:
-            with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
-                if len(head) > HEAD:
-                    head = b""
-                if head.startswith(b"SILODP "):
-                    await _carry(head, reader, writer, line)
-                else:
-                    await _forward(head, reader, writer, superlink, trust)
-            await _close(writer)
+        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), GREETING)
+            if head.startswith(b"SILODP "):
+                await _carry(head, reader, writer, line)
+            else:
+                async with free:
+                    await _forward(head[:HEAD], reader, writer, superlink, trust)
+        await _close(writer)
 
     server = await asyncio.start_server(
-        greet, host, port, ssl=own, limit=PIECE, ssl_handshake_timeout=PATIENCE, backlog=1024
+        greet, host, port, ssl=own, limit=PIECE, ssl_handshake_timeout=GREETING, backlog=1024
     )
     async with server:
         await server.serve_forever()

@@ -114,18 +114,23 @@ class _Line:
         if not self.busy.acquire(timeout=max(0.0, seconds)):
             raise TimeoutError
         try:
-            self._number = (self._number + 1) % 2**32
-            left = deadline - time.monotonic()
-            self.line.settimeout(max(WHOLE, left))
-            head = QUESTION.pack(self._number, max(1, min(int(left), 2**31)), len(frame))
-            self.line.sendall(head)
-            self.line.sendall(frame)
+            self._send(frame, deadline - time.monotonic())
             while True:
                 number, kind, reply = self._reply(deadline)
                 if number == self._number:  # an earlier question's reply is late, and of no use
                     return kind, reply
         finally:
             self.busy.release()
+
+    def _send(self, frame: bytes, left: float) -> None:
+        self._number = (self._number + 1) % 2**32
+        head = QUESTION.pack(self._number, max(1, min(int(left), 2**31)), len(frame))
+        self.line.settimeout(max(1.0, left))
+        try:
+            self.line.sendall(head)
+            self.line.sendall(frame)
+        except TimeoutError:  # half a question: the next one could not be told from its rest
+            raise ConnectionError("half a question") from None
 
     def _reply(self, deadline: float) -> tuple[int, int, bytes]:
         ready, _, _ = select.select([self.line], [], [], max(0.0, deadline - time.monotonic()))

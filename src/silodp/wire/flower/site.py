@@ -158,21 +158,22 @@ def server(folder: Path, host: str, hub: Path) -> int:
     children = [superlink, _child(worker, environment)]
     door = front.serve(folder, host, _port(folder), inner, place)
     threading.Thread(target=lambda: _ended_by(asyncio.run, door), daemon=True).start()
-    return _attend(children, lambda: _begin_run(folder, hub, environment))
+    return _attend(children, lambda told: _begin_run(folder, hub, environment, told))
 
 
-def _begin_run(folder: Path, hub: Path, environment: Mapping[str, str]) -> None:
-    """Begin a run of the app unless the hub answers, and wait until it does."""
+def _begin_run(
+    folder: Path, hub: Path, environment: Mapping[str, str], told: threading.Event
+) -> None:
+    """Begin a run of the app unless the hub answers, and wait until it does, or is told to end."""
     if connected(hub.parent, hub) is not None or not _accepts(_inner(folder)):
         return
     done = _flwr(folder, "run", SPEC, "fed", environment=environment)
     if done.returncode:
-        print(f"no run: {(done.stderr or done.stdout)[-500:]}", file=sys.stderr, flush=True)
+        print(f"no run: {done.stdout[-500:]}", file=sys.stderr, flush=True)
     deadline = time.monotonic() + PATIENCE
     while not done.returncode and connected(hub.parent, hub) is None:
-        if time.monotonic() > deadline:
+        if told.wait(0.2) or time.monotonic() > deadline:
             return
-        time.sleep(0.2)
 
 
 def register(folder: Path, silos: Mapping[str, Path]) -> None:
@@ -332,7 +333,7 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
             )
         runtime = f"--runtime-api-address=127.0.0.1:{port}"
         worker = _child(["flower-superexec", "--insecure", runtime, secret], environment)
-        status = _attend([node, worker], lambda: None)
+        status = _attend([node, worker], lambda told: None)
         reason = explain(log.read_text())
         if status:
             print(reason or f"the node ended: see {log}", flush=True)
@@ -438,7 +439,7 @@ def _child(
     )
 
 
-def _attend(children: Sequence[subprocess.Popen], look: Callable[[], None]) -> int:
+def _attend(children: Sequence[subprocess.Popen], look: Callable[[threading.Event], None]) -> int:
     """Wait until SIGTERM, which gives 0, or until a child ends, which gives 1. Look on, meanwhile.
 
     Afterwards no child runs.
@@ -446,7 +447,7 @@ def _attend(children: Sequence[subprocess.Popen], look: Callable[[], None]) -> i
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     while not told.is_set() and all(child.poll() is None for child in children):
-        look()
+        look(told)
         told.wait(0.5)
     for child in children:
         child.terminate()

@@ -39,7 +39,7 @@ for all engines, but for a key.
 SILOS = {"north": "10.98.0.2", "south": "10.98.0.3"}
 LIBRARIES = f"""
 own=/opt/silodp/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages
-mkdir -p $own /opt/libraries
+mkdir -p $own /opt/libraries /opt/silodp/bin
 ln -s {sysconfig.get_path("purelib")}/* /opt/libraries/
 for program in {Path(sys.executable).parent}/fl*; do
     sed "1s|.*|#!/opt/silodp/bin/python|" $program > /opt/silodp/bin/${{program##*/}}

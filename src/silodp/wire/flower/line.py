@@ -1,7 +1,7 @@
 """The line between a courier and the hub of a Flower federation: frames out, replies back.
 
 Flower starts a process for each message and asks for messages every 3 seconds, so a question by
-message takes 4 to 8 seconds. One message, the invitation, therefore opens a line: the courier
+message takes 4 seconds or more. One message, the invitation, therefore opens a line: the courier
 connects to the server's only port, over TLS with the server's certificate, and shows the token of
 its invitation. A token is good once, and only the node that Flower knows by its key was sent it.
 

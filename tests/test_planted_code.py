@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import silodp
-from silodp.cli.federation_processes import start_gates
+from silodp.cli.federation_processes import await_gates, launch_gates
 from silodp.core.errors import BadInput
 from silodp.wire.nvflare import site as nvflare_site
 
@@ -37,7 +37,7 @@ def test_the_gates_of_a_federation_do_not_run_what_is_planted_in_the_current_fol
 ):
     state = {"registry": str(tmp_path / "state"), "silos": {"north": str(tmp_path / "none.toml")}}
     with pytest.raises(BadInput, match=r"the gate north did not start: .*none\.toml"):
-        start_gates(tmp_path, state)
+        await_gates(tmp_path, state, launch_gates(tmp_path, state))
     assert not planted.exists()
 
 

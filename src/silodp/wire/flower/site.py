@@ -346,9 +346,13 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
 # --- all of it on one machine --------------------------------------------------------------------
 
 
-def begin(folder: Path, sockets: Mapping[str, Path]) -> None:
-    """Start the server, unless it runs, and wait for nothing."""
-    folder = folder.absolute()
+def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
+    """Start the server and a courier per silo; return name -> pid once the hub at folder/hub.sock
+    knows all silos.
+
+    Each is the leader of a process group, and writes to folder/NAME.log.
+    """
+    folder, deadline = folder.absolute(), time.monotonic() + patience
     if len(str(folder / "server" / "line.sock")) > 107:
         raise BadInput(
             f"{folder}: the path is too long for a socket in it; at most 90 characters will do"
@@ -357,19 +361,8 @@ def begin(folder: Path, sockets: Mapping[str, Path]) -> None:
         raise BadInput(f"{folder}: silo {missing[0]} was not provisioned there")
     if find_spec("flwr") is None:
         raise BadInput("Flower is not installed; pip install 'silodp[flower]' installs it")
-    if not Processes(folder).runs("server"):
-        _spawn_server(folder)
-
-
-def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
-    """Start the server and a courier per silo; return name -> pid once the hub at folder/hub.sock
-    knows all silos.
-
-    Each is the leader of a process group, and writes to folder/NAME.log.
-    """
-    begin(folder, sockets)
-    folder, deadline = folder.absolute(), time.monotonic() + patience
     home = folder / "server"
+    _spawn_server(folder)
     _await(lambda: _accepts(_inner(home)), folder, ["server"], deadline)
     register(home, {name: folder / "silos" / name / "node.pub" for name in sockets})
     for name, gate in sockets.items():

@@ -271,19 +271,12 @@ def _write(path: Path, content: dict) -> None:
 # --- processes -----------------------------------------------------------------------------------
 
 
-def begin(folder: Path, sockets: Mapping[str, Path]) -> None:
-    """Settle each silo's kit on its gate's socket, start the server, and wait for nothing."""
-    for name, gate in sockets.items():
-        settle_silo(folder / "kits" / name, gate)
-    if not Processes(folder).runs(SERVER):
-        _start(folder, SERVER)
-
-
 def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
     """Settle the kits, start server and clients in the background; return name -> pid when all
     answer.
     """
-    begin(folder, sockets)
+    for name, gate in sockets.items():
+        settle_silo(folder / "kits" / name, gate)
     return _bring_up(folder, [SERVER, *sockets], patience)
 
 
@@ -352,7 +345,8 @@ def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, 
             set(names) - started
         ):  # once each; looked at again and again, since a killed process takes a moment to be gone
             if not processes.runs(name):
-                _start(folder, name)
+                kit = folder / "kits" / name
+                processes.start(name, command(kit), environment(kit), within=kit)
                 started.add(name)
         silos, there = set(processes.started()) - {SERVER}, connected(folder)
         if there is not None and silos <= set(there):
@@ -367,11 +361,6 @@ def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, 
             )
             raise BadInput(f"{folder}: not up in {patience:g} s; {said}; the logs are there")
         time.sleep(0.1)
-
-
-def _start(folder: Path, name: str) -> None:
-    kit = folder / "kits" / name
-    Processes(folder).start(name, command(kit), environment(kit), within=kit)
 
 
 # --- separate machines ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ CORE = $(VENV)/.core
 READY = $(VENV)/.ready
 PIP = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: demo test test-research mutants lint types docs dist sbom bench clean
+.PHONY: demo test test-research test-engines mutants lint types docs dist sbom bench clean
 
 demo: $(CORE)
 	$(BIN)/python -m research compare
@@ -19,6 +19,16 @@ test-research: $(READY)
 
 mutants: $(READY)  # plant every known mistake: the probes of the audit must catch them all
 	PYTHONPATH=tests $(BIN)/python -m mistakes
+
+# The tests of an engine against another version of it, in the folder build/engines: make test-engines ENGINE=flwr==1.42.0
+ENGINE ?= flwr==1.42.0
+ENGINE_TESTS = tests/wire tests/federation/test_end_to_end.py
+test-engines: $(READY)
+	rm -rf build/engines && mkdir -p build/engines
+	$(PYTHON) -m venv --system-site-packages build/engines/venv
+	realpath src $(VENV)/lib/python3*/site-packages > $$(realpath build/engines/venv/lib/python3*/site-packages)/later.pth
+	build/engines/venv/bin/python -m pip install --quiet --no-compile --upgrade '$(ENGINE)'
+	build/engines/venv/bin/python -m pytest -n 2 --dist loadgroup $(ENGINE_TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import silodp
-from silodp.cli.federation_processes import start_gates
+from silodp.cli.federation_processes import await_gates, launch_gates
 from silodp.core.errors import BadInput
 from silodp.wire.flower import site as flower_site
 from silodp.wire.nvflare import site as nvflare_site
@@ -91,7 +91,7 @@ def test_the_gates_of_a_federation_do_not_run_what_is_planted_in_the_current_fol
 ):
     state = {"registry": str(tmp_path / "state"), "silos": {"north": str(tmp_path / "none.toml")}}
     with pytest.raises(BadInput, match=r"the gate north did not start: .*none\.toml"):
-        start_gates(tmp_path, state)
+        await_gates(tmp_path, state, launch_gates(tmp_path, state))
     assert not planted.exists()
 
 
@@ -101,7 +101,7 @@ def test_every_python_that_is_started_leaves_the_current_folder_out():
         for path in SOURCES
         for rest in re.findall(r"\[\s*sys\.executable,\s*(\S+)", path.read_text())
     ]
-    assert len(starts) >= 4, "the pattern finds them"
+    assert len(starts) >= 3, "the pattern finds them"
     assert [name for name, rest in starts if rest != '"-P",'] == []
 
 
@@ -156,6 +156,7 @@ def test_the_jobs_that_nvflare_starts_itself_leave_it_out_too(planted, python_pa
         "import subprocess, sys; subprocess.run([sys.executable, '-m', 'silodp.cli', "
         "'--help'], stdout=subprocess.DEVNULL)"
     )
+    (tmp_path / "kits" / "north").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvflare_site, "command", lambda kit: [sys.executable, "-c", code])
         with pytest.raises(BadInput, match="north ended at once"):

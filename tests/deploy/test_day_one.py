@@ -39,8 +39,12 @@ for all engines, but for a key.
 SILOS = {"north": "10.98.0.2", "south": "10.98.0.3"}
 LIBRARIES = f"""
 own=/opt/silodp/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages
-mkdir -p $own /opt/libraries
+mkdir -p $own /opt/libraries /opt/silodp/bin
 ln -s {sysconfig.get_path("purelib")}/* /opt/libraries/
+for program in {Path(sys.executable).parent}/fl*; do
+    sed "1s|.*|#!/opt/silodp/bin/python|" $program > /opt/silodp/bin/${{program##*/}}
+    chmod 755 /opt/silodp/bin/${{program##*/}}
+done
 rm -f /opt/libraries/pip* /opt/libraries/*silodp* /opt/libraries/*.pth
 echo /opt/libraries > $own/libraries.pth
 """
@@ -152,8 +156,9 @@ class Deployment:
                 "systemctl stop silodp-courier silodp-metrics && rm -rf kit ca.pem "
                 "/var/lib/silodp-courier/site"
             )
-        names = "silodp-server silodp-job" if self.engine == "flower" else "silodp-server"
-        self.server.sh(f"systemctl stop {names} && cd /var/lib/silodp-server && rm -rf fed first")
+        self.server.sh(
+            "systemctl stop silodp-server && cd /var/lib/silodp-server && rm -rf fed first"
+        )
 
     def _type(self, step, who, script):
         for name, machine in (

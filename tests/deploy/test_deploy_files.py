@@ -66,7 +66,7 @@ def values():
     return yaml.safe_load((DEPLOY / "helm/values.yaml").read_text())
 
 
-@pytest.mark.parametrize("name", ["gate", "courier", "server", "job", "shuffler"])
+@pytest.mark.parametrize("name", ["gate", "courier", "server", "shuffler"])
 def test_every_unit_is_closed_and_starts_what_is_installed(name):
     found = unit(name)
     for key, value in {

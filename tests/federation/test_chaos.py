@@ -48,7 +48,7 @@ STORMS = int(os.environ.get("SILODP_LONG", "1"))
 KINDS = {
     "direct": ("gate", "courier", "algorithm", "cut", "twice", "late"),
     "nvflare": ("server", "courier", "cut", "gate", "algorithm", "twice", "late"),
-    "flower": ("job", "courier", "server", "cut", "gate", "algorithm"),
+    "flower": ("server", "courier", "server", "cut", "gate", "algorithm"),
     "shuffle": ("shuffler", "gate", "algorithm", "courier", "cut", "shuffler", "twice", "late"),
 }
 ROUNDS = {"direct": 20, "nvflare": 20, "flower": 6, "shuffle": 12}
@@ -301,8 +301,7 @@ class Ground:
             return self._start_relay
         who = {
             "courier": name,
-            "server": "superlink" if self.engine == "flower" else "server",
-            "job": "job",
+            "server": "server",
         }[kind]
         os.killpg(self._pid(who), signal.SIGKILL)
         if self.engine == "nvflare":
@@ -310,10 +309,7 @@ class Ground:
         gate = f"folder / 'silos/{name}/gate.sock'"
         return {
             "courier": lambda: self._site(f"start_silo(folder / 'engine', {name!r}, {gate})"),
-            "server": lambda: self._site(
-                "restart_superlink(folder / 'engine'); site.restart_job(folder / 'engine')"
-            ),
-            "job": lambda: self._site("restart_job(folder / 'engine')"),
+            "server": lambda: self._site("restart_server(folder / 'engine')"),
         }[kind]
 
     def _cut(self, chance: random.Random) -> Callable[[], None]:

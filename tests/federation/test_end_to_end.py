@@ -165,7 +165,7 @@ def test_one_command_starts_every_process_and_each_side_of_the_network_shows_who
             == "refused: the client showed no certificate."
         )
     if federation.engine == "flower":
-        assert names > couriers | {"superlink", "job"}
+        assert names > couriers | {"server"}
         server = federation.folder / "engine/server"
         address = ("localhost", int((server / "port").read_text()))
         with pytest.raises(ssl.SSLError):

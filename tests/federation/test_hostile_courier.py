@@ -488,8 +488,8 @@ def test_code_that_has_taken_over_the_engines_client_gets_only_what_the_gate_giv
         log = running.enter_context((folder / "client.log").open("wb"))
         client = subprocess.Popen(
             site.command(kit),
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(filter(None, [name, os.environ.get("PYTHONPATH")]))},
+            env=site.environment(kit)
+            | {"PYTHONPATH": os.pathsep.join([name, site.environment(kit)["PYTHONPATH"]])},
             stdout=log,
             stderr=log,
         )

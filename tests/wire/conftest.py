@@ -4,7 +4,6 @@ loopback; the gates give a frame back reversed.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,22 +29,20 @@ def gates(tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def folder(tmp_path_factory, gates):
-    from nvflare_federation import MODIFIED
-
     from silodp.wire.nvflare import site
 
     folder = tmp_path_factory.mktemp("fed") / "f"
-    site.provision(folder, [*gates, "d", *MODIFIED])
+    site.provision(folder, [*gates, "d"])
     resources = folder / "kits" / "server" / "local" / "resources.json"
     settings = json.loads(resources.read_text())
     spy = {
-        "id": "modified",
-        "path": "nvflare_federation.ModifiedServer",
-        "args": {"path": str(folder / "modified.sock")},
+        "id": "watcher",
+        "path": "nvflare_federation.Watcher",
+        "args": {"path": str(folder / "watcher.sock")},
     }
     settings["components"].append(spy)
     resources.write_text(json.dumps(settings))
-    with pytest.MonkeyPatch.context() as patch:  # over before other tests of this worker run
+    with pytest.MonkeyPatch.context() as patch:
         _find_modified_engine(patch)
         site.start(folder, gates)
     yield folder
@@ -56,46 +53,7 @@ def folder(tmp_path_factory, gates):
 
 
 @pytest.fixture
-def modified_silo(request, folder, gates, hub):
-    """One more silo, whose engine says what it is told. Each test has its own: what one has begun
-    keeps it from being heard for a minute.
-    """
-    from nvflare_federation import SILOS, until
-
-    from silodp.wire.nvflare import site
-
-    kit = folder / "kits" / request.param
-    site.settle_silo(kit, gates["a"])
-    resources = kit / "local" / "resources.json"
-    settings = json.loads(resources.read_text()) | {"class_list_enforcement_mode": "off"}
-    settings["components"].append(
-        {
-            "id": "modified",
-            "path": "nvflare_federation.ModifiedSilo",
-            "args": {"path": str(kit / "x.sock")},
-        }
-    )
-    resources.write_text(json.dumps(settings))
-    client = subprocess.Popen(
-        site.command(kit),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        until(lambda: (kit / "x.sock").exists() and request.param in hub.names())
-        yield Hub(kit / "x.sock")
-    finally:
-        os.killpg(client.pid, signal.SIGKILL)
-        client.wait()
-        (kit / "x.sock").unlink(missing_ok=True)
-    until(lambda: hub.names() == SILOS)
-
-
-@pytest.fixture
-def hub(folder, monkeypatch):
-    """The federation's hub. What a test of it starts again finds the modified engine, too."""
-    _find_modified_engine(monkeypatch)
+def hub(folder):
     return Hub(folder / "hub.sock")
 
 

@@ -95,24 +95,19 @@ def test_a_silo_that_is_removed_stays_removed_and_its_name_is_not_given_again(fe
     assert not (federation / "renewed/south.crt").exists()
 
 
-def test_the_hub_asks_nobody_who_was_removed_and_tells_the_engine(tmp_path):
+def test_the_hub_asks_nobody_who_was_removed(tmp_path):
     pytest.importorskip("nvflare")
     from silodp.wire.nvflare.app import ServerHub
 
     class Engine:
-        disabled = None
-
         def get_clients(self):
             return [type("Client", (), {"name": name}) for name in ("north", "south")]
-
-        def disable_clients(self, names):
-            self.disabled = names
 
     hub = ServerHub(str(tmp_path / "hub"), str(tmp_path / "removed.json"))
     hub._engine = Engine()
     assert hub._registered() == ["north", "south"]
     (tmp_path / "removed.json").write_text(json.dumps({"disabled_clients": ["south"]}))
-    assert (hub._registered(), hub._engine.disabled) == (["north"], ["south"])
+    assert hub._registered() == ["north"]
     (tmp_path / "removed.json").write_text("{")
     with pytest.raises(ValueError, match="Expecting"):
         hub._registered()

@@ -27,6 +27,7 @@ from silodp.cli.console import Json, dump, out, say
 from silodp.core.errors import BadInput
 from silodp.core.text import visible
 from silodp.host.portable import sync_folder
+from silodp.wire.versions import EXTRAS, supported
 
 NEEDED = {
     "cryptography": "43",
@@ -44,7 +45,7 @@ NEEDED = {
     "torch": "2.6",
     "typer": "0.12",
 }
-ENGINES = {"nvflare": ("nvflare", "2.9.0"), "flower": ("flwr", "1.41.0")}
+ENGINES = {extra: engine for engine, extra in EXTRAS.items()}
 PYTHON, SQLITE = (3, 11), (3, 37, 0)
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
 LONGEST_SOCKET = 100
@@ -181,7 +182,7 @@ def _extension(folder: Path) -> Iterator[Finding]:
 
 
 def _engines(folder: Path) -> Iterator[Finding]:
-    for extra, (package, pinned) in ENGINES.items():
+    for extra, package in ENGINES.items():
         version = _version(package)
         if version is None:
             fix = f"To use it, run `pip install 'silodp[{extra}]'`."
@@ -191,11 +192,11 @@ def _engines(folder: Path) -> Iterator[Finding]:
                 "not installed; `--engine direct` and simulation need no engine.",
                 fix,
             )
-        elif version != pinned:
-            said = f"{package} is {version}, but its holes are closed for {pinned} only."
-            yield Finding(extra, "red", said, f"Run `pip install {package}=={pinned}`.")
+        elif not supported(package, version):
+            said = f"{package} {version} is not supported."
+            yield Finding(extra, "red", said, f"Run `pip install 'silodp[{extra}]'`.")
         else:
-            yield Finding(extra, "green", f"{package} {version}, as pinned.")
+            yield Finding(extra, "green", f"{package} {version} is supported.")
 
 
 def _disk(folder: Path) -> Iterator[Finding]:

@@ -24,7 +24,14 @@ from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.console import Classes, FeatureMapName, dump, group, say, show, table, tell
 from silodp.cli.federation_files import RUNS, STOPPED, carrier_of, load_state, save_state, state_in
-from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
+from silodp.cli.federation_processes import (
+    await_gates,
+    command_of,
+    launch_gates,
+    ports_of,
+    site_of,
+    stop_all,
+)
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.project import SPEND, Project
@@ -365,9 +372,10 @@ def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     kept = "what had been started is stopped again, and the same command starts it"
     with interruptible(kept), contextlib.ExitStack() as undo:
         undo.callback(stop_all, folder)
-        start_gates(folder, state)
-        if site:
+        gates = launch_gates(folder, state)
+        if site:  # The engine starts while the gates read their records.
             state["processes"] |= site.start(folder / "engine", shuffle.sites(folder, state))
+        await_gates(folder, state, gates)
         state["ran"] = True
         save_state(folder, state)
         undo.pop_all()

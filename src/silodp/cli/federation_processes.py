@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ def site_of(engine: str) -> Any:
         ) from None
 
 
-def start_gates(folder: Path, state: dict[str, Any]) -> None:
-    """Afterwards every gate listens, the shuffler too where there is one, and the folder has their
-    pids from the moment they were started.
+def launch_gates(folder: Path, state: dict[str, Any]) -> dict[str, subprocess.Popen]:
+    """Start every gate, and the shuffler where there is one, and wait for none of them.
+
+    The folder has their pids from the moment they were started.
     """
     (folder / "logs").mkdir(mode=0o700, exist_ok=True)
     environment = child_environment()
@@ -59,6 +61,13 @@ def start_gates(folder: Path, state: dict[str, Any]) -> None:
             )
         state["processes"][name] = started[name].pid
         save_state(folder, state)
+    return started
+
+
+def await_gates(
+    folder: Path, state: dict[str, Any], started: Mapping[str, subprocess.Popen]
+) -> None:
+    """Wait until all of these listen. Raise BadInput with the last words of one that has ended."""
     gates, deadline = Direct(shuffle.sites(folder, state)), time.monotonic() + 600
     while len(gates.names()) < len(started):
         for name, process in started.items():

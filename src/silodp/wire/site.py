@@ -32,10 +32,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def connected(folder: Path) -> list[str] | None:
-    """The silos that the hub of the folder knows; None where no hub answers."""
+def connected(folder: Path, hub: Path | None = None) -> list[str] | None:
+    """The silos that the hub of the folder, or another hub, knows; None where no hub answers."""
     with contextlib.suppress(Unreached):
-        return Hub(folder / "hub.sock").names()
+        return Hub(hub or folder / "hub.sock").names()
     return None
 
 

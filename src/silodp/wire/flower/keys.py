@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from silodp.host.atomic import write
+from silodp.wire.flower.bundle import sign
 
 _PLAIN = serialization.NoEncryption()
 ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "silodp federation CA")])
@@ -22,11 +23,13 @@ AUTHORITY_DAYS = 3650
 
 
 def key(folder: Path) -> None:
-    """A silo's folder with a node key of its own (node.key; node.pub goes to the server's operator)
-    and the secret of its own worker.
+    """Make a silo's folder: a node key, the secret of its own worker, and whom its node trusts.
+
+    node.pub goes to the server's operator. Its comment is the silo's signature under the app.
     """
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     node = ec.generate_private_key(ec.SECP384R1())
+    trusted, signature = sign()
     write(
         folder / "node.key",
         node.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, _PLAIN),
@@ -36,8 +39,9 @@ def key(folder: Path) -> None:
         node.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
-        + b"\n",
+        + f" {signature}\n".encode(),
     )
+    write(folder / "trusted.yaml", trusted)
     write(folder / "secret", secrets.token_bytes(32))
 
 

@@ -1,15 +1,19 @@
 """The processes of a Flower federation: what the server's operator and a silo's operator start, and
 all of it at once on one machine.
 
-A server's folder has ca.pem, ca.key, server.pem, server.key, the secret that its job shows,
-SuperLink's database, and the app; a silo's has ca.pem, node.key and its own secret. `python -P -m
-silodp.wire.flower.site --help` has the commands for separate machines.
+Flower is used by its commands: flower-superlink, flower-supernode, flower-superexec and flwr. A
+server's folder has ca.pem, ca.key, server.pem, server.key, the secret of its workers, SuperLink's
+database, and the silos' signatures under the app; a silo's has ca.pem, node.key, its own secret and
+trusted.yaml. `python -P -m silodp.wire.flower.site --help` has the commands for separate machines.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import http.server
+import json
 import os
 import re
 import secrets
@@ -17,27 +21,37 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from silodp.core.errors import BadInput
 from silodp.core.text import visible
 from silodp.host.atomic import write
 from silodp.host.python_path import child_environment, safe_children
+from silodp.wire.flower import front
+from silodp.wire.flower.bundle import SPEC, bundle, verification
 from silodp.wire.flower.keys import certify, key
-from silodp.wire.private import check
-from silodp.wire.site import Processes, connected, die_with_parent, free_port, warn, watched
+from silodp.wire.site import Processes, connected, die_with_parent, free_port, warn
 from silodp.wire.tunnel import tunnel
+from silodp.wire.versions import check
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+    "PYTHONSAFEPATH": "1",
 }
-"""No telemetry, no question about updates, no packages installed because a server says so."""
+"""No telemetry, no question about updates, no packages installed because a server says so, a short
+pause between two looks for work, and no code from the current folder.
+"""
+SIGNATURES, NODES = "signatures", "nodes"
+"""The folders of a server's site with each silo's signature under the app, and its node's number,
+by which Flower's command removes it.
+"""
 SIGNS = {
     "certificate has expired": "The server's certificate has expired.",
     "certificate is not yet valid": "The server's certificate is not valid yet, or this machine's clock is slow.",  # noqa: E501
@@ -60,6 +74,10 @@ PATIENCE = 60.0
 """Seconds in which a SuperLink that was just started begins to listen."""
 GRACE = 10.0
 """Seconds in which a process that is told to end may take its leave."""
+AGAIN = 3.0
+"""Seconds before a node that was refused is started again."""
+CRASHED = 120.0
+"""Seconds for which it is: SuperLink notices within a minute that a node has crashed."""
 
 
 def explain(log: str) -> str:
@@ -85,247 +103,279 @@ def provision(
             f"silos: {list(silos)!r} must be different names of small letters, digits, - "
             "and _, at most 31 long"
         )
-    if {"superlink", "job"} & set(silos):
-        raise BadInput(
-            "silos: superlink and job are the names of the server's processes; choose another name"
-        )
+    if "server" in silos:
+        raise BadInput("silos: server is the name of the server's process; choose another name")
     server = folder / "server"
-    server.mkdir(parents=True, mode=0o700)
+    for name in (SIGNATURES, NODES):
+        (server / name).mkdir(parents=True)
+    server.chmod(0o700)
     certify(server, host, days)
     write(server / "secret", secrets.token_bytes(32))
     write(server / "port", str(port or free_port()).encode())
     for name in silos:
-        key(folder / "silos" / name)
-        write(folder / "silos" / name / "ca.pem", (server / "ca.pem").read_bytes())
+        home = folder / "silos" / name
+        key(home)
+        write(home / "ca.pem", (server / "ca.pem").read_bytes())
+        _accept_signature(server, name, home / "node.pub")
 
 
 # --- the server's operator -----------------------------------------------------------------------
 
 
-def superlink(folder: Path, host: str) -> None:
-    """Flower's SuperLink with TLS, node authentication and a database, in this process; other
-    machines reach its Fleet API alone.
+def server(folder: Path, host: str, hub: Path) -> int:
+    """Run SuperLink, the worker of its runs and the front door, until SIGTERM; 1 if one ends.
+
+    A run is begun whenever the hub is not there: at the start, after the relay was killed, and when
+    a silo's signature was added.
     """
-    from flwr.superlink.cli import flower_superlink
-
-    from silodp.wire.flower.door import close_to_others, watch
-
-    close_to_others()
     warn(folder)
-    tls = [
-        f"--ssl-certfile={folder / 'server.pem'}",
-        f"--ssl-keyfile={folder / 'server.key'}",
-        f"--ssl-ca-certfile={folder / 'ca.pem'}",
-    ]
-    closed = [
-        "--enable-supernode-auth",
-        "--isolation=process",
-        f"--superexec-auth-secret-file={folder / 'secret'}",
-    ]
-    sys.argv = [
-        "flower-superlink",
-        f"--host={host}",
-        f"--port={_port(folder)}",
-        f"--database={folder / 'superlink.db'}",
-        *tls,
-        *closed,
-    ]
-    watch(host, _port(folder), folder / "ca.pem")
-    flower_superlink()
+    store, inner, ca = _app_store(folder), free_port(), folder / "ca.pem"
+    write(folder / "superlink.port", str(inner).encode())
+    place = folder / "line.sock"
+    environment = (
+        child_environment()
+        | QUIET
+        | {
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_SUPERGRID_API_URL": f"http://127.0.0.1:{store}",
+            "PATH": _path(),
+            "SILODP_SITE": str(folder),
+            "SILODP_LINE": str(place),
+            "SILODP_HUB": str(hub),
+        }
+    )
+    secret = f"--superexec-auth-secret-file={folder / 'secret'}"
+    _connection(folder)
+    superlink = _child(
+        [
+            *("flower-superlink", "--host=127.0.0.1", f"--port={inner}"),
+            *(f"--database={folder / 'superlink.db'}", "--enable-supernode-auth"),
+            *(f"--ssl-certfile={folder / 'server.pem'}", f"--ssl-keyfile={folder / 'server.key'}"),
+            *(f"--ssl-ca-certfile={ca}", "--isolation=process", secret),
+        ],
+        environment,
+    )
+    runtime = f"--runtime-api-address=127.0.0.1:{inner}"
+    worker = ["flower-superexec", runtime, f"--root-certificates={ca}", secret]
+    children = [superlink, _child(worker, environment)]
+    door = front.serve(folder, host, _port(folder), inner, place)
+    threading.Thread(target=lambda: _ended_by(asyncio.run, door), daemon=True).start()
+    return _attend(children, lambda told: _begin_run(folder, hub, environment, told))
+
+
+def _begin_run(
+    folder: Path, hub: Path, environment: Mapping[str, str], told: threading.Event
+) -> None:
+    """Begin a run of the app unless the hub answers, and wait until it does, or is told to end."""
+    if connected(hub.parent, hub) is not None or not _accepts(_inner(folder)):
+        return
+    done = _flwr(folder, "run", SPEC, "fed", environment=environment)
+    if done.returncode:
+        print(visible(f"no run: {done.stdout[-500:]}"), file=sys.stderr, flush=True)
+    deadline = time.monotonic() + PATIENCE
+    while not done.returncode and connected(hub.parent, hub) is None:
+        if told.wait(0.2) or time.monotonic() > deadline:
+            return
 
 
 def register(folder: Path, silos: Mapping[str, Path]) -> None:
-    """Admits the nodes that hold the keys (silo -> its node.pub), each under its silo's name; a key
-    that is admitted stays as it is.
+    """Admit the nodes that hold the keys (silo -> its node.pub), each under its silo's name.
+
+    A key that is admitted stays as it is. With a new signature the server begins its run again.
     """
-    from flwr.cli.supernode.register import try_load_public_key
-    from flwr.proto.control_pb2 import RegisterNodeRequest
-
-    with _control(folder) as control:
-        for name, public_key in silos.items():
-            with contextlib.suppress(KeyIsRegistered):
-                _ask(
-                    control.RegisterNode,
-                    RegisterNodeRequest(public_key=try_load_public_key(public_key), name=name),
-                )
-
-
-def job(folder: Path, hub: Path) -> None:
-    """Starts a run, and is its ServerApp in this process: the hub at `hub` carries frames until
-    SIGTERM.
-    """
-    from flwr.proto.control_pb2 import StartRunRequest
-    from flwr.proto.fab_pb2 import Fab
-
-    from silodp.wire.flower import app as flower
-
-    os.environ["SILODP_HUB"] = str(hub)
-    watched("server", folder)
-    with _control(folder) as control:
-        _ask(control.StartRun, StartRunRequest(fab=Fab(content=flower.bundle())))
-    flower.job(
-        f"127.0.0.1:{_port(folder)}",
-        (folder / "ca.pem").read_bytes(),
-        (folder / "secret").read_bytes(),
-    )
+    words = ("supernode", "register")
+    begun = {
+        name: _start_flwr(folder, *words, str(file), "fed", "--name", name, "--format", "json")
+        for name, file in silos.items()
+    }
+    for name, process in begun.items():
+        said = process.communicate()[0]
+        if found := re.search(r'"node-id": "?(\d+)', said):
+            write(folder / NODES / name, found[1])
+        elif "already in use" not in said:
+            raise BadInput(f"SuperLink refuses {name}: {explain(said) or said.strip()[-300:]}")
+        _accept_signature(folder, name, silos[name])
 
 
 def unregister(folder: Path, silos: Sequence[str]) -> None:
-    """The nodes of these names are let in no more; the others notice nothing."""
-    from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
-
-    with _control(folder) as control:
-        there = {
-            node.name: node.node_id
-            for node in control.ListNodes(ListNodesRequest()).nodes_info
-            if node.status != "unregistered"
-        }
-        if strange := sorted(set(silos) - set(there)):
-            raise BadInput(
-                f"SuperLink has no silo {strange[0]!r}; it has {', '.join(sorted(there)) or 'none'}"
-            )
-        for name in silos:
-            _ask(control.UnregisterNode, UnregisterNodeRequest(node_id=there[name]))
+    """Let the nodes of these names in no more; the others notice nothing."""
+    there = {file.name: file.read_text() for file in (folder / NODES).iterdir()}
+    if strange := sorted(set(silos) - set(there)):
+        raise BadInput(
+            f"SuperLink has no silo {strange[0]!r}; it has {', '.join(sorted(there)) or 'none'}"
+        )
+    for name in silos:
+        process = _start_flwr(folder, "supernode", "unregister", there[name], "fed")
+        said = process.communicate()[0]
+        if process.returncode:
+            raise BadInput(f"SuperLink refuses: {explain(said) or said.strip()[-300:]}")
+        (folder / NODES / name).unlink()
 
 
-class KeyIsRegistered(BadInput):
-    """SuperLink has the key already."""
+def _accept_signature(folder: Path, name: str, public_key: Path) -> None:
+    """Keep the silo's signature under the app, which is the comment of its public key."""
+    words = public_key.read_text().split()
+    try:
+        found = json.dumps(verification(words[2]))
+    except (LookupError, ValueError):
+        raise BadInput(
+            f"{public_key}: has no signature of the app in its comment; the silo makes the file by "
+            "`python -P -m silodp.wire.flower.site key FOLDER`"
+        ) from None
+    kept = folder / SIGNATURES / f"{name}.json"
+    if not kept.exists() or kept.read_text() != found:
+        write(kept, found)
 
 
-def _control(folder: Path):
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+def _app_store(folder: Path) -> int:
+    """Serve the app and the silos' signatures to SuperLink, on this machine; return the port.
 
-    version = RuntimeVersionHttpInterceptor(component_name="silodp")
-    return ControlHttpClient.from_server_address(
-        f"127.0.0.1:{_port(folder)}", False, (folder / "ca.pem").read_bytes(), [version]
+    SuperLink takes signatures of an app from an app store alone, whose address is a setting.
+    """
+
+    class Store(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            files = sorted((folder / SIGNATURES).glob("*.json"))
+            signatures = [json.loads(file.read_text()) for file in files]
+            address = f"http://127.0.0.1:{store.server_port}/app"
+            self._give(json.dumps({"fab_url": address, "verifications": signatures}).encode())
+
+        def do_GET(self) -> None:
+            self._give(bundle())
+
+        def _give(self, content: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    store = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store)
+    threading.Thread(target=store.serve_forever, daemon=True).start()
+    return store.server_port
+
+
+def _connection(folder: Path) -> None:
+    """Write the settings by which `flwr` finds this SuperLink."""
+    home = folder / "home"
+    home.mkdir(mode=0o700, exist_ok=True)
+    settings = [
+        "[superlink]",
+        'default = "fed"',
+        "[superlink.fed]",
+        f'address = "127.0.0.1:{_inner(folder)}"',
+        f"root-certificates = {json.dumps(str(folder / 'ca.pem'))}",
+    ]
+    write(home / "config.toml", "\n".join(settings) + "\n")
+
+
+def _start_flwr(
+    folder: Path, *words: str, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    own = {"FLWR_HOME": str(folder / "home"), "PATH": _path()}
+    return subprocess.Popen(
+        [_program("flwr"), *words],
+        env=environment or (child_environment() | QUIET | own),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
-def _ask(call: Callable, request: object) -> None:
-    import httpx
-
-    try:
-        call(request)
-    except httpx.HTTPStatusError as error:
-        if "already in use" in error.response.text:
-            raise KeyIsRegistered("the key is registered already") from None
-        raise BadInput(f"SuperLink refuses: {error.response.text[:300]}") from None
-    except httpx.HTTPError as error:
-        raise BadInput(f"SuperLink cannot be reached: {explain(str(error)) or error}") from None
+def _flwr(
+    folder: Path, *words: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    process = _start_flwr(folder, *words, environment=environment)
+    said = process.communicate()[0]
+    return subprocess.CompletedProcess(process.args, process.returncode, said, "")
 
 
 # --- a silo's operator ---------------------------------------------------------------------------
 
 
 def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> int:
-    """A SuperNode and its worker, which carries frames to the gate's socket; until SIGTERM, or
-    until the SuperNode ends.
+    """Run a SuperNode and its worker until SIGTERM. The app carries frames to the gate's socket.
+
+    A node that was connected before, and is refused, is tried again for a while: after a crash
+    SuperLink takes it to be connected for a minute.
     """
-    from silodp.wire.flower import app as flower
-
-    superlink = (
-        tunnel(superlink, proxy) if proxy else superlink
-    )  # whose certificate is for this machine's own address too
-
-    os.environ["SILODP_GATE"] = str(gate)
-    watched("courier", folder)
-    log, port = folder / "node.log", free_port()
-    _hang_up(folder, superlink, log)
-    link = [
-        f"--superlink={superlink}",
-        f"--root-certificates={folder / 'ca.pem'}",
-        f"--auth-supernode-private-key={folder / 'node.key'}",
-    ]
-    closed = [
-        "--isolation=process",
-        f"--superexec-auth-secret-file={folder / 'secret'}",
-        "--host=127.0.0.1",
-        f"--port={port}",
-    ]
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        "from silodp.wire.flower.app import supernode; supernode()",
-        *link,
-        *closed,
-    ]
-    with log.open("w") as out:
-        node = subprocess.Popen(
-            command,
-            env=child_environment(),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            preexec_fn=die_with_parent,
-        )
-    signal.signal(signal.SIGTERM, lambda *_: node.terminate())
-    while node.poll() is None and not _accepts(port):
-        time.sleep(0.1)
-    flower.work(f"127.0.0.1:{port}", (folder / "secret").read_bytes(), lambda: node.poll() is None)
-    if node.returncode and (reason := explain(log.read_text())):
-        print(visible(reason), flush=True)
-    return node.returncode and 1
-
-
-def _hang_up(folder: Path, superlink: str, log: Path) -> None:
-    """After a crash SuperLink takes the node to be connected for a minute, and would refuse it:
-    tell it otherwise, with the node's key.
-    """
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-    if not (found := re.search(r"SuperNode ID: (\d+)", log.read_text() if log.exists() else "")):
-        return
-    private: Any = load_ssh_private_key((folder / "node.key").read_bytes(), None)
-    signed = [
-        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-        NodeAuthHttpInterceptor(private, private.public_key()),
-    ]
-    with (
-        contextlib.suppress(Exception),
-        FleetHttpClient.from_server_address(
-            superlink, False, str(folder / "ca.pem"), signed
-        ) as fleet,
-    ):
-        fleet.DeactivateNode(DeactivateNodeRequest(node_id=int(found[1])))
+    # The certificate is for this machine's own address, too: that is where a tunnel begins.
+    superlink = tunnel(superlink, proxy) if proxy else superlink
+    secret = f"--superexec-auth-secret-file={folder / 'secret'}"
+    environment = (
+        child_environment()
+        | QUIET
+        | {
+            "FLWR_HOME": str(folder / "home"),
+            "PATH": _path(),
+            "SILODP_SITE": str(folder),
+            "SILODP_GATE": str(gate),
+            "SILODP_LINE": superlink,
+            "SILODP_CA": str(folder / "ca.pem"),
+        }
+    )
+    warn(folder)
+    log, deadline = folder / "node.log", time.monotonic() + CRASHED
+    known = log.exists() and "SuperNode ID" in log.read_text()
+    while True:
+        port = free_port()
+        with log.open("w") as out:
+            node = _child(
+                [
+                    *("flower-supernode", f"--superlink={superlink}", secret),
+                    *(f"--root-certificates={folder / 'ca.pem'}", "--isolation=process"),
+                    *("--host=127.0.0.1", f"--port={port}"),
+                    f"--auth-supernode-private-key={folder / 'node.key'}",
+                    f"--trusted-entities={folder / 'trusted.yaml'}",
+                ],
+                environment,
+                out,
+            )
+        runtime = f"--runtime-api-address=127.0.0.1:{port}"
+        worker = _child(["flower-superexec", "--insecure", runtime, secret], environment)
+        status = _attend([node, worker], lambda told: None)
+        reason = explain(log.read_text())
+        if status:
+            print(visible(reason or f"the node ended: see {log}"), flush=True)
+        again = known and "does not know" in reason and time.monotonic() < deadline
+        if not status or not again:
+            return status
+        time.sleep(AGAIN)
 
 
 # --- all of it on one machine --------------------------------------------------------------------
 
 
 def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
-    """Starts SuperLink, a courier per silo and the job; name -> pid once the hub at folder/hub.sock
-    knows all silos. Each is the leader of a process group, and writes to folder/NAME.log."""
+    """Start the server and a courier per silo; return name -> pid once the hub at folder/hub.sock
+    knows all silos.
+
+    Each is the leader of a process group, and writes to folder/NAME.log.
+    """
     folder, deadline = folder.absolute(), time.monotonic() + patience
-    if len(str(folder / "hub.sock")) > 107:
+    if len(str(folder / "server" / "line.sock")) > 107:
         raise BadInput(
-            f"{folder}: the path is too long for a socket in it; at most 98 characters will do"
+            f"{folder}: the path is too long for a socket in it; at most 90 characters will do"
         )
     if missing := [name for name in sockets if not (folder / "silos" / name / "node.key").exists()]:
         raise BadInput(f"{folder}: silo {missing[0]} was not provisioned there")
     if find_spec("flwr") is None:
         raise BadInput("Flower is not installed; pip install 'silodp[flower]' installs it")
-    server = folder / "server"
-    restart_superlink(folder, patience=patience)
-    register(server, {name: folder / "silos" / name / "node.pub" for name in sockets})
+    home = folder / "server"
+    _spawn_server(folder)
+    _await(lambda: _accepts(_inner(home)), folder, ["server"], deadline)
+    register(home, {name: folder / "silos" / name / "node.pub" for name in sockets})
     for name, gate in sockets.items():
         start_silo(folder, name, gate)
-    restart_job(folder, patience=patience)
-    _await(
-        lambda: set(sockets) <= set(connected(folder) or ()),
-        folder,
-        ["superlink", "job", *sockets],
-        deadline,
-    )
+    names = ["server", *sockets]
+    _await(lambda: set(sockets) <= set(connected(folder) or ()), folder, names, deadline)
     return Processes(folder).pids()
 
 
 def start_silo(folder: Path, name: str, gate: Path) -> int:
-    """Starts one silo's courier, for the first time or after it was killed."""
+    """Start one silo's courier, for the first time or after it was killed."""
     return _spawn(
         folder.absolute(),
         name,
@@ -336,45 +386,92 @@ def start_silo(folder: Path, name: str, gate: Path) -> int:
     )
 
 
-def restart_superlink(folder: Path, *, patience: float = 600.0) -> int:
-    """SuperLink with the database that it had; nodes come back by themselves, and the run is over:
-    restart_job() makes another.
+def restart_server(folder: Path, *, patience: float = 600.0) -> int:
+    """Start the server again, with the database that it had; return its pid once the hub answers.
+
+    Nodes come back by themselves.
     """
     folder, deadline = folder.absolute(), time.monotonic() + patience
-    Processes(folder).end(["superlink"], GRACE)
-    pid = _spawn(folder, "superlink", "superlink", folder / "server")
-    _await(lambda: _accepts(_port(folder / "server")), folder, ["superlink"], deadline)
-    return pid
-
-
-def restart_job(folder: Path, *, patience: float = 600.0) -> int:
-    """A new run of the app, whether the old job still runs or was killed; its pid once the hub
-    answers. Nodes stay connected.
-    """
-    folder, deadline = folder.absolute(), time.monotonic() + patience
-    Processes(folder).end(["job"], GRACE)
-    pid = _spawn(folder, "job", "job", folder / "server", f"--hub={folder / 'hub.sock'}")
-    _await(lambda: connected(folder) is not None, folder, ["superlink", "job"], deadline)
+    Processes(folder).end(["server"], GRACE)
+    pid = _spawn_server(folder)
+    _await(lambda: connected(folder) is not None, folder, ["server"], deadline)
     return pid
 
 
 def stop(folder: Path) -> None:
-    """Ends every process that start() began and that still runs: the job first, SuperLink last, so
-    that nodes can take their leave.
+    """End every process that start() began and that still runs: the server last, so that nodes can
+    take their leave.
     """
     processes = Processes(folder.absolute())
-    couriers = [name for name in processes.started() if name not in ("job", "superlink")]
-    for names in (["job"], couriers, ["superlink"]):
+    couriers = [name for name in processes.started() if name != "server"]
+    for names in (couriers, ["server"]):
         processes.end(names, GRACE)
     processes.forget()
 
 
+def _spawn_server(folder: Path) -> int:
+    (folder / "server" / "superlink.port").unlink(missing_ok=True)
+    return _spawn(folder, "server", "server", folder / "server", f"--hub={folder / 'hub.sock'}")
+
+
 def _spawn(folder: Path, name: str, command: str, home: Path, *arguments: str) -> int:
-    environment = (
-        child_environment() | QUIET | {"FLWR_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
-    )
     words = [sys.executable, "-P", "-m", "silodp.wire.flower.site", command, str(home), *arguments]
+    environment = child_environment() | QUIET | {"OMP_NUM_THREADS": "1"}
     return Processes(folder).start(name, words, environment, within=home)
+
+
+def _child(
+    words: Sequence[str], environment: Mapping[str, str], out: object = None
+) -> subprocess.Popen:
+    """Start one of Flower's programs, which ends with this process."""
+    return subprocess.Popen(
+        [_program(words[0]), *words[1:]],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=out,  # type: ignore[arg-type]
+        stderr=subprocess.STDOUT if out else None,
+        preexec_fn=die_with_parent,
+    )
+
+
+def _attend(children: Sequence[subprocess.Popen], look: Callable[[threading.Event], None]) -> int:
+    """Wait until SIGTERM, which gives 0, or until a child ends, which gives 1. Look on, meanwhile.
+
+    Afterwards no child runs.
+    """
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    while not told.is_set() and all(child.poll() is None for child in children):
+        look(told)
+        told.wait(0.5)
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + GRACE
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, deadline - time.monotonic()))
+        child.kill()
+        child.wait()
+    return 0 if told.is_set() else 1
+
+
+def _ended_by(run: Callable[..., object], work: object) -> None:
+    """Run it; the process ends with it, since without a front door nobody comes in."""
+    try:
+        run(work)
+    except OSError as error:
+        print(f"the front door cannot be opened: {error}", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _program(name: str) -> str:
+    """Return the path of a command of this very environment."""
+    return str(Path(sys.executable).parent / name)
+
+
+def _path() -> str:
+    """Return PATH with this environment's commands first: Flower starts its own ones by name."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _await(ready: Callable[[], bool], folder: Path, names: Sequence[str], deadline: float) -> None:
@@ -401,7 +498,15 @@ def _accepts(port: int) -> bool:
 
 
 def _port(server: Path) -> int:
+    """Return the port that is open to other machines."""
     return int((server / "port").read_text())
+
+
+def _inner(server: Path) -> int:
+    """Return SuperLink's own port, on this machine; 0 before it has one."""
+    with contextlib.suppress(FileNotFoundError):
+        return int((server / "superlink.port").read_text())
+    return 0
 
 
 def main() -> int:
@@ -412,8 +517,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, does in {
         "provision": "make a server's folder, and a folder for each silo named",
-        "superlink": "the server's Flower",
-        "job": "the server's courier",
+        "server": "the server: Flower's SuperLink, the front door and the hub",
         "register": "admit a silo's node",
         "key": "make a silo's folder",
         "silo": "the silo's courier",
@@ -428,14 +532,14 @@ def main() -> int:
     commands.choices["provision"].add_argument(
         "--port", type=int, default=0, help="a free one if not given"
     )
-    commands.choices["superlink"].add_argument(
+    commands.choices["server"].add_argument(
         "--host", default="127.0.0.1", help="0.0.0.0 for nodes on other machines"
+    )
+    commands.choices["server"].add_argument(
+        "--hub", type=Path, required=True, help="the socket at which the algorithm asks"
     )
     commands.choices["register"].add_argument(
         "silos", nargs="+", type=lambda pair: pair.split("=", 1), help="NAME=node.pub"
-    )
-    commands.choices["job"].add_argument(
-        "--hub", type=Path, required=True, help="the socket at which the algorithm asks"
     )
     commands.choices["silo"].add_argument(
         "--superlink", required=True, help="HOST:PORT of the server"
@@ -447,29 +551,22 @@ def main() -> int:
         "--gate", type=Path, required=True, help="the gate's socket"
     )
     given = vars(parser.parse_args())
-    os.environ.update(QUIET)
-    if given["command"] in ("superlink", "job", "register", "silo"):
-        try:
-            check("flwr")
-        except BadInput as wrong:
-            print(visible(wrong), file=sys.stderr)
-            return 2
+    given["folder"] = given["folder"].absolute()
     if given["command"] == "register":
         given["silos"] = {name: Path(public_key) for name, public_key in given["silos"]}
-    if given["command"] in (
-        "register",
-        "job",
-    ):  # what starts SuperLink does not wait until it listens
+        # What starts the server does not wait until SuperLink listens.
         deadline = time.monotonic() + PATIENCE
-        while not _accepts(_port(given["folder"])) and time.monotonic() < deadline:
+        while not _accepts(_inner(given["folder"])) and time.monotonic() < deadline:
             time.sleep(0.1)
     try:
-        return globals()[given.pop("command")](**given) or 0
+        if given["command"] in ("server", "register", "silo"):
+            check("flwr")
+        with safe_children():
+            return globals()[given.pop("command")](**given) or 0
     except BadInput as wrong:
         print(visible(wrong), file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    with safe_children():
-        sys.exit(main())
+    sys.exit(main())

@@ -1,14 +1,15 @@
-"""NVIDIA FLARE as courier: `Courier` at a silo, `ServerHub` at the server, both components of a
-site's own resources.json.
+"""NVIDIA FLARE as courier: `Courier` at a silo, `ServerHub` at the server.
 
-They live in the engine's client and server processes themselves, not in a job: no code or
-configuration comes from the server, a client or a server that was killed is back as soon as it runs
-again, and the silo refuses every other thing that the engine can be asked for. A question is pushed
-as an auxiliary message {"frame": bytes, "timeout": seconds}; the answer is {"reply": bytes} or
-{"code": word}. A long one is offered, as {"ticket": word, "timeout": seconds}, and the courier asks
-for it: of a message that comes unasked NVFlare 2.9.0 writes every byte out for its log, whether it
-logs or not, and of 40 MB that takes longer than to carry them. What is asked for is in a DXO, of
-which the log has no more than its address.
+Both are components of a site's own resources.json, in the engine's client and server processes. No
+job is ever started: no code and no configuration comes from the server, and a client or a server
+that was killed is back as soon as it runs again.
+
+Only interfaces that NVFlare offers to components are used: events, auxiliary messages, `Shareable`,
+`DXO`. A question is an auxiliary message {"frame": bytes, "timeout": seconds}; the answer is
+{"reply": bytes} or {"code": word}. A long question is offered, as {"ticket": word, "timeout":
+seconds}, and the courier fetches it. NVFlare 2.9 writes every byte of a message that it pushes into
+a string for its log, even where nothing is logged; for 40 MB that takes longer than the transfer.
+Content inside a DXO is left out of that string.
 """
 
 from __future__ import annotations
@@ -27,29 +28,19 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from nvflare.fuel.utils.fobs import fobs as engine_format
-from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from silodp.host import metrics
 from silodp.host.frames import Frames
 from silodp.wire.hub import GRACE, LONG, LONGEST, Turns, serve_hub
 from silodp.wire.many import LARGEST
-from silodp.wire.nvflare import believed, door
 from silodp.wire.nvflare.kits import removed
-from silodp.wire.private import check
 from silodp.wire.site import watched
 from silodp.wire.socket import CODES, Socket, Unreached
 from silodp.wire.sweep import Sweep
 
 TOPIC, FETCH = "silodp", "silodp_fetch"
-WITHOUT = ("nvflare.fuel.utils.fobs.datum.Datum", "numpy.ndarray")
-"""Types that no message of ours has. A Datum from the wire names a file that the engine would read
-when it sends it back; an array may be fetched from whoever the message says, for which a thread
-would wait for 40 minutes."""
-COMMANDS = "_net_manager:"
 AT_ONCE = 256
 """Silos that are asked at once: each takes two threads of the engine's process until it has
 answered. The others wait for their turn.
@@ -58,38 +49,6 @@ BEYOND = GRACE / 2
 """Seconds beyond its time for a reply that is on its way at the end of it."""
 PING = 10.0
 """Seconds in which a courier that is there says so."""
-
-
-def deafen(engine: Any) -> None:
-    """The engine's network commands are none of ours: one of them echoes what it gets. Nor are
-    types that do more than hold values. Some are made after the components are, so this is done
-    twice, and then checked."""
-    for kind in WITHOUT:
-        engine_format._decomposers.pop(kind, None)
-        engine_format._type_name_whitelist.discard(kind)
-    engine_format._dot_handlers.clear()  # what fetches
-    known = _known(engine)
-    for command in [name for name in known if name.startswith(COMMANDS)]:
-        del known[command]
-
-
-def listens(engine: Any) -> bool:
-    """Whether anything that `deafen` takes away is there still."""
-    kinds = (
-        engine_format._decomposers.keys()
-        | engine_format._type_name_whitelist
-        | engine_format._dot_handlers.keys()
-    )
-    return (
-        not kinds.isdisjoint(WITHOUT)
-        or bool(engine_format._dot_handlers)
-        or any(name.startswith(COMMANDS) for name in _known(engine))
-    )
-
-
-def _known(engine: Any) -> dict[str, Any]:
-    cell = getattr(engine, "cell", None)
-    return cell.core_cell.req_reg.reg if cell else {}
 
 
 class _Until(Signal):
@@ -124,32 +83,14 @@ class Courier(FLComponent):
 
     def __init__(self, socket: str, limit: int = LARGEST) -> None:
         super().__init__()
-        self._gate, self._sweep = Socket(socket, limit=limit), Sweep()
-        door.believe_no_sizes()  # before the engine calls anybody
-        believed.call_nobody()
+        self._gate = Socket(socket, limit=limit)
+        self._sweep = Sweep()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        engine: Any = fl_ctx.get_engine()
-        if event_type == EventType.SYSTEM_BOOTSTRAP:  # before the server is told of this client
-            try:
-                check("nvflare")
-                # The engine would obey the server's admin commands (read a file, run a job), and
-                # check the site's rights only if the server asks it to. A courier needs none of
-                # them.
-                ClientRequestProcessors.request_processors.clear()
-                deafen(engine)
-                engine.register_aux_message_handler(TOPIC, self._carry)
-            except Exception:
-                raise UnsafeComponentError(
-                    "the courier could not close the engine's commands"
-                ) from None  # stops the engine
+        if event_type == EventType.SYSTEM_BOOTSTRAP:  # before the server knows this client
+            engine: Any = fl_ctx.get_engine()
+            engine.register_aux_message_handler(TOPIC, self._carry)
         if event_type == EventType.SYSTEM_START:
-            deafen(engine)
-            if engine.admin_agent.processors or not _known(engine) or listens(engine):
-                self.logger.error(
-                    "the engine still obeys commands of the server: the courier stops"
-                )
-                os._exit(2)
             watched("courier", Path(os.environ.get("SILODP_SITE", ".")))
             self._sweep.begin()
 
@@ -160,11 +101,11 @@ class Courier(FLComponent):
             if not isinstance(timeout, float) or not 0 < timeout <= LONGEST:
                 raise _Malformed
             deadline = time.monotonic() + timeout
-            frame = (
-                self._fetched(ticket, timeout, fl_ctx)
-                if isinstance(ticket := request.get("ticket"), str)
-                else request.get("frame")
-            )
+            ticket = request.get("ticket")
+            if isinstance(ticket, str):
+                frame = self._fetched(ticket, timeout, fl_ctx)
+            else:
+                frame = request.get("frame")
             if not isinstance(frame, bytes):
                 raise _Malformed
             answer["reply"] = self._gate.ask(frame, deadline - time.monotonic())
@@ -179,21 +120,19 @@ class Courier(FLComponent):
         return answer
 
     def _fetched(self, ticket: str, timeout: float, fl_ctx: FLContext) -> object:
-        """The long frame that the server holds for whoever has this ticket. Nothing of the server's
-        is sent back to it but such a word.
+        """Fetch the long frame for which the server gave this ticket.
+
+        Only a word of the right form is sent back to the server.
         """
         if not re.fullmatch("[0-9a-f]{32}", ticket):
             return None
         engine: Any = fl_ctx.get_engine()
         _end_after(timeout, fl_ctx)
-        found = engine.send_aux_request(FETCH, Shareable({"ticket": ticket}), timeout, fl_ctx).get(
-            "frame"
-        )
-        return (
-            found.data.get("frame")
-            if isinstance(found, DXO) and isinstance(found.data, dict)
-            else None
-        )
+        request = Shareable({"ticket": ticket})
+        found = engine.send_aux_request(FETCH, request, timeout, fl_ctx).get("frame")
+        if isinstance(found, DXO) and isinstance(found.data, dict):
+            return found.data.get("frame")
+        return None
 
 
 class ServerHub(FLComponent):
@@ -201,41 +140,17 @@ class ServerHub(FLComponent):
 
     def __init__(self, path: str, removed: str) -> None:
         super().__init__()
-        self._path, self._removed, self._stop, self._sweep = (
-            Path(path),
-            Path(removed),
-            threading.Event(),
-            Sweep(),
-        )
-        door.believe_no_sizes()  # before the engine lets anybody in
-        door.share_fairly()
-        believed.believe_certificates()
+        self._path = Path(path)
+        self._removed = Path(removed)
+        self._stop = threading.Event()
+        self._sweep = Sweep()
         self._engine: Any = None
-        self._guarded = False
         self._offered: dict[str, Callable[[], bytes]] = {}
         """What couriers may ask for, each once, under a word that only they were told."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type in (
-            EventType.SYSTEM_BOOTSTRAP,
-            EventType.SYSTEM_START,
-        ):  # a silo may be hostile too
-            try:
-                check("nvflare")
-                deafen(fl_ctx.get_engine())
-                if not self._guarded and (cell := getattr(fl_ctx.get_engine(), "cell", None)):
-                    believed.know_by_certificate(cell)
-                    self._guarded = True
-            except Exception as error:
-                self.logger.error(
-                    f"the engine's commands could not be closed: {error}: the server stops"
-                )
-                os._exit(2)
         if event_type == EventType.SYSTEM_START:
             self._engine = fl_ctx.get_engine()
-            if not _known(self._engine) or listens(self._engine) or not self._guarded:
-                self.logger.error("the engine still obeys commands of the silos: the server stops")
-                os._exit(2)
             self._engine.register_aux_message_handler(FETCH, self._give)
             watched("server", Path(os.environ.get("SILODP_SITE", ".")))
             hub = (
@@ -251,13 +166,9 @@ class ServerHub(FLComponent):
             self._stop.set()
 
     def _registered(self) -> list[str]:
-        """Whoever is connected and was not removed since; the engine itself is told of a removal,
-        and lets its client in no more.
-        """
-        gone, there = removed(self._removed), {client.name for client in self._engine.get_clients()}
-        if there & gone:
-            self._engine.disable_clients(sorted(there & gone))
-        return sorted(there - gone)
+        """Return the connected silos that the operator has not removed."""
+        connected = {client.name for client in self._engine.get_clients()}
+        return sorted(connected - removed(self._removed))
 
     def _names(self) -> list[str]:
         """The silos whose couriers answer: the engine goes on listing one that was killed until its
@@ -275,34 +186,27 @@ class ServerHub(FLComponent):
         """Each silo by itself: the engine's own multicast fails in 2.9.0, and its call for one
         waits for the answer, in a thread.
         """
-        known, given = [name for name in self._registered() if name in frames], Frames.of(frames)
-        return iter(
-            Turns(
-                known,
-                lambda name, left: self._ask(name, given, left),
-                timeout,
-                at_once=AT_ONCE,
-                beyond=BEYOND,
-            )
-        )
+        known = [name for name in self._registered() if name in frames]
+        given = Frames.of(frames)
+
+        def ask(name: str, left: float) -> bytes | None:
+            return self._ask(name, given, left)
+
+        return iter(Turns(known, ask, timeout, at_once=AT_ONCE, beyond=BEYOND))
 
     def _ask(self, name: str, frames: Frames, left: float) -> bytes | None:
-        deadline = time.monotonic() + left
-        answer = (
-            self._offer(name, frames, left) if frames.size(name) >= LONG else {"code": "malformed"}
-        )
-        if (
-            answer.get("code") == "malformed"
-        ):  # it is short, or the courier's silodp is one that knew no tickets
-            answer = self._send(name, {"frame": frames[name]}, deadline - time.monotonic())
-        reply, code = answer.get("reply"), answer.get("code")
+        if frames.size(name) >= LONG:
+            answer = self._offer(name, frames, left)
+        else:
+            answer = self._send(name, {"frame": frames[name]}, left)
         self._sweep.carried(frames.size(name))  # whether or not it answered
+        reply = answer.get("reply")
         if isinstance(reply, bytes) and len(reply) <= LARGEST:
             return reply
-        self.logger.warning(
-            f"{name} did not answer: "
-            f"{code if isinstance(code, str) and code in CODES else 'silent'}"
-        )  # no word of its own
+        code = answer.get("code")
+        # A silo's own words do not reach the log.
+        known = isinstance(code, str) and code in CODES
+        self.logger.warning(f"{name} did not answer: {code if known else 'silent'}")
         return None
 
     def _offer(self, name: str, frames: Frames, left: float) -> Mapping[str, Any]:

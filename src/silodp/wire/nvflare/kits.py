@@ -23,6 +23,8 @@ from silodp.host.atomic import write
 PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
 REMOVED = "disabled_clients.json"
 """The file of the server's kit in which NVFlare itself keeps whom it lets in no more."""
+START = "sub_start.sh"
+"""The script of a kit that starts its engine; with --once in the foreground, as one process."""
 DAYS, AUTHORITY_DAYS = 360, 3650
 """The authority outlives the certificates, which last NVFlare's 360 days, so that these can be
 renewed one by one.
@@ -182,6 +184,29 @@ def _root(folder: Path) -> tuple[bytes, bytes]:
         ) from None
 
 
+def start_script(name: str) -> bytes:
+    """Return the script by which this installation of NVFlare starts a client of this name, or the
+    server.
+
+    NVFlare's provisioner writes it. A script that comes with a kit is another operator's word.
+    """
+    from nvflare.lighter.constants import CtxKey
+    from nvflare.lighter.impl.static_file import StaticFileBuilder
+    from nvflare.lighter.impl.workspace import WorkspaceBuilder
+    from nvflare.lighter.provision import prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    silos = [] if name == SERVER else [name]
+    builders = [
+        WorkspaceBuilder(["master_template.yml"]),
+        StaticFileBuilder(config_folder="config", scheme="tcp"),
+    ]
+    with tempfile.TemporaryDirectory() as apart:
+        project = prepare_project(_project(silos, "localhost", 1))
+        made = Provisioner(apart, builders).provision(project, logger=_Quiet())
+        return (Path(made[CtxKey.CURRENT_PROD_DIR]) / name / "startup" / START).read_bytes()
+
+
 def _provisioned(
     workspace: Path,
     silos: Sequence[str],
@@ -199,26 +224,12 @@ def _provisioned(
     from nvflare.lighter.provisioner import Provisioner
     from nvflare.lighter.utils import serialize_cert, serialize_pri_key
 
-    people = [
-        {
-            "name": SERVER,
-            "type": "server",
-            "org": ORG,
-            "default_host": host,
-            "fed_learn_port": port,
-            "admin_port": port,
-        }
-    ]
-    people += [{"name": name, "type": "client", "org": ORG} for name in silos]
-    people += [{"name": ADMIN, "type": "admin", "org": ORG, "role": "project_admin"}]
     builders = [
         WorkspaceBuilder(["master_template.yml"]),
         StaticFileBuilder(config_folder="config", scheme="tcp"),
     ]
     builders += [CertBuilder(root_valid_days=AUTHORITY_DAYS), SignatureBuilder()]
-    project = prepare_project(
-        {"api_version": 3, "name": PROJECT, "description": "", "participants": people}
-    )
+    project = prepare_project(_project(silos, host, port))
     if root:
         project.serialized_root_cert, project.root_private_key = (
             root[0],
@@ -235,6 +246,15 @@ def _provisioned(
         "root.key": serialize_pri_key(made[CtxKey.ROOT_PRI_KEY]),
     }
     return authority | {"kits": made[CtxKey.CURRENT_PROD_DIR]}
+
+
+def _project(silos: Sequence[str], host: str, port: int) -> dict[str, Any]:
+    """Return a project for NVFlare's provisioner: the server, these silos, an administrator."""
+    server = {"default_host": host, "fed_learn_port": port, "admin_port": port}
+    people = [{"name": SERVER, "type": "server", "org": ORG} | server]
+    people += [{"name": name, "type": "client", "org": ORG} for name in silos]
+    people += [{"name": ADMIN, "type": "admin", "org": ORG, "role": "project_admin"}]
+    return {"api_version": 3, "name": PROJECT, "description": "", "participants": people}
 
 
 class _Quiet:

@@ -26,14 +26,13 @@ from silodp.core.text import visible
 from silodp.host.atomic import write
 from silodp.host.python_path import child_environment, safe_children
 from silodp.wire.many import LARGEST
-from silodp.wire.nvflare.kits import ORG, PROJECT, REMOVED, SERVER, issue
+from silodp.wire.nvflare.kits import PROJECT, REMOVED, SERVER, START, issue, start_script
 from silodp.wire.site import Processes, attended, connected, free_port, warn
 from silodp.wire.tunnel import tunnel
+from silodp.wire.versions import check
 
-HEARTBEAT, LOST = 2, 8
-"""Seconds between a client's signs of life, and without one after which the server no longer lists
-it.
-"""
+LOST = 20
+"""Seconds without a sign of life after which the server no longer lists a client."""
 MESSAGE = LARGEST + 2**20
 """Bytes that the engine takes for one message: the longest frame, and what is around it."""
 SILENCE = 60
@@ -138,6 +137,7 @@ def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target
         local / "comm_config.json", {"allow_adhoc_conns": False, "streaming_max_blob_size": MESSAGE}
     )  # no client talks to another
     _write(local / "log_config.json", _log())
+    write(start / START, start_script(name))
 
 
 def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
@@ -200,26 +200,30 @@ def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
         {"streaming_max_blob_size": MESSAGE, "streaming_read_timeout": SILENCE},
     )
     _write(local / "log_config.json", _log())
+    write(start / START, start_script(SERVER))
 
 
 def command(kit: Path) -> list[str]:
-    """What starts the engine of a settled kit, in the foreground."""
-    side = "server" if (kit / "startup" / "fed_server.json").exists() else "client"
-    words = [
-        sys.executable,
-        "-P",
-        "-m",
-        f"nvflare.private.fed.app.{side}.{side}_train",
-        "-m",
-        str(kit.resolve()),
-        "-s",
-        f"fed_{side}.json",
-    ]
-    words += ["--set", "secure_train=true", "config_folder=config", f"org={ORG}"]
-    if side == "client":
-        name = json.loads((kit / "startup" / "fed_client.json").read_text())["client"]["fqsn"]
-        words += [f"uid={name}", f"heart_beat_interval={HEARTBEAT}"]
-    return words
+    """Return the command that runs the engine of a settled kit in the foreground."""
+    return ["bash", str(kit.resolve() / "startup" / START), "--once"]
+
+
+def environment(kit: Path) -> dict[str, str]:
+    """Return the environment for `command`.
+
+    NVFlare's script runs the first `python3` of PATH, and puts PYTHONPATH behind a folder of its
+    own. An empty PYTHONPATH would stand for the current folder there, so it names this package's.
+    """
+    path = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    inherited = child_environment()
+    packages = [inherited["PYTHONPATH"]] if "PYTHONPATH" in inherited else []
+    packages.append(str(Path(__file__).resolve().parents[3]))
+    own = {
+        "PATH": os.pathsep.join(path),
+        "PYTHONPATH": os.pathsep.join(packages),
+        "SILODP_SITE": str(kit),
+    }
+    return inherited | own
 
 
 def _nobody() -> dict:
@@ -257,11 +261,8 @@ def _log() -> dict:
         "disable_existing_loggers": False,
         "formatters": {"line": line},
         "handlers": {"file": file},
-        # the client's engine would write down what the server answers, however long it is
-        "loggers": {
-            "root": {"level": "INFO", "handlers": ["file"]},
-            "nvflare.private.fed.client.client_engine": {"level": "WARNING"},
-        },
+        # At INFO the client's engine would write down each reply of the server, however long.
+        "loggers": {"root": {"level": "WARNING", "handlers": ["file"]}},
     }
 
 
@@ -273,8 +274,8 @@ def _write(path: Path, content: dict) -> None:
 
 
 def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
-    """Settles each silo's kit on its gate's socket, starts server and clients in the background;
-    returns name -> pid when all answer.
+    """Settle the kits, start server and clients in the background; return name -> pid when all
+    answer.
     """
     for name, gate in sockets.items():
         settle_silo(folder / "kits" / name, gate)
@@ -346,7 +347,8 @@ def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, 
             set(names) - started
         ):  # once each; looked at again and again, since a killed process takes a moment to be gone
             if not processes.runs(name):
-                processes.start(name, command(folder / "kits" / name), child_environment() | MEMORY)
+                kit = folder / "kits" / name
+                processes.start(name, command(kit), environment(kit), within=kit)
                 started.add(name)
         silos, there = set(processes.started()) - {SERVER}, connected(folder)
         if there is not None and silos <= set(there):
@@ -370,12 +372,13 @@ def _run(kit: Path, *, attend: bool) -> int:
     """Becomes the engine of a settled kit; or is its parent, for the sake of a tunnel that lives in
     this process.
     """
+    check("nvflare")
     warn(kit)
     words = command(kit)
-    environment = child_environment() | MEMORY | {"SILODP_SITE": str(kit)}
     if attend:
-        return attended(words, environment)
-    os.execve(words[0], words, environment)
+        return attended(words, environment(kit))
+    os.chdir(kit)
+    os.execvpe(words[0], words, environment(kit))
 
 
 def main() -> int:
@@ -412,7 +415,8 @@ def main() -> int:
     try:
         match given.command:
             case "provision":
-                provision(given.folder, given.silos, host=given.host, port=given.port)
+                with safe_children():
+                    provision(given.folder, given.silos, host=given.host, port=given.port)
             case "explain":
                 print(visible(explain(given.kit)))
             case "server":

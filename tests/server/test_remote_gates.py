@@ -273,7 +273,7 @@ def test_cards_that_do_not_agree_and_orders_that_do_not_fit_are_refused_in_a_sen
     with pytest.raises(BadInput, match="begun with another rounds"):
         carried_out(gates, tmp_path / "run", order=replace(ORDER, rounds=5))
     with pytest.raises(BadInput, match="the records"):
-        Card.of({"name": "a", "key": "b", "records": "many"})
+        Card.of({"name": "a", "key": "b" * 64, "records": "many"})
 
 
 def test_without_noise_the_iterates_are_the_simulations():

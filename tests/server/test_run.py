@@ -71,7 +71,12 @@ def test_advice_over_a_network_asks_only_for_what_every_card_allows(monkeypatch)
         "prox": "zero",
     }
     card = Card(
-        name="a", **about, features=("u", "v"), classes=("0", "1"), parameters=3, definition=""
+        name="a",
+        **about,
+        features=("u", "v"),
+        classes=("0", "1"),
+        parameters=3,
+        definition="0" * 64,
     )
     for said in ([()], [("Gram", "Grad")], [("Gram", "Grad"), ("Grad",), ()]):
         cards = [

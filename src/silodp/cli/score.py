@@ -272,8 +272,8 @@ def federation_evaluate(
     The same evaluation asked again is the same question, which a gate answers from its store: it
     costs nothing and tells nothing new.
 
-    Example: `silodp federation up --data wbcd --held-out 0.2`, `silodp federation run`, `silodp
-    federation evaluate --epsilon 1`
+    Example: `silodp federation up --data wbcd --held-out 0.2`, `silodp federation run`,
+    `silodp federation evaluate --epsilon 1`
     """
     import torch
 

@@ -418,6 +418,7 @@ def test_there_is_no_seed_and_no_switch_and_only_one_silo():
         "records",
         "partition",
         "held_out_share",
+        "marks",
         "mapped",
     }
     with pytest.raises(BadInput, match="one silo"):

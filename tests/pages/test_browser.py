@@ -82,6 +82,7 @@ def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, root):
             assert figure(page, "ε spent") == rounded_up(max(s.spent for s in run.silos), 4)
             assert figure(page, "rounds") == f"{run.done} of {run.total}"
         page.get_by_role("link", name="The report, to print and sign").click()
+        page.wait_for_load_state()  # a busy machine shows the top of a page before its end
         assert runs.fingerprint(root / name) in page.locator("body").inner_text()
         page.goto(page.url.rpartition("/report/")[0] + "/")
     for name in ("train", "clinic"):

@@ -679,3 +679,19 @@ def test_an_answer_takes_the_threads_that_the_gate_began_with_and_leaves_the_pro
         assert (seen, torch.get_num_threads()) == ([before], before + 1)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_record_on_which_the_model_raises_what_is_no_exception_is_zero_too():
+    """A cancelled task, say: it must not let it end the gate after a charge."""
+
+    class Stopped(BaseException):
+        pass
+
+    def rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if bool((x[:, 0] > 5).any()):
+            raise Stopped
+        return 2 * x
+
+    x = torch.tensor([[0.0], [1.0], [2.0], [9.0], [4.0], [4.0], [4.0], [4.0]])
+    found = slots.computed(rows, x, torch.zeros(8), 1)
+    assert found.flatten().tolist() == [0.0, 2.0, 4.0, 0.0, 8.0, 8.0, 8.0, 8.0]

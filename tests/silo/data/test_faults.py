@@ -5,6 +5,8 @@ everybody else stays in its place.
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
@@ -94,3 +96,71 @@ def test_a_byte_that_is_no_letter_in_the_files_encoding_stops_no_file(tmp_path):
     file.write_bytes(b"id,a,y\nx,1,0\ny,\x81,1\nz,3,1\n")
     found = read_table(file, Schema.of(table), Faults())
     assert found.missing[:, 0].tolist() == [False, True, False]
+
+
+def test_codes_for_a_missing_value_name_no_person(tmp_path):
+    """A server writes the codes. Were an id one of them, n would tell how many rows a person has,
+    and each of these rows would be protected by itself.
+    """
+    file = tmp_path / "clinic.csv"
+    file.write_text("\n".join(["id,a,y", "p,1,0", "q,2,1", "p,3,1", "q,4,0", "r,5,1"]))
+    aimed = Schema.of(
+        {
+            "missing_codes": ["p"],
+            "person": "id",
+            "rows_per_person": 2,
+            "columns": {"a": {"type": "number", "range": [0, 10]}},
+            "label": {"task": "binary", "column": "y", "classes": ["0", "1"]},
+        }
+    )
+    good, table = read_table(file, PERSONS, Faults()), read_table(file, aimed, Faults())
+    assert table.raw[3] == good.raw[3] == ["p", "q", "r"]
+    assert np.array_equal(table.x, good.x)
+    assert np.array_equal(table.y, good.y)
+
+
+TEXTS = pa.array([b"a", b"b", b"\xff", b"c"], pa.binary()).buffers()
+UNREADABLE = {
+    "date": pa.array([1, 2, 10**7, 3], pa.date32()),
+    "time": pa.array([1, 2, 2**31 - 1, 3], pa.time32("ms")),
+    "moment": pa.array([1, 2, 2**62, 3], pa.timestamp("us", tz="Europe/Berlin")),
+    "text": pa.Array.from_buffers(pa.string(), 4, TEXTS),
+}
+TABLE = Schema.of(
+    {
+        "ignore": ["note"],
+        "columns": {"a": {"type": "number", "range": [0, 10]}},
+        "label": {"task": "binary", "column": "y", "classes": ["0", "1"]},
+    }
+)
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_a_cell_of_a_parquet_file_that_cannot_be_read_is_missing_and_no_other_is(tmp_path, what):
+    """A year of five digits, a time after midnight, a byte that is no text: in any column."""
+    file = tmp_path / "clinic.parquet"
+    columns = {"a": [1.0, 2.0, 3.0, 4.0], "y": [0, 1, 0, 1]}
+    notes = UNREADABLE[what]
+    good = notes.slice(0, 2).to_pylist() + notes.slice(3).to_pylist()
+    parquet.write_table(pa.table(columns | {"note": notes}), file)
+    faults = Faults()
+    table = read_table(file, TABLE, faults)
+    assert faults.cells["note"].tolist() == [False, False, True, False]
+    assert table.y.tolist() == [0, 1, 0, 1]
+    assert not table.void.any()
+    parquet.write_table(
+        pa.table(columns | {"note": pa.array([*good[:2], None, good[2]], notes.type)}), file
+    )
+    plain = read_table(file, TABLE, Faults())
+    assert np.array_equal(table.raw[0], plain.raw[0], equal_nan=True), "the ledger knows the others"
+    assert np.array_equal(table.x, plain.x)
+
+
+def test_a_text_of_an_npz_file_that_is_no_unicode_stops_no_gate(tmp_path):
+    file = tmp_path / "clinic.npz"
+    seen = []
+    for note in ("x", "x\udcff"):
+        np.savez(file, a=np.array([1.0, 2.0]), y=np.array([0, 1]), note=np.array(["u", note]))
+        seen.append(read_table(file, TABLE, Faults()))
+    assert np.array_equal(seen[0].x, seen[1].x)
+    assert not seen[1].void.any()

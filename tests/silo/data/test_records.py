@@ -2,6 +2,7 @@
 together.
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -104,3 +105,11 @@ def test_silos_that_do_not_fit_are_refused_by_name(silos, sentence):
 def test_every_silo_needs_its_own_name(names):
     with pytest.raises(BadInput, match="2 silos need 2 different names"):
         Records.of([GOOD, GOOD], names)
+
+
+def test_records_that_count_as_zero_do_so_on_another_device_and_among_other_silos():
+    records = Records.of([(np.ones((3, 2)), np.zeros(3)), (np.ones((2, 2)), np.zeros(2))])
+    void = torch.tensor([[True, False, False], [False, True, False]])
+    records = dataclasses.replace(records, void=void)
+    assert torch.equal(records.to("cpu").void, void)
+    assert torch.equal(records.select([1]).void, void[1:])

@@ -288,3 +288,18 @@ def test_a_map_that_differs_between_processes_is_refused():
     refuse_other_elsewhere(
         map_of(OWN.replace("halves", "own")), OWN.replace("halves", "own").encode(), 64
     )
+
+
+def test_a_map_that_raises_what_is_no_exception_makes_one_record_zero_and_ends_nothing():
+    class Stopped(BaseException):
+        pass
+
+    def own(row):
+        if row[0] > 5:
+            raise Stopped
+        return row * 2
+
+    mapped = FeatureMap("own.py:own", own)
+    made, failed = mapped.of_each(torch.tensor([[1.0, 1.0], [9.0, 1.0], [3.0, 1.0]]))
+    assert failed.tolist() == [False, True, False]
+    assert made.tolist() == [[2.0, 2.0], [0.0, 0.0], [6.0, 2.0]]

@@ -76,7 +76,9 @@ def computed(
     """
     try:
         return rows(_own(x), _own(y))
-    except (Exception, SystemExit):  # a model that ends the program ends nothing
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a model that ends the program ends nothing
         kept = torch.zeros(len(x), dim, dtype=dtype)
         _halved(rows, x, y, torch.arange(len(x)), kept)
         return kept
@@ -88,7 +90,9 @@ def _halved(rows: Rows, x: Tensor, y: Tensor, asked: Tensor, kept: Tensor) -> No
         at[half] = half
         try:
             kept[half] = rows(_own(x[at]), _own(y[at]))[half]
-        except (Exception, SystemExit):
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             if len(half) > 1:
                 _halved(rows, x, y, half, kept)
 

@@ -91,7 +91,8 @@ def check(path: Path, schema: Schema) -> list[Finding]:
     if found:
         return found
     said = [_told(check_columns, path, cells, schema)]
-    cells = blanked(cells, schema.missing_codes)
+    own = {name: cells[name] for name in schema.own if name in cells}
+    cells = blanked(cells, schema.missing_codes) | own  # no code stands for a person
     if not len(next(iter(cells.values()), ())):
         return [Finding(True, f"{path} has columns but no rows; a silo needs at least one record.")]
     columns = [column for column in schema.columns if column.name in cells]

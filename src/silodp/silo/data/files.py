@@ -136,7 +136,7 @@ def read_cells(
         path,
         {
             ".csv": lambda path: _csv_cells(path, form, faults),
-            ".parquet": _parquet_cells,
+            ".parquet": lambda path: _parquet_cells(path, faults),
             ".npz": _npz_cells,
         },
     )
@@ -173,7 +173,7 @@ def header(path: Path, form: Form = PLAIN) -> list[str]:
 def _read(path: Path, label: str, *, text_label: bool, faults: Faults | None = None) -> _Sheet:
     readers = {
         ".csv": lambda path: _read_csv(path, label, text_label, faults),
-        ".parquet": lambda path: _read_parquet(path, label),
+        ".parquet": lambda path: _read_parquet(path, label, faults),
     }
     return _opened(path, readers | {".npz": lambda path: _read_npz(path, label)})
 
@@ -330,7 +330,7 @@ def _parquet_names(names: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith("__index_level_")]  # pandas' row index
 
 
-def _parquet_cells(path: Path) -> dict[str, np.ndarray]:
+def _parquet_cells(path: Path, faults: Faults | None = None) -> dict[str, np.ndarray]:
     table = parquet.ParquetFile(
         path
     ).read()  # not read_table, which adds columns that it finds in the path
@@ -347,14 +347,39 @@ def _parquet_cells(path: Path) -> dict[str, np.ndarray]:
                 "must be one number or one text."
             )
     return {
-        name: column_of(table, i)
+        name: _parquet_column(table, i, name, faults)
         for i, name in enumerate(table.column_names)
         if not name.startswith("__index_level_")
     }
 
 
-def _read_parquet(path: Path, label: str) -> _Sheet:
-    columns = _parquet_cells(path)
+def _parquet_column(table: pa.Table, i: int, name: str, faults: Faults | None) -> np.ndarray:
+    """Return a column's cells. With `faults` one that cannot be read, such as a date in a year of
+    five digits, is missing, and noted there.
+    """
+    try:
+        return column_of(table, i)
+    except (ValueError, OverflowError, NotImplementedError, pa.ArrowException):
+        if faults is None:
+            raise
+    cells, bad = np.empty(len(table), object), np.zeros(len(table), bool)
+    spans = [(0, len(table))]
+    while spans:
+        start, end = spans.pop()
+        try:
+            cells[start:end] = column_of(table.slice(start, end - start), i)
+        except (ValueError, OverflowError, NotImplementedError, pa.ArrowException):
+            middle = (start + end) // 2
+            if middle == start:
+                bad[start] = True
+            else:
+                spans += [(start, middle), (middle, end)]
+    faults.note(name, bad)
+    return cells
+
+
+def _read_parquet(path: Path, label: str, faults: Faults | None = None) -> _Sheet:
+    columns = _parquet_cells(path, faults)
     _check_columns(path, list(columns), label)
     return _Sheet(columns, label)
 
@@ -545,7 +570,11 @@ def where(row: int) -> str:
 
 
 def as_text(value: Any) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    """Return a cell's text, which can be encoded: what is no letter is written as an escape."""
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    text = str(value)
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def number(value: Any) -> float:

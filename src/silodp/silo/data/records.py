@@ -135,12 +135,14 @@ class Records:
             raise BadInput("no silo is selected; at least one is needed.")
         index = torch.as_tensor(list(silos), device=self.x.device)
         missing = None if self.missing is None else self.missing[index]
+        void = None if self.void is None else self.void[index]
         return Records(
             self.x[index],
             self.y[index],
             tuple(self.counts[i] for i in silos),
             tuple(self.names[i] for i in silos),
             missing,
+            void,
         )
 
     def pooled(self) -> "Records":
@@ -152,7 +154,8 @@ class Records:
     def to(self, device: torch.device | str) -> "Records":
         """The same records on `device`."""
         missing = None if self.missing is None else self.missing.to(device)
-        return Records(self.x.to(device), self.y.to(device), self.counts, self.names, missing)
+        void = None if self.void is None else self.void.to(device)
+        return Records(self.x.to(device), self.y.to(device), self.counts, self.names, missing, void)
 
     @property
     def features(self) -> int:

@@ -124,7 +124,8 @@ def table_of(
     void = faults.bad(schema.label.columns, len(y)) if faults else None
     if schema.person is None:
         return Table(x, y, known, missing, void)
-    people = grouped(cells[schema.person.column], schema.person, void)
+    # A server writes the codes for a missing value: they must not take a person's rows apart.
+    people = grouped(raw_cells[schema.person.column], schema.person, void)
     who = (*known[:3], people.ids, schema.person.column)
     nobody = None if void is None else void[people.places[:, 0]]
     return Table(people.x(x), people.y(y), who, people.x(missing), nobody)

@@ -205,6 +205,18 @@ def test_in_its_part_every_person_stands_at_each_place_alike():
     assert abs(inside - 1000).max() < 130  # five standard deviations of 26
 
 
+def test_equal_marks_favour_no_place_inside_a_part():
+    """Of two persons with equal marks one is held out. The other stands anywhere in its part."""
+    marks, held = [b"0", b"0", b"1", b"2"], np.array([True, False, False, False])
+    random, places = np.random.default_rng(0), []
+    for _ in range(3000):
+        at = list(held_out_persons(random.permutation(4), held, marks))
+        tied = 0 if at[0] == 1 else 1
+        places.append(at.index(tied))
+    shares = np.bincount(places, minlength=4)[1:] / len(places)
+    assert np.abs(shares - 1 / 3).max() < 0.05
+
+
 def test_held_out_persons_are_not_asked_about_in_batches_of_a_partition():
     """An exchanged person may change a record of each part, at places of two batches; only one of
     the two would be paid for.

@@ -74,8 +74,9 @@ def held_out_persons(order: np.ndarray, held: np.ndarray, marks: Sequence[bytes]
     k-th person of that part in `order`. One exchanged person changes the set of persons in each
     part by one person at most, whatever the marks are.
     """
-    turn = np.argsort(order)
-    by_mark = sorted(range(len(order)), key=lambda person: (marks[person], turn[person]))
+    # Equal marks are told apart by the place in the list. The order must not do it: it also decides
+    # the places inside each part.
+    by_mark = sorted(range(len(order)), key=lambda person: (marks[person], person))
     aside = np.zeros(len(order), bool)
     aside[by_mark[: int(held.sum())]] = True
     at = np.empty(len(order), np.int64)

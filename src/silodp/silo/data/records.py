@@ -125,7 +125,9 @@ class Records:
         x, y, absent = (
             part[0, :n].cpu().reshape(n, -1).numpy() for part in (self.x, self.y, self.absent)
         )
-        return [x[k].tobytes() + y[k].tobytes() + absent[k].tobytes() for k in range(n)]
+        void = [False] * n if self.void is None else self.void[0, :n].tolist()
+        marks = [b"void" if counts_as_zero else b"" for counts_as_zero in void]
+        return [x[k].tobytes() + y[k].tobytes() + absent[k].tobytes() + marks[k] for k in range(n)]
 
     def select(self, silos: Sequence[int]) -> "Records":
         """The silos with these indices, in this order; n_max stays, so that masks and weights made

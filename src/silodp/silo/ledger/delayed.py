@@ -42,11 +42,13 @@ class _Delayed(LedgerFile):
     ) -> None:
         super().__init__(path, None)
         self._slot, self._clock = slot, clock
+        self._seconds = 0.0
         self._whole = LedgerFile(path, None)
 
     def _catch_up(self, connection: sqlite3.Connection, *, sums: bool) -> None:
         with self._whole.transaction(write=False):
             pass  # all of it is checked, anchor and witness too, before a part is shown
+        self._seconds = self._slot()  # once, since a page reads its policy's file for it
         super()._catch_up(connection, sums=sums)
 
     def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
@@ -56,7 +58,7 @@ class _Delayed(LedgerFile):
         """Leaves anchor and witness alone: they have seen more than is shown here."""
 
     def _shown(self, tally: Tally, entry: Entry) -> bool:
-        slot = self._slot()
+        slot = self._seconds
         if not slot > 0 or entry.act == "partition":
             return True
         came = begin = _moment(entry)

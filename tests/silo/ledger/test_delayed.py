@@ -150,3 +150,14 @@ def test_the_policy_is_read_once_for_each_look_and_not_for_each_entry(folder, cl
     assert page.used() == 0.0
     assert len(reads) == 2
     assert page.head() == ledger.head()
+
+
+def test_an_answer_that_was_just_purged_is_gone_and_no_fault_of_the_ledger(folder, clock):
+    ledger = make(folder)
+    answered(ledger, clock, "q", 0.0, 0.1)
+    page = seen(ledger, 10.0)
+    assert page.stored("q") == b"an answer"
+    clock[0] = 9.0
+    ledger.purge("q")
+    assert page.stored("q") is None
+    assert [q["answer"] for q in queries_of(page)] == ["kept"], "until its slot ends"

@@ -20,7 +20,7 @@ from pathlib import Path
 from silodp.silo.ledger.chain import Entry
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.file import LedgerFile
-from silodp.silo.ledger.tally import Tally
+from silodp.silo.ledger.tally import Known, Tally
 
 
 def delayed(
@@ -56,6 +56,11 @@ class _Delayed(LedgerFile):
 
     def pin(self) -> None:
         """Leaves anchor and witness alone: they have seen more than is shown here."""
+
+    def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
+        """Return the stored answer, or None once it is purged: its bytes go before that is shown."""
+        whole = self._whole.tally.queries.get(known.charge.query_id) if known else None
+        return None if whole is None or whole.purged else super().answer(connection, known)
 
     def _shown(self, tally: Tally, entry: Entry) -> bool:
         slot = self._seconds

@@ -58,7 +58,7 @@ class _Delayed(LedgerFile):
         """Leaves anchor and witness alone: they have seen more than is shown here."""
 
     def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
-        """Return the stored answer, or None once it is purged: its bytes go before that is shown."""
+        """Return the stored answer, or None once it is purged: bytes go before that is shown."""
         whole = self._whole.tally.queries.get(known.charge.query_id) if known else None
         return None if whole is None or whole.purged else super().answer(connection, known)
 

@@ -2,12 +2,16 @@
 answer was ready.
 """
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
 from ledgers import CHEAP, asked, make, refused
 
+from silodp.core.events import Event
+from silodp.core.sampling import FullBatch
 from silodp.silo.ledger.delayed import delayed
+from silodp.silo.ledger.reserve import PASSED_MOST, take
 from silodp.silo.ledger.view import queries_of, summary_of
 
 BEGIN = 1_750_000_000.0
@@ -32,6 +36,30 @@ def answered(ledger, clock, name: str, begin: float, took: float) -> None:
     paid.charge(CHEAP, [0])
     clock[0] = begin + took
     paid.store(b"an answer")
+
+
+@dataclass(frozen=True)
+class Caps:
+    hold_share: float = 1.0
+    holds_per_asker: int = 4
+    hold_seconds: int = 100
+
+
+def held(ledger, number: int, now: float) -> str:
+    """Takes a hold for one run, in the place of the one before it."""
+    about = {"hold": f"h{number}", "digest": "0" * 64, "asker": "server", "run": "run"}
+    events = [Event(FullBatch(), 100.0)]
+    generation = ledger._file.tally.generation
+    took = take(
+        ledger,
+        **about,
+        number=number,
+        events=events,
+        caps=Caps(),
+        now=now,
+        generation=generation,
+    )
+    return took.code
 
 
 def seen(ledger, at: float):
@@ -94,3 +122,42 @@ def test_looking_writes_neither_anchor_nor_ledger_and_still_sees_a_rollback(fold
     refused(ledger.path, "older copy")
     with pytest.raises(Exception, match="entry 2 is gone"):
         page.used()
+
+
+def test_a_checkpoint_shows_no_charge_before_the_end_of_its_slot(folder, clock):
+    ledger = make(folder)
+    answered(ledger, clock, "q", 0.0, 0.1)
+    clock[0] = 0.2
+    for k in range(PASSED_MOST):
+        assert held(ledger, k, BEGIN) == ""
+    assert [entry.act for entry in ledger.entries()].count("checkpoint") > 0
+    hidden = seen(ledger, 2.9)
+    assert queries_of(hidden) == []
+    assert (hidden.used(), hidden.head()[0], hidden.released()[0]) == (0.0, 0, 0)
+    assert list(hidden.entries()) == []
+    assert summary_of(hidden)["holds"] == []
+    shown = seen(ledger, 0.2 + SLOT)
+    assert [q["answer"] for q in queries_of(shown)] == ["kept"]
+    assert shown.head() == ledger.head()
+
+
+def test_the_policy_is_read_once_for_each_look_and_not_for_each_entry(folder, clock):
+    ledger, reads = make(folder), []
+    for k in range(2 * PASSED_MOST):
+        assert held(ledger, k, BEGIN) == ""
+    page = delayed(ledger.path, lambda: reads.append(1) or SLOT, clock=lambda: BEGIN + SLOT)
+    assert len(reads) == 1
+    assert page.used() == 0.0
+    assert len(reads) == 2
+    assert page.head() == ledger.head()
+
+
+def test_an_answer_that_was_just_purged_is_gone_and_no_fault_of_the_ledger(folder, clock):
+    ledger = make(folder)
+    answered(ledger, clock, "q", 0.0, 0.1)
+    page = seen(ledger, 10.0)
+    assert page.stored("q") == b"an answer"
+    clock[0] = 9.0
+    ledger.purge("q")
+    assert page.stored("q") is None
+    assert [q["answer"] for q in queries_of(page)] == ["kept"], "until its slot ends"

@@ -20,8 +20,10 @@ from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi
 from silodp.core.privacy.totals import Totals
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
+from silodp.silo.ledger import reserve
 from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.ledger.reserve import Outcome, finish, listed, release, take
+from silodp.silo.ledger.tally import ENTRY_LEAST
 
 BUDGET = Budget(3.0, 1e-5)
 UNIT = float(1 / np.sqrt(GDP().capacity(np.array(BUDGET, dtype=object)) / 100))
@@ -484,3 +486,19 @@ def test_an_altered_hold_is_refused(tmp_path, change):
         connection.execute(f"UPDATE entries SET {column} = replace({column}, ?, ?)", (old, new))
     with pytest.raises(BadInput, match="entry 1 does not match its hash"):
         DurableLedger.open(ledger.path)
+
+
+def test_checkpoints_at_most_double_what_holds_add_to_the_file_however_many_ask(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(reserve, "PASSED_MOST", 1)
+    ledger = make(tmp_path)
+    cheap = Event(FullBatch(), 100 * UNIT)
+    for k in range(40):
+        assert hold(ledger, f"run-{k}", cheap, asker=f"{k:064x}").code == ""
+    entries = list(ledger.entries())
+    held = sum(len(e.event) + ENTRY_LEAST for e in entries if e.act == "hold")
+    marks = [len(e.event) for e in entries if e.act == "checkpoint"]
+    assert marks
+    assert sum(marks) <= held
+    ledger.verify()

@@ -20,7 +20,7 @@ from pathlib import Path
 from silodp.silo.ledger.chain import Entry
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.file import LedgerFile
-from silodp.silo.ledger.tally import Tally
+from silodp.silo.ledger.tally import Known, Tally
 
 
 def delayed(
@@ -42,11 +42,13 @@ class _Delayed(LedgerFile):
     ) -> None:
         super().__init__(path, None)
         self._slot, self._clock = slot, clock
+        self._seconds = 0.0
         self._whole = LedgerFile(path, None)
 
     def _catch_up(self, connection: sqlite3.Connection, *, sums: bool) -> None:
         with self._whole.transaction(write=False):
             pass  # all of it is checked, anchor and witness too, before a part is shown
+        self._seconds = self._slot()  # once, since a page reads its policy's file for it
         super()._catch_up(connection, sums=sums)
 
     def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
@@ -55,8 +57,13 @@ class _Delayed(LedgerFile):
     def pin(self) -> None:
         """Leaves anchor and witness alone: they have seen more than is shown here."""
 
+    def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
+        """Return the stored answer, or None once it is purged: bytes go before that is shown."""
+        whole = self._whole.tally.queries.get(known.charge.query_id) if known else None
+        return None if whole is None or whole.purged else super().answer(connection, known)
+
     def _shown(self, tally: Tally, entry: Entry) -> bool:
-        slot = self._slot()
+        slot = self._seconds
         if not slot > 0 or entry.act == "partition":
             return True
         came = begin = _moment(entry)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.silo.ledger.buckets import Amounts, added
-from silodp.silo.ledger.chain import Entry, event_of, plain
+from silodp.silo.ledger.chain import Entry, canonical, event_of, plain
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.file import ENTRIES
 from silodp.silo.ledger.holds import SLACK, Hold, Holds, remains
@@ -26,9 +26,7 @@ from silodp.silo.ledger.tally import Tally
 
 PASSED_MOST = 16
 PASSED_BYTES = 2**13
-"""Entries about holds since the last checkpoint, and bytes of their events, that make another one
-due.
-"""
+"""Entries about holds since the last checkpoint, and their bytes, that make another one due."""
 
 
 class Caps(Protocol):
@@ -144,16 +142,18 @@ def checkpoint(
 ) -> None:
     """Write a checkpoint where one is due, so that later openings pass over holds that have ended.
 
-    It is due after `PASSED_MOST` entries or `PASSED_BYTES` bytes about holds; with `expired` also
-    where a hold has run out that nothing has ended.
+    It is due after `PASSED_MOST` entries or `PASSED_BYTES` bytes about holds, but not before it is
+    shorter than what it passes over: so checkpoints at most double what holds add to the file. With
+    `expired` it is due also where a hold has run out that nothing has ended.
     """
     file = ledger._file
     with file.change(explain=explain) as connection:
         tally = file.tally
         ends = [hold.id for hold in tally.holds.open.values() if hold.until <= now]
         due = tally.passed >= PASSED_MOST or tally.passed_bytes >= PASSED_BYTES
-        if due or (expired and ends):
-            file.append(connection, "checkpoint", event=tally.checkpoint(ends))
+        event = tally.checkpoint(ends) if due or (expired and ends) else None
+        if event and ((expired and ends) or len(canonical(event)) <= tally.passed_bytes):
+            file.append(connection, "checkpoint", event=event)
 
 
 def taken_since(ledger: DurableLedger, stamp: str) -> list[Entry]:

@@ -32,6 +32,8 @@ price by more is refused.
 """
 PASSED = ("hold", "release", "checkpoint")
 """Entries that a replay from a checkpoint passes over. None of them changes what is spent."""
+ENTRY_LEAST = 500
+"""Bytes of any entry but for its event."""
 
 
 class Stored(NamedTuple):
@@ -77,9 +79,7 @@ class Tally:
     """The checkpoint that the replay began at; 0 for the first entry."""
     passed: int = 0
     passed_bytes: int = 0
-    """Entries since the last checkpoint that the next one passes over, and the length of their
-    events.
-    """
+    """Entries since the last checkpoint that the next one passes over, and their bytes."""
     generation: int = 0
     """The entry at which the records last changed; partitions of an earlier generation are never
     used again.
@@ -286,7 +286,7 @@ class Tally:
             self.passed = self.passed_bytes = 0
         else:
             self.passed += 1
-            self.passed_bytes += len(entry.event)
+            self.passed_bytes += len(entry.event) + ENTRY_LEAST
 
     def settle_holds(self) -> None:
         """Price the holds that are open at the end of the replay."""

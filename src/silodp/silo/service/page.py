@@ -347,7 +347,10 @@ class GatePage:
             if self._judge
             else []
         ):
-            reply = decode_reply(self._ledger.stored(q["query_id"]) or b"", limit=LONGEST_SCORE)
+            stored = self._ledger.stored(q["query_id"])
+            if stored is None:  # purged since
+                continue
+            reply = decode_reply(stored, limit=LONGEST_SCORE)
             found = (
                 self._judge(reply.value[0].numpy(), reply.event.multiplier)
                 if isinstance(reply, Answer) and self._judge

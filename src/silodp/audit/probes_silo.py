@@ -48,6 +48,7 @@ from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Statistic
 from silodp.silo.answer.exact import lattice_step
 from silodp.silo.data.records import Records
+from silodp.silo.ledger import released
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.testing.sampling import check_sampling
 
@@ -316,8 +317,8 @@ def entropy(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @DEPLOYMENT.probe("bare reply")
 def bare_reply(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A reply is d numbers, the names and event that the query gave, and the ledger's count and
-    head: nothing else about the records.
+    """A reply is d numbers, the names and event that the query gave, and count and head of what
+    left the ledger: nothing else about the records.
     """
     silo = Silo(folder / "silo", pipeline)
     query = question()
@@ -327,7 +328,11 @@ def bare_reply(pipeline: Pipeline, seed: int, folder: Path) -> None:
         raise Caught("the gate does not answer")
     if reply.value.shape != (1, DIM):
         raise Caught(f"a reply has {reply.value.numel()} numbers where the query asks for {DIM}")
-    charge = next(entry for entry in silo.ledger.entries() if entry.act == "charge")
+    head = released.genesis(silo.ledger.settings)
+    for entry in silo.ledger.entries():
+        head = released.after(head, entry)
+        if entry.act == "charge":
+            break
     event, mechanism = reply.event, query.mechanism
     facts = (
         reply.silo,
@@ -347,8 +352,7 @@ def bare_reply(pipeline: Pipeline, seed: int, folder: Path) -> None:
         mechanism.sampling,
         mechanism.noise_multiplier,
         1,
-        charge.sequence,
-        charge.hash,
+        *head,
     )
     if facts != public:
         raise Caught(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from research.kernels import ENGINES
 from research.study import CURVES, Study
 from silodp.core.errors import BadInput
 from silodp.core.features.feature_map import feature_map
@@ -119,7 +120,7 @@ def _unit(
     problem = study.problem(tuple(split.train.x.shape[2:]), split.classes)
     problem.model.to(device)
     placed = study.placed(arm, len(split.train))
-    rows = list(run_arm(placed, problem, split, trial, study.epsilons, study.draw))
+    rows = list(run_arm(placed, problem, split, trial, study.epsilons, study.draw, engines=ENGINES))
     return folder, arm, trial, rows, _facts(study, split, problem.dim)
 
 

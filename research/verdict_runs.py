@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from research.kernels import ENGINES
+from research.kernels import ENGINES, pictures
 from research.verdict_local import local_round
 from research.verdict_noise import ALGORITHMS, Table, batches, distinct, settings
 from research.verdict_plan import CONDITIONS, Figure, Unit, grid, records_of
@@ -32,7 +32,6 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.core.sampling import Sampling
-from silodp.engine import pictures
 from silodp.engine.clipping import clipped_sum
 from silodp.engine.native import standard_normals
 from silodp.host.extension import load

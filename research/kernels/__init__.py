@@ -1,9 +1,9 @@
 """Engines for a GPU, in Triton and CUDA. Studies give ENGINES to the simulation."""
 
+from research.kernels.gpu import Gpu
+from research.kernels.pictures import Pictures
 from silodp.engine.clipping import IN_TORCH
-from silodp.engine.gpu import Gpu
 from silodp.engine.native import Native
-from silodp.engine.pictures import Pictures
 from silodp.engine.task import Engine
 
 ENGINES: tuple[Engine, ...] = (Native(), Gpu(), Pictures(), *IN_TORCH)

@@ -31,7 +31,7 @@ class Gpu:
         return (model := compiled(task)) is not None and _fits(model)
 
     def sum(self, task: Task) -> Tensor:
-        from silodp.engine.kernels import network_sums  # Triton is only installed beside a GPU
+        from research.kernels.kernels import network_sums  # Triton is only installed beside a GPU
 
         model = compiled(task)
         assert model is not None

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from research.kernels import ENGINES
+from research.kernels import ENGINES, pictures
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.models import lenet
 from silodp.core.problem.problem import Problem
-from silodp.engine import pictures
 from silodp.engine.clipping import IN_TORCH, choose, clipped_sum, task
 from silodp.engine.compiled import compiled
 

@@ -12,7 +12,7 @@ from silodp.core.problem.problem import Problem
 from silodp.engine.clipping import clipped_sum
 
 kernels = pytest.importorskip(
-    "silodp.engine.kernels", exc_type=ImportError
+    "research.kernels.kernels", exc_type=ImportError
 )  # Triton is there where there is a GPU
 
 pytestmark = [

@@ -13,6 +13,7 @@ from scipy import stats
 
 from research import rates
 from research.compare import NOTE, improvement, read_table
+from research.datasets import DATASETS
 from research.figures import draw_comparison, draw_rates
 from research.study import CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
 from research.trusts import chance, one_screen, paired, trust_table
@@ -21,7 +22,6 @@ from research.verdict_page import line_of, write_verdict
 from research.verdict_read import Trials
 from silodp.core.privacy.accounting import rounded_up
 from silodp.host import atomic
-from silodp.silo.data.datasets import DATASETS
 
 TITLES = {"wbcd": "Wisconsin breast cancer", "mnist": "MNIST, odd or even", "cifar10": "CIFAR-10"}
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from research.datasets import DATASETS
 from research.kernels import ENGINES, pictures
 from research.verdict_local import local_round
 from research.verdict_noise import ALGORITHMS, Table, batches, distinct, settings
@@ -38,7 +39,7 @@ from silodp.host.extension import load
 from silodp.server.algorithms import find
 from silodp.server.federation import Everyone, Uniform
 from silodp.silo.answer.simulated import NOISE
-from silodp.silo.data.datasets import DATASETS, Split
+from silodp.silo.data.datasets import Split
 from silodp.silo.data.records import Records
 
 VERDICT = 0x7E5D1C7

@@ -14,10 +14,15 @@ from rich.text import Text
 
 from silodp.cli.console import Json, dump, progress, say, show, table, tell
 from silodp.cli.interrupted import KEPT, interruptible
-from silodp.cli.options import DataDir, Out, Rounds, Settings, positive
+from silodp.cli.options import Out, Rounds, Settings, positive
 from silodp.core.errors import BadInput
 from silodp.core.figures import rounded_up
 from silodp.host import atomic
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Folder of MNIST or CIFAR-10; research/README.md lists both."),
+]
 
 
 def compare(

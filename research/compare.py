@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from research.datasets import DATASETS
+from research.kernels import ENGINES
 from research.study import CURVES, Study
 from silodp.core.errors import BadInput
 from silodp.core.features.feature_map import feature_map
 from silodp.host import atomic
 from silodp.host.extension import load
-from silodp.silo.data.datasets import DATASETS, Split
+from silodp.silo.data.datasets import Split
 from silodp.simulation.runfolder import open_folder, write_environment
 from silodp.simulation.sweep import (
     Arm,
@@ -119,7 +121,7 @@ def _unit(
     problem = study.problem(tuple(split.train.x.shape[2:]), split.classes)
     problem.model.to(device)
     placed = study.placed(arm, len(split.train))
-    rows = list(run_arm(placed, problem, split, trial, study.epsilons, study.draw))
+    rows = list(run_arm(placed, problem, split, trial, study.epsilons, study.draw, engines=ENGINES))
     return folder, arm, trial, rows, _facts(study, split, problem.dim)
 
 

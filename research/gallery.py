@@ -13,29 +13,58 @@ from scipy import stats
 
 from research import rates
 from research.compare import NOTE, improvement, read_table
-from research.figures import draw_comparison, draw_rates
+from research.datasets import DATASETS
+from research.figures import draw_comparison, draw_panels, draw_rates
 from research.study import CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
 from research.trusts import chance, one_screen, paired, trust_table
 from research.verdict import read_trials
-from research.verdict_page import line_of, write_verdict
+from research.verdict_read import TITLES as VERDICT_TITLES
 from research.verdict_read import Trials
 from silodp.core.privacy.accounting import rounded_up
 from silodp.host import atomic
-from silodp.silo.data.datasets import DATASETS
 
+VERDICT_LINES = {
+    "mb-sgd": "MB-SGD = SPIDER, phase 1",
+    "phases": "SPIDER, phase > 1",
+    "alternate": "alternate form",
+    "local-sgd": "Local SGD",
+}
+"""The lines of verdict.png, by method."""
 TITLES = {"wbcd": "Wisconsin breast cancer", "mnist": "MNIST, odd or even", "cifar10": "CIFAR-10"}
 
 
 def write_gallery(docs: Path, tables: Path) -> list[Path]:
-    """figures.md, leaderboard.md, variance.md, trust.md and verdict.md in `docs`, from the tables
-    NAME.csv in `tables`, and rates.png from rates.csv in `docs`; what has no table is left out."""
+    """Write figures.md, leaderboard.md, variance.md and trust.md in `docs` and verdict.png in
+    `tables` from the tables NAME.csv in `tables`, and rates.png from rates.csv in `docs`. Leave out
+    a page without a table. (docs/verdict.md is written by hand.)
+    """
     pages = [
-        write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust, write_verdict)
+        write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust, _draw_verdict)
     ]
     if (docs / "rates.csv").exists():
         draw_rates(rates.read(docs / "rates.csv"), docs, suffixes=(".png",))
         pages.append(docs / "rates.png")
     return [page for page in pages if page]
+
+
+def _draw_verdict(docs: Path, tables: Path) -> Path | None:
+    """Draw verdict.png from verdict.csv: the primary comparison, a panel for each figure."""
+    path = tables / "verdict.csv"
+    if not path.exists():
+        return None
+    trials = Trials(read_trials(path))
+    panels = {}
+    for figure in trials.figures:
+        epsilons = trials.epsilons(figure, "primary")
+        if not epsilons:
+            continue
+        lines = {}
+        for method, label in VERDICT_LINES.items():
+            curves = [(e, trials.curve(method, figure, "primary", e)) for e in epsilons]
+            lines[label] = [(e, curve.error) for e, curve in curves if curve]
+        panels[VERDICT_TITLES[figure]] = lines
+    draw_panels(panels, tables / "verdict")
+    return tables / "verdict.png"
 
 
 def title_of(study: Study) -> str:
@@ -54,8 +83,7 @@ def _figures(docs: Path, tables: Path) -> Path | None:
             "protocol is not the authors'**, and in more than the "
             "accounting: [the differences are below](#how-our-study-differs-from-the-authors). "
             "What holds under theirs is on a page of its own, "
-            "[a verdict on the paper's experiments](verdict.md), and in the first line of each "
-            "figure.\n"
+            "[a verdict on the paper's experiments](verdict.md).\n"
         ),
         (
             f"{NOTE} {SIGNIFICANCE} With exact accounting SPIDER at phase 1 is MB-SGD: where "
@@ -64,12 +92,9 @@ def _figures(docs: Path, tables: Path) -> Path | None:
         ),
         DIFFERENCES,
     ]
-    path = tables / "verdict.csv"
-    trials = Trials(read_trials(path)) if path.exists() else Trials([])
     for rows, name, heading in _drawn(FIGURES, tables):
         parts += [
             heading[0],
-            *line_of(trials, name),
             *heading[1:],
             small_table(rows, FIGURES[name]),
         ]

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from research.kernels.cuda import compiler, kernels
 from silodp.core.errors import BadInput
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.problem.problem import Problem
-from silodp.engine.cuda import compiler, kernels
 
 if TYPE_CHECKING:
     from research.verdict_runs import Splits

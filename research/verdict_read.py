@@ -25,6 +25,15 @@ ELSEWHERE = {
     "adam": "primary",
 }
 """Where an arm is read from that a condition does not change."""
+TITLES = {
+    "wbcd": "Breast cancer, R = 25",
+    "mnist-M25-R25": "MNIST, M = 25, R = 25",
+    "mnist-M12-R50": "MNIST, M = 12, R = 50",
+    "mnist-M12-R25": "MNIST, M = 12, R = 25",
+    "mnist-M25-R50": "MNIST, M = 25, R = 50",
+    "cifar10-R50": "CIFAR-10, R = 50",
+    "cifar10-R100": "CIFAR-10, R = 100",
+}
 LEVEL = 0.05
 ROUNDED = 0.01
 """Per cent: verdict.csv has four digits of an error, so that a smaller difference is none."""

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from research.datasets import DATASETS
+from research.kernels import ENGINES, pictures
 from research.verdict_local import local_round
 from research.verdict_noise import ALGORITHMS, Table, batches, distinct, settings
 from research.verdict_plan import CONDITIONS, Figure, Unit, grid, records_of
@@ -31,14 +33,13 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.core.sampling import Sampling
-from silodp.engine import pictures
-from silodp.engine.clipping import ENGINES, clipped_sum
+from silodp.engine.clipping import clipped_sum
 from silodp.engine.native import standard_normals
 from silodp.host.extension import load
 from silodp.server.algorithms import find
 from silodp.server.federation import Everyone, Uniform
 from silodp.silo.answer.simulated import NOISE
-from silodp.silo.data.datasets import DATASETS, Split
+from silodp.silo.data.datasets import Split
 from silodp.silo.data.records import Records
 
 VERDICT = 0x7E5D1C7

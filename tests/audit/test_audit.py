@@ -262,7 +262,7 @@ def few(epsilon, algorithm="mb-sgd", **more):
 
 @pytest.fixture(scope="module")
 def wbcd():
-    return onerun.own_records("wbcd", None, "label", None)
+    return onerun.own_records("wbcd", None, "label")
 
 
 @pytest.mark.parametrize("algorithm", ["mb-sgd", "prox-sgd", "spider", "local-sgd"])

@@ -194,7 +194,7 @@ def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path):
         ),
         ("train", "--data", "none"),
         ("train", "--silo", "missing.csv"),
-        ("tune", "--data", "mnist", "--data-dir", "nowhere"),
+        ("tune", "--data", "mnist"),
         ("tune", "--data", "wbcd", "--model", "x"),
     ],
     ids=lambda words: " ".join(map(str, (words[0], *words[-2:]))),

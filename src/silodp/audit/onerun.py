@@ -62,9 +62,7 @@ class OneRun:
     model: str = "logistic"
 
 
-def own_records(
-    data: str | None, silo: Path | None, label: str, data_dir: Path | None
-) -> tuple[Tensor, Tensor, int]:
+def own_records(data: str | None, silo: Path | None, label: str) -> tuple[Tensor, Tensor, int]:
     """(x, y, classes) of the first silo of a built-in data set, or of a file whose labels are 0 and
     1.
     """
@@ -75,7 +73,7 @@ def own_records(
         return torch.as_tensor(np.asarray(x)).float(), torch.as_tensor(np.asarray(y)), 2
     if data not in DATASETS:
         raise BadInput(f"data set {data!r} is unknown; choose one of {', '.join(DATASETS)}")
-    split = DATASETS[data].load(0, data_dir)
+    split = DATASETS[data].load(0, None)
     n = split.train.counts[0]
     return split.train.x[0, :n], split.train.y[0, :n], split.classes
 

@@ -47,9 +47,6 @@ def audit(
     model: Annotated[str, typer.Option(help="For --one-run: logistic or mlp:HIDDEN.")] = "logistic",
     canaries: Annotated[int, typer.Option(help="For --one-run: how many canaries.")] = 1000,
     rounds: Annotated[int, typer.Option(help="For --one-run: communication rounds R.")] = 25,
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="For --one-run: where MNIST or CIFAR-10 lie.")
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seeds of the simulated runs start here.")] = 0,
     out_dir: Out = None,
     as_json: Json = False,
@@ -86,7 +83,6 @@ def audit(
             data,
             silo,
             label,
-            data_dir,
             seed,
             rounds,
             as_json=as_json,
@@ -162,7 +158,6 @@ def _one_run(
     data: str | None,
     silo: Path | None,
     label: str,
-    data_dir: Path | None,
     seed: int,
     rounds: int,
     *,
@@ -172,7 +167,7 @@ def _one_run(
     from silodp.audit import onerun
     from silodp.server.algorithms import find
 
-    x, y, classes = onerun.own_records(data, silo, label, data_dir)
+    x, y, classes = onerun.own_records(data, silo, label)
     rows = []
     for name in algorithms:
         short = {

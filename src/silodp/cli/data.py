@@ -6,7 +6,7 @@ from silodp.cli.console import Json, dump, show, table
 
 
 def data(as_json: Json = False) -> None:
-    """The built-in data sets, and how to get those that are not embedded.
+    """List the built-in data sets, for a first try.
 
     Example: `silodp data`
     """

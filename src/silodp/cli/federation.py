@@ -69,9 +69,7 @@ def up(
     silos: Annotated[
         int, typer.Option(help="Into how many silos a built-in data set is cut, at random.")
     ] = 3,
-    data: Annotated[
-        str | None, typer.Option(help="A built-in data set: wbcd, digits; others with --data-dir.")
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="A built-in data set: wbcd or digits.")] = None,
     silo: Annotated[
         list[Path] | None,
         typer.Option(
@@ -114,9 +112,6 @@ def up(
     ] = "label",
     classes: Classes = None,
     seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where a data set lies that is not built in.")
-    ] = None,
     held_out: Annotated[
         float,
         typer.Option(
@@ -201,12 +196,12 @@ def up(
     if state := place_of.stopped(folder, asked):
         return _begin(folder, state, as_json)
     if model is None:
-        model = _chosen(asked, silo or [], schema, data_dir, quiet=as_json)
+        model = _chosen(asked, silo or [], schema, quiet=as_json)
     with (
         interruptible("nothing was kept, and the same command begins anew"),
         place_of.making(folder),
     ):
-        state = _make(folder, asked | {"model": model}, silo or [], schema, data_dir) | {
+        state = _make(folder, asked | {"model": model}, silo or [], schema) | {
             "processes": {},
             "asked": asked,
             "ran": False,
@@ -219,7 +214,6 @@ def _chosen(
     asked: Mapping[str, Any],
     silo: Sequence[Path],
     schema: Path | None,
-    data_dir: Path | None,
     *,
     quiet: bool,
 ) -> str:
@@ -234,7 +228,7 @@ def _chosen(
     spend = click.get_current_context().meta.get(SPEND) or asked["epsilon"]
     order = Order(epsilon=(str(spend),), trust=asked["trust"], prox=asked["prox"])
     source = Source(
-        asked["data"], tuple(silo), asked["label"], asked["classes"], schema, None, data_dir, "none"
+        asked["data"], tuple(silo), asked["label"], asked["classes"], schema, None, "none"
     )
     loaded = source.load(0)
     names, counts = loaded.records.names, loaded.records.counts
@@ -262,7 +256,6 @@ def _make(
     asked: Mapping[str, Any],
     silo: Sequence[Path],
     schema: Path | None,
-    data_dir: Path | None,
 ) -> dict[str, Any]:
     """Everything but the processes; what federation.json says of it."""
     site, data, trust, classes = (
@@ -274,7 +267,7 @@ def _make(
     from silodp.silo.data.datasets import DATASETS
     from silodp.silo.service.provision import provision
 
-    files = _cut(folder, asked, data_dir) if data else {_plain(path.stem): path for path in silo}
+    files = _cut(folder, asked) if data else {_plain(path.stem): path for path in silo}
     if len(files) < len(silo):
         raise BadInput(
             f"the silos' files are {', '.join(map(str, silo))}; each needs a file name of its own"
@@ -286,7 +279,7 @@ def _make(
                 "nearer to the root"
             )
     declared = (
-        tuple(map(str, range(DATASETS[data].load(0, data_dir).classes)))
+        tuple(map(str, range(DATASETS[data].load(0, None).classes)))
         if data
         else None
         if classes is None
@@ -424,7 +417,7 @@ def key(
     dump({"key": made}) if as_json else say(made)
 
 
-def _cut(folder: Path, asked: Mapping[str, Any], data_dir: Path | None) -> dict[str, Path]:
+def _cut(folder: Path, asked: Mapping[str, Any]) -> dict[str, Path]:
     """A CSV file for each silo, which only this user may read, of the training records of a
     built-in set.
     """
@@ -437,7 +430,7 @@ def _cut(folder: Path, asked: Mapping[str, Any], data_dir: Path | None) -> dict[
         raise BadInput(f"data set {data!r} is unknown; choose one of {', '.join(DATASETS)}")
     if not 1 <= silos <= 1000:
         raise BadInput(f"silos is {silos}; it must be between 1 and 1000")
-    train = DATASETS[data].of(seed, data_dir, raw=bool(asked["feature_map"])).train
+    train = DATASETS[data].of(seed, None, raw=bool(asked["feature_map"])).train
     x, y = train.x[train.mask].flatten(1).numpy(), train.y[train.mask].numpy()
     header, files = ",".join([*(f"f{j}" for j in range(x.shape[1])), "label"]), {}
     for i, part in enumerate(

@@ -45,12 +45,6 @@ New = Annotated[
     bool,
     typer.Option("--new", help="Start another run although the last one has not come to its end."),
 ]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", help="Where MNIST or CIFAR-10 lie; `silodp data` says how to get them."
-    ),
-]
 SchemaFile = Annotated[
     Path | None,
     typer.Option(

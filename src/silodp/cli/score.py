@@ -160,9 +160,6 @@ def profile(
     epsilon: Pays = None,
     delta: Delta = None,
     seed: Seed = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where a data set lies that is not built in.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Private means, deviations, ranges, missing rates and class counts over all silos, with error
@@ -174,9 +171,7 @@ def profile(
     from silodp.simulation.source import Source
 
     order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
-    source = Source(
-        data, tuple(silo or ()), label, classes, schema, data_dir=data_dir, scale="none"
-    )
+    source = Source(data, tuple(silo or ()), label, classes, schema, scale="none")
     with interruptible("nothing was shown, so nothing was spent"):
         answer = profile_data(order, source)
     if schema and not as_json:

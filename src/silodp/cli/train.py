@@ -10,7 +10,6 @@ import typer
 from silodp.cli.console import Classes, LabelColumn, dump, progress, say, say_advice, show, table
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import (
-    DataDir,
     Json,
     New,
     Resume,
@@ -61,7 +60,6 @@ def train(
             )
         ),
     ] = 0.0,
-    data_dir: DataDir = None,
     out_dir: RunFolder = None,
     resume: Resume = False,
     new: New = False,
@@ -94,9 +92,7 @@ def train(
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
     first = (project or Path()) / "runs" / "train"
     folder = folder_to_resume(out_dir, first) if resume else folder_for(out_dir, first, new=new)
-    source = Source(
-        data, tuple(silo or ()), label, classes, schema, test, data_dir, scale, held_out
-    )
+    source = Source(data, tuple(silo or ()), label, classes, schema, test, scale, held_out)
     if resume:
         fields = {"silo": "silos", "from_theory": "noise"}
         order, source = to_resume(

@@ -12,7 +12,7 @@ import typer
 
 from silodp.cli.console import Json, LabelColumn, dump, progress, say, show, table
 from silodp.cli.interrupted import KEPT, interruptible
-from silodp.cli.options import DataDir, takes_order
+from silodp.cli.options import takes_order
 from silodp.core.errors import BadInput
 from silodp.core.figures import rounded_up, shown
 from silodp.server.order import Order
@@ -102,7 +102,6 @@ def tune(
             help="For --silo: private (feature scaling learnt within the budget) or none."
         ),
     ] = "private",
-    data_dir: DataDir = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Run folder; by default runs/tune.")
     ] = None,
@@ -165,7 +164,7 @@ def tune(
             search = lab.FreeSearch(
                 order, ranges, data, shape, tuple(map(str, public or ())), label, names, trials
             )
-            answer = lab.search_freely(search, folder, data_dir=data_dir, tick=tick)
+            answer = lab.search_freely(search, folder, tick=tick)
     dump(answer) if as_json else _show_tuning(answer)
 
 

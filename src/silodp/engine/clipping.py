@@ -1,11 +1,10 @@
 """Sums of clipped per-record gradients for many runs and silos at once: what every Grad and
 GradDiff query is computed by.
 
-ENGINES are tried in order, and the first that supports a task computes it; each says in its own
-file what it knows: `native` chains of Linear and ReLU, also behind convolutions, in C; `gpu` one
-hidden layer on a GPU; `pictures` small convolutional networks on a GPU; `ghost` chains of Linear
-and element-wise modules; `structured` convolutional and sequence models of known modules; `records`
-every model.
+ENGINES are tried in order, and the first that supports a task computes it: `native` chains of
+Linear and ReLU, also behind convolutions, in C; `ghost` chains of Linear and element-wise modules;
+`structured` convolutional and sequence models of known modules; `records` every model. Those in
+torch also run on a GPU.
 
 Inside, the axes are (S, J, features, n): silos, runs, features, records. Records come last, so that
 sums over few features vectorise. A norm is that of the very terms that are contributed; where terms
@@ -24,10 +23,8 @@ from silodp.core.errors import BadInput
 from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
 from silodp.engine.ghost import Ghost
-from silodp.engine.gpu import Gpu
 from silodp.engine.model import behind
 from silodp.engine.native import Native
-from silodp.engine.pictures import Pictures
 from silodp.engine.records import Records
 from silodp.engine.structured import Structured
 from silodp.engine.task import LIMITS, Engine, Task
@@ -35,7 +32,7 @@ from silodp.engine.task import LIMITS, Engine, Task
 IN_TORCH: tuple[Engine, ...] = (Ghost(), Structured(), Records())
 """Those that need nothing but what was installed."""
 
-ENGINES: tuple[Engine, ...] = (Native(), Gpu(), Pictures(), *IN_TORCH)
+ENGINES: tuple[Engine, ...] = (Native(), *IN_TORCH)
 """All of them, the fastest first. The last supports everything."""
 
 # glibc hands freed blocks back to the system, and each call would fault its temporaries in again

@@ -1,9 +1,8 @@
 """Convolution and max-pooling for the structured engine: outputs, gradients by inputs, and each
 record's gradient by the weight.
 
-Convolutions of cuDNN are told each time not to round to TF32, whatever the process allows; those
-with few outputs, which it does slowly, are left to a kernel. A weight gradient is a product of
-patches of the input and the gradient by the output; on a GPU a kernel makes it without the patches.
+Each call of cuDNN forbids TF32, whatever the process allows. A weight gradient is a product of
+patches of the input and the gradient by the output.
 """
 
 from __future__ import annotations
@@ -15,13 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Parameters = dict[str, Tensor]
-
-
-def kernels() -> Any:
-    """The kernels for a GPU; Triton is there where there is one."""
-    from silodp.engine import kernels
-
-    return kernels
 
 
 def conv_known(layer: nn.Conv2d, axes: int) -> bool:
@@ -40,17 +32,8 @@ def conv_known(layer: nn.Conv2d, axes: int) -> bool:
 
 
 def conv_factor(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """The patches; on a GPU the padded input, from which a kernel reads them where they lie."""
-    a = padded(layer, a.detach())
-    return a.contiguous() if by_kernel(a) else _patches(layer, a)
-
-
-def by_kernel(a: Tensor) -> bool:
-    return a.is_cuda and a.dtype == torch.float32
-
-
-FEW = 16
-"""With so many outputs or fewer the kernel is faster than cuDNN."""
+    """Return the patches of the padded input."""
+    return _patches(layer, padded(layer, a.detach()))
 
 
 def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
@@ -146,8 +129,6 @@ def convolution(
     """
     if a.is_meta:  # shapes alone are wanted, and not every torch has shapes for the call below
         return functional.conv2d(a, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
-    if by_kernel(a) and spare is None and layer.groups == 1 and weight.shape[-4] <= FEW:
-        return kernels().convolve(a, weight, bias, layer.stride, (0, 0), layer.dilation)
     if weight.dim() == 5:
         biases = [None] * len(weight) if bias is None else bias
         return torch.cat(
@@ -177,10 +158,6 @@ def transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) ->
     ):  # as a convolution of the padded gradient: cuDNN is three times as fast
         (kh, kw), (dh, dw) = layer.kernel_size, layer.dilation
         turned = weight.flip(-2, -1).transpose(-4, -3).contiguous()
-        if by_kernel(e) and turned.shape[-4] <= FEW:
-            return kernels().convolve(
-                e, turned, None, (1, 1), (dh * (kh - 1), dw * (kw - 1)), (dh, dw)
-            )
         around = functional.pad(e, (dw * (kw - 1), dw * (kw - 1), dh * (kh - 1), dh * (kh - 1)))
         return convolution(layer, around, turned, None)
     reach = [
@@ -195,10 +172,6 @@ def conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tenso
 
 
 def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
-    if by_kernel(u):
-        return kernels().conv_gradients(
-            u, e.contiguous(), layer.weight.shape, layer.stride, layer.dilation
-        )
     if _in_strips(layer):
         step, length = layer.dilation[0] * e.shape[3], e.shape[2] * e.shape[3]
         rows = [

@@ -18,7 +18,7 @@ from torch.func import vmap
 
 from silodp.core.differentiate import grad
 from silodp.core.problem.problem import Problem
-from silodp.engine.convolution import Parameters, kernels
+from silodp.engine.convolution import Parameters
 from silodp.engine.model import Node, chain
 from silodp.engine.task import Task, chunks, norms, scales
 
@@ -281,8 +281,6 @@ def _square(u: Tensor) -> Tensor:
     measured, and 2e-6 at most, in whatever order torch sums a block. What squares may have lost to
     underflow is added. (float64 throughout costs a fifth of the whole call.)
     """
-    if u.is_cuda:
-        return kernels().square(u).add_(u.shape[-2] * torch.finfo(u.dtype).tiny)
     if (
         u.stride(-2) == 1
     ):  # features side by side, as in records: no temporary, up to four times as fast
@@ -301,7 +299,5 @@ def _products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """||u||^2, ||v||^2 and u.v over features in float64, where products of float32 numbers are
     exact: they are about to cancel.
     """
-    if u.is_cuda:
-        return kernels().products(u, v)
     u, v = u.double(), v.double()
     return (u * u).sum(-2), (v * v).sum(-2), (u * v).sum(-2)

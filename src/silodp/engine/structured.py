@@ -22,7 +22,7 @@ from torch.func import vmap
 from silodp.core.differentiate import grad
 from silodp.core.problem.problem import Problem
 from silodp.engine.blocks import Residual
-from silodp.engine.convolution import Parameters, by_kernel, max_pool
+from silodp.engine.convolution import Parameters, max_pool
 from silodp.engine.ghost import Term
 from silodp.engine.model import AXES, Node, read
 from silodp.engine.rules import RULES, Part
@@ -225,7 +225,7 @@ def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
     held = run.made  # of two records: each output once and its gradient once
     for (module, names, _), u, z in run.taps:
         if type(module) is nn.Conv2d:
-            held += u.numel() // 2 // (module.kernel_size[1] if by_kernel(x) else 1)
+            held += u.numel() // 2
         if not (type(module) is nn.Embedding or (type(module) is nn.Linear and z.dim() == 2)):
             held += sum(
                 problem.shapes[full].numel() for full in names.values() if full in problem.shapes

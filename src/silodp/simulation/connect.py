@@ -17,6 +17,8 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query, Release
 from silodp.core.sampling import Sampling
 from silodp.core.weights import Weights
+from silodp.engine.clipping import ENGINES
+from silodp.engine.task import Engine
 from silodp.server.federation import Channel, Everyone, Federation, Measured
 from silodp.server.order import TOTALS
 from silodp.server.plan import Plan
@@ -56,21 +58,23 @@ def connect(
     who: Everyone,
     weights: Weights,
     seen: Callable[[Channel], Channel] = lambda channel: channel,
+    *,
+    engines: Sequence[Engine] = ENGINES,
 ) -> Federation:
     """A federation over these records under this trust; `seen` may put something around the channel
-    that the server asks through.
+    that the server asks through. `engines` compute the clipped sums.
 
     Of a curator the ledger is of one silo, which has all records: whoever takes part, its one noise
     is in every answer.
     """
     if trust == "central":
-        curator = Curator(problem, records, seeds)
+        curator = Curator(problem, records, seeds, engines)
         gate = Gate(
             curator, ledger, dim=problem.dim, counts=curator.records.counts, runs=len(seeds)
         )
         return Curated(seen(_ToCurator(gate, curator)), who, weights)
     gate = Gate(
-        Simulated(problem, records, seeds),
+        Simulated(problem, records, seeds, engines=engines),
         ledger,
         dim=problem.dim,
         counts=records.counts,
@@ -92,8 +96,14 @@ class Curator(Simulated):
     price is the same in every round.
     """
 
-    def __init__(self, problem: Problem, records: Records, seeds: Seeds) -> None:
-        super().__init__(problem, records.pooled(), seeds)
+    def __init__(
+        self,
+        problem: Problem,
+        records: Records,
+        seeds: Seeds,
+        engines: Sequence[Engine] = ENGINES,
+    ) -> None:
+        super().__init__(problem, records.pooled(), seeds, engines=engines)
         self._apart = records.counts
         self._silo = torch.repeat_interleave(
             torch.arange(len(records)), torch.tensor(records.counts)

@@ -24,7 +24,7 @@ from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import load_by_schema, read_table
 
-PATHS = ("schema", "test", "data_dir")
+PATHS = ("schema", "test")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Source:
     classes: str | None = None
     schema: Path | None = None
     test: Path | None = None
-    data_dir: Path | None = None
     scale: str = "private"
     held_out: float = 0.0
 
@@ -140,7 +139,7 @@ class Source:
                 raise BadInput(
                     f"data set {self.data!r} is unknown; choose one of {', '.join(DATASETS)}"
                 )
-            split = DATASETS[self.data].of(seed, self.data_dir, raw=raw)
+            split = DATASETS[self.data].of(seed, None, raw=raw)
             return split.train, split.classes, (), (split.test_x, split.test_y)
         declared = (
             None

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from silodp.core.problem.problem import Problem
+from silodp.engine.clipping import ENGINES
+from silodp.engine.task import Engine
 from silodp.host import atomic
 from silodp.server.algorithms import find
 from silodp.server.order import Order
@@ -116,13 +118,20 @@ class Arm:
 
 
 def run_arm(
-    arm: Arm, problem: Problem, split: Split, trial: int, epsilons: Sequence[float], draw: int = 0
+    arm: Arm,
+    problem: Problem,
+    split: Split,
+    trial: int,
+    epsilons: Sequence[float],
+    draw: int = 0,
+    *,
+    engines: Sequence[Engine] = ENGINES,
 ) -> Iterator[dict[str, float | str]]:
     """All runs of one arm on one split, as one batch. Rows carry the training loss, the test error
     and what was really spent.
 
     `draw` says which of the draws of all noise it is: runs of one trial and draw share theirs,
-    whatever their epsilon.
+    whatever their epsilon. `engines` compute the clipped sums.
     """
     order, points, records, device = (
         replace(arm.order, seed=trial),
@@ -154,6 +163,7 @@ def run_arm(
         seeds,
         made.participation(),
         made.weights(records.counts),
+        engines=engines,
     )
     columns = {
         name: torch.tensor([[p[name]] for p in points], device=device)

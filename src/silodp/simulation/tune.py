@@ -144,12 +144,10 @@ class FreeSearch:
             for order in self.ranges.orders(self.order)
         ]
 
-    def split(self, trial: int, data_dir: Path | None) -> Split:
+    def split(self, trial: int) -> Split:
         if self.shape:
             return synthetic(self.shape, self.shape.records, trial)
-        return (
-            DATASETS[self.data].load(trial, data_dir) if self.data else _public_split(self, trial)
-        )
+        return DATASETS[self.data].load(trial, None) if self.data else _public_split(self, trial)
 
 
 def _public_split(search: FreeSearch, trial: int) -> Split:
@@ -176,9 +174,7 @@ def _public_split(search: FreeSearch, trial: int) -> Split:
     )
 
 
-def search_freely(
-    search: FreeSearch, folder: Path, *, data_dir: Path | None = None, tick: Tick = unseen
-) -> dict:
+def search_freely(search: FreeSearch, folder: Path, *, tick: Tick = unseen) -> dict:
     """Runs what is missing in the folder and returns all candidates with their test errors, and the
     one with the least training loss.
     """
@@ -191,11 +187,11 @@ def search_freely(
     if search.data is not None and search.data not in DATASETS:
         raise BadInput(f"data set {search.data!r} is unknown; choose one of {', '.join(DATASETS)}")
     if search.epsilon and search.arms() and not (folder / "config.json").exists():
-        split = search.split(0, data_dir)  # what is wrong is said before the folder holds it
+        split = search.split(0)  # what is wrong is said before the folder holds it
         problem_of(search.order, split.train.x.shape[2:], split.classes)
     open_folder(folder, search)
     store = Store(folder)
-    units = [(search, arm, trial, data_dir) for arm, trial in pending(store, search)]
+    units = [(search, arm, trial) for arm, trial in pending(store, search)]
     for arm, trial, rows in spread(_free_unit, units, tick=tick, before=len(store.done)):
         store.add(arm.key, trial, rows)
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -220,10 +216,8 @@ def search_freely(
     )
 
 
-def _free_unit(
-    search: FreeSearch, arm: Arm, trial: int, data_dir: Path | None
-) -> tuple[Arm, int, list[dict]]:
-    split = search.split(trial, data_dir)
+def _free_unit(search: FreeSearch, arm: Arm, trial: int) -> tuple[Arm, int, list[dict]]:
+    split = search.split(trial)
     problem = problem_of(search.order, split.train.x.shape[2:], split.classes)
     return arm, trial, list(run_arm(arm, problem, split, trial, (search.epsilon,)))
 

@@ -29,6 +29,7 @@ from silodp.core.sampling import DisjointBatches, Poisson, Sampling, WithoutRepl
 from silodp.core.statistics import LocalSteps, Means, Statistic
 from silodp.engine.clipping import ENGINES, clipped_sum
 from silodp.engine.native import standard_normals
+from silodp.engine.task import Engine
 from silodp.silo.data.records import Records
 
 _CHUNK = 2**12
@@ -38,7 +39,7 @@ NOISE = (0x51_10_DB,)
 
 class Simulated:
     """Answers queries over all silos and runs at once. `seeds` has one entry per run: an int of any
-    size, or a tuple of them.
+    size, or a tuple of them. `engines` compute the clipped sums, the first that supports a task.
     """
 
     label = "simulation: seeded pseudo-random float noise"
@@ -50,9 +51,11 @@ class Simulated:
         seeds: Sequence[int | tuple[int, ...]],
         *,
         memory: int | None = None,
+        engines: Sequence[Engine] = ENGINES,
     ) -> None:
         records.check_unit(problem.person)
         self.problem, self.records = problem, records
+        self.engines = engines
         self.memory = memory or (
             torch.cuda.get_device_properties(records.x.device).total_memory // 8
             if records.x.is_cuda
@@ -160,7 +163,7 @@ class Simulated:
             reference=reference,
             limit=limit,
             memory=self.memory,
-            engines=ENGINES,
+            engines=self.engines,
         )
         return total.div_(self._batch(mechanism.sampling, silos).to(total))
 

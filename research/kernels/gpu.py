@@ -9,7 +9,6 @@ from torch import Tensor
 
 from silodp.core.problem.losses import cross_entropy
 from silodp.engine.compiled import Compiled, compiled
-from silodp.engine.convolution import kernels
 from silodp.engine.task import Task
 
 UNITS, CLASSES = 128, 16
@@ -32,6 +31,8 @@ class Gpu:
         return (model := compiled(task)) is not None and _fits(model)
 
     def sum(self, task: Task) -> Tensor:
+        from research.kernels.kernels import network_sums  # Triton is only installed beside a GPU
+
         model = compiled(task)
         assert model is not None
         first, second = model.chain
@@ -40,9 +41,7 @@ class Gpu:
             (first.weight, first.bias, second.weight, second.bias),
         )
         points, x = [point.detach() for point in task.points], task.x.detach().to(torch.float32)
-        return kernels().network_sums(
-            points, x, task.y, task.weight, task.clips, sizes, places, task.memory
-        )
+        return network_sums(points, x, task.y, task.weight, task.clips, sizes, places, task.memory)
 
 
 def _fits(model: Compiled) -> bool:

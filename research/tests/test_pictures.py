@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from research.kernels import ENGINES, pictures
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.models import lenet
 from silodp.core.problem.problem import Problem
-from silodp.engine import pictures
-from silodp.engine.clipping import ENGINES, IN_TORCH, choose, clipped_sum, task
+from silodp.engine.clipping import IN_TORCH, choose, clipped_sum, task
 from silodp.engine.compiled import compiled
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -95,7 +95,7 @@ def test_sums_and_outputs_are_those_of_the_cpu(name, own):
     here = clipped_sum(problem, w, x, y, weight, clip, engines=IN_TORCH[-1:])
     problem.model.cuda()
     there = [t.cuda() for t in (w, x, y, weight, clip)]
-    assert type(choose(task(problem, *there))) is pictures.Pictures
+    assert type(choose(task(problem, *there), ENGINES)) is pictures.Pictures
     torch.testing.assert_close(
         clipped_sum(problem, *there, engines=ENGINES).cpu(), here, rtol=1e-4, atol=1e-6
     )

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from research.kernels.cuda import compiler, kernels
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.engine.compiled import Compiled, compiled
-from silodp.engine.cuda import compiler, kernels
 from silodp.engine.task import Task, scales
 
 SHARED = 48 * 1024

@@ -5,14 +5,14 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
+from research.kernels import ENGINES
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
-from silodp.engine.clipping import ENGINES, clipped_sum
+from silodp.engine.clipping import clipped_sum
 
 kernels = pytest.importorskip(
-    "silodp.engine.kernels", exc_type=ImportError
+    "research.kernels.kernels", exc_type=ImportError
 )  # Triton is there where there is a GPU
 
 pytestmark = [
@@ -32,17 +32,11 @@ def seeded():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_products_are_exact_to_the_last_digits_of_float64(shared):
-    u, v = (
-        torch.randn(3, 1 if shared else 4, 65, 300, device="cuda"),
-        torch.randn(3, 4, 65, 300, device="cuda").transpose(2, 3).contiguous().transpose(2, 3),
-    )
-    for found, (a, b) in zip(kernels.products(u, v), ((u, u), (v, v), (u, v)), strict=True):
+def test_squares_are_exact_to_the_last_digits_of_float64(shared):
+    u = torch.randn(3, 1 if shared else 4, 65, 300, device="cuda")
+    for a in (u, u.transpose(2, 3).contiguous().transpose(2, 3)):
         torch.testing.assert_close(
             kernels.square(a), (a.double() * a.double()).sum(-2), rtol=1e-14, atol=1e-12
-        )
-        torch.testing.assert_close(
-            found, (a.double() * b.double()).sum(-2).expand_as(found), rtol=1e-14, atol=1e-12
         )
 
 
@@ -73,30 +67,6 @@ CONVOLUTIONS = {
     "dilation and groups": nn.Conv2d(4, 6, 3, padding=2, dilation=2, groups=2),
     "one place a patch": nn.Conv2d(40, 70, 1),
 }
-
-
-@pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_gradients_by_a_convolution_s_weight_are_those_of_each_record_alone(name):
-    layer, a = CONVOLUTIONS[name], torch.randn(3, CONVOLUTIONS[name].in_channels, 14, 13)
-    slopes = torch.randn_like(layer(a))
-    expected = []
-    for record, slope in zip(a.double(), slopes.double(), strict=True):
-        twin = copy.deepcopy(layer).double()
-        twin(record[None]).backward(slope[None])
-        expected.append(twin.weight.grad)
-    padded = functional.pad(a, layer._reversed_padding_repeated_twice).cuda()
-    found = kernels.conv_gradients(
-        padded, slopes.cuda(), layer.weight.shape, layer.stride, layer.dilation
-    )
-    torch.testing.assert_close(found.cpu().double(), torch.stack(expected), rtol=1e-4, atol=1e-5)
-
-
-def test_pixels_that_no_patch_reads_may_hold_anything():
-    a, slopes = torch.randn(2, 1, 5, 5, device="cuda"), torch.randn(2, 1, 3, 5, device="cuda")
-    a[:, :, 1] = torch.nan
-    assert torch.isfinite(
-        kernels.conv_gradients(a, slopes, torch.Size((1, 1, 1, 1)), (2, 1), (1, 1))
-    ).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -134,32 +104,6 @@ def test_clipped_sums_of_convolutions_are_those_of_the_cpu_whatever_cudnn_may_ro
     assert float((there.cpu() - here).norm() / here.norm()) < (
         1e-5 if dtype == torch.float32 else 1e-12
     ) * (1 if moved is None else 20)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
-    "name", [name for name, layer in CONVOLUTIONS.items() if layer.groups == 1]
-)
-def test_convolutions_by_the_kernel_are_those_of_the_cpu(name, bias):
-    layer, a = CONVOLUTIONS[name], torch.randn(3, CONVOLUTIONS[name].in_channels, 14, 13)
-    weight, offset = layer.weight.detach(), layer.bias.detach() if bias else None
-    expected = functional.conv2d(
-        a.double(),
-        weight.double(),
-        offset.double() if bias else None,
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-    )
-    found = kernels.convolve(
-        a.cuda(),
-        weight.cuda(),
-        offset.cuda() if bias else None,
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-    )
-    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("most", "memory"), [(512, 2**31), (30, 40_000)])

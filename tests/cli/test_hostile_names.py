@@ -166,7 +166,7 @@ def test_commands_refuse_files_with_hostile_names_in_a_harmless_sentence(silodp,
     (tmp_path / "e.zip").write_bytes(evidence.pack({}, about, key))
     (tmp_path / "s.toml").write_text(f"[columns.{json.dumps(name)}]\ntype = 'x'\n")
     for words in (
-        ["evidence", "verify", "e.zip"],
+        ["export", "evidence", "verify", "e.zip"],
         ["plan", "--card", "card.json"],
         ["plan", "--schema", "s.toml", "--records", "100"],
         ["silo", "check", "card.json", "--schema", "s.toml"],
@@ -226,7 +226,7 @@ def trained(tmp_path_factory):
 
 READERS = {
     "status": ["status", "run"],
-    "card": ["card", "run"],
+    "card": ["export", "card", "run"],
     "report": ["report", "run", "--out", "page.html"],
 }
 

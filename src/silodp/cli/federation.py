@@ -22,7 +22,7 @@ import typer
 
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import Classes, FeatureMapName, dump, group, say, show, table, tell
+from silodp.cli.console import Classes, FeatureMapName, dump, say, show, table, tell
 from silodp.cli.federation_files import RUNS, STOPPED, carrier_of, load_state, save_state, state_in
 from silodp.cli.federation_processes import command_of, ports_of, site_of, start_gates, stop_all
 from silodp.cli.interrupted import interruptible
@@ -36,8 +36,6 @@ from silodp.host.extension import load
 from silodp.host.keys import make_key, public
 from silodp.server.order import Order, budgets_of
 from silodp.wire.socket import Unreached
-
-federation = group("Silos as processes of their own: start them, train over them, stop them.")
 
 ENGINES = ("nvflare", "flower", "direct")
 LONGEST_SOCKET = 100
@@ -55,7 +53,6 @@ Folder = Annotated[Path, typer.Option(help="The federation's folder.")]
 # --- up and down ---------------------------------------------------------------------------------
 
 
-@federation.command()
 def up(
     project: Project = None,
     folder: Folder = Path("federation"),
@@ -374,7 +371,6 @@ def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     _show(folder, state, as_json)
 
 
-@federation.command()
 def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     """What runs, on which ports, under which certificates, which silos are connected, and what is
     left of their budgets.
@@ -384,7 +380,6 @@ def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     _show(folder.resolve(), load_state(folder), as_json)
 
 
-@federation.command()
 def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     """Stop every process of the federation; ledgers, keys and runs stay.
 
@@ -400,7 +395,6 @@ def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     tell({"stopped": not left, "still_running": left}, as_json, said)
 
 
-@federation.command()
 def key(
     path: Annotated[
         Path, typer.Argument(help="A new file for the key, which stays with the server.")

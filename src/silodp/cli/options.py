@@ -48,7 +48,8 @@ New = Annotated[
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        "--data-dir", help="Where MNIST or CIFAR-10 lie; `silodp data` says how to get them."
+        "--data-dir",
+        help="Folder of the files of MNIST or CIFAR-10. Without it the command names their source.",
     ),
 ]
 SchemaFile = Annotated[

@@ -145,7 +145,7 @@ def test_init_serve_ask_status_stop(tmp_path):
 
 
 def silodp(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["silodp", "shuffler", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["silodp", "federation", "shuffler", *map(str, words)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     said = capsys.readouterr()

@@ -116,6 +116,8 @@ def show_certificates(
 
     Example: `silodp federation certificates fed`
     """
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is no folder; give the engine's folder")
     found, soon = certificates(folder), expiring(folder, days)
     if as_json:
         dump({"certificates": found, "expiring": soon})

@@ -1,5 +1,5 @@
-"""`silodp certify examples/certify_own_function.py:train --epsilon 2`: DP-SGD by hand, as it should
-be. A few seconds.
+"""`silodp audit certify examples/certify_own_function.py:train --epsilon 2`: DP-SGD by hand, as it
+should be. A few seconds.
 
 Everything that leaves is returned: the noisy gradient of each step, of a logistic model. Neighbours
 replace one record.

@@ -429,8 +429,8 @@ def coverage(
     replications: Annotated[int, typer.Option(help="Data sets drawn for each design.")] = 2000,
     as_json: Json = False,
 ) -> None:
-    """How often the intervals of `silodp estimate` hold the truth, over linear models that are
-    known, privacy noise included.
+    """How often the intervals of `silodp stats estimate` hold the truth, over linear models that
+    are known, privacy noise included.
 
     Designs in which no record is scaled down come first; where the clip or the noise bites, the
     share is printed and not called 95 %.

@@ -1,5 +1,5 @@
-"""APPFL 1.12.0, VanillaTrainer: `silodp certify examples/certify/appfl.py:laplace --epsilon 1`, or
-`:gaussian`.
+"""APPFL 1.12.0, VanillaTrainer: `silodp audit certify examples/certify/appfl.py:laplace --epsilon
+1`, or `:gaussian`.
 
 The claim: "Differential privacy for output perturbation based on Laplacian distribution ... :param
 epsilon: privacy budget" (privacy/dp.py), with "1-norm for privacy guarantees to be meaningful" (its

@@ -1,4 +1,4 @@
-"""FedML 0.9.6: `silodp certify examples/certify/fedml.py:local --epsilon 0.9 --unit silo`, or
+"""FedML 0.9.6: `silodp audit certify examples/certify/fedml.py:local --epsilon 0.9 --unit silo`, or
 `:nbafl`.
 
 The claim: frames "LocalDP" and "NbAFL_DP" with arguments epsilon, delta and sensitivity or C, "a

@@ -1,5 +1,5 @@
-"""Flower 1.42.0, LocalDpMod: `silodp certify examples/certify/flower.py:message --epsilon 1 --unit
-silo`, or `:rounds`.
+"""Flower 1.42.0, LocalDpMod: `silodp audit certify examples/certify/flower.py:message --epsilon 1
+--unit silo`, or `:rounds`.
 
 The claim: "epsilon: The privacy budget. Smaller value of epsilon indicates a higher level of
 privacy protection" (clientapp/mod/localdp_mod.py); of one message or of a run it does not say. A

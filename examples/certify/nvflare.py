@@ -1,5 +1,5 @@
-"""NVFlare 2.9.0, SVTPrivacy: `silodp certify examples/certify/nvflare.py:svt --epsilon 1 --unit
-silo`.
+"""NVFlare 2.9.0, SVTPrivacy: `silodp audit certify examples/certify/nvflare.py:svt --epsilon 1
+--unit silo`.
 
 The claim is what its accountant notes with each message: "epsilon_total", here 0.5 for the choice
 of weights and 0.5 for their values, delta 0. A client's whole update is replaced; the filtered one

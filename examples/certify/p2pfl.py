@@ -1,5 +1,5 @@
-"""p2pfl 0.4.4, DifferentialPrivacyCompressor: `silodp certify examples/certify/p2pfl.py:laplace
---epsilon 3 --unit silo`, or `:gaussian`.
+"""p2pfl 0.4.4, DifferentialPrivacyCompressor: `silodp audit certify
+examples/certify/p2pfl.py:laplace --epsilon 3 --unit silo`, or `:gaussian`.
 
 The claim: "epsilon: The privacy budget" and "Privacy guaranteed even against malicious aggregators"
 (dp_strategy.py), at its own defaults: clip 1, epsilon 3. A client's whole update is replaced; its

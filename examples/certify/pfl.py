@@ -1,4 +1,4 @@
-"""pfl 0.6.0: `silodp certify examples/certify/pfl.py:laplace --epsilon 1 --unit silo`, or
+"""pfl 0.6.0: `silodp audit certify examples/certify/pfl.py:laplace --epsilon 1 --unit silo`, or
 `:gaussian`.
 
 The claim: "The l1 norm is computed over all the arrays and clipped by a bound ... epsilon: gives an

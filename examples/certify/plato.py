@@ -1,5 +1,5 @@
-"""Plato 1.0 (PyPI: plato-learn): `silodp certify examples/certify/plato.py:gaussian --epsilon 1`,
-or `:response`, or `:laplace`.
+"""Plato 1.0 (PyPI: plato-learn): `silodp audit certify examples/certify/plato.py:gaussian --epsilon
+1`, or `:response`, or `:laplace`.
 
 The claim: "Implements a Processor for applying local differential privacy using gaussian mechanism"
 (feature_gaussian.py; the others likewise). What is protected is a record, what is sent are the

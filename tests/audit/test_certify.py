@@ -1,4 +1,4 @@
-"""`silodp certify` finds the known mistakes of DP code, and leaves sound code alone."""
+"""`silodp audit certify` finds the known mistakes of DP code, and leaves sound code alone."""
 
 import functools
 import re
@@ -227,14 +227,14 @@ def test_the_command_exits_with_1_where_a_claim_is_refuted_and_0_where_not(silod
         "np.random.default_rng(seed).normal(size=3)\n\n"
         "def bad(x, y, seed):\n    return np.append(x[0], y[0])\n"
     )
-    code, said, _ = silodp("certify", "mine.py:good", "--epsilon", "1", "--runs", "100")
+    code, said, _ = silodp("audit", "certify", "mine.py:good", "--epsilon", "1", "--runs", "100")
     assert (code, "not refuted by these attacks" in said) == (0, True)
-    code, said, _ = silodp("certify", "mine.py:bad", "--epsilon", "1", "--runs", "100")
+    code, said, _ = silodp("audit", "certify", "mine.py:bad", "--epsilon", "1", "--runs", "100")
     assert (code, "The claim is refuted" in said) == (1, True)
     for words, wrong in (
         (["mine.py:none"], "has no 'none'"),
         (["mine.py:bad", "--unit", "village"], "must be one of record, silo"),
     ):
-        code, _, said = silodp("certify", *words, "--epsilon", "1")
+        code, _, said = silodp("audit", "certify", *words, "--epsilon", "1")
         assert code == 2
         assert wrong in said

@@ -189,10 +189,8 @@ def test_plan_prints_tables_and_theory_for_people(silodp):
     assert "upper_bound" in out
 
 
-def test_data_lists_what_is_there(silodp):
-    _, out, _ = silodp("data", "--json")
-    assert [d["name"] for d in json.loads(out)["datasets"]] == ["wbcd", "digits"]
-    assert "wbcd" in silodp("data")[1]
+def test_an_unknown_data_set_gets_the_list_of_those_there_are(silodp):
+    refused(silodp("train", "--data", "help"), "wbcd, digits")
 
 
 def test_train_on_a_built_in_set_writes_model_transcript_and_spend(silodp, tmp_path):
@@ -571,7 +569,7 @@ def test_a_default_delta_that_promises_little_is_said_once_and_beside_the_answer
     for words in (
         train,
         tune,
-        ("profile", *own, "--json"),
+        ("stats", "profile", *own, "--json"),
         ("plan", "--records", 3, "--records", 60, "--rounds", 5, "--json"),
     ):
         code, out, err = silodp(*words)

@@ -82,7 +82,7 @@ def test_what_commands_print_fits_and_breaks_no_hash(silodp, tmp_path):
         ),
         silodp("train", *TRAIN, "--epsilon", 1, "--held-out", 0.2),
         silodp("evaluate", "runs/train", "--epsilon", 5, "--seed", 1),
-        silodp("card", "runs/train"),
+        silodp("export", "card", "runs/train"),
         silodp("silo", "status", "gate/policy.toml"),
         silodp("silo", "attest", "gate/policy.toml", "--by", "A. Officer"),
         silodp(
@@ -98,7 +98,6 @@ def test_what_commands_print_fits_and_breaks_no_hash(silodp, tmp_path):
         silodp("status", "gate"),
         silodp("status", "trial"),
         silodp("ledger", "verify", "gate/ledger.db"),
-        silodp("data"),
     ]
     spend(tmp_path)
     said.append(silodp("ledger", "show", "gate/ledger.db"))

@@ -11,12 +11,15 @@ import typer
 from packaging.version import Version
 from typer.testing import CliRunner
 
-from silodp.cli.app import Silodp, app
+from silodp.cli import groups
+from silodp.cli.app import MOVED, Silodp, app
 
 
 def commands(group, path=("silodp",)):
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
+            if command.invoke_without_command:
+                yield " ".join((*path, name)), command
             yield from commands(command, (*path, name))
         else:
             yield " ".join((*path, name)), command
@@ -62,8 +65,47 @@ def test_the_list_of_commands_is_in_panels_and_says_of_each_what_it_is():
         assert len(listed.says) <= 66, (
             f"{listed.name}: on a narrow terminal this is more than a line"
         )
-    assert [*panels] == ["Start", "Choose", "Deploy", "Research"]
+    assert [*panels] == ["Start", "Choose", "Deploy"]
     assert panels["Start"][:3] == ["init", "train", "evaluate"]
+    assert len(Silodp.listed) <= 16
+
+
+@pytest.mark.parametrize("group", [groups.export, groups.stats, groups.federation, groups.ledger])
+def test_each_command_of_a_group_has_one_short_line(group):
+    for listed in group.listed:
+        assert listed.says.endswith(".")
+        assert len(listed.says) <= 66, f"{listed.name}: more than a line"
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_former_name_of_a_command_gets_the_new_one_in_a_sentence(silodp, old):
+    code, out, said = silodp(old, "--json")
+    assert (code, out) == (2, "")
+    assert said == f"silodp: `silodp {old}` has a new name; use `silodp {MOVED[old]}`\n"
+    found = typer.main.get_command(app)
+    for word in MOVED[old].partition(" --")[0].split():
+        assert isinstance(found, click.Group)
+        found = found.commands[word]
+
+
+@pytest.mark.parametrize("words", [["runs/train", "--to", "onnx"], ["--to", "onnx", "runs/train"]])
+def test_export_without_what_to_write_gets_the_three_commands(silodp, words):
+    code, out, said = silodp("export", *words)
+    assert (code, out) == (2, "")
+    assert "`silodp export model`, `silodp export card` or `silodp export evidence`" in said
+
+
+def test_options_of_the_whole_audit_are_refused_before_certify(silodp):
+    code, _, said = silodp("audit", "--runs", "500", "certify", "mine.py:f", "--epsilon", "1")
+    assert (code, said) == (2, "silodp: --runs stands before certify; write its options after it\n")
+
+
+def test_a_former_name_is_not_completed_and_not_an_error_while_completing():
+    root = typer.main.get_command(app)
+    with root.make_context("silodp", ["card"], resilient_parsing=True) as context:
+        assert isinstance(root, click.Group)
+        assert "card" not in [item.value for item in root.shell_complete(context, "ca")]
+        assert root.resolve_command(context, ["card"])[1] is None
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,9 @@ def test_a_shuffler_that_has_passed_on_a_total_has_loaded_nothing_of_the_laborat
     card = shuffler.provision(
         folder / "mixer", askers=[public(SERVER)], members=ROSTER, largest=1000
     )
-    with serving(folder, "shuffler", "serve", str(folder / "mixer" / "shuffler.toml")) as (
+    with serving(
+        folder, "federation", "shuffler", "serve", str(folder / "mixer" / "shuffler.toml")
+    ) as (
         said,
         modules,
     ):

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from silodp.cli.app import app
-from silodp.cli.options import ORDER
+from silodp.cli.options import ORDER, PANELS, panel_of
 from silodp.core.errors import BadInput
 from silodp.server.order import Order
 
@@ -72,6 +72,30 @@ def test_the_same_option_is_the_same_everywhere(name):
         if name in some and (command, name) not in DIFFERS
     }
     assert len({str(what) for what in found.values()}) == 1, found
+
+
+def test_every_option_of_an_order_has_a_panel_and_no_panel_names_what_is_gone():
+    named = [name for names in PANELS.values() for name in names]
+    assert len(named) == len({*named})
+    assert ORDER.keys() <= {*named}
+    assert {*named} <= {name for some in EVERY.values() for name in some}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_five_panels_in_order(command):
+    order = ["Common", *PANELS]
+    assert order == ["Common", "Model", "Privacy", "Participation", "Expert"]
+    panels = [
+        option.rich_help_panel for name, option in EVERY[command].items() if option.name != "help"
+    ]
+    assert panels == [panel_of(name) for name in EVERY[command] if name != "help"]
+    assert [*dict.fromkeys(panels)] == [panel for panel in order if panel in panels]
+    assert {"Common", "Model", "Privacy", "Expert"} <= {*panels}
+
+
+def test_the_panels_of_one_command_leave_other_commands_as_they_are():
+    typer.main.get_command(app)
+    assert options("federation up")["as_json"].rich_help_panel is None
 
 
 def test_every_exception_is_still_one():

@@ -61,7 +61,7 @@ def silodp(*given):
 
 
 def test_a_profile_by_a_schema_counts_people(files):
-    found = silodp("profile", *words(files), "--epsilon", 400, "--seed", 1)
+    found = silodp("stats", "profile", *words(files), "--epsilon", 400, "--seed", 1)
     assert [row["feature"] for row in found["features"]] == ["age", "smokes"]
     assert [row["class"] for row in found["classes"]] == ["no", "yes"]
     assert sum(row["count"] for row in found["classes"]) == pytest.approx(sum(PEOPLE), abs=3), (

@@ -1,5 +1,5 @@
-"""`silodp evaluate` and `silodp profile` as a user meets them, and a deployed silo scored over its
-own door.
+"""`silodp evaluate` and `silodp stats profile` as a user meets them, and a deployed silo scored
+over its own door.
 """
 
 import json
@@ -464,7 +464,7 @@ def test_a_column_that_came_later_is_said_in_a_sentence(tmp_path):
 def test_a_seed_below_zero_is_refused_everywhere(tmp_path):
     path = write_csv(tmp_path / "a.csv", 40, 0)
     for words in (
-        ("profile", "--silo", path),
+        ("stats", "profile", "--silo", path),
         ("tune", "--silo", path, "--out", tmp_path / "t"),
         ("tune", "--data", "wbcd"),
     ):
@@ -554,7 +554,7 @@ def test_training_does_not_see_what_it_holds_out(tmp_path):
 
 def test_a_profile_tells_missing_rates_of_files_that_training_refuses(tmp_path):
     path = write_csv(tmp_path / "a.csv", 2000, 0, holes=0.3)
-    found = silodp("profile", "--silo", path, "--epsilon", 3, "--seed", 1)
+    found = silodp("stats", "profile", "--silo", path, "--epsilon", 3, "--seed", 1)
     a, b = found["features"]
     assert a["missing"] == pytest.approx(0.3, abs=0.04)
     assert abs(b["missing"]) < 5 * b["missing_error"]
@@ -565,7 +565,7 @@ def test_a_profile_tells_missing_rates_of_files_that_training_refuses(tmp_path):
         silodp("train", "--silo", path, "--model", "logistic")
     path.write_text(path.read_text() + "oops,1,0\n")
     with pytest.raises(BadInput, match=r"column 1, row 2001 .* the value is not a finite number"):
-        silodp("profile", "--silo", path)
+        silodp("stats", "profile", "--silo", path)
 
 
 # --- deployed ------------------------------------------------------------------------------------

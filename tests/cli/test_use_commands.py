@@ -1,5 +1,5 @@
-"""`silodp predict` and `silodp export`: what a trained model says of new rows, and the same from
-files that need no silodp.
+"""`silodp predict` and `silodp export model`: what a trained model says of new rows, and the same
+from files that need no silodp.
 """
 
 import json
@@ -246,12 +246,12 @@ def test_exports_give_the_same_risks_and_need_no_silodp(silodp, trained, tmp_pat
     run, new = trained()
     said = pd.DataFrame(json.loads(silodp("predict", run, new, "--json")[1])["rows"])
     for to in ("torch", "onnx", "sklearn"):
-        assert silodp("export", run, "--to", to, "--out", f"out/{to}")[0] == 0
+        assert silodp("export", "model", run, "--to", to, "--out", f"out/{to}")[0] == 0
     rows, _ = read_rows(new, open_model(run).schema)
     found = runtime.InferenceSession("out/onnx.onnx").run(None, {"columns": rows})[0]
     assert abs(found - said[["risk_no", "risk_yes"]]).to_numpy().max() < 1e-5
     times, later = trained("survival", "logistic", "times")
-    assert silodp("export", times, "--to", "onnx", "--out", "out/times")[0] == 0
+    assert silodp("export", "model", times, "--to", "onnx", "--out", "out/times")[0] == 0
     found = runtime.InferenceSession("out/times.onnx").run(
         None, {"columns": read_rows(later, open_model(times).schema)[0]}
     )[0]
@@ -296,7 +296,7 @@ def test_the_scikit_learn_form_knows_every_task(silodp, trained, task, model, tm
 
     run, new = trained(task, model) if model else trained(task)
     said = pd.DataFrame(json.loads(silodp("predict", run, new, "--json")[1])["rows"])
-    assert silodp("export", run, "--to", "sklearn", "--out", "alone")[0] == 0
+    assert silodp("export", "model", run, "--to", "sklearn", "--out", "alone")[0] == 0
     model = Model(tmp_path / "alone.npz")
     figures = said.drop(columns="predicted", errors="ignore").to_numpy()
     found = (
@@ -319,7 +319,7 @@ def test_a_model_of_ones_own_file_wants_that_very_file(silodp, trained, tmp_path
     code, _, err = silodp("predict", run, new)
     assert (code, "give your own copy of that file: --model own.py:build" in err) == (2, True)
     assert silodp("predict", run, new, "--model", "own.py:build")[0] == 0
-    code, _, err = silodp("export", run, "--to", "sklearn", "--model", "own.py:build")
+    code, _, err = silodp("export", "model", run, "--to", "sklearn", "--model", "own.py:build")
     assert (code, "use --to torch or --to onnx" in err) == (2, True)
     (tmp_path / "own.py").write_text(source + "# changed\n")
     code, _, err = silodp("predict", run, new, "--model", "own.py:build")
@@ -346,7 +346,7 @@ def test_what_cannot_be_predicted_is_said_in_a_sentence(silodp, trained, tmp_pat
     for words, sentence in cases:
         code, out, err = silodp("predict", *words)
         assert (code, out, sentence in err, err.count("\n")) == (2, "", True, 1), err
-    assert "choose one of onnx, torch, sklearn" in silodp("export", run, "--to", "pmml")[2]
+    assert "choose one of onnx, torch, sklearn" in silodp("export", "model", run, "--to", "pmml")[2]
 
 
 def test_images_without_classes_are_predicted_by_name(silodp, tmp_path):
@@ -373,7 +373,7 @@ def test_images_without_classes_are_predicted_by_name(silodp, tmp_path):
 
 def test_a_card_says_what_the_model_is_what_it_cost_and_how_good_it_is(silodp, trained, tmp_path):
     run, _ = trained(model="logistic")
-    code, out, _ = silodp("card", run, "--use", "Adults in two clinics.")
+    code, out, _ = silodp("export", "card", run, "--use", "Adults in two clinics.")
     assert (code, out.startswith("# Model card: run\n")) == (0, True)
     for said in (
         "Adults in two clinics.",
@@ -385,7 +385,7 @@ def test_a_card_says_what_the_model_is_what_it_cost_and_how_good_it_is(silodp, t
         "The seed was fixed (1)",
     ):
         assert said in out
-    privacy = json.loads(silodp("card", run, "--json")[1])["privacy"]
+    privacy = json.loads(silodp("export", "card", run, "--json")[1])["privacy"]
     assert [silo["epsilon"] for silo in privacy["silos"]] == pytest.approx([20, 20])
     assert privacy["silos"][0]["mu"] > 0
     (run / "evaluations.jsonl").write_text(
@@ -412,9 +412,9 @@ def test_a_card_says_what_the_model_is_what_it_cost_and_how_good_it_is(silodp, t
         + "\n"
     )
     assert (
-        "| accuracy | 0.81 | 0.670 to 0.950 |" in silodp("card", run)[1]
+        "| accuracy | 0.81 | 0.670 to 0.950 |" in silodp("export", "card", run)[1]
     )  # by noise 0.1, by sampling 0.098, by both 0.14
-    assert silodp("card", run, "--out", "CARD.md")[0] == 0
-    assert "nothing is written over" in silodp("card", run, "--out", "CARD.md")[2]
+    assert silodp("export", "card", run, "--out", "CARD.md")[0] == 0
+    assert "nothing is written over" in silodp("export", "card", run, "--out", "CARD.md")[2]
     (run / "spent.json").unlink()
-    assert "no finished training" in silodp("card", run)[2]
+    assert "no finished training" in silodp("export", "card", run)[2]

@@ -2,14 +2,18 @@
 nobody more than he needs.
 """
 
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
+import typer
 
 from silodp import __version__
+from silodp.cli import app as cli
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 yaml = pytest.importorskip("yaml")
@@ -110,6 +114,18 @@ def test_the_compose_file_names_every_image_and_gives_gate_and_shuffler_no_netwo
             or "is not a docker command" in done.stderr
             or "unknown" in done.stderr
         ), done.stderr
+
+
+def test_every_image_that_starts_silodp_names_a_group_that_exists():
+    text = (DEPLOY / "Containerfile").read_text()
+    entries = [json.loads(words) for words in re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)]
+    started = [words[1:] for words in entries if words[0] == "silodp"]
+    assert started == [["silo"], ["federation", "shuffler"]]
+    for words in started:
+        found = typer.main.get_command(cli.app)
+        for word in words:
+            assert isinstance(found, click.Group)
+            found = found.commands[word]
 
 
 def test_the_base_image_is_pinned_to_an_exact_version():

@@ -223,10 +223,11 @@ class Ground:
         return run
 
     def _start_gate(self, name: str) -> None:
+        group = ["federation", "shuffler"] if name == "shuffler" else ["silo"]
         self._gates[name] = forked.Process(
             target=command,
             args=(
-                ["shuffler" if name == "shuffler" else "silo", "serve", self._settings[name]],
+                [*group, "serve", self._settings[name]],
                 self._state,
                 str(self.folder / "logs/again.txt"),
             ),

@@ -498,7 +498,7 @@ def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_not
     assert summary["silos"][0]["spent_epsilon_at_most"] == stated(plan.asked[:2], f.cards[0].delta)
     assert len(set(fatal.frames[1:])) == 1, "the same bytes again and again"
     assert store_of(f)[0].since(0) == before + 1
-    start(f, "shuffler daemon", "shuffler", "serve", str(f.settings))
+    start(f, "shuffler daemon", "federation", "shuffler", "serve", str(f.settings))
     lost = Fatal(f, 2, after=True)
     summary = conducted(f, order, place, carrier=lost, timeouts=BRIEF)
     assert lost.frames[0] == fatal.frames[-1], "the same boxes"
@@ -507,7 +507,7 @@ def test_a_shuffler_killed_in_mid_round_stops_the_run_and_a_resumed_one_pays_not
         "the shuffler gave no total for question 3 ",
     )
     assert store_of(f)[0].since(0) == before + 3, "it was stored"
-    start(f, "shuffler daemon", "shuffler", "serve", str(f.settings))
+    start(f, "shuffler daemon", "federation", "shuffler", "serve", str(f.settings))
     done = json.loads(
         shell("federation", "run", "--folder", f.folder, "--resume", "--out", place, "--json")
     )

@@ -98,7 +98,10 @@ def test_another_head_or_an_altered_ledger_is_said(copied):
 def test_evidence_is_verified_against_the_folder_as_it_is_now(copied, silodp, monkeypatch):
     monkeypatch.chdir(copied)
     archive = copied.parent / "1-evidence.zip"
-    assert silodp("evidence", ".", "--out", archive, "--key", copied.parent / "our.key")[0] == 0
+    assert (
+        silodp("export", "evidence", ".", "--out", archive, "--key", copied.parent / "our.key")[0]
+        == 0
+    )
     assert [state for state, _ in told(copied)] == [VERIFIED, VERIFIED]
     assert told(copied)[1][1].startswith(
         "Every byte of the evidence 1-evidence.zip is as it was signed"
@@ -136,7 +139,9 @@ def test_the_archives_own_report_has_the_badge_of_what_was_checked_where_it_was_
     (other / "summary.json").write_text(json.dumps(summary))
     for folder, state in ((copied, VERIFIED), (other, DIFFERS), (away, None)):
         out = tmp_path / f"{state}.zip"
-        code, said, wrong = silodp("evidence", folder, "--out", out, "--key", tmp_path / "our.key")
+        code, said, wrong = silodp(
+            "export", "evidence", folder, "--out", out, "--key", tmp_path / "our.key"
+        )
         assert code == 0, wrong
         page = evidence.verify(out.read_bytes()).files["report.html"].decode()
         assert (

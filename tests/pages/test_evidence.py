@@ -1,5 +1,5 @@
-"""`silodp evidence`: an archive that stands alone, says nothing without a source, and goes red at
-every changed byte.
+"""`silodp export evidence`: an archive that stands alone, says nothing without a source, and goes
+red at every changed byte.
 """
 
 import io
@@ -33,6 +33,7 @@ def federated(gated, tmp_path_factory):
 def made(federated, tmp_path, silodp):
     out = tmp_path / "ours.zip"
     words = [
+        "export",
         "evidence",
         federated,
         "--out",
@@ -57,7 +58,7 @@ def test_the_archive_of_a_federations_run_verifies_without_the_run_and_holds_wha
     shutil.move(made, elsewhere / "given.zip")
     shutil.move(federated, federated.with_name("gone"))
     monkeypatch.chdir(elsewhere)
-    code, said, wrong = silodp("evidence", "verify", "given.zip")
+    code, said, wrong = silodp("export", "evidence", "verify", "given.zip")
     shutil.move(federated.with_name("gone"), federated)
     assert code == 0, wrong
     assert "Every byte is as it was signed" in said
@@ -116,7 +117,7 @@ def test_the_egress_names_each_evaluation_with_what_it_may_have_cost(federated, 
     ]
     (run / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
     code, _, wrong = silodp(
-        "evidence", run, "--out", tmp_path / "e.zip", "--key", tmp_path / "our.key"
+        "export", "evidence", run, "--out", tmp_path / "e.zip", "--key", tmp_path / "our.key"
     )
     assert code == 0, wrong
     page = evidence.verify((tmp_path / "e.zip").read_bytes()).files["egress.md"].decode()
@@ -199,11 +200,11 @@ def test_no_path_of_this_machine_is_in_what_is_signed(made, federated, gated):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evidence", "nowhere"], "nowhere"),
-        (["evidence", "verify"], "verify needs an archive"),
-        (["evidence", "verify", "nowhere.zip"], "cannot be read"),
-        (["evidence", "RUN", "--sector", "Magic"], "the registry knows"),
-        (["evidence", "RUN", "--ledger", "KEY"], "silodp ledger show --json"),
+        (["export", "evidence", "nowhere"], "nowhere"),
+        (["export", "evidence", "verify"], "verify needs an archive"),
+        (["export", "evidence", "verify", "nowhere.zip"], "cannot be read"),
+        (["export", "evidence", "RUN", "--sector", "Magic"], "the registry knows"),
+        (["export", "evidence", "RUN", "--ledger", "KEY"], "silodp ledger show --json"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(words, said, federated, tmp_path, silodp, monkeypatch):

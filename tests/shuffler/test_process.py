@@ -71,7 +71,7 @@ def boxes_for(card: dict[str, str], round: str, members=range(3)) -> list[bytes]
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "silodp.cli", "shuffler", *map(str, words)],
+        [sys.executable, "-m", "silodp.cli", "federation", "shuffler", *map(str, words)],
         capture_output=True,
         text=True,
         check=False,
@@ -97,7 +97,7 @@ def test_init_serve_ask_status_stop(tmp_path):
     replies = []
     for sent in (boxes, boxes[:3]):
         with subprocess.Popen(
-            [sys.executable, "-m", "silodp.cli", "shuffler", "serve", str(path)],
+            [sys.executable, "-m", "silodp.cli", "federation", "shuffler", "serve", str(path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -145,7 +145,7 @@ def test_init_serve_ask_status_stop(tmp_path):
 
 
 def silodp(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["silodp", "shuffler", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["silodp", "federation", "shuffler", *map(str, words)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     said = capsys.readouterr()

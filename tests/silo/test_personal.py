@@ -106,7 +106,7 @@ def test_a_silo_that_is_different_gets_a_better_model_and_nobody_else_can_read_i
 def test_what_may_leave_is_never_made_from_a_personal_model(clinic, silodp):
     silodp("silo", "personalise", "silo/policy.toml", "run")
     for words in (
-        ("export", "silo/personal", "--to", "torch"),
+        ("export", "model", "silo/personal", "--to", "torch"),
         ("silo", "personalise", "silo/policy.toml", "silo/personal"),
     ):
         code, _, err = silodp(*words)

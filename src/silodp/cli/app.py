@@ -21,7 +21,19 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.text import visible
 from silodp.host.python_path import safe_children
 
-START, CHOOSE, DEPLOY, RESEARCH = "Start", "Choose", "Deploy", "Research"
+START, CHOOSE, DEPLOY = "Start", "Choose", "Deploy"
+MOVED = {
+    "card": "export card",
+    "certify": "audit certify",
+    "data": "train --data help",
+    "estimate": "stats estimate",
+    "evidence": "export evidence",
+    "metrics": "ledger metrics",
+    "profile": "stats profile",
+    "shuffler": "federation shuffler",
+    "survival": "stats survival",
+}
+"""Former names of commands, and today's."""
 
 
 @contextmanager
@@ -45,6 +57,13 @@ class Silodp(LazyGroup):
         with _visible_errors():
             return super().invoke(ctx)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing:
+            refuse_old_name(args)
+        return super().resolve_command(ctx, args)
+
     listed = (
         Listed(
             START, "project", "init", "Start a project: settings, schema, and the next commands."
@@ -53,64 +72,37 @@ class Silodp(LazyGroup):
         Listed(START, "score", "evaluate", "Score a run's model on held-out records, at a price."),
         Listed(START, "status", "status", "Where a study stands, and what the next command is."),
         Listed(START, "use", "predict", "Risks for new records by a trained model, at no price."),
-        Listed(
-            START, "use", "estimate", "Coefficients with intervals of a one-shot run, at no price."
-        ),
-        Listed(START, "use", "export", "A trained model for ONNX, torch or scikit-learn."),
-        Listed(START, "use", "card", "A model card: use, price of each silo, how good it is."),
         Listed(START, "pages", "report", "Write one page about a run, to read, print and sign."),
-        Listed(
-            START, "evidence", "evidence", "One signed archive about a run, verifiable anywhere."
-        ),
+        Listed(START, "groups", "export", "Write a model, model card or evidence for others."),
         Listed(
             START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."
         ),
-        Listed(
-            CHOOSE, "plan", "plan", "Say what a run would cost before it reads data, or advise."
-        ),
+        Listed(CHOOSE, "plan", "plan", "Compute a run's price before it reads data, or advise."),
         Listed(
             CHOOSE, "tune", "tune", "Find settings: free on public data, priced on the silos' own."
         ),
-        Listed(
-            CHOOSE,
-            "score",
-            "profile",
-            "Release means, ranges and class counts of the silos, at a price.",
-        ),
-        Listed(
-            CHOOSE, "score", "survival", "Release a Kaplan-Meier curve over the silos, at a price."
-        ),
+        Listed(CHOOSE, "groups", "stats", "Means and curves of records, coefficients of a run."),
         Listed(DEPLOY, "silo_officer", "silo", "One silo's gate: make it, run it, look at it."),
-        Listed(
-            DEPLOY,
-            "score",
-            "federation",
-            "Silos as processes: start them, train over them, stop them.",
-        ),
-        Listed(
-            DEPLOY,
-            "shuffler",
-            "shuffler",
-            "The shuffler: adds the silos' counts and passes on totals.",
-        ),
-        Listed(
-            DEPLOY, "ledger_care", "ledger", "A data set's budget: what was asked, what is left."
-        ),
-        Listed(
-            DEPLOY,
-            "metrics",
-            "metrics",
-            "Serve the daemons' counts and health to Prometheus, on loopback.",
-        ),
+        Listed(DEPLOY, "groups", "federation", "Silos as processes: start, train over, stop."),
+        Listed(DEPLOY, "groups", "ledger", "A data set's budget: what was asked, what is left."),
         Listed(DEPLOY, "doctor", "doctor", "Check whether this machine can run silodp."),
-        Listed(
-            RESEARCH, "audit", "audit", "Attack the code that users run, next to what is claimed."
-        ),
-        Listed(
-            RESEARCH, "audit", "certify", "Attack somebody else's DP code, next to what it claims."
-        ),
-        Listed(RESEARCH, "data", "data", "List the built-in data sets, and how to get the others."),
+        Listed(DEPLOY, "audit", "audit", "Attack the code that users run, or somebody's DP code."),
     )
+
+
+def refuse_old_name(words: list[str]) -> None:
+    """Refuse a name that a command had before, in a sentence that names the new one."""
+    if words[0] in MOVED:
+        raise BadInput(f"`silodp {words[0]}` has a new name; use `silodp {MOVED[words[0]]}`")
+    if words[0] == "export" and words[1:]:
+        from silodp.cli import groups
+
+        known = [*groups.export.commands, *SETTINGS["help_option_names"]]
+        if words[1] not in known:
+            raise BadInput(
+                f"`silodp export {words[1]}` is no command; use `silodp export model`, "
+                "`silodp export card` or `silodp export evidence`"
+            )
 
 
 app = typer.Typer(

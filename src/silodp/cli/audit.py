@@ -1,4 +1,4 @@
-"""`silodp audit` and `silodp certify`: exit code 1 if a claim is refuted."""
+"""`silodp audit` and `silodp audit certify`: exit code 1 if a claim is refuted."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, progress, say, show, table
+from silodp.cli.console import SETTINGS, Json, dump, progress, say, show, table
 from silodp.cli.interrupted import interruptible
-from silodp.cli.options import Out, Settings, check_writable
+from silodp.cli.options import Out, Settings, check_writable, typed
 from silodp.core.errors import BadInput
 from silodp.host.extension import load
 
+audit = typer.Typer(add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown")
 
-def audit(
+
+@audit.callback(invoke_without_command=True)
+def audit_all(
+    context: typer.Context,
     algorithm: Annotated[
         list[str] | None,
         typer.Option(help="Attack this algorithm only, by name or FILE.py:NAME; may be repeated."),
@@ -61,6 +65,13 @@ def audit(
     Examples: `silodp audit` · `silodp audit --algorithm mine.py:heavy_ball`
     · `silodp audit --one-run --data wbcd --epsilon 6`
     """
+    if context.invoked_subcommand:
+        if given := typed():
+            named = ", ".join("--" + name.replace("_", "-") for name in sorted(given))
+            raise BadInput(
+                f"{named} stands before {context.invoked_subcommand}; write its options after it"
+            )
+        return
     from silodp.server.algorithms import assignments
 
     for name, value, least in (
@@ -203,6 +214,7 @@ def _one_run(
     _leave(any(row["alarm"] for row in rows))
 
 
+@audit.command()
 def certify(
     release: Annotated[
         str,
@@ -237,7 +249,7 @@ def certify(
     what the adversary sees: weights, updates of all rounds, whatever is published. Rows have length
     1 at most, canaries apart. Exit code 1 means that the claim is refuted.
 
-    Example: `silodp certify mine.py:train --epsilon 3`
+    Example: `silodp audit certify mine.py:train --epsilon 3`
     """
     from silodp.audit.certify import LEAST_RUNS, UNITS
     from silodp.audit.certify import certify as measured

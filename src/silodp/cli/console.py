@@ -240,12 +240,14 @@ def group(says: str) -> typer.Typer:
 
 @dataclass(frozen=True)
 class Listed:
-    """A command that is known by its line of help, and loaded from silodp.cli.MODULE when it
-    runs.
+    """A command that is known by its line of help, and loaded when it runs.
+
+    `place` is the module of silodp.cli, with ":FUNCTION" where the function is not named as the
+    command.
     """
 
     panel: str
-    module: str
+    place: str
     name: str
     says: str
 
@@ -253,16 +255,23 @@ class Listed:
         return TyperCommand(self.name, short_help=self.says, rich_help_panel=self.panel)
 
     def load(self) -> click.Command:
-        found = getattr(import_module(f"silodp.cli.{self.module}"), self.name)
-        if not isinstance(found, typer.Typer):
-            alone = typer.Typer(
-                add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown"
-            )
-            alone.command(self.name)(found)
-            found = alone
-        command = typer.main.get_command(found)
+        module, _, function = self.place.partition(":")
+        found = getattr(
+            import_module(f"silodp.cli.{module}"), function or self.name.replace("-", "_")
+        )
+        command = found if isinstance(found, click.Command) else self._made(found)
         command.name, command.short_help = self.name, self.says
         return command
+
+    def _made(self, found: Any) -> click.Command:
+        """Make a click command of a typer group or of a plain function."""
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        alone = typer.Typer(
+            add_completion=False, context_settings=SETTINGS, rich_markup_mode="markdown"
+        )
+        alone.command(self.name)(found)
+        return typer.main.get_command(alone)
 
 
 class Commands(UserDict[str, Any]):
@@ -277,14 +286,16 @@ class Commands(UserDict[str, Any]):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose help and completion list its commands without loading any; subclasses say which
-    there are.
+    """A group whose help and completion list its commands without loading any.
+
+    A subclass names its commands in `listed`, and an instance can be given others.
     """
 
     listed: tuple[Listed, ...] = ()
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, listed: tuple[Listed, ...] = (), **settings: Any) -> None:
         super().__init__(**settings)
+        self.listed = listed or self.listed
         self._known = Commands(
             {command.name: command for command in self.listed} | dict(self.commands)
         )
@@ -316,3 +327,14 @@ class LazyGroup(TyperGroup):
             yield
         finally:
             self._listing = False
+
+
+def lazy_group(says: str, *listed: Listed) -> LazyGroup:
+    """Make a group of commands that load one by one, such as `silodp ledger`."""
+    return LazyGroup(
+        listed=listed,
+        help=says,
+        no_args_is_help=True,
+        context_settings=SETTINGS,
+        rich_markup_mode="markdown",
+    )

@@ -1,4 +1,4 @@
-"""`silodp evidence`: one signed archive about a run, and its verification anywhere."""
+"""`silodp export evidence`: one signed archive about a run, and its verification anywhere."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def evidence(
     versions, hashes, and the silos' ledgers as far as the run knows them. Each statement names its
     source, or says "not covered". No record, and no path of this machine, is in it.
 
-    Examples: `silodp evidence runs/train --use "Triage of adults"` · `silodp evidence verify
-    train-evidence.zip`
+    Examples: `silodp export evidence runs/train --use "Triage of adults"` · `silodp export evidence
+    verify train-evidence.zip`
     """
     if str(what) == VERIFY:
         return _verify(archive, key, as_json)
@@ -151,7 +151,7 @@ def evidence(
         )
     say(
         f"Wrote {out}: {len(files)} files, signed by {public(signing)} ({place}).",
-        "Whoever gets it: silodp evidence verify " + str(out),
+        "Whoever gets it: silodp export evidence verify " + str(out),
     )
     say(*(f"{one.state.capitalize()}, and so says its report. {one.words}" for one in checks))
     if missing := told.missing():
@@ -162,7 +162,7 @@ def evidence(
 
 def _verify(archive: Path | None, key: str, as_json: bool) -> None:
     if archive is None:
-        raise BadInput("verify needs an archive: silodp evidence verify NAME-evidence.zip")
+        raise BadInput("verify needs an archive: silodp export evidence verify NAME-evidence.zip")
     try:
         raw = archive.read_bytes()
     except OSError as error:

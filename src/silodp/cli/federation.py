@@ -22,7 +22,7 @@ import typer
 
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import Classes, FeatureMapName, dump, group, say, show, table, tell
+from silodp.cli.console import Classes, FeatureMapName, dump, say, show, table, tell
 from silodp.cli.federation_files import RUNS, STOPPED, carrier_of, load_state, save_state, state_in
 from silodp.cli.federation_processes import (
     await_gates,
@@ -44,8 +44,6 @@ from silodp.host.keys import make_key, public
 from silodp.server.order import Order, budgets_of
 from silodp.wire.socket import Unreached
 
-federation = group("Silos as processes of their own: start them, train over them, stop them.")
-
 ENGINES = ("nvflare", "flower", "direct")
 LONGEST_SOCKET = 100
 """Bytes of a Unix socket's path, with room for what the system adds."""
@@ -62,7 +60,6 @@ Folder = Annotated[Path, typer.Option(help="The federation's folder.")]
 # --- up and down ---------------------------------------------------------------------------------
 
 
-@federation.command()
 def up(
     project: Project = None,
     folder: Folder = Path("federation"),
@@ -375,7 +372,6 @@ def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
     _show(folder, state, as_json)
 
 
-@federation.command()
 def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     """What runs, on which ports, under which certificates, which silos are connected, and what is
     left of their budgets.
@@ -385,7 +381,6 @@ def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     _show(folder.resolve(), load_state(folder), as_json)
 
 
-@federation.command()
 def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     """Stop every process of the federation; ledgers, keys and runs stay.
 
@@ -401,7 +396,6 @@ def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     tell({"stopped": not left, "still_running": left}, as_json, said)
 
 
-@federation.command()
 def key(
     path: Annotated[
         Path, typer.Argument(help="A new file for the key, which stays with the server.")

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from silodp.cli.console import Json, dump, say, tell
-from silodp.cli.federation import federation
 from silodp.core.errors import BadInput
 from silodp.host.certificates import SOON, certificates, expiring
 
@@ -33,7 +32,6 @@ Names = Annotated[
 ]
 
 
-@federation.command()
 def add(folder: Engine, silo: Names, as_json: Json = False) -> None:
     """Let a silo in: a kit of its own (NVFlare), or its node's key (Flower). Nobody else's
     certificates change; the engine may run.
@@ -62,7 +60,6 @@ def add(folder: Engine, silo: Names, as_json: Json = False) -> None:
     tell({"silos": silo}, as_json, said)
 
 
-@federation.command()
 def remove(folder: Engine, silo: Names, as_json: Json = False) -> None:
     """Let a silo in no more: it is asked nothing from now on. The others notice nothing; the engine
     may run (Flower's must).
@@ -84,7 +81,6 @@ def remove(folder: Engine, silo: Names, as_json: Json = False) -> None:
     )
 
 
-@federation.command()
 def renew(folder: Engine, as_json: Json = False) -> None:
     """New certificates by the same authority, before the old ones expire; both hold until then, so
     that each restarts when it suits.
@@ -108,7 +104,6 @@ def renew(folder: Engine, as_json: Json = False) -> None:
     tell({"silos": silos}, as_json, said)
 
 
-@federation.command(name="certificates")
 def show_certificates(
     folder: Engine,
     days: Annotated[
@@ -121,6 +116,8 @@ def show_certificates(
 
     Example: `silodp federation certificates fed`
     """
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is no folder; give the engine's folder")
     found, soon = certificates(folder), expiring(folder, days)
     if as_json:
         dump({"certificates": found, "expiring": soon})

@@ -48,9 +48,9 @@ def launch_gates(folder: Path, state: dict[str, Any]) -> dict[str, subprocess.Po
         environment["SILODP_STATE"] = state["registry"]
     started: dict[str, subprocess.Popen] = {}
     state["processes"] = {}
-    for name, (word, settings) in shuffle.daemons(state).items():
+    for name, (words, settings) in shuffle.daemons(state).items():
         with open(folder / "logs" / f"{name.replace(' ', '-')}.txt", "ab") as log:
-            command = [sys.executable, "-P", "-m", "silodp.cli", word, "serve", settings]
+            command = [sys.executable, "-P", "-m", "silodp.cli", *words, settings]
             started[name] = subprocess.Popen(
                 command,
                 env=environment,

@@ -13,7 +13,7 @@ import click
 import typer
 
 from silodp.cli.console import FeatureMapName, Json, dump, say
-from silodp.cli.federation import Folder, federation
+from silodp.cli.federation import Folder
 from silodp.cli.federation_files import built, load_state, words_of
 from silodp.cli.project import Project
 from silodp.core.errors import BadInput
@@ -23,7 +23,6 @@ from silodp.host.schema import load_schema
 from silodp.host.study import Study
 
 
-@federation.command()
 def propose(
     study: Annotated[
         str,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from silodp.cli import federation_folder as place_of
-from silodp.cli import federation_propose as _propose  # noqa: F401 -- one more command of the group
 from silodp.cli import federation_shuffle as shuffle
 from silodp.cli.console import dump, progress, say, say_advice
-from silodp.cli.federation import Folder, attested, federation
+from silodp.cli.federation import Folder, attested
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from silodp.core.protocol.quote import HoldReply
 
 
-@federation.command()
 @takes_order("delta", "user_level", "trust", "least", "colluding", "drops", "rule", "noise")
 def run(
     order: Order,

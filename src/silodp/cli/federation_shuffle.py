@@ -87,12 +87,14 @@ def sites(folder: Path, state: Mapping[str, Any]) -> dict[str, Path]:
     return found | ({SITE: folder / SITE / "shuffler.sock"} if state.get("shuffler") else {})
 
 
-def daemons(state: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """(the command's first word, its settings) of each daemon by the name of its process."""
-    found = {f"gate {name}": ("silo", policy) for name, policy in state["silos"].items()}
-    return found | (
-        {"shuffler daemon": ("shuffler", state["shuffler"])} if state.get("shuffler") else {}
-    )
+def daemons(state: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Give (the command's words, its settings) of each daemon by the name of its process."""
+    found: dict[str, tuple[tuple[str, ...], str]] = {
+        f"gate {name}": (("silo", "serve"), policy) for name, policy in state["silos"].items()
+    }
+    if state.get("shuffler"):
+        found["shuffler daemon"] = (("federation", "shuffler", "serve"), state["shuffler"])
+    return found
 
 
 def shuffler_card(path: Path) -> Shuffler:

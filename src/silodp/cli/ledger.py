@@ -17,7 +17,6 @@ from silodp.cli.console import (
     Json,
     LabelColumn,
     dump,
-    group,
     item,
     put,
     say,
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from silodp.silo.ledger.chain import Entry
     from silodp.silo.ledger.durable import DurableLedger
 
-ledger = group("The budget of a data set: what was asked, what it cost, what is left.")
-
 LedgerFile = Annotated[Path, typer.Argument(help="The ledger's file.", show_default=False)]
 Anchor = Annotated[
     Path | None,
@@ -51,7 +48,6 @@ OutFile = Annotated[
 ]
 
 
-@ledger.command()
 def create(
     path: LedgerFile,
     data: Annotated[
@@ -119,7 +115,6 @@ def create(
     )
 
 
-@ledger.command("show")
 def show_ledger(
     path: LedgerFile,
     last: Annotated[int, typer.Option(help="How many of the latest queries to list.", min=0)] = 20,
@@ -188,7 +183,6 @@ def show_ledger(
         )
 
 
-@ledger.command()
 def release(
     path: LedgerFile,
     run: Annotated[
@@ -221,7 +215,6 @@ def release(
     tell({"released": ended, "runs": [hold.run for hold in found]}, as_json, said)
 
 
-@ledger.command()
 def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> None:
     """Check the whole ledger: hashes, prices, totals, stored answers, anchor. Exit code 0, or 2 and
     what is wrong.
@@ -258,7 +251,6 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
     )
 
 
-@ledger.command()
 def export(
     path: LedgerFile,
     out_file: OutFile = None,

@@ -11,18 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from silodp.cli.console import Json, dump, put, say, tell
-from silodp.cli.ledger import Anchor, LedgerFile, OutFile, ledger, ledger_at
+from silodp.cli.ledger import Anchor, LedgerFile, OutFile, ledger_at
 from silodp.core.errors import BadInput
 from silodp.host import atomic
 from silodp.host.keys import make_key, public, read_key
 from silodp.host.lock import running
 
-__all__ = ["ledger"]
-
 KeyFile = Annotated[Path, typer.Option("--key", help="The silo's own silo.key, which signs.")]
 
 
-@ledger.command()
 def witness(
     path: LedgerFile,
     file: Annotated[
@@ -49,7 +46,6 @@ def witness(
     )
 
 
-@ledger.command()
 def backup(
     path: LedgerFile,
     to: Annotated[Path, typer.Argument(help="A new file for the copy.")],
@@ -70,7 +66,6 @@ def backup(
     )
 
 
-@ledger.command()
 def restore(
     copy: Annotated[Path, typer.Argument(help="A file that `silodp ledger backup` made.")],
     path: LedgerFile,
@@ -89,7 +84,6 @@ def restore(
     _confirmed(path, care.restore(copy, path, anchor=anchor), as_json)
 
 
-@ledger.command()
 def confirm(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> None:
     """Ask the witness of a restored ledger again. Exit code 0 if it confirms the head, or 2 and why
     not.
@@ -101,7 +95,6 @@ def confirm(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> N
     _confirmed(path, care.confirm(path, anchor=anchor), as_json)
 
 
-@ledger.command(name="write-off")
 def write_off(
     path: LedgerFile,
     sure: Annotated[
@@ -130,7 +123,6 @@ def write_off(
     )
 
 
-@ledger.command()
 def expect(
     key: Annotated[
         Path, typer.Argument(help="A new file for the arrival key, which stays on the new machine.")
@@ -146,7 +138,6 @@ def expect(
     tell({"arrival": made}, as_json, made)
 
 
-@ledger.command()
 def bury(
     path: LedgerFile,
     arrival: Annotated[
@@ -181,7 +172,6 @@ def bury(
     )
 
 
-@ledger.command()
 def arrive(
     path: LedgerFile,
     key_file: Annotated[
@@ -201,7 +191,6 @@ def arrive(
     tell({"arrived": True}, as_json, f"{path} goes on here.")
 
 
-@ledger.command()
 def head(
     path: LedgerFile,
     key_file: KeyFile,
@@ -219,7 +208,6 @@ def head(
     _put(cosign.state(ledger_at(path, anchor), read_key(key_file)), out_file)
 
 
-@ledger.command(name="cosign")
 def cosign_head(
     book: Annotated[
         Path,
@@ -242,7 +230,6 @@ def cosign_head(
     _put(cosign.cosign(book, _read(statement), read_key(key_file)), out_file)
 
 
-@ledger.command()
 def fsck(
     path: LedgerFile,
     seen: Annotated[

@@ -1,5 +1,5 @@
-"""`silodp metrics`: what gate, courier, server or shuffler tell of themselves, for Prometheus, on
-this machine's own address.
+"""`silodp ledger metrics`: what gate, courier, server or shuffler tell of themselves, for
+Prometheus, on this machine's own address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def metrics(
     """Serve /metrics and /health of the daemons on this machine, until it is ended. Counts, spend
     and refusals; nothing that depends on a record.
 
-    Example: `silodp metrics /run/silodp-gate/gate.prom /run/silodp-courier/courier.prom`
+    Example: `silodp ledger metrics /run/silodp-gate/gate.prom /run/silodp-courier/courier.prom`
     """
     from silodp.host.metrics import serve
 

@@ -6,6 +6,7 @@ handed the Order that they make.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -13,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import click
 import typer
@@ -36,14 +37,13 @@ Resume = Annotated[
     typer.Option(
         "--resume",
         help=(
-            "Go on with the interrupted run in --out, or with the latest one; its settings are "
-            "its own."
+            "Resume the interrupted run in --out, or the latest one, with its original settings."
         ),
     ),
 ]
 New = Annotated[
     bool,
-    typer.Option("--new", help="Start another run although the last one has not come to its end."),
+    typer.Option("--new", help="Start another run, although the last one is not finished."),
 ]
 SchemaFile = Annotated[
     Path | None,
@@ -59,10 +59,10 @@ AlgorithmName = Annotated[
     typer.Option(
         "--algorithm",
         help=(
-            "auto (chosen from public facts, with model, rounds, step, clip and weights, as "
-            "far as they are not given), prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, "
+            "auto, prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, "
             "spider, spider-alternate, diff2, diff2-local, scaffold, momentum, adam, disk, "
-            "accelerated, localized, or FILE.py:NAME."
+            "accelerated, localized, or FILE.py:NAME. auto chooses it from public facts, and "
+            "also model, rounds, step, clip and weights unless they are given."
         ),
     ),
 ]
@@ -78,8 +78,8 @@ Drops = Annotated[
     float,
     typer.Option(
         help=(
-            "Share of rounds to budget for that are asked once more as a silo has dropped out, "
-            "with --trust masks."
+            "Fraction of rounds expected to be repeated because a silo drops out, with --trust "
+            "masks. The budget covers them."
         )
     ),
 ]
@@ -91,9 +91,8 @@ ORDER: dict[str, Any] = {
         typer.Option(
             help=(
                 "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION for "
-                "your own torch module; chosen by default (mlp:8 with an --algorithm), and "
-                "what a "
-                "federation's silos approve, of which a FILE.py is needed here too."
+                "your own torch module. By default it is chosen, or mlp:8 with an --algorithm. A "
+                "federation takes the model that its silos approved; give its FILE.py here too."
             )
         ),
     ],
@@ -109,7 +108,7 @@ ORDER: dict[str, Any] = {
     "loss": Annotated[
         str,
         typer.Option(
-            help="A loss of your own, FILE.py:NAME; the one of the label's task by default.",
+            help="Your own loss, FILE.py:NAME. By default the loss of the label's task.",
             show_default=False,
         ),
     ],
@@ -118,8 +117,8 @@ ORDER: dict[str, Any] = {
         list[str] | None,
         typer.Option(
             help=(
-                "Budget of a record: a number, or NAME=NUMBER for one silo; may be repeated. 3 "
-                "by default; of a federation, each silo's all."
+                "Budget of each record: a number, or NAME=NUMBER for one silo; may be repeated. "
+                "3 by default. In a federation, by default each silo's whole budget."
             )
         ),
     ],
@@ -129,7 +128,7 @@ ORDER: dict[str, Any] = {
     "user_level": Annotated[
         bool,
         typer.Option(
-            "--user-level", help="epsilon and delta are for a whole silo, not for a record."
+            "--user-level", help="Protect a whole silo by epsilon and delta, not each record."
         ),
     ],
     "trust": Annotated[
@@ -146,8 +145,8 @@ ORDER: dict[str, Any] = {
         int | None,
         typer.Option(
             help=(
-                "Fewest silos of a round that is released, with --trust masks or shuffle; all that "
-                "are asked by default."
+                "Fewest silos in a total, with --trust masks or shuffle. By default every silo "
+                "that is asked."
             )
         ),
     ],
@@ -155,9 +154,8 @@ ORDER: dict[str, Any] = {
         int,
         typer.Option(
             help=(
-                "Silos that may tell the server their noise, with --trust masks: epsilon "
-                "holds against "
-                "them all."
+                "Silos that may give the server their noise, with --trust masks. Epsilon holds "
+                "against all of them together."
             )
         ),
     ],
@@ -202,7 +200,7 @@ ORDER: dict[str, Any] = {
         int, typer.Option(help="Restarts of prox-pl-svrg, stages of accelerated.")
     ],
     "momentum": Annotated[
-        float, typer.Option(help="Of momentum, and beta_1 of adam; 0.9 with an --algorithm.")
+        float, typer.Option(help="Momentum, and beta_1 of adam; 0.9 with an --algorithm.")
     ],
     "kappa": Annotated[
         float,
@@ -222,8 +220,8 @@ ORDER: dict[str, Any] = {
         str,
         typer.Option(
             help=(
-                "Who answers a round: all, uniform:M, random:M (1 to M), random:L:M (L to M) or "
-                "balanced:M."
+                "Which silos answer a round: all, uniform:M, random:M (1 to M), random:L:M "
+                "(L to M) or balanced:M."
             )
         ),
     ],
@@ -231,8 +229,8 @@ ORDER: dict[str, Any] = {
         str,
         typer.Option(
             help=(
-                "How silos weigh in a mean: equal, records (by their number) or precision (by "
-                "their noise too); equal with an --algorithm."
+                "Weight of each silo in a mean: equal, records (by their number) or precision (by "
+                "their noise too). With an --algorithm the default is equal."
             )
         ),
     ],
@@ -245,10 +243,10 @@ ORDER: dict[str, Any] = {
     ],
     "anchor_share": Annotated[
         float | None,
-        typer.Option(help="Share of the budget that anchors take; differences get the rest."),
+        typer.Option(help="Share of the budget for anchors; differences get the rest."),
     ],
     "noise": Annotated[
-        str, typer.Option(help="exact, or paper: the paper's constants and what they really spend.")
+        str, typer.Option(help="exact, or paper: the paper's constants, with their exact price.")
     ],
     "from_theory": Annotated[
         bool,
@@ -276,8 +274,9 @@ ORDER: dict[str, Any] = {
         int | None,
         typer.Option(
             help=(
-                "Public coins: the start, and who is asked. In simulation all noise too: for "
-                "research, as known noise protects nobody."
+                "Fixes the public random choices: the start, and which silos are asked. In "
+                "simulation it fixes all noise too: only for research, as known noise protects "
+                "no record."
             )
         ),
     ],
@@ -301,9 +300,46 @@ PRESCRIBED = (
 """What a theorem decides."""
 
 
+PANELS = {
+    "Model": (
+        *("algorithm", "model", "prox", "loss", "feature_map", "scale"),
+        *("rounds", "phase", "step", "clip"),
+    ),
+    "Privacy": ("epsilon", "delta", "user_level", "trust", "colluding"),
+    "Participation": (
+        *("participation", "weights", "least", "drops", "quorum", "deadline", "patience", "retry"),
+        *("hub", "card", "key_file", "shuffler"),
+    ),
+    "Expert": (
+        *("settings", "slope", "local_steps", "inner", "restarts", "momentum", "kappa"),
+        *("sampling", "rule", "anchor_share", "noise", "output", "seed"),
+        *("from_theory", "lipschitz", "smoothness", "pl", "gap", "dimension"),
+        *("test", "data_dir", "signal", "candidates", "repetitions", "trials"),
+        *("peers", "own_name", "gate", "relay", "run_id"),
+    ),
+}
+"""Panels of the help, after the first, with the options of each command that takes an order."""
+COMMON = "Common"
+"""The first panel: every option that no other panel names."""
+
+
+def panel_of(name: str) -> str:
+    """Find the panel of an option in the help, by the name of its parameter."""
+    return next((panel for panel, names in PANELS.items() if name in names), COMMON)
+
+
+def _in_panel(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Copy a parameter and put it into its panel; other commands share the original."""
+    kind, *about = get_args(parameter.annotation)
+    option = copy.copy(about[0])
+    option.rich_help_panel = panel_of(parameter.name)
+    return parameter.replace(annotation=Annotated[kind, option])
+
+
 def takes_order(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """For a command with a first parameter `order`: in its place it gets the options of ORDER but
-    these.
+    """Give a command the options of ORDER, but these, in place of its first parameter `order`.
+
+    Its help has all options in panels.
     """
     names = [name for name in ORDER if name not in without]
 
@@ -330,7 +366,10 @@ def takes_order(*without: str) -> Callable[[Callable[..., None]], Callable[..., 
             order = order_of({name: given.pop(name) for name in names})
             command(order, **given)
 
-        everything = [*own, *options]
+        panels = [COMMON, *PANELS]
+        everything = sorted(
+            map(_in_panel, [*own, *options]), key=lambda one: panels.index(panel_of(one.name))
+        )
         run.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in everything}
         return run

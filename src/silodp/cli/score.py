@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli import federation_members  # noqa: F401  (its commands)
 from silodp.cli.console import Classes, LabelColumn, dump, say
 from silodp.cli.federation import Folder
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_folder import last_run
-from silodp.cli.federation_run import federation
 from silodp.cli.federation_shuffle import shuffler_card
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
@@ -165,7 +163,7 @@ def profile(
     """Private means, deviations, ranges, missing rates and class counts over all silos, with error
     bars and the price.
 
-    Example: `silodp profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
+    Example: `silodp stats profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
     """
     from silodp.simulation.scoring import profile_data
     from silodp.simulation.source import Source
@@ -209,8 +207,8 @@ def survival(
 
     The 95 % band includes the privacy noise. Where noise hides who is still there, the curve ends.
 
-    Example: `silodp survival --schema schema.toml --silo a.csv --silo b.csv --epsilon 1 --page
-    curve.html`
+    Example: `silodp stats survival --schema schema.toml --silo a.csv --silo b.csv --epsilon 1
+    --page curve.html`
     """
     from silodp.simulation.scoring import survival_data
     from silodp.simulation.source import Source
@@ -241,7 +239,6 @@ def _tell(
 # --- over a federation ---------------------------------------------------------------------------
 
 
-@federation.command("evaluate")
 def federation_evaluate(
     folder: Folder = Path("federation"),
     epsilon: Charge = 1.0,
@@ -267,7 +264,7 @@ def federation_evaluate(
     The same evaluation asked again is the same question, which a gate answers from its store: it
     costs nothing and tells nothing new.
 
-    Example: `silodp federation up --data wbcd --held-out 0.2`, `silodp federation run`,
+    Example: `silodp federation up --data wbcd --held-out 0.2`, then `silodp federation run`, then
     `silodp federation evaluate --epsilon 1`
     """
     import torch
@@ -360,7 +357,6 @@ def federation_evaluate(
         )
 
 
-@federation.command("profile")
 def federation_profile(
     folder: Folder = Path("federation"),
     epsilon: Charge = 1.0,
@@ -390,7 +386,6 @@ def federation_profile(
     _tell(answer, as_json, show_profile)
 
 
-@federation.command("survival")
 def federation_survival(
     folder: Folder = Path("federation"),
     epsilon: Charge = 1.0,

@@ -1,5 +1,5 @@
-"""`silodp shuffler`: for the operator of a shuffler, who should be neither the server's nor a
-silo's.
+"""`silodp federation shuffler`: for the operator of a shuffler, who should be neither the server's
+nor a silo's.
 
 Silos take the shuffler's keys, and the shuffler takes their pseudonyms, from each other and not
 from the server: whoever hands out these keys could hand out its own.
@@ -61,8 +61,8 @@ def init(
 ) -> None:
     """Make a shuffler's settings, keys and store. Writes over nothing.
 
-    Example: `silodp shuffler init mixer --asker KEY --largest 500`, and the silos' pseudonyms into
-    mixer/shuffler.toml afterwards
+    Example: `silodp federation shuffler init mixer --asker KEY --largest 500`, and the silos'
+    pseudonyms into mixer/shuffler.toml afterwards
     """
     from silodp.shuffler.provision import provision
 
@@ -75,7 +75,8 @@ def init(
     )
     if as_json:
         return dump(card)
-    say(f"Wrote {folder / 'shuffler.toml'}: read it. The two keys and the store stay here.")
+    settings = folder / "shuffler.toml"
+    say(f"Wrote {settings}: read it. The two keys and the store stay here.")
     say(
         f"Silos seal their counts for {card['seal']}; give it to each of them yourself, "
         "not through the server."
@@ -85,8 +86,8 @@ def init(
         f"{folder / 'shuffler.json'}."
     )
     if not member:
-        say(f"It has no member yet: silodp shuffler enrol {folder / 'shuffler.toml'} PSEUDONYM ...")
-    say(f"Then start it: silodp shuffler serve {folder / 'shuffler.toml'}")
+        say(f"It has no member yet: silodp federation shuffler enrol {settings} PSEUDONYM ...")
+    say(f"Then start it: silodp federation shuffler serve {settings}")
 
 
 @shuffler.command(name="enrol")
@@ -102,7 +103,7 @@ def enrol_members(
 ) -> None:
     """Add members to the roster, before the shuffler starts.
 
-    Example: `silodp shuffler enrol mixer/shuffler.toml PSEUDONYM PSEUDONYM`
+    Example: `silodp federation shuffler enrol mixer/shuffler.toml PSEUDONYM PSEUDONYM`
     """
     from silodp.shuffler.provision import enrol
 
@@ -114,7 +115,7 @@ def enrol_members(
 def serve(settings: SettingsFile, as_json: Json = False) -> None:
     """Pass on totals at the socket of the settings until SIGTERM.
 
-    Example: `silodp shuffler serve mixer/shuffler.toml`
+    Example: `silodp federation shuffler serve mixer/shuffler.toml`
     """
     from silodp.shuffler import daemon
     from silodp.shuffler.settings import ShufflerSettings
@@ -130,7 +131,7 @@ def serve(settings: SettingsFile, as_json: Json = False) -> None:
 def status(settings: SettingsFile, as_json: Json = False) -> None:
     """Whether the shuffler runs, how many rounds it has passed on, what it has declined.
 
-    Example: `silodp shuffler status mixer/shuffler.toml`
+    Example: `silodp federation shuffler status mixer/shuffler.toml`
     """
     from silodp.shuffler.daemon import read_keys
     from silodp.shuffler.settings import ShufflerSettings

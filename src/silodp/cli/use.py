@@ -1,4 +1,6 @@
-"""`silodp predict`, `silodp export` and `silodp card`: from a trained model to its use."""
+"""`silodp predict`, `silodp export model` and `silodp export card`: from a trained model to its
+use.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,7 @@ def predict(
         complain(note)
 
 
-def export(
+def export_model(
     trained: Model,
     to: Annotated[str, typer.Option(help="onnx (needs silodp[onnx]), torch or sklearn.")],
     out: Annotated[
@@ -133,8 +135,8 @@ def export(
     order: a category is its place in the list, true is 1, a missing value is NaN. sklearn is a .py
     with a .npz beside it, which takes pandas frames as they are.
 
-    Examples: `silodp export runs/train --to onnx` · `silodp export runs/train --to sklearn --out
-    risk/readmission`
+    Examples: `silodp export model runs/train --to onnx` · `silodp export model runs/train --to
+    sklearn --out risk/readmission`
     """
     from silodp.host.model import open_model
     from silodp.server.export.forms import export as written
@@ -165,8 +167,8 @@ def card(
     """A model card in markdown: what was learnt, for what use, what it cost each silo's records,
     how good it is, what is not protected.
 
-    Examples: `silodp card runs/train` · `silodp card runs/train --use "Triage of adults in
-    emergency wards" --out CARD.md`
+    Examples: `silodp export card runs/train` · `silodp export card runs/train --use "Triage of
+    adults in emergency wards" --out CARD.md`
     """
     from silodp.pages import runs
     from silodp.pages.card import card as written
@@ -191,7 +193,7 @@ def estimate(run: Run, as_json: Json = False) -> None:
     yes instead of no). What repeated sampling and noise around the estimate cover is measured, and
     an interval is called 95 % only where that is so and no record was scaled down.
 
-    Example: `silodp estimate runs/train`
+    Example: `silodp stats estimate runs/train`
     """
     from silodp.host.model import open_model
     from silodp.server.estimates.intervals import estimated, sentence

@@ -2,10 +2,10 @@
 and a page of such files on loopback.
 
 A gate has no network, so nothing here opens a port in a daemon: each writes the file that
-$SILODP_METRICS names, and `silodp metrics` serves the files. Formal guarantees: only the names of
-METRICS can be told, each of them a function of frames, policy, ledger, clock and files' dates, and
-never of a record; counts move when a reply is sent and not when it is ready, and the file is
-written at times that no answer decides.
+$SILODP_METRICS names, and `silodp ledger metrics` serves the files. Formal guarantees: only the
+names of METRICS can be told, each of them a function of frames, policy, ledger, clock and files'
+dates, and never of a record; counts move when a reply is sent and not when it is ready, and the
+file is written at times that no answer decides.
 """
 
 from __future__ import annotations

@@ -114,11 +114,12 @@ class Runs:
         )
 
     def evidence(self, request: Request) -> Response:
-        """The archive of `silodp evidence` that lies beside the run, to hand on."""
+        """The archive of `silodp export evidence` that lies beside the run, to hand on."""
         name, run = self._named(request.path_params["name"])
         if (path := archive_in(checks_of(run))) is None:
             raise BadInput(
-                f"no evidence of {name} as it is now lies beside it; `silodp evidence` makes one"
+                f"no evidence of {name} as it is now lies beside it; `silodp export evidence` "
+                "makes one"
             )
         return FileResponse(path, media_type="application/zip", filename=path.name)
 
@@ -248,7 +249,7 @@ def _exports(name: str, run: runs.Run, found: Sequence[Checked]) -> Markup:
             )
         )
     elif run.kind != "compare" and run.state == "finished":
-        links.append(join(["Signed evidence: ", tag("code", f"silodp evidence {folder}")]))
+        links.append(join(["Signed evidence: ", tag("code", f"silodp export evidence {folder}")]))
     return tag("p", join(links, " · "), class_="screen")
 
 

@@ -1,5 +1,5 @@
-"""`silodp card`: a model card in markdown, with a privacy block that a data officer can copy.
-Everything in it is in the run's folder already.
+"""`silodp export card`: a model card in markdown, with a privacy block that a data officer can
+copy. Everything in it is in the run's folder already.
 """
 
 from __future__ import annotations

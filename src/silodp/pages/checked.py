@@ -64,8 +64,8 @@ def archive_in(found: Sequence[Checked]) -> Path | None:
 
 
 def _evident(run: runs.Run) -> list[Checked]:
-    """The archive of `silodp evidence` beside the run, by its name; one where the command was
-    started counts if it is of this very folder.
+    """The archive of `silodp export evidence` beside the run, by its name; one where the command
+    was started counts if it is of this very folder.
     """
     folder = run.folder.resolve()
     beside, here = (place / f"{folder.name}-evidence.zip" for place in (folder.parent, Path.cwd()))
@@ -89,7 +89,7 @@ def _compared(path: Path, run: runs.Run) -> Checked:
             DIFFERS,
             (
                 f"The evidence {path.name}, {made}, is not of this folder as it is now; "
-                "`silodp evidence` makes another."
+                "`silodp export evidence` makes another."
             ),
         )
     key = f"Its key is {found.key[:16]}…: whose that is has to be known by another way."

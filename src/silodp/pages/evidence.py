@@ -1,5 +1,5 @@
-"""`silodp evidence`: one signed archive about a run, for whoever must believe it without this
-machine.
+"""`silodp export evidence`: one signed archive about a run, for whoever must believe it without
+this machine.
 
 The archive is a zip file whose bytes follow from its content: members in order, stored, with fixed
 times. `manifest.json` lists every other member's SHA-256, and `manifest.sig` is an Ed25519
@@ -65,7 +65,7 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
             if sum(member.file_size for member in archive.infolist()) > LIMIT:
                 raise BadInput(
                     f"the archive would unpack to more than {LIMIT} bytes; it is none of "
-                    "`silodp evidence`"
+                    "`silodp export evidence`"
                 )
             members = {member.filename: archive.read(member) for member in archive.infolist()}
         manifest, signature = members[MANIFEST], bytes.fromhex(members[SIGNATURE].decode("ascii"))
@@ -80,7 +80,7 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
         raise
     except Exception:
         raise BadInput(
-            "this is no archive of `silodp evidence`, or a damaged one; ask for it again"
+            "this is no archive of `silodp export evidence`, or a damaged one; ask for it again"
         ) from None
     if about.get("format") != 1:
         raise BadInput(

@@ -1,5 +1,5 @@
-"""What the archive of `silodp evidence` says in other people's forms: registry entry, NIST SP
-800-226, EDPB 28/2024, egress, Croissant.
+"""What the archive of `silodp export evidence` says in other people's forms: registry entry, NIST
+SP 800-226, EDPB 28/2024, egress, Croissant.
 
 Every statement names its source, a file of the archive or a test of SECURITY.md, or says "not
 covered". Nothing here reads a record.

@@ -63,7 +63,7 @@ class Shuffler:
         if not isinstance(key, str) or len(key) != 64 or set(key) - set("0123456789abcdef"):
             raise BadInput(
                 f"{source} has the sign key {key!r:.80}; take the shuffler.json that "
-                "`silodp shuffler init` wrote"
+                "`silodp federation shuffler init` wrote"
             )
         return cls(key)
 

@@ -1,5 +1,5 @@
-"""The shuffler's process, `silodp shuffler serve`: the door on a Unix socket, with a log that has
-no count in it.
+"""The shuffler's process, `silodp federation shuffler serve`: the door on a Unix socket, with a log
+that has no count in it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ comes here.
 
 A reply is on disk before it is sent, and whoever asks about its round again gets these bytes,
 whatever boxes it brings: two totals of one round, with and without a silo, would have that silo's
-counts as their difference. The file is made with its keys by `silodp shuffler init`, and is never
-made anew nor restored from a copy: a store that has forgotten a round might pass it on again. If it
-is lost, make another shuffler; what was sealed for the old one's key stays closed.
+counts as their difference. The file is made with its keys by `silodp federation shuffler init`, and
+is never made anew nor restored from a copy: a store that has forgotten a round might pass it on
+again. If it is lost, make another shuffler; what was sealed for the old one's key stays closed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RoundStore:
                 if connection.execute("SELECT seal, sign FROM keys").fetchall() != [self._keys]:
                     raise BadInput(
                         f"the store {path} was made with other keys; use the keys that "
-                        "`silodp shuffler init` made with it"
+                        "`silodp federation shuffler init` made with it"
                     )
                 if connection.execute("PRAGMA integrity_check(1)").fetchall() != [("ok",)]:
                     raise BadInput(

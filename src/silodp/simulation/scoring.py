@@ -1,5 +1,5 @@
-"""`silodp evaluate` and `silodp profile` in simulation: all silos in one process, each paying for
-what it says.
+"""`silodp evaluate` and `silodp stats profile` in simulation: all silos in one process, each paying
+for what it says.
 """
 
 from __future__ import annotations

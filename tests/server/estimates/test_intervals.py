@@ -157,14 +157,14 @@ def test_a_run_s_estimates_are_in_the_columns_own_units(silodp, tmp_path):
         "--json",
     )
     assert code == 0, err
-    found = json.loads(silodp("estimate", "run", "--json")[1])
+    found = json.loads(silodp("stats", "estimate", "run", "--json")[1])
     rows = {row["name"]: row for row in found["coefficients"]}
     for name, truth in (("constant", 145.0), ("age", 0.5), ("smoker", 20.0)):
         assert abs(rows[name]["estimate"] - truth) < 4 * rows[name]["error"]
         assert rows[name]["low"] < rows[name]["estimate"] < rows[name]["high"]
         assert 0 < rows[name]["noise"] <= rows[name]["error"] < 5
     assert found["called_95"]
-    assert "95 % intervals" in silodp("estimate", "run")[1]
-    code, _, err = silodp("estimate", "nowhere")
+    assert "95 % intervals" in silodp("stats", "estimate", "run")[1]
+    code, _, err = silodp("stats", "estimate", "nowhere")
     assert code == 2
     assert "Traceback" not in err

@@ -137,6 +137,7 @@ def test_the_command_prints_the_curve_its_price_and_draws_a_page(tmp_path):
         ]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,months,died", *rows]) + "\n")
     words = [
+        "stats",
         "survival",
         "--schema",
         "s.toml",

@@ -183,4 +183,4 @@ def test_from_a_german_export_to_risks_as_a_new_user_would(said, tmp_path, monke
         "rows"
     ]
     assert list(rows[0]) == ["Fall", "risk_nein", "risk_ja", "predicted"]
-    said("export", "studie/runs/train", "--to", "sklearn")
+    said("export", "model", "studie/runs/train", "--to", "sklearn")

@@ -266,7 +266,7 @@ def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_p
         for words in (
             (*trained[:-1], tmp_path / "other"),
             ("tune", *own, "--out", tmp_path / "tune"),
-            ("profile", *own[:4]),
+            ("stats", "profile", *own[:4]),
             ("evaluate", tmp_path / "run"),
         ):
             code, out, err = silodp(*words, of=())
@@ -293,7 +293,7 @@ def test_every_command_that_reads_records_refuses_bad_data_without_a_value(tmp_p
                 tmp_path / "new",
             ),
             ("tune", *own, "--out", tmp_path / "new"),
-            ("profile", *own),
+            ("stats", "profile", *own),
             ("silo", "init", tmp_path / "new", *deployed),
             ("ledger", "create", tmp_path / "new", *deployed),
         ):

@@ -166,7 +166,7 @@ def never_scaled(gram: Gram) -> bool:
     return float(gram.bound) ** 2 >= (2 + gram.features) * (1 - 1e-12)
 
 
-# --- `silodp estimate`: what the moments of a run say of each column, in the columns' and the
+# --- `silodp stats estimate`: what the moments of a run say of each column, in the columns' and the
 # label's own units ---------------------------
 
 

@@ -1,4 +1,4 @@
-"""`silodp export`: onnx and torch hold the whole way from a row's columns to its risks in one
+"""`silodp export model`: onnx and torch hold the whole way from a row's columns to its risks in one
 graph; sklearn is a small .py with its .npz.
 
 Each comes with a .json of columns, ranges, categories and what the figures are.

@@ -201,7 +201,7 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
         page.locator("#questions-summary").click()
         os.kill(first.pid, signal.SIGKILL)
         first.join(PATIENCE)
-        page.locator(".state.stopped").wait_for()
+        page.locator(".state.interrupted").wait_for()
         assert page.locator("#questions-details").get_attribute("open") is not None, (
             "what was unfolded stays so"
         )

@@ -373,7 +373,7 @@ def test_no_folder_of_anybodys_machine_is_on_the_page_that_is_signed(tmp_path, t
     about = json.loads((copy / "run.json").read_text())
     about |= {"algorithm": "/home/anna/secret/own.py:steps", "model": "../anna/own.py:Net"}
     (copy / "run.json").write_text(json.dumps(about))
-    for state in ("finished", "stopped"):
+    for state in ("finished", "ended early"):
         page = report(runs.read(copy))
         assert state == runs.read(copy).state
         assert "own.py:steps" in page
@@ -498,7 +498,7 @@ def test_a_run_is_running_while_it_is_written_and_stopped_once_its_writer_is_gon
     with (tmp_path / "progress.jsonl").open("a") as file:
         file.write(lines[1][:40])  # killed in the middle of a line
     found = runs.read(tmp_path)
-    assert (found.state, len(found.rounds)) == ("stopped", 1)
+    assert (found.state, len(found.rounds)) == ("ended early", 1)
     again = Progress(tmp_path, keep=True)
     again.write(0, json.loads(lines[0]), replayed=True)
     again.write(1, json.loads(lines[1]), replayed=True)

@@ -13,8 +13,8 @@ from silodp.cli.options import (
     DataDir,
     Json,
     New,
+    OutFolder,
     Resume,
-    RunFolder,
     SchemaFile,
     check_writable,
     takes_order,
@@ -23,6 +23,7 @@ from silodp.cli.options import (
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
 from silodp.core.figures import ALONE, rounded_up, shown
+from silodp.runs import RunFolder, State
 from silodp.server.order import Order
 
 
@@ -62,7 +63,7 @@ def train(
         ),
     ] = 0.0,
     data_dir: DataDir = None,
-    out_dir: RunFolder = None,
+    out_dir: OutFolder = None,
     resume: Resume = False,
     new: New = False,
     as_json: Json = False,
@@ -174,11 +175,10 @@ def _show(summary: dict) -> None:
 
 
 def _train_kept(folder: Path) -> str:
-    from silodp.simulation.runfolder import state_of
-
-    if state_of(folder) == "finished":
+    state = RunFolder(folder).state()
+    if state is State.FINISHED:
         return f"the run had come to its end, and is in {folder}"
-    if not state_of(folder):
+    if state is State.NOTHING:
         return "nothing had been asked yet, and nothing was spent"
     return (
         f"the run is kept in {folder}, and `silodp train --resume --out {folder}` goes on with "

@@ -20,6 +20,7 @@ from silodp.core.extension import is_file
 from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.host import atomic
+from silodp.runs import RunFolder
 from silodp.server.estimates.moments import Keeping
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_model
@@ -34,14 +35,12 @@ class Run:
     ended.
     """
 
-    result: str
-    """The name of the file that the summary goes to: with it a run counts as finished."""
-
     def __init__(self, made: Prepared, problem: Problem, folder: Path, coin: int) -> None:
         """The public `coin` says where the run starts, and which iterate it hands over where that
         is drawn.
         """
         self.made, self.problem, self.folder, self._coin = made, problem, folder, coin
+        self.files = RunFolder(folder)
         self.iterates, self.ended = 0, "finished"
         self.total = (
             made.order.rounds
@@ -113,9 +112,14 @@ class Run:
             "unit": unit(self.problem.person),
             "model": str(path),
         } | self._found(w)
-        atomic.write_json(self.folder / self.result, self.summary)
+        atomic.write_json(self.result, self.summary)
 
     # --- for a subclass to say -------------------------------------------------------------------
+
+    @property
+    def result(self) -> Path:
+        """The file that the summary goes to: with it a run counts as finished."""
+        raise NotImplementedError
 
     def _federation(self) -> Federation:
         """Whom the algorithm asks."""

@@ -34,6 +34,7 @@ from silodp.core.problem.task import Task
 from silodp.core.protocol.quote import HoldReply
 from silodp.core.sampling import DisjointBatches
 from silodp.host.model import facts
+from silodp.runs import RunFolder
 from silodp.server.advice import Advice, Facts, choose, kinds_of
 from silodp.server.algorithms import find
 from silodp.server.approval import STEPS, approves, disagreement
@@ -202,8 +203,6 @@ def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
 class Conduct(Run):
     """One run over a network, new or continued."""
 
-    result = "summary.json"
-
     def __init__(
         self,
         cards: Sequence[Card],
@@ -263,7 +262,7 @@ class Conduct(Run):
         }
         self.run, config = _open_folder(folder, about, run, own)
         with contextlib.ExitStack() as undo:
-            self._journal = Journal(folder / "journal", self.run, config)
+            self._journal = Journal(self.files.journal, self.run, config)
             undo.callback(self._journal.close)
             if self._journal.new:  # refused, a new run leaves no folder
                 undo.callback(_discard, folder, self._there)
@@ -297,6 +296,10 @@ class Conduct(Run):
                 )
             undo.pop_all()
 
+    @property
+    def result(self) -> Path:
+        return self.files.summary
+
     def _federation(self) -> Federation:
         kind = ShuffledFederation if self.made.order.totals else Federation
         weights = self.made.weights(
@@ -316,9 +319,8 @@ class Conduct(Run):
     def _going_out(self, charges: Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]) -> None:
         self._holds.keep()
         self._tally.ahead(self._remote.asked, charges)
-        (self.folder / self.result).unlink(
-            missing_ok=True
-        )  # of a run that has stopped before: it goes on, and spends more than that says
+        # The result of an earlier stop: the run goes on, and spends more than it shows.
+        self.files.summary.unlink(missing_ok=True)
 
     def _stopped(self) -> None:
         for event, names in (
@@ -380,8 +382,9 @@ def _discard(folder: Path, kept: bool) -> None:
     """Takes away what a new run wrote before its first question; the folder too, unless it was
     there before.
     """
-    for name in ("journal", "replies", "progress.jsonl", "run.json"):
-        (folder / name).unlink(missing_ok=True)
+    files = RunFolder(folder)
+    for path in (files.journal, files.replies, files.progress, files.description):
+        path.unlink(missing_ok=True)
     if not kept:
         with contextlib.suppress(OSError):  # what others have put there stays
             folder.rmdir()

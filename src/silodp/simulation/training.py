@@ -36,6 +36,7 @@ from silodp.core.statistics.score import judged
 from silodp.host import atomic
 from silodp.host.extension import ran
 from silodp.host.model import facts
+from silodp.runs import RunFolder
 from silodp.server.advice import Advice
 from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
@@ -58,7 +59,6 @@ from silodp.simulation.hidden import kept_seed, mark_of, places_key
 from silodp.simulation.pinned import Code, pinned, refuse_imports
 from silodp.simulation.planning import warn_of_delta
 from silodp.simulation.runfolder import (
-    SEED,
     begin,
     go_on,
     make_folder,
@@ -115,9 +115,9 @@ def train(
         )
         order = advice.order
     problem = build(words_of(order, source, loaded.classes), records.features, load=code.load)
-    files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
+    own_files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
     if resume:
-        refuse_imports(order.algorithm, *files.values())
+        refuse_imports(order.algorithm, *own_files.values())
     records = mapped(records, order, source, code.load)
     scaled = records.x.shape[-1] if loaded.scale == "private" else None
     made = prepare(
@@ -126,14 +126,15 @@ def train(
     make_folder(folder)
     with contextlib.closing(Progress(folder, keep=False)) as record:
         (go_on if resume else begin)(folder)
-        seed = kept_seed(folder / SEED, order.seed, records)
+        files = RunFolder(folder)
+        seed = kept_seed(files.seed, order.seed, records)
         coin = (
             int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16)
             if order.seed is None
             else order.seed
         )
-        if mark and not (folder / "records.json").exists():
-            atomic.write(folder / "records.json", mark, mode=0o644)
+        if mark and not files.record_mark.exists():
+            atomic.write(files.record_mark, mark, mode=0o644)
         names = loaded.features or [f"x{j}" for j in range(loaded.records.features)]
         reads = plain_text(names, source.class_names(loaded.classes), source.label, loaded.ranges)
         run = _Run(
@@ -147,7 +148,7 @@ def train(
             reads=reads,
             record=record,
         )
-        own = code.of(**files) | (
+        own = code.of(**own_files) | (
             {"algorithm_sha256": ran(order.algorithm)} if is_file(order.algorithm) else {}
         )
         about = _facts(order, source, loaded, run) | pinned(
@@ -260,14 +261,15 @@ def _ending(folder: Path) -> Iterator[None]:
     """A run that comes to an end of its own, good or bad, is not resumed: its seed goes. One that
     is interrupted or killed, or found no room, keeps it.
     """
+    seed = RunFolder(folder).seed
     try:
         yield
     except NoRoom:
         raise
     except (BadInput, Refused):
-        (folder / SEED).unlink(missing_ok=True)
+        seed.unlink(missing_ok=True)
         raise
-    (folder / SEED).unlink(missing_ok=True)
+    seed.unlink(missing_ok=True)
 
 
 TEST_BINS = 500
@@ -304,8 +306,6 @@ class _Run(Run):
     """One run under its trust: asks, writes a line of progress for each question, and adds up what
     each silo has spent.
     """
-
-    result = "spent.json"
 
     def __init__(
         self,
@@ -351,6 +351,10 @@ class _Run(Run):
             if len(self.made.budgets) == len(self.records.names)
             else self.made.budgets * len(self.records.names)
         )
+
+    @property
+    def result(self) -> Path:
+        return self.files.result
 
     def _federation(self) -> Federation:
         """Learns the scaling first, within the budget, where that is wanted: the records are scaled
@@ -455,9 +459,9 @@ class _Run(Run):
     def _found(self, w: Tensor) -> dict[str, Any]:
         """Transcript and environment, too."""
         order, rounds = self.made.order, self._rounds
-        atomic.write(self.folder / "transcript.safetensors", save(self._values), mode=0o644)
+        atomic.write(self.files.releases, save(self._values), mode=0o644)
         atomic.write(
-            self.folder / "transcript.jsonl",
+            self.files.transcript,
             "".join(json.dumps(r) + "\n" for r in rounds),
             mode=0o644,
         )

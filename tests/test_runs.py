@@ -24,6 +24,7 @@ NAMES = (
     "seed",
 )
 TRAINED = {"kind": "train", "silos": []}
+END = {"rule": "gdp", "silos": []}
 FEDERATED = {"kind": "federation", "cards": []}
 
 
@@ -50,9 +51,11 @@ LINE = json.dumps({"question": 0}) + "\n" + json.dumps({"question": 1}) + "\n"
         ({"seed": "1", "records_json": {}, "progress_jsonl": ""}, Kind.NONE, State.NOTHING),
         ({"run_json": TRAINED, "seed": "1"}, Kind.TRAINING, State.INTERRUPTED),
         ({"run_json": TRAINED}, Kind.TRAINING, State.ENDED),
-        ({"run_json": TRAINED, "seed": "1", "spent_json": {"a": 1}}, Kind.TRAINING, State.FINISHED),
+        ({"run_json": TRAINED, "seed": "1", "summary_json": END}, Kind.TRAINING, State.FINISHED),
+        ({"run_json": TRAINED, "seed": "1", "summary_json": "{"}, Kind.TRAINING, State.ENDED),
+        ({"run_json": TRAINED, "seed": "1", "spent_json": END}, Kind.TRAINING, State.FINISHED),
         ({"run_json": TRAINED, "seed": "1", "spent_json": "{"}, Kind.TRAINING, State.ENDED),
-        ({"spent_json": {"a": 1}}, Kind.TRAINING, State.FINISHED),
+        ({"spent_json": END}, Kind.TRAINING, State.FINISHED),
         ({"run_json": FEDERATED}, Kind.FEDERATION, State.INTERRUPTED),
         ({"run_json": "{", "journal": "x"}, Kind.FEDERATION, State.INTERRUPTED),
         ({"journal": "x"}, Kind.FEDERATION, State.ENDED),
@@ -85,6 +88,15 @@ LINE = json.dumps({"question": 0}) + "\n" + json.dumps({"question": 1}) + "\n"
 def test_the_files_of_a_folder_say_its_kind_and_its_state(tmp_path, files, kind, state):
     folder = made(tmp_path, **files)
     assert (folder.kind(), folder.state(), folder.state_at_rest()) == (kind, state, state)
+
+
+def test_a_training_of_an_earlier_version_keeps_its_result_in_spent_json(tmp_path):
+    folder = made(tmp_path, run_json=TRAINED)
+    assert folder.result == tmp_path / "summary.json"
+    made(tmp_path, spent_json=END)
+    assert folder.result == tmp_path / "spent.json"
+    made(tmp_path, summary_json=END)
+    assert folder.result == tmp_path / "summary.json"
 
 
 @pytest.mark.parametrize("about", [TRAINED, FEDERATED])

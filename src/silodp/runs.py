@@ -11,7 +11,8 @@ A `RunFolder` is the only place with the names of these files. Its `state` is th
 | COMPARISON | `research figures`  | its result has rows                                       |
 | TUNING     | `tune`              | it has tune.json                                          |
 
-A folder of an earlier version is read as well: there, a training's result is in spent.json.
+A run's result is in summary.json. A folder of an earlier version is read as well: there, a
+training's result is in spent.json, and an evaluation adds its price to that file.
 """
 
 from __future__ import annotations
@@ -90,13 +91,10 @@ class RunFolder:
 
     @property
     def result(self) -> Path:
-        """The file of the run's result. A training that is finished has one."""
-        return self.path / OLD_RESULT
-
-    @property
-    def summary(self) -> Path:
-        """The file of a federation's result."""
-        return self.path / "summary.json"
+        """The file of the run's result: the one that is there, or the one to write."""
+        result = self.path / "summary.json"
+        old = self.path / OLD_RESULT
+        return old if old.exists() and not result.exists() else result
 
     # --- what it is ------------------------------------------------------------------------------
 
@@ -176,7 +174,7 @@ class RunFolder:
 
         An earlier version left the result of a run that stopped, and was resumed later.
         """
-        found = json_in(self.summary)
+        found = json_in(self.result)
         return found if found.get("questions", 0) >= len(self.rounds()) else {}
 
     def rounds(self) -> tuple[dict[str, Any], ...]:
@@ -204,7 +202,7 @@ class RunFolder:
     def rows(self) -> tuple[dict[str, Any], ...]:
         """Return the rows of a comparison that is finished."""
         try:
-            return tuple(json.loads(content(self.summary)))
+            return tuple(json.loads(content(self.result)))
         except (OSError, ValueError, TypeError):
             return ()
 

@@ -88,7 +88,7 @@ def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, root):
         page.get_by_label(f"Compare {name}").check()
     page.wait_for_timeout(1200)  # a look at the folders in between forgets no choice
     page.get_by_role("button", name="Compare the chosen").click()
-    spent = json.loads((root / "train/spent.json").read_text())
+    spent = json.loads((root / "train/summary.json").read_text())
     assert f"{spent['test_error']:.2%}" in page.get_by_role("row", name="train spider").inner_text()
     assert page.locator("svg.wide path.curve").count() == 4
 

@@ -522,7 +522,7 @@ def test_a_resumption_that_comes_too_late_writes_nothing(order):
     cut(asked)
     asked.start(resume=True)
     not_resumed(asked, "come to its end meanwhile")
-    for name in ("spent.json", "run.json"):
+    for name in ("summary.json", "run.json"):
         (asked.folder / name).rename(asked.folder / f"{name}.off")
         not_resumed(asked, "come to its end meanwhile")
 

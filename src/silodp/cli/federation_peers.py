@@ -252,7 +252,7 @@ def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
     if whole:
         shutil.copyfile(RunFolder(place / ended[0].name).model, files.model)
         summary["model"] = str(files.model)
-    write(files.summary, json.dumps(summary, indent=1) + "\n", mode=0o644)
+    write(files.result, json.dumps(summary, indent=1) + "\n", mode=0o644)
     return summary
 
 

@@ -104,7 +104,8 @@ def evaluate(
     """How good a run's model is on held-out records, by one priced release of each silo: loss,
     accuracy, AUC, or errors of a number, and of survival times the loss.
 
-    Every evaluation costs; what training and evaluations cost together is in the run's spent.json.
+    Every evaluation costs; what training and evaluations cost together is in the run's
+    summary.json.
 
     Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a
     --epsilon 1`

@@ -74,7 +74,7 @@ def train(
     All silos are in this process; `silodp federation` gives each one of its own. The folder --out
     gets run.json (what was asked for) and progress.jsonl on the way, and at the end
     model.safetensors, transcript.jsonl and .safetensors (every release), environment.json and
-    spent.json. Each record's guarantee is over the whole run, scaling included. Interrupted or
+    summary.json. Each record's guarantee is over the whole run, scaling included. Interrupted or
     killed, it is computed again by --resume with the noise that it had, which is kept until its
     end: it says nothing new. Only the very same run is: same records, model file, settings,
     versions and threads. A model FILE.py that imports files of its own is not resumed; start its

@@ -327,7 +327,7 @@ def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
     order = found["order"]
     cards = found["cards"]
     state = files.state()
-    summary = json_in(files.summary)
+    summary = json_in(files.result)
     rounds = files.rounds()
     # While it runs, and after it has gone on, the result is that of an earlier stop.
     current = {} if state is State.RUNNING else files.current_result()

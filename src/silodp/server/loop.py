@@ -112,14 +112,9 @@ class Run:
             "unit": unit(self.problem.person),
             "model": str(path),
         } | self._found(w)
-        atomic.write_json(self.result, self.summary)
+        atomic.write_json(self.files.result, self.summary)
 
     # --- for a subclass to say -------------------------------------------------------------------
-
-    @property
-    def result(self) -> Path:
-        """The file that the summary goes to: with it a run counts as finished."""
-        raise NotImplementedError
 
     def _federation(self) -> Federation:
         """Whom the algorithm asks."""

@@ -296,10 +296,6 @@ class Conduct(Run):
                 )
             undo.pop_all()
 
-    @property
-    def result(self) -> Path:
-        return self.files.summary
-
     def _federation(self) -> Federation:
         kind = ShuffledFederation if self.made.order.totals else Federation
         weights = self.made.weights(
@@ -320,7 +316,7 @@ class Conduct(Run):
         self._holds.keep()
         self._tally.ahead(self._remote.asked, charges)
         # The result of an earlier stop: the run goes on, and spends more than it shows.
-        self.files.summary.unlink(missing_ok=True)
+        self.files.result.unlink(missing_ok=True)
 
     def _stopped(self) -> None:
         for event, names in (

@@ -29,7 +29,7 @@ from silodp.core.sampling import FullBatch
 from silodp.core.weights import Weights
 from silodp.host import atomic
 from silodp.host.extension import load
-from silodp.runs import RunFolder
+from silodp.runs import Kind, RunFolder
 from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
 from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import Scores, as_rows, gaussian_for, score
@@ -72,7 +72,7 @@ def evaluate_run(
     by: str | None = None,
 ) -> dict:
     """Scores the run's model on its held-out records, adds the price to what the run has spent, and
-    writes evaluations.jsonl and spent.json.
+    writes evaluations.jsonl and the result.
 
     The price is added, not shared: no record is claimed to have been in one part only. `source` has
     the records, where they are in no file. With `by`, a column of the schema, accuracies of its
@@ -320,8 +320,11 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def spent_of(folder: Path) -> dict:
     """What the run has cost so far; there is none before its end."""
+    files = RunFolder(folder)
     try:
-        found = json.loads(RunFolder(folder).result.read_text())
+        if files.kind() is not Kind.TRAINING:
+            raise FileNotFoundError
+        found = json.loads(files.result.read_text())
         parts = [
             (s, *(s.get(part, {}) for part in ("in_all", "evaluations"))) for s in found["silos"]
         ]
@@ -339,11 +342,11 @@ def spent_of(folder: Path) -> dict:
     except FileNotFoundError:
         raise BadInput(
             f"{folder} holds no run of `silodp train` that is finished: it has no "
-            "spent.json; train again"
+            "summary.json; train again"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(
-            f"{folder}/spent.json is not as `silodp train` wrote it, so what was spent is "
+            f"{files.result} is not as `silodp train` wrote it, so what was spent is "
             "not known; restore it"
         ) from None
     return found

@@ -2,7 +2,7 @@
 protected in, everything it says.
 
 The folder gets run.json and progress.jsonl on the way and, at the end, model.safetensors,
-transcript and spent.json. Before the first question it gets the seed of all noise too, which goes
+transcript and summary.json. Before the first question it gets the seed of all noise too, which goes
 at the end: a run that was interrupted is computed again from its start with that seed, every
 release is the one that it was, and nothing new is said.
 """
@@ -351,10 +351,6 @@ class _Run(Run):
             if len(self.made.budgets) == len(self.records.names)
             else self.made.budgets * len(self.records.names)
         )
-
-    @property
-    def result(self) -> Path:
-        return self.files.result
 
     def _federation(self) -> Federation:
         """Learns the scaling first, within the budget, where that is wanted: the records are scaled

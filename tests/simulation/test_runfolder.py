@@ -372,7 +372,7 @@ def order(tmp_path, monkeypatch):
 
 def cut(run):
     """The run, gone after its second question."""
-    seen = training._Run.seen
+    seen = training._Simulation.seen
 
     def once(watch, *answer):
         seen(watch, *answer)
@@ -380,7 +380,7 @@ def cut(run):
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Run, "seen", once)
+        patch.setattr(training._Simulation, "seen", once)
         with pytest.raises(Killed):
             run.start()
 

@@ -137,21 +137,29 @@ def train(
             atomic.write(files.record_mark, mark, mode=0o644)
         names = loaded.features or [f"x{j}" for j in range(loaded.records.features)]
         reads = plain_text(names, source.class_names(loaded.classes), source.label, loaded.ranges)
-        run = _Run(
+        simulation = _Simulation(
             made,
             problem,
             records,
             folder,
-            coin,
             seed=seed,
             source=source,
             reads=reads,
             record=record,
         )
+        run = Run(
+            made,
+            problem,
+            folder,
+            coin,
+            connect=simulation.connect,
+            journal=_NoJournal(),
+            reporter=simulation,
+        )
         own = code.of(**own_files) | (
             {"algorithm_sha256": ran(order.algorithm)} if is_file(order.algorithm) else {}
         )
-        about = _facts(order, source, loaded, run) | pinned(
+        about = _facts(order, source, loaded, simulation) | pinned(
             own, problem.initial([coin]), made.plan.mechanisms
         )
         open_run(
@@ -164,7 +172,7 @@ def train(
             x, y = loaded.test
             function = map_of(order, source, code.load)
             x = function.of(x.flatten(1)) if function else x.flatten(1)
-            run.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
+            simulation.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
         warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
         tick(0, run.total)
         with _ending(folder):
@@ -225,7 +233,7 @@ def mapped(records: Records, order: Order, source: Source, load: Load) -> Record
     )
 
 
-def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str, Any]:
+def _facts(order: Order, source: Source, loaded: Loaded, run: _Simulation) -> dict[str, Any]:
     """run.json: what is trained, known before the first question; n is public.
 
     Another model, or another version's arithmetic, under the noise of the run before would show
@@ -302,9 +310,26 @@ def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> d
 # --- the run -------------------------------------------------------------------------------------
 
 
-class _Run(Run):
-    """One run under its trust: asks, writes a line of progress for each question, and adds up what
-    each silo has spent.
+class _NoJournal:
+    """Keep nothing: a run in one process is computed again from its seed."""
+
+    def iterate(self, number: int, w: Tensor) -> None:
+        """Record nothing."""
+
+    def stop(self, reason: str) -> None:
+        """Raise BadInput: a simulation that ends early has no result."""
+        raise BadInput(f"the run has ended: {reason}")
+
+    def refuse(self) -> None:
+        """Remove nothing: the seed goes by `_ending`."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+class _Simulation:
+    """Connect a run to the records under its trust, and report it: write a line of progress for
+    each question, and add up what each silo has spent.
     """
 
     def __init__(
@@ -313,21 +338,21 @@ class _Run(Run):
         problem: Problem,
         records: Records,
         folder: Path,
-        coin: int,
         *,
         seed: int,
         source: Source,
         reads: str,
         record: Progress,
     ) -> None:
-        super().__init__(made, problem, folder, coin)
-        self.records, self._seed, self._source, self._reads, self._record = (
-            records,
-            seed,
-            source,
-            reads,
-            record,
-        )
+        self.made = made
+        self.problem = problem
+        self.records = records
+        self.files = RunFolder(folder)
+        self._seed = seed
+        self._source = source
+        self._reads = reads
+        self._record = record
+        self._iterates = 0
         self._counts = tuple(made.plan.counts)  # of a curator's ledger: one silo with all records
         self._ledger = MemoryLedger(made.plan.rule, made.plan.budgets.tolist(), self._counts)
         self._totals, self._rounds, self._values = (
@@ -352,7 +377,7 @@ class _Run(Run):
             else self.made.budgets * len(self.records.names)
         )
 
-    def _federation(self) -> Federation:
+    def connect(self) -> Federation:
         """Learns the scaling first, within the budget, where that is wanted: the records are scaled
         by it from here on.
         """
@@ -417,7 +442,7 @@ class _Run(Run):
         ):  # its prices take seconds: a reader then takes the whole budget for spent
             line["epsilon"] = dict(zip(names, self.spent(), strict=True))
         line |= {
-            "round": self.iterates + 1,
+            "round": self._iterates + 1,
             "used": dict(zip(names, used.tolist(), strict=True)),
             "dropped": {},
         }
@@ -435,10 +460,17 @@ class _Run(Run):
             np.asarray(self._ledger.epsilon())[0], len(self.records.names)
         ).tolist()
 
-    def _stopped(self) -> None:
-        raise BadInput(f"the run has ended: {self.ended}")
+    def progress(self, iterates: int) -> int:
+        """Return the number of iterates. The next question is of the round after it."""
+        self._iterates = iterates
+        return iterates
 
-    def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+    def without_model(self) -> str:
+        """Return nothing: a run without an iterate leaves nothing."""
+        return ""
+
+    def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Return the words of the order, and how the records were scaled."""
         order, schema = self.made.order, self._source.read_by
         words = facts(
             model=order.model or MODEL,
@@ -452,8 +484,8 @@ class _Run(Run):
             "scaling.scale": self._scaling[1].float(),
         }
 
-    def _found(self, w: Tensor) -> dict[str, Any]:
-        """Transcript and environment, too."""
+    def result(self, w: Tensor, iterates: int, ended: str) -> dict[str, Any]:
+        """Return what was asked and spent. Write the transcript and the environment."""
         order, rounds = self.made.order, self._rounds
         atomic.write(self.files.releases, save(self._values), mode=0o644)
         atomic.write(
@@ -461,7 +493,7 @@ class _Run(Run):
             "".join(json.dumps(r) + "\n" for r in rounds),
             mode=0o644,
         )
-        write_environment(self.folder, noise=seeded(order.seed))
+        write_environment(self.files.path, noise=seeded(order.seed))
         silos = [
             {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
             | ({"local_epsilon_at_most": seen.local(b.delta)} if order.totals else {})

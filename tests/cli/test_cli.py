@@ -221,7 +221,7 @@ def test_train_on_a_built_in_set_writes_model_transcript_and_spend(silodp, tmp_p
     ]
     assert [r["kind"] for r in transcript] == ["anchor", "refine", "refine"] * 2
     assert len(load_file("run/transcript.safetensors")) == 6
-    assert json.loads((tmp_path / "run/spent.json").read_text())["silos"] == summary["silos"]
+    assert json.loads((tmp_path / "run/summary.json").read_text())["silos"] == summary["silos"]
 
 
 def test_train_on_files_with_a_budget_for_each_silo_and_private_scaling(silodp, hospitals):

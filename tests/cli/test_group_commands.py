@@ -127,7 +127,7 @@ def test_groups_and_all_records_together_cost_the_price_of_one_evaluation(traine
         assert [s["spent_epsilon"] for s in answer["silos"]] == pytest.approx([4.0, 4.0])
     noise = [answer["scores"][0]["figures"]["accuracy"]["noise"] for answer in (alone, both)]
     assert noise[1] == pytest.approx(np.sqrt(2) * noise[0])
-    spent = json.loads((run / "spent.json").read_text())["silos"][0]
+    spent = json.loads((run / "summary.json").read_text())["silos"][0]
     mu = [
         gdp_mu(Budget(e, spent["delta"]))
         for e in (spent["spent_epsilon"], 4.0, spent["in_all"]["epsilon"])
@@ -187,10 +187,10 @@ def test_at_a_small_price_groups_are_too_noisy(trained, tmp_path):
     ],
 )
 def test_a_column_without_groups_is_said_before_anything_is_asked_or_paid(trained, by, sentence):
-    before = (trained / "run/spent.json").read_bytes()
+    before = (trained / "run/summary.json").read_bytes()
     with pytest.raises(BadInput, match=sentence):
         silodp("evaluate", trained / "run", "--by", by)
-    assert (trained / "run/spent.json").read_bytes() == before
+    assert (trained / "run/summary.json").read_bytes() == before
     assert not (trained / "run/evaluations.jsonl").exists()
 
 

@@ -234,7 +234,7 @@ READERS = {
 @pytest.mark.parametrize("words", READERS.values(), ids=READERS)
 def test_no_text_in_a_run_folder_steers_the_screen_or_a_page(silodp, trained, tmp_path, words):
     name = f"m{ESCAPE}\u202e\u200b"
-    for file in ("run.json", "spent.json", "progress.jsonl"):
+    for file in ("run.json", "summary.json", "progress.jsonl"):
         if not (trained / file).exists():
             continue
         lines = (trained / file).read_text().splitlines()

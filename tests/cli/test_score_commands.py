@@ -26,6 +26,7 @@ from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.privacy.totals import Schedule
 from silodp.core.protocol.card import Card
 from silodp.host.keys import read_key
+from silodp.pages import runs
 from silodp.server.estimates.scoring import gaussian_for, score
 from silodp.server.estimates.scoring_total import shuffled_for
 from silodp.server.federation import Everyone, Federation
@@ -92,7 +93,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
-    before = json.loads((trained / "spent.json").read_text())["silos"]
+    before = json.loads((trained / "summary.json").read_text())["silos"]
     first, second = (silodp("evaluate", trained, "--epsilon", 2, "--seed", seed) for seed in (1, 2))
     all_, *silos = first["scores"]
     assert (all_["held_out"], [s["held_out"] for s in silos]) == (400, [200, 200])
@@ -111,6 +112,21 @@ def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
     assert len((trained / "evaluations.jsonl").read_text().splitlines()) == 2
 
 
+def test_an_evaluation_adds_its_price_to_the_result_file_of_an_earlier_version(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    (folder / "summary.json").rename(folder / "spent.json")
+    before = runs.read(folder)
+    assert before.state == "finished"
+    answer = silodp("evaluate", folder, "--epsilon", 2, "--seed", 3)
+    assert not (folder / "summary.json").exists()
+    silos = json.loads((folder / "spent.json").read_text())["silos"]
+    assert [silo["in_all"] for silo in silos] == answer["in_all"]
+    after = runs.read(folder)
+    assert [silo.together[0] for silo in after.silos] == [s["in_all"]["epsilon"] for s in silos]
+    for was, now in zip(before.silos, after.silos, strict=True):
+        assert now.together > was.together
+
+
 def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path):
     folder, short = shutil.copytree(trained, tmp_path / "run"), 0
     for epsilon in (0.5, 0.6, 0.7):
@@ -125,7 +141,7 @@ def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path)
         assert " ".join(printed.split()).startswith(quality.verdict(answer["scores"][0])), (
             "the plain sentence comes first"
         )
-        silos = json.loads((folder / "spent.json").read_text())["silos"]
+        silos = json.loads((folder / "summary.json").read_text())["silos"]
         shown = re.findall(
             r"epsilon (\S+) for this evaluation;.* together (\S+) at delta (\S+)\.\n", printed
         )
@@ -159,7 +175,7 @@ def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeyp
     run = shutil.copytree(
         trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl")
     )
-    spent, real = json.loads((run / "spent.json").read_text())["silos"][0], scoring.score
+    spent, real = json.loads((run / "summary.json").read_text())["silos"][0], scoring.score
     before = spent.get("in_all", {}).get("epsilon", spent["spent_epsilon"])
     monkeypatch.setattr(
         scoring, "score", lambda *args, **more: (time.sleep(0.1), real(*args, **more))[1]
@@ -168,7 +184,7 @@ def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeyp
         told = {"epsilon": "2", "bins": 10, "cap": 4.0, "seed": 5}
         answers = list(pool.map(lambda _: scoring.evaluate_run(run, **told), range(4)))
     mu = [gdp_mu(Budget(e, spent["delta"])) for e in (before, 2.0)]
-    after = json.loads((run / "spent.json").read_text())["silos"][0]["in_all"]["epsilon"]
+    after = json.loads((run / "summary.json").read_text())["silos"][0]["in_all"]["epsilon"]
     assert gdp_mu(Budget(after, spent["delta"])) ** 2 == pytest.approx(
         mu[0] ** 2 + 4 * mu[1] ** 2, rel=1e-4
     )
@@ -190,11 +206,11 @@ def test_other_records_than_those_trained_on_are_not_scored(tmp_path, edit):
     silodp("train", "--silo", path, *BRIEFLY, "--out", tmp_path / "run")
     silodp("evaluate", tmp_path / "run")
     head, *rows = path.read_text().splitlines()
-    spent = (tmp_path / "run/spent.json").read_text()
+    spent = (tmp_path / "run/summary.json").read_text()
     path.write_text("\n".join([head, *edit(rows)]) + "\n")
     with pytest.raises(BadInput, match="not those with which"):
         silodp("evaluate", tmp_path / "run")
-    assert (tmp_path / "run/spent.json").read_text() == spent
+    assert (tmp_path / "run/summary.json").read_text() == spent
     path.write_text("\n".join([head, *rows]) + "\n")
     silodp("evaluate", tmp_path / "run")
 
@@ -369,7 +385,7 @@ def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
         "--out",
         tmp_path / "run",
     )
-    spent = json.loads((tmp_path / "run/spent.json").read_text())["silos"][0]
+    spent = json.loads((tmp_path / "run/summary.json").read_text())["silos"][0]
     (both,) = silodp("evaluate", tmp_path / "run", "--epsilon", 1)["in_all"]
     assert both["epsilon"] == pytest.approx(spent["spent_epsilon"] + 1)
     assert both["delta"] == pytest.approx(2 * spent["delta"])
@@ -394,11 +410,11 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("spent.json", None, "that is finished"),
-        ("spent.json", "{}", "restore it"),
-        ("spent.json", "x", "restore it"),
+        ("summary.json", None, "that is finished"),
+        ("summary.json", "{}", "restore it"),
+        ("summary.json", "x", "restore it"),
         (
-            "spent.json",
+            "summary.json",
             '{"rule": "gdp", "silos": [{"name": "left", "spent_epsilon": null, "delta": 1}]}',
             "restore it",
         ),
@@ -414,12 +430,12 @@ def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, 
         silodp("evaluate", run)
 
 
-@pytest.mark.parametrize("spoilt", ["", "spent.json.part", "evaluations.jsonl"])
+@pytest.mark.parametrize("spoilt", ["", "summary.json.part", "evaluations.jsonl"])
 def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(
     trained, folder, monkeypatch, spoilt
 ):
     place = shutil.copytree(trained, folder / "run")
-    before = (place / "spent.json").read_bytes()
+    before = (place / "summary.json").read_bytes()
     monkeypatch.setattr(scoring, "score", lambda *_, **__: pytest.fail("a question was asked"))
     if spoilt:
         (place / spoilt).unlink(missing_ok=True)
@@ -434,18 +450,18 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(
             silodp("evaluate", place)
     finally:
         os.seteuid(os.getuid())
-    assert (place / "spent.json").read_bytes() == before
+    assert (place / "summary.json").read_bytes() == before
 
 
 def test_a_spend_that_grows_beyond_telling_is_refused_before_it_is_written(trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
-    spent = json.loads((run / "spent.json").read_text())
+    spent = json.loads((run / "summary.json").read_text())
     for s in spent["silos"]:
         s["in_all"] = {"epsilon": 4.99e7, "delta": s["delta"]}
-    (run / "spent.json").write_text(json.dumps(spent))
+    (run / "summary.json").write_text(json.dumps(spent))
     with pytest.raises(BadInput, match="smaller --epsilon"):
         silodp("evaluate", run, "--epsilon", "1e7")
-    assert json.loads((run / "spent.json").read_text()) == spent
+    assert json.loads((run / "summary.json").read_text()) == spent
 
 
 def test_a_column_that_came_later_is_said_in_a_sentence(tmp_path):

@@ -416,5 +416,5 @@ def test_a_card_says_what_the_model_is_what_it_cost_and_how_good_it_is(silodp, t
     )  # by noise 0.1, by sampling 0.098, by both 0.14
     assert silodp("export", "card", run, "--out", "CARD.md")[0] == 0
     assert "nothing is written over" in silodp("export", "card", run, "--out", "CARD.md")[2]
-    (run / "spent.json").unlink()
+    (run / "summary.json").unlink()
     assert "no finished training" in silodp("export", "card", run)[2]

@@ -202,7 +202,7 @@ def more(root, tmp_path_factory):
     )
     run_command("evaluate --epsilon 2 --seed 1 --json", next((folder / "runs").iterdir()))
     shutil.copytree(root / "train", folder / "runs/stopped")
-    (folder / "runs/stopped/spent.json").unlink()
+    (folder / "runs/stopped/summary.json").unlink()
     for run in root.iterdir():
         shutil.copytree(run, folder / "runs" / run.name)
     return folder / "runs"

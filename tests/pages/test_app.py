@@ -441,7 +441,7 @@ def test_a_run_that_is_resumed_keeps_its_lines_and_a_replayed_question_is_not_wr
     list(itertools.islice(iter(run), 3))
     run._journal.close()
     run._tally.record.close()  # as a kill does
-    assert runs.read(tmp_path / "r").state == "stopped"
+    assert runs.read(tmp_path / "r").state == "interrupted"
     (tmp_path / "r/progress.jsonl").write_bytes(
         b"".join((tmp_path / "r/progress.jsonl").read_bytes().splitlines(keepends=True)[:2])
     )

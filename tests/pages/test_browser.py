@@ -89,7 +89,7 @@ def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, root):
         page.get_by_label(f"Compare {name}").check()
     page.wait_for_timeout(1200)  # a look at the folders in between forgets no choice
     page.get_by_role("button", name="Compare the chosen").click()
-    spent = json.loads((root / "train/spent.json").read_text())
+    spent = json.loads((root / "train/summary.json").read_text())
     assert f"{spent['test_error']:.2%}" in page.get_by_role("row", name="train spider").inner_text()
     assert page.locator("svg.wide path.curve").count() == 4
 
@@ -202,7 +202,7 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
         page.locator("#questions-summary").click()
         os.kill(first.pid, signal.SIGKILL)
         first.join(PATIENCE)
-        page.locator(".state.stopped").wait_for()
+        page.locator(".state.interrupted").wait_for()
         assert page.locator("#questions-details").get_attribute("open") is not None, (
             "what was unfolded stays so"
         )

@@ -9,6 +9,7 @@ import pytest
 
 from silodp.pages.budgets import _risen, so_far
 from silodp.pages.runs import Run, Silo
+from silodp.runs import State
 
 
 def silo(name: str, shares: dict[int, float], epsilon: float = 2.0, spent: float = 1.0) -> Silo:
@@ -62,4 +63,4 @@ def test_of_more_than_five_curves_the_most_and_the_least_spent_are_drawn():
 
 
 def test_a_run_without_charges_has_no_curve():
-    assert so_far(Run(Path("run"), "train", "stopped", "", {}, silos=(silo("a", {}),))) == ""
+    assert so_far(Run(Path("run"), "train", State.ENDED, "", {}, silos=(silo("a", {}),))) == ""

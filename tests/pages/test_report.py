@@ -94,7 +94,7 @@ def plain(page: str) -> str:
 def test_the_report_of_a_training_run_has_the_folders_numbers(trained):
     page, spent = (
         plain(report(runs.read(trained))),
-        json.loads((trained / "spent.json").read_text()),
+        json.loads((trained / "summary.json").read_text()),
     )
     lines = [json.loads(line) for line in (trained / "progress.jsonl").read_text().splitlines()]
     assert len(lines) == spent["questions"] == 8
@@ -243,7 +243,7 @@ def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_beside_what
     with pytest.raises(SystemExit) as stop:
         command("evaluate", folder, "--epsilon", 5, "--json")
     assert not stop.value.code
-    ends, run = json.loads((folder / "spent.json").read_text())["silos"], runs.read(folder)
+    ends, run = json.loads((folder / "summary.json").read_text())["silos"], runs.read(folder)
     shown = plain(report(run))
     claimed = [
         float(n)
@@ -275,7 +275,7 @@ def test_a_run_on_sampled_batches_that_was_killed_shows_what_its_rule_says_and_n
     tmp_path, batched, rule
 ):
     folder = copied(batched[rule], tmp_path / "run")
-    (folder / "spent.json").unlink()
+    (folder / "summary.json").unlink()
     lines = (folder / "progress.jsonl").read_text().splitlines(keepends=True)[:3]
     (folder / "progress.jsonl").write_text("".join(lines))
     about, last, run = (
@@ -353,7 +353,7 @@ def test_names_from_the_folder_are_text_and_never_markup(tmp_path, trained):
     for path in trained.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     evil = '<img src=x onerror="alert(1)">'
-    for name in ("run.json", "spent.json", "progress.jsonl"):
+    for name in ("run.json", "summary.json", "progress.jsonl"):
         text = (
             (tmp_path / name)
             .read_text()
@@ -373,13 +373,13 @@ def test_no_folder_of_anybodys_machine_is_on_the_page_that_is_signed(tmp_path, t
     about = json.loads((copy / "run.json").read_text())
     about |= {"algorithm": "/home/anna/secret/own.py:steps", "model": "../anna/own.py:Net"}
     (copy / "run.json").write_text(json.dumps(about))
-    for state in ("finished", "stopped"):
+    for state in ("finished", "ended early"):
         page = report(runs.read(copy))
         assert state == runs.read(copy).state
         assert "own.py:steps" in page
         assert "anna" not in page
         assert str(tmp_path) not in page
-        (copy / "spent.json").unlink(missing_ok=True)
+        (copy / "summary.json").unlink(missing_ok=True)
 
 
 def test_the_run_hash_is_what_sha256sum_makes_of_the_files(trained):
@@ -498,7 +498,7 @@ def test_a_run_is_running_while_it_is_written_and_stopped_once_its_writer_is_gon
     with (tmp_path / "progress.jsonl").open("a") as file:
         file.write(lines[1][:40])  # killed in the middle of a line
     found = runs.read(tmp_path)
-    assert (found.state, len(found.rounds)) == ("stopped", 1)
+    assert (found.state, len(found.rounds)) == ("ended early", 1)
     again = Progress(tmp_path, keep=True)
     again.write(0, json.loads(lines[0]), replayed=True)
     again.write(1, json.loads(lines[1]), replayed=True)

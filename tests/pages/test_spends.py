@@ -289,7 +289,7 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
     for epsilon, answer in ((1, "1"), (1, "1")):
         text = plain(silodp("evaluate", "r/one", "--epsilon", epsilon)[1])
         assert f"a: epsilon {answer} for this evaluation;" in text
-    (silo,) = json.loads((tmp_path / "r/one/spent.json").read_text())["silos"]
+    (silo,) = json.loads((tmp_path / "r/one/summary.json").read_text())["silos"]
     both, own = (rounded_up(silo[name]["epsilon"], 4) for name in ("in_all", "evaluations"))
     delta = rounded_up(silo["delta"])
     assert (
@@ -388,7 +388,7 @@ def test_a_run_that_was_stopped_says_when_its_spend_so_far_holds(silodp, tmp_pat
     words = ("--algorithm", "mb-sgd", "--model", "logistic", "--rounds", 3, "--out", "r/one")
     assert silodp("train", "--silo", "a.csv", *words)[0] == 0
     assert all(EARLY not in page for page in _pages(tmp_path / "r"))
-    (tmp_path / "r/one/spent.json").unlink()
+    (tmp_path / "r/one/summary.json").unlink()
     assert all(EARLY in page for page in _pages(tmp_path / "r"))
 
 

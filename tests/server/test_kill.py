@@ -118,7 +118,7 @@ def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobod
     had = {(told.sequence, name) for told in journal for name in told.heard} | {
         (key.sequence, key.name) for key in kept._places
     }
-    run._close()
+    run._run_journal.close()
     kept.close()
     asked = {"before a reply is kept": 4, "after a reply is kept": 5}.get(step, 6)
     assert len(had) == asked

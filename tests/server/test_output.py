@@ -100,15 +100,12 @@ def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
             yield w
 
     class Short(Run):
-        def _federation(self):
-            return SimpleNamespace()
-
-        def _made(self, w):
-            made.append(weakref.ref(w))
-            held.append(sum(ref() is not None for ref in made))
-
         def _write(self, w):
             handed.append(w)
+
+    def iterate(number, w):
+        made.append(weakref.ref(w))
+        held.append(sum(ref() is not None for ref in made))
 
     made, held, handed = [], [], []
     order = SimpleNamespace(output=rule, rounds=20, step=1.0)
@@ -122,7 +119,12 @@ def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
         algorithm=algorithm,
     )
     problem = SimpleNamespace(initial=lambda seeds: torch.zeros(1, 2))
-    for _ in Short(prepared, problem, tmp_path, 3):
+    collaborators = {
+        "connect": SimpleNamespace,
+        "journal": SimpleNamespace(iterate=iterate, close=lambda: None),
+        "reporter": SimpleNamespace(progress=lambda iterates: iterates),
+    }
+    for _ in Short(prepared, problem, tmp_path, 3, **collaborators):
         pass
     assert max(held) <= 2
     assert torch.equal(

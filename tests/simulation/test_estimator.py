@@ -174,7 +174,7 @@ def test_a_schema_reads_frames_with_texts_and_holes(tmp_path):
     )
     table = made.predict(read["south"].drop(columns="readmitted"))
     assert list(table.columns) == ["risk_no", "risk_yes", "predicted"]
-    assert (tmp_path / "run" / "spent.json").exists()
+    assert (tmp_path / "run" / "summary.json").exists()
     fitted = silodp.Classifier(2, schema=tmp_path / "schema.toml", random_state=3, **settings).fit(
         read
     )

@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 
 from silodp.core.errors import BadInput
 from silodp.host import extension
+from silodp.runs import RunFolder
 from silodp.server.algorithms import find
 from silodp.server.order import Order
 from silodp.simulation import pinned, training
-from silodp.simulation.runfolder import state_of
 from silodp.simulation.source import Source
 from silodp.simulation.training import read_back, train
 
@@ -372,7 +372,7 @@ def order(tmp_path, monkeypatch):
 
 def cut(run):
     """The run, gone after its second question."""
-    seen = training._Run.seen
+    seen = training._Simulation.seen
 
     def once(watch, *answer):
         seen(watch, *answer)
@@ -380,7 +380,7 @@ def cut(run):
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Run, "seen", once)
+        patch.setattr(training._Simulation, "seen", once)
         with pytest.raises(Killed):
             run.start()
 
@@ -412,7 +412,7 @@ def test_an_edited_forward_is_not_computed_under_the_noise_of_the_one_before(ord
     not_resumed(asked, "another model_sha256")
     file.write_text(NET.format("x"))
     asked.start(resume=True)
-    assert state_of(asked.folder) == "finished"
+    assert RunFolder(asked.folder).state() == "finished"
 
 
 @pytest.mark.parametrize(
@@ -498,7 +498,7 @@ def test_a_run_of_an_algorithm_by_a_relative_path_is_resumed_from_its_folder(ord
     (tmp_path / "slow.py").write_text(SLOW)
     cut(order(algorithm="slow.py:slow"))
     Run(*read_back(tmp_path / "run"), tmp_path / "run").start(resume=True)
-    assert state_of(tmp_path / "run") == "finished"
+    assert RunFolder(tmp_path / "run").state() == "finished"
 
 
 def test_a_run_that_found_no_room_goes_on_once_there_is_some(order, monkeypatch):
@@ -511,7 +511,7 @@ def test_a_run_that_found_no_room_goes_on_once_there_is_some(order, monkeypatch)
         with pytest.raises(BadInput, match="make room there, and resume the run"):
             asked.start()
     asked.start(resume=True)
-    assert state_of(asked.folder) == "finished"
+    assert RunFolder(asked.folder).state() == "finished"
 
 
 def test_a_resumption_that_comes_too_late_writes_nothing(order):
@@ -522,7 +522,7 @@ def test_a_resumption_that_comes_too_late_writes_nothing(order):
     cut(asked)
     asked.start(resume=True)
     not_resumed(asked, "come to its end meanwhile")
-    for name in ("spent.json", "run.json"):
+    for name in ("summary.json", "run.json"):
         (asked.folder / name).rename(asked.folder / f"{name}.off")
         not_resumed(asked, "come to its end meanwhile")
 

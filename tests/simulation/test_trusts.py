@@ -52,7 +52,7 @@ def test_a_run_spends_what_its_plan_says_and_no_more(source, tmp_path, trust, pa
     plan = planned(order, SIZES, dimension=3)
     ran = train(order, source, tmp_path / "run")
     assert ran["trust"] == trust
-    assert ran == json.loads((tmp_path / "run/spent.json").read_text())
+    assert ran == json.loads((tmp_path / "run/summary.json").read_text())
     spent = [silo["spent_epsilon"] for silo in ran["silos"]]
     if trust in ("masks", "shuffle"):
         most, local = (

@@ -21,6 +21,7 @@ from silodp.cli.interrupted import same_command
 from silodp.cli.options import check_writable
 from silodp.core.errors import BadInput
 from silodp.host import atomic
+from silodp.runs import Kind, RunFolder, State
 
 MAKING = "making.json"
 OWN = ("asker.key", "data", "silos", "shuffler", "state", "engine", "logs")
@@ -151,35 +152,6 @@ def _refuse_charged(folder: Path, path: Path) -> None:
 # --- run -----------------------------------------------------------------------------------------
 
 
-def state_of(place: Path) -> str:
-    """What a folder holds of `federation run`: "" (nothing), running, finished, or interrupted
-    (killed, or ended early).
-    """
-    from silodp.server.progress import held
-
-    if (place / "peers.json").exists():  # a run of peers, each in a folder of its own
-        states = {
-            state_of(place / name)
-            for name in json.loads((place / "peers.json").read_text())["silos"]
-        }
-        return (
-            "running"
-            if "running" in states
-            else "finished"
-            if states == {"finished"}
-            else "interrupted"
-        )
-    if not (place / "run.json").exists():
-        return ""
-    if held(place):
-        return "running"
-    try:
-        ended = json.loads((place / "summary.json").read_text())["ended"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "interrupted"
-    return "finished" if ended == "finished" else "interrupted"
-
-
 def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> Path:
     """The folder given; to resume, that of the latest run that has not come to its end; or the next
     numbered one in `runs`.
@@ -194,16 +166,18 @@ def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> 
         return given
     if resume:
         if place := next(
-            (place for place in reversed(there) if state_of(place) == "interrupted"), None
+            (place for place in reversed(there) if RunFolder(place).state() is State.INTERRUPTED),
+            None,
         ):
             return place
         raise BadInput(
             f"there is no interrupted run in {runs} to go on with; give its folder with "
             "--out, or leave out --resume"
         )
-    if there and not new and (state := state_of(there[-1])) in ("running", "interrupted"):
+    state = RunFolder(there[-1]).state() if there else State.NOTHING
+    if not new and state in (State.RUNNING, State.INTERRUPTED):
         how = "has not come to its end; go on with it by --resume --out " + str(there[-1])
-        how = "goes on now; wait for its end" if state == "running" else how
+        how = "goes on now; wait for its end" if state is State.RUNNING else how
         raise BadInput(
             f"the run in {there[-1]} {how}, or start another, at its full price, with --new"
         )
@@ -223,9 +197,7 @@ def kept_in(place: Path, *, resume: bool, given: bool) -> str:
 
 def refuse_taken(place: Path) -> None:
     """BadInput unless a new run could be kept there."""
-    if any(
-        (place / name).exists() for name in ("peers.json", "run.json", "config.json", "spent.json")
-    ):
+    if RunFolder(place).kind() is not Kind.NONE:
         raise BadInput(
             f"{place} holds a run already; go on with it by --resume, or choose another --out"
         )

@@ -30,6 +30,7 @@ from silodp.cli.interrupted import interruptible
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
 from silodp.host.python_path import child_environment
+from silodp.runs import RunFolder
 from silodp.wire.hub import Direct
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def run_peers(
 
 def _open(place: Path, silos: list[str], *, resume: bool) -> dict[str, Any]:
     """What peers.json says, which a new run gets here."""
-    path, words = place / "peers.json", [word for word in sys.argv[3:] if word not in OWN_FLAGS]
+    path, words = RunFolder(place).peers, [word for word in sys.argv[3:] if word not in OWN_FLAGS]
     if resume:
         try:
             about = json.loads(path.read_text())
@@ -154,7 +155,7 @@ def _open(place: Path, silos: list[str], *, resume: bool) -> dict[str, Any]:
 def _words(
     folder: Path, place: Path, about: Mapping[str, Any], name: str, gate: Path, relay: Path
 ) -> list[str]:
-    begun = (place / name / "run.json").exists()
+    begun = RunFolder(place / name).description.exists()
     words = [
         sys.executable,
         "-P",
@@ -218,6 +219,7 @@ def _ended(name: str, process: subprocess.Popen) -> Ended:
 def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
     from silodp.server.peers import model_hash
 
+    files = RunFolder(place)
     made = [peer for peer in ended if peer.summary]
     own = [
         peer for peer in ended if peer.code not in (0, 3, 130)
@@ -225,12 +227,12 @@ def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
     if not made:
         first = (own or list(ended))[0]
         if not any(
-            (place / peer.name / "run.json").exists() for peer in ended
+            RunFolder(place / peer.name).description.exists() for peer in ended
         ):  # refused: nothing was asked, and nothing is left
             shutil.rmtree(place, ignore_errors=True)
             raise BadInput(first.said)
         raise BadInput(f"{first.name}: {first.said}; {kept}")
-    hashes = {peer.name: model_hash(place / peer.name / "model.safetensors") for peer in made}
+    hashes = {peer.name: model_hash(RunFolder(place / peer.name).model) for peer in made}
     whole = all(peer.code == 0 for peer in ended)
     if whole and len(set(hashes.values())) > 1:
         said = ", ".join(f"{name} {digest[:12]}.." for name, digest in hashes.items())
@@ -248,9 +250,9 @@ def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
     ]
     summary = dict(longest) | {"ended": "; ".join(reasons) or "finished", "models": hashes}
     if whole:
-        shutil.copyfile(place / ended[0].name / "model.safetensors", place / "model.safetensors")
-        summary["model"] = str(place / "model.safetensors")
-    write(place / "summary.json", json.dumps(summary, indent=1) + "\n", mode=0o644)
+        shutil.copyfile(RunFolder(place / ended[0].name).model, files.model)
+        summary["model"] = str(files.model)
+    write(files.result, json.dumps(summary, indent=1) + "\n", mode=0o644)
     return summary
 
 

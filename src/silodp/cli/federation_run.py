@@ -16,11 +16,12 @@ from silodp.cli.federation import Folder, attested
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
 from silodp.cli.interrupted import interruptible
-from silodp.cli.options import Drops, Json, New, Resume, RunFolder, SchemaFile, takes_order
+from silodp.cli.options import Drops, Json, New, OutFolder, Resume, SchemaFile, takes_order
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
 from silodp.core.figures import ALONE, EARLY, UNCHANGED, rounded_up, shown
 from silodp.host.cards import read_card
+from silodp.runs import RunFolder
 from silodp.server.order import AUTO, Order
 from silodp.wire.hub import Hub
 
@@ -68,7 +69,7 @@ def run(
     drops: Drops = 0.0,
     resume: Resume = False,
     new: New = False,
-    out_dir: RunFolder = None,
+    out_dir: OutFolder = None,
     peers: Annotated[
         bool,
         typer.Option(
@@ -221,7 +222,7 @@ def run(
         from silodp.server.peers import model_hash
 
         same = (
-            f"The model's SHA-256 is {model_hash(place / 'model.safetensors')}; compare it "
+            f"The model's SHA-256 is {model_hash(RunFolder(place).model)}; compare it "
             "with the other peers'."
         )
     _show(conduct.summary, as_json, same, f"Model, summary and journal are in {place}.")

@@ -26,7 +26,7 @@ from silodp.core.errors import BadInput
 from silodp.server.order import Order
 
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default under runs/.")]
-RunFolder = Annotated[
+OutFolder = Annotated[
     Path | None,
     typer.Option(
         "--out", help="The run's folder, without a run in it; by default a new one in runs/."

@@ -26,6 +26,7 @@ from silodp.cli.score_tables import show_charged, show_evaluation, show_profile,
 from silodp.core.errors import BadInput
 from silodp.core.figures import rounded_up, shown
 from silodp.host.cards import read_card, schema_of
+from silodp.runs import RunFolder
 from silodp.server.approval import check_study
 from silodp.server.order import Order, least_of_all
 
@@ -101,7 +102,8 @@ def evaluate(
     """How good a run's model is on held-out records, by one priced release of each silo: loss,
     accuracy, AUC, or errors of a number, and of survival times the loss.
 
-    Every evaluation costs; what training and evaluations cost together is in the run's spent.json.
+    Every evaluation costs; what training and evaluations cost together is in the run's
+    summary.json.
 
     Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a
     --epsilon 1`
@@ -109,7 +111,7 @@ def evaluate(
     from silodp.simulation.scoring import evaluate_run
 
     with interruptible(
-        f"what has been paid is in {run / 'spent.json'}, and each answer that was in "
+        f"what has been paid is in {RunFolder(run).result}, and each answer that was in "
         "evaluations.jsonl beside it"
     ):
         answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed, by=by)
@@ -343,9 +345,9 @@ def federation_evaluate(
             )
     answer = {"scores": [], "cap": cap, "bins": bins, "run": place.name, "trust": trust} | seen
     line = json.dumps(answer) + "\n"
-    kept = (
-        place / "evaluations.jsonl"
-    )  # for report, card and pages; asked again it is the same answer, and is kept once
+    kept = RunFolder(
+        place
+    ).evaluations  # for report, card and pages; asked again it is the same answer, and is kept once
     if not kept.exists() or line not in kept.read_text("utf-8"):
         with open(kept, "a", encoding="utf-8") as file:
             file.write(line)
@@ -558,7 +560,7 @@ def _channel(
             cards,
             carrier_of(folder, state),
             quorum=len(cards),
-            journal=Journal(place / "journal", run, "evaluation"),
+            journal=Journal(RunFolder(place).journal, run, "evaluation"),
             **about,
         )
     mixer = shuffler_card(Path(state["shuffler"]).parent / "shuffler.json")

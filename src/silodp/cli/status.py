@@ -17,6 +17,7 @@ from silodp.core.errors import BadInput
 from silodp.core.figures import left_of, shown
 from silodp.host.cards import read_card
 from silodp.host.schema import load_schema
+from silodp.runs import RunFolder, State
 
 
 def status(
@@ -97,7 +98,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
                 {"folder": str(path), "kind": "unreadable", "state": str(error), "begun": 0.0}
             )
             continue
-        record = path / "run.json"
+        record = RunFolder(path).description
         about = json.loads(record.read_text("utf-8")) if record.exists() else {}
         spent = max((silo.together for silo in run.silos), default=None)
         held_out = bool(
@@ -109,7 +110,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
             {
                 "folder": str(path),
                 "kind": run.kind,
-                "state": _state(path, run.state),
+                "state": run.state,
                 "study": about.get("study") or "",
                 "model": model,
                 "algorithm": run.algorithm,
@@ -122,19 +123,6 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: row["begun"])
-
-
-def _state(folder: Path, state: str) -> str:
-    """A run that stopped can go on if it kept its seed or its journal; one that ended by itself
-    cannot.
-    """
-    if state != "stopped":
-        return state
-    return (
-        "interrupted"
-        if (folder / "seed").exists() or (folder / "journal").exists()
-        else "ended early"
-    )
 
 
 def _found(evaluations: Any) -> dict[str, float]:
@@ -271,16 +259,16 @@ def _after(run: dict[str, Any], option: str, evaluate: str) -> list[str]:
     """What may be done with the last run."""
     again = "silodp train" if run["kind"] == "train" else "silodp federation run"
     place = _short(run["folder"])
-    if run["state"] == "interrupted":
+    if run["state"] is State.INTERRUPTED:
         return [f"{again} {option} --resume --out {place}"]
-    if run["state"] == "running":
+    if run["state"] is State.RUNNING:
         return [
             (
                 f"wait for the run in {place}, or look at it: silodp ui "
                 f"{_short(str(Path(run['folder']).parent))}"
             )
         ]
-    if run["state"] != "finished":
+    if run["state"] is not State.FINISHED:
         return [f"{again} {option} --new"]
     use = [f"silodp predict {place} NEW.csv --out risks.csv", f"silodp report {place}"]
     return [evaluate.format(place), *use] if run["held_out"] and not run["evaluations"] else use
@@ -376,7 +364,7 @@ def _run_words(run: dict[str, Any]) -> str:
     scored = (
         f"; evaluated: {figures or 'too noisy to say'}" if run["evaluations"] else "; not evaluated"
     )
-    return what + spent + scored * (run["state"] == "finished")
+    return what + spent + scored * (run["state"] is State.FINISHED)
 
 
 def _show_silo(silo: dict[str, Any]) -> None:

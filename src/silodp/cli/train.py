@@ -12,8 +12,8 @@ from silodp.cli.interrupted import interruptible
 from silodp.cli.options import (
     Json,
     New,
+    OutFolder,
     Resume,
-    RunFolder,
     SchemaFile,
     check_writable,
     takes_order,
@@ -22,6 +22,7 @@ from silodp.cli.options import (
 from silodp.cli.project import Project, SettingsFile
 from silodp.core.errors import BadInput
 from silodp.core.figures import ALONE, rounded_up, shown
+from silodp.runs import RunFolder, State
 from silodp.server.order import Order
 
 
@@ -60,7 +61,7 @@ def train(
             )
         ),
     ] = 0.0,
-    out_dir: RunFolder = None,
+    out_dir: OutFolder = None,
     resume: Resume = False,
     new: New = False,
     as_json: Json = False,
@@ -71,7 +72,7 @@ def train(
     All silos are in this process; `silodp federation` gives each one of its own. The folder --out
     gets run.json (what was asked for) and progress.jsonl on the way, and at the end
     model.safetensors, transcript.jsonl and .safetensors (every release), environment.json and
-    spent.json. Each record's guarantee is over the whole run, scaling included. Interrupted or
+    summary.json. Each record's guarantee is over the whole run, scaling included. Interrupted or
     killed, it is computed again by --resume with the noise that it had, which is kept until its
     end: it says nothing new. Only the very same run is: same records, model file, settings,
     versions and threads. A model FILE.py that imports files of its own is not resumed; start its
@@ -170,11 +171,10 @@ def _show(summary: dict) -> None:
 
 
 def _train_kept(folder: Path) -> str:
-    from silodp.simulation.runfolder import state_of
-
-    if state_of(folder) == "finished":
+    state = RunFolder(folder).state()
+    if state is State.FINISHED:
         return f"the run had come to its end, and is in {folder}"
-    if not state_of(folder):
+    if state is State.NOTHING:
         return "nothing had been asked yet, and nothing was spent"
     return (
         f"the run is kept in {folder}, and `silodp train --resume --out {folder}` goes on with "

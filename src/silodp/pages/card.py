@@ -17,6 +17,7 @@ from silodp.host.model import about_of
 from silodp.pages.judged import grouped, refused
 from silodp.pages.runs import Run, Silo, check_trained
 from silodp.pages.unprotected import sentences
+from silodp.runs import RunFolder
 
 UNTOLD = (
     "Not stated. Whoever hands the model on must say for whom it is, who was in the data, and "
@@ -209,5 +210,6 @@ def _mu(s: Silo) -> float | None:
 
 def _tuned(run: Run) -> bool:
     return any(
-        (place / "tune.json").exists() for place in (run.folder, Path(run.folder).resolve().parent)
+        RunFolder(place).tuning.exists()
+        for place in (run.folder, Path(run.folder).resolve().parent)
     )

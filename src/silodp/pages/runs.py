@@ -12,9 +12,7 @@ import contextlib
 import csv
 import hashlib
 import io
-import json
 import math
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -26,9 +24,9 @@ from silodp.core.figures import UNCHANGED
 from silodp.core.privacy.accounting import Budget, added, gdp_epsilon, gdp_mu
 from silodp.core.problem.person import BY_ROW, unit
 from silodp.core.problem.schema import Schema
-from silodp.pages.files import ahead, content, json_in, lines_in, locked, opened, progress
+from silodp.host.plain_files import json_in, lines_in, opened
+from silodp.runs import Kind, RunFolder, State, run_folders
 
-OURS = ("config.json", "run.json", "spent.json")
 DRAWN = (".png", ".svg", ".html", ".part", ".new")
 
 
@@ -86,8 +84,7 @@ class Run:
 
     folder: Path
     kind: str
-    state: str
-    """running, finished, stopped (killed, or ended early: it can be resumed)."""
+    state: State
     said: str
     about: dict[str, Any]
     done: int = 0
@@ -168,21 +165,8 @@ def found_in(root: Path, depth: int = 4) -> dict[str, Path]:
     """Every run folder under `root`, by its path from there; links are not followed."""
     return {
         str(path.relative_to(root)) if path != root else root.resolve().name: path
-        for path in sorted(_walk(root, depth))
+        for path in sorted(run_folders(root, depth))
     }
-
-
-def _walk(root: Path, depth: int) -> Iterator[Path]:
-    try:
-        names = {entry.name: entry for entry in os.scandir(root)}
-    except OSError:
-        return
-    if any(name in names for name in OURS):
-        yield root
-    elif depth:
-        for entry in names.values():
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(Path(entry.path), depth - 1)
 
 
 def read(folder: Path) -> Run:
@@ -218,17 +202,20 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def _read(folder: Path) -> Run:
-    if (folder / "config.json").exists():
-        if "dataset" not in (config := json_in(folder / "config.json")):
-            raise BadInput(
-                f"{folder} holds no comparison; of a tuning there is no report: what it "
-                "cost and chose is in its tune.json"
-            )
-        return _compared(folder, config)
-    if about := json_in(folder / "run.json"):
-        return _federated(folder, about) if "cards" in about else _trained(folder, about)
-    if (folder / "spent.json").exists():
-        return _trained(folder, {})
+    files = RunFolder(folder)
+    kind = files.kind()
+    about = json_in(files.description)
+    if kind is Kind.COMPARISON:
+        return _compared(files)
+    if kind is Kind.TUNING:
+        raise BadInput(
+            f"{folder} holds no comparison; of a tuning there is no report: what it "
+            "cost and chose is in its tune.json"
+        )
+    if kind is Kind.FEDERATION and about:
+        return _federated(files, about)
+    if kind is Kind.TRAINING and (about or files.result.exists()):
+        return _trained(files, about)
     raise BadInput(
         f"{folder} holds no run; give a folder of `silodp train`, `compare`, `reproduce` "
         "or `federation run`"
@@ -284,8 +271,11 @@ def check_trained(run: Run, what: str) -> None:
 # --- one kind each -------------------------------------------------------------------------------
 
 
-def _trained(folder: Path, about: dict[str, Any]) -> Run:
-    summary, rounds = json_in(folder / "spent.json"), progress(lines_in(folder / "progress.jsonl"))
+def _trained(files: RunFolder, about: dict[str, Any]) -> Run:
+    folder = files.path
+    state = files.state()
+    summary = json_in(files.result)
+    rounds = files.rounds()
     told = {
         name: value
         for name, value in about.pop("order", {}).items()
@@ -304,20 +294,18 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
         _silo(s, rounds, rule, (end := spent.get(s["name"], {})) | _local(end))
         for s in about.get("silos") or spent.values()
     )
-    state = "running" if locked(folder) else "finished" if summary else "stopped"
     said = {
-        "running": "It is training.",
-        "finished": "It is finished.",
-        "stopped": "It was stopped before its end.",
-    }[state]
-    if state == "stopped" and (folder / "seed").exists():
+        State.RUNNING: "It is training.",
+        State.FINISHED: "It is finished.",
+    }.get(state, "It was stopped before its end.")
+    if state is State.INTERRUPTED:
         said += (
             f" `silodp train --resume --out {folder.name if folder.is_absolute() else folder}` "
             "goes on with it."
         )
-    environment = json_in(folder / "environment.json") if summary else {}
+    environment = json_in(files.environment) if summary else {}
     total, done = int(about.get("rounds") or len(rounds)), rounds[-1]["round"] if rounds else 0
-    evaluations = lines_in(folder / "evaluations.jsonl") if summary else ()
+    evaluations = lines_in(files.evaluations) if summary else ()
     return Run(
         folder,
         "train",
@@ -335,40 +323,30 @@ def _trained(folder: Path, about: dict[str, Any]) -> Run:
     )
 
 
-def _federated(folder: Path, found: dict[str, Any]) -> Run:
-    order, cards, summary, lines = (
-        found["order"],
-        found["cards"],
-        json_in(folder / "summary.json"),
-        lines_in(folder / "progress.jsonl"),
-    )
-    rounds = progress(lines)
-    state, said = (
-        "stopped",
-        "It was stopped before its end; `silodp federation run --resume` goes on with it.",
-    )
-    running = locked(folder)
-    current = (
-        bool(summary) and not running and summary.get("questions", 0) >= len(rounds)
-    )  # else it has gone on since
-    if running:
-        state, said = "running", "It is training."
+def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
+    order = found["order"]
+    cards = found["cards"]
+    state = files.state()
+    summary = json_in(files.result)
+    rounds = files.rounds()
+    # While it runs, and after it has gone on, the result is that of an earlier stop.
+    current = {} if state is State.RUNNING else files.current_result()
+    said = "It was stopped before its end; `silodp federation run --resume` goes on with it."
+    if state is State.RUNNING:
+        said = "It is training."
+    elif state is State.FINISHED:
+        said = "It is finished."
     elif current:
-        finished = summary["ended"] == "finished"
-        state, said = (
-            ("finished", "It is finished.")
-            if finished
-            else ("stopped", f"It ended early: {summary['ended']}.")
-        )
-    ends = {s["name"]: s for s in summary.get("silos", ())} if current else {}
+        said = f"It ended early: {current['ended']}."
+    ends = {s["name"]: s for s in current.get("silos", ())}
     charged, silos, rule = (
-        (*rounds, *ahead(lines)),
+        (*rounds, *files.ahead()),
         [],
         "totals" if order.get("trust") in ("masks", "shuffle") else "gdp",
     )
     budgets, evaluations = (
         {silo["name"]: silo for silo in found.get("silos", ())},
-        lines_in(folder / "evaluations.jsonl"),
+        lines_in(files.evaluations),
     )
     for card in cards:
         budget = budgets.get(card["name"]) or {
@@ -396,7 +374,7 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
         about["unit"] = unit(Schema.parse(schema, "the card").person)
     done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
     return Run(
-        folder,
+        files.path,
         "federation",
         state,
         said,
@@ -412,8 +390,11 @@ def _federated(folder: Path, found: dict[str, Any]) -> Run:
     )
 
 
-def _compared(folder: Path, config: dict[str, Any]) -> Run:
-    data, units = json_in(folder / "data.json"), set()
+def _compared(files: RunFolder) -> Run:
+    folder = files.path
+    config = json_in(files.configuration)
+    data = json_in(files.data_facts)
+    units = set()
     for path in sorted(folder.glob("results*.csv")):
         with io.TextIOWrapper(opened(path), "utf-8", newline="") as file:
             units |= {
@@ -421,17 +402,14 @@ def _compared(folder: Path, config: dict[str, Any]) -> Run:
                 for row in csv.DictReader(file)
                 if row.get("curve") == "done" and row.get("spent_epsilon")
             }
-    try:
-        rows = tuple(json.loads(content(folder / "summary.json")))
-    except (OSError, ValueError):
-        rows = ()
+    rows = files.rows()
     said = "It is finished." if rows else "It is not finished; the same command goes on with it."
-    environment = json_in(folder / "environment.json")
+    environment = json_in(files.environment)
     total = int(data.get("units", 0)) or len(units)
     return Run(
         folder,
         "compare",
-        "finished" if rows else "stopped",
+        files.state(),
         said,
         config | data,
         len(units),

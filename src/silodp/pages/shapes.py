@@ -17,6 +17,7 @@ from silodp.host.model import Stored, open_model
 from silodp.pages.charts import Series, chart
 from silodp.pages.markup import Markup, section, table, tag
 from silodp.pages.runs import Run
+from silodp.runs import RunFolder
 
 MOST = 6
 """Outputs of which a curve is drawn; more would hide each other."""
@@ -34,7 +35,7 @@ def shapes(run: Run) -> list[Markup]:
     """A section with the curves; none for another model, or where there is no model yet."""
     if (
         not str(run.about.get("model") or "").startswith("additive")
-        or not (run.folder / "model.safetensors").is_file()
+        or not RunFolder(run.folder).model.is_file()
     ):
         return []
     try:

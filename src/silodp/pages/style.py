@@ -56,7 +56,7 @@ details{margin:.5rem 0}summary{cursor:pointer;color:var(--a);padding:.35rem 0;wi
 .list li{margin:.45rem 0;max-width:42rem}
 .state{display:inline-block;font-weight:600;white-space:nowrap}.state::before{content:"";display:inline-block;width:.6em;height:.6em;border-radius:50%;margin-right:.45em;background:currentColor}
 .badge .state{border:1px solid currentColor;border-radius:1em;padding:0 .65em 0 .5em}
-.running{color:var(--a)}.finished,.answered{color:var(--good)}.stopped,.paused{color:var(--hold)}.refused,.alarm{color:var(--bad)}
+.running{color:var(--a)}.finished,.answered{color:var(--good)}.interrupted,.ended,.paused{color:var(--hold)}.refused,.alarm{color:var(--bad)}
 .running::before{animation:breathe 2.4s ease-in-out infinite}@keyframes breathe{50%{opacity:.25}}
 @media (prefers-reduced-motion:reduce){*{animation:none!important;transition:none!important}}
 button{font:600 1rem var(--sans);color:var(--paper);background:var(--a);border:1px solid var(--a);border-radius:5px;padding:.6rem 1.1rem;min-height:2.75rem;cursor:pointer;margin:.25rem .4rem .25rem 0}button+button{color:var(--a);background:var(--paper)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.core.protocol.card import Card
+from silodp.runs import RunFolder
 
 AT_SILO = "`silodp silo approve STUDY.toml policy.toml`"
 STEPS = (
@@ -53,7 +54,7 @@ def check_study(place: Path, cards: Sequence[Card]) -> None:
     another model are refused.
     """
     try:
-        found = json.loads((place / "run.json").read_text("utf-8"))
+        found = json.loads(RunFolder(place).description.read_text("utf-8"))
         trained = found["cards"][0]["definition"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return  # a run of another kind, which says by itself what is wrong with it

@@ -19,8 +19,7 @@ from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.problem import Problem
 from silodp.host import atomic
-
-RUN = "run.json"
+from silodp.runs import RunFolder
 
 
 def open_run(
@@ -30,7 +29,7 @@ def open_run(
     run there wants anything else.
     """
     asked = json.loads(json.dumps(wanted))
-    if (folder / RUN).exists():
+    if RunFolder(folder).description.exists():
         found = read_run(folder)
         if differs := _different(
             asked, {name: value for name, value in found.items() if name not in (own or {})}
@@ -40,14 +39,14 @@ def open_run(
             )
         return found
     made = json.loads(json.dumps(own or {})) | asked
-    atomic.write_json(folder / RUN, made)
+    atomic.write_json(RunFolder(folder).description, made)
     return made
 
 
 def read_run(folder: Path) -> dict[str, Any]:
     """What run.json says; BadInput where there is none that can be read."""
     try:
-        found = json.loads((folder / RUN).read_text())
+        found = json.loads(RunFolder(folder).description.read_text())
         if not isinstance(found, dict):
             raise ValueError
     except (OSError, ValueError) as error:
@@ -98,6 +97,6 @@ def write_model(
     made.
     """
     parameters = {name: value[0].contiguous() for name, value in problem.split(w).items()}
-    path = folder / "model.safetensors"
+    path = RunFolder(folder).model
     atomic.write(path, save(parameters | dict(more or {}), metadata=dict(about)), mode=0o644)
     return path

@@ -1,16 +1,16 @@
 """The one run loop: in simulation, over a network and among peers a run is iterated, ended and
 written by the same lines.
 
-Whom it asks, and what it keeps beside the model (a transcript, a journal), is for a subclass to
-say.
+It takes three collaborators: the federation that it asks, the journal by which it can be resumed,
+and the reporter of its progress and its result.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from silodp.core.extension import is_file
 from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.host import atomic
+from silodp.runs import RunFolder
 from silodp.server.estimates.moments import Keeping
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_model
@@ -29,25 +30,79 @@ from silodp.server.plan import DryRun, Within
 from silodp.server.prepare import AGAINST, Prepared
 
 
+class RunJournal(Protocol):
+    """Keep what a run needs to be resumed, and close what it has opened."""
+
+    def iterate(self, number: int, w: Tensor) -> None:
+        """Record that the iterate is there."""
+
+    def stop(self, reason: str) -> None:
+        """Record that the run has ended early. Raise BadInput if such a run has no result."""
+
+    def refuse(self) -> None:
+        """Remove what a run left that was refused before its first question."""
+
+    def close(self) -> None:
+        """Ask nothing more, whatever has happened."""
+
+
+class Reporter(Protocol):
+    """Report how far a run is, and what came out."""
+
+    def progress(self, iterates: int) -> Any:
+        """Return what is known after this many iterates."""
+
+    def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Return the words of which the model was made, and the tensors beside its parameters."""
+
+    def result(self, w: Tensor, iterates: int, ended: str) -> dict[str, Any]:
+        """Return what the summary of a run contains that hands over `w`.
+
+        Every other file of the run is written here.
+        """
+        ...
+
+    def without_model(self) -> str:
+        """Return the end of a sentence about a run without an iterate."""
+        ...
+
+
 class Run:
     """One run of a prepared order: iterate over it for progress, then `summary` says how it
     ended.
     """
 
-    result: str
-    """The name of the file that the summary goes to: with it a run counts as finished."""
+    def __init__(
+        self,
+        made: Prepared,
+        problem: Problem,
+        folder: Path,
+        coin: int,
+        *,
+        connect: Callable[[], Federation],
+        journal: RunJournal,
+        reporter: Reporter,
+    ) -> None:
+        """Store the arguments. `connect` is called once, when the run begins, and returns the
+        federation that the algorithm asks.
 
-    def __init__(self, made: Prepared, problem: Problem, folder: Path, coin: int) -> None:
-        """The public `coin` says where the run starts, and which iterate it hands over where that
+        The public `coin` decides where the run starts, and which iterate it hands over where that
         is drawn.
         """
-        self.made, self.problem, self.folder, self._coin = made, problem, folder, coin
-        self.iterates, self.ended = 0, "finished"
-        self.total = (
-            made.order.rounds
-            if "rounds" in made.settings
-            else sum(a.kind in made.algorithm.kinds for a in made.plan.asked)
-        )
+        self.made = made
+        self.problem = problem
+        self.folder = folder
+        self.files = RunFolder(folder)
+        self._coin = coin
+        self._connect = connect
+        self._run_journal = journal
+        self._reporter = reporter
+        self.iterates = 0
+        self.ended = "finished"
+        if "rounds" in made.settings:
+            self.total = made.order.rounds
+        else:
+            self.total = sum(asked.kind in made.algorithm.kinds for asked in made.plan.asked)
         self.summary: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,7 +115,7 @@ class Run:
         try:
             if is_file(self.made.algorithm.name):
                 self._rehearse(start)
-            asked = self._federation()
+            asked = self._connect()
             asked.check = Within(self.made.plan)
             fed = Keeping(asked)
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
@@ -71,20 +126,19 @@ class Run:
                     )
                 kept.append(w)
                 self.iterates += 1
-                self._made(w)
-                yield self._told()
+                self._run_journal.iterate(self.iterates, w)
+                yield self._reporter.progress(self.iterates)
         except StopRun as stop:
             self.ended = str(stop)
-            self._stopped()
+            self._run_journal.stop(self.ended)
         except BadInput:
-            self._refused()
+            self._run_journal.refuse()
             raise
         finally:
-            self._close()
+            self._run_journal.close()
         if not len(kept):
-            raise BadInput(
-                f"the run ended before its first iterate: {self.ended}{self._without_model()}"
-            )
+            without = self._reporter.without_model()
+            raise BadInput(f"the run ended before its first iterate: {self.ended}{without}")
         assert fed is not None  # there are iterates
         fed.write(self.folder)
         self._write(output(kept, self.made.order.output, seed=self._coin))
@@ -101,7 +155,7 @@ class Run:
 
     def _write(self, w: Tensor) -> None:
         order = self.made.order
-        about, tensors = self._about()
+        about, tensors = self._reporter.model()
         path = write_model(
             self.folder, self.problem, w, {"algorithm": order.algorithm} | about, tensors
         )
@@ -112,41 +166,5 @@ class Run:
             "said": AGAINST[order.trust],
             "unit": unit(self.problem.person),
             "model": str(path),
-        } | self._found(w)
-        atomic.write_json(self.folder / self.result, self.summary)
-
-    # --- for a subclass to say -------------------------------------------------------------------
-
-    def _federation(self) -> Federation:
-        """Whom the algorithm asks."""
-        raise NotImplementedError
-
-    def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """In what words the model was made, and what its file holds beside its parameters."""
-        raise NotImplementedError
-
-    def _found(self, w: Tensor) -> dict[str, Any]:
-        """What else the summary says of a run that hands over w; every other file of the run is
-        written here.
-        """
-        raise NotImplementedError
-
-    def _made(self, w: Tensor) -> None:
-        """An iterate is there."""
-
-    def _told(self) -> Any:
-        """What is known after each iterate."""
-        return self.iterates
-
-    def _stopped(self) -> None:
-        """The run has ended early."""
-
-    def _refused(self) -> None:
-        """The run is refused."""
-
-    def _close(self) -> None:
-        """Whatever has happened, nothing more is asked."""
-
-    def _without_model(self) -> str:
-        """What a run that has no iterate leaves."""
-        return ""
+        } | self._reporter.result(w, self.iterates, self.ended)
+        atomic.write_json(self.files.result, self.summary)

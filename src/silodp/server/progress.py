@@ -28,8 +28,7 @@ from silodp.core.mechanisms.shuffle import Parameters, variance
 from silodp.core.mechanisms.totals import analysed, as_total
 from silodp.core.query import Query
 from silodp.host.portable import OWN, lock
-
-NAME = "progress.jsonl"
+from silodp.runs import RunFolder
 
 
 def measured(
@@ -111,15 +110,6 @@ def measured_total(
     }
 
 
-def held(folder: Path) -> bool:
-    """Whether a process trains in the folder now."""
-    try:
-        with open(folder / NAME, "rb") as file:
-            return not lock(file, shared=True)
-    except OSError:
-        return False
-
-
 class Progress:
     """The file, held by the one process that writes it. With `keep` it goes on after the lines of
     the process before.
@@ -130,7 +120,9 @@ class Progress:
 
     def __init__(self, folder: Path, *, keep: bool, patience: float = 10.0) -> None:
         self._file = os.fdopen(
-            os.open(folder / NAME, os.O_RDWR | os.O_CREAT | OWN, 0o644), "r+b", buffering=0
+            os.open(RunFolder(folder).progress, os.O_RDWR | os.O_CREAT | OWN, 0o644),
+            "r+b",
+            buffering=0,
         )
         deadline = time.monotonic() + patience
         while not lock(self._file):  # a reader holds it for an instant

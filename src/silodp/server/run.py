@@ -34,6 +34,7 @@ from silodp.core.problem.task import Task
 from silodp.core.protocol.quote import HoldReply
 from silodp.core.sampling import DisjointBatches
 from silodp.host.model import facts
+from silodp.runs import RunFolder
 from silodp.server.advice import Advice, Facts, choose, kinds_of
 from silodp.server.algorithms import find
 from silodp.server.approval import STEPS, approves, disagreement
@@ -202,8 +203,6 @@ def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
 class Conduct(Run):
     """One run over a network, new or continued."""
 
-    result = "summary.json"
-
     def __init__(
         self,
         cards: Sequence[Card],
@@ -236,10 +235,11 @@ class Conduct(Run):
                 f"the trust is {order.trust}, and a shuffler's card is "
                 f"{'' if shuffler else 'not '}given; the two belong together"
             )
-        super().__init__(plan_order(order, cards), problem, folder, order.coins)
-        self._cards, self._there, self._since = tuple(cards), folder.exists(), 0
+        made = plan_order(order, cards)
+        was_there = folder.exists()
+        self._cards = tuple(cards)
         silos = silo_rows(
-            [card.name for card in cards], [card.records for card in cards], self.made.budgets
+            [card.name for card in cards], [card.records for card in cards], made.budgets
         )
         asker = key.public_key().public_bytes_raw().hex()
         about = {
@@ -252,26 +252,26 @@ class Conduct(Run):
                 for c in cards
             ],
         }
-        self._partitioned = any(
-            isinstance(asked.event.sampling, DisjointBatches) for asked in self.made.plan.asked
+        partitioned = any(
+            isinstance(asked.event.sampling, DisjointBatches) for asked in made.plan.asked
         )
         own = {
             "advice": advice,
             "study": cards[0].study,
             "checked": {card.name: card.checked for card in cards},
-            "partitioned": self._partitioned,
+            "partitioned": partitioned,
         }
         self.run, config = _open_folder(folder, about, run, own)
         with contextlib.ExitStack() as undo:
-            self._journal = Journal(folder / "journal", self.run, config)
+            self._journal = Journal(RunFolder(folder).journal, self.run, config)
             undo.callback(self._journal.close)
             if self._journal.new:  # refused, a new run leaves no folder
-                undo.callback(_discard, folder, self._there)
-            self._tally = Tally(cards, self.made.plan, Record(folder, keep=True))
+                undo.callback(_discard, folder, was_there)
+            self._tally = Tally(cards, made.plan, Record(folder, keep=True))
             undo.callback(self._tally.record.close)
             if order.totals:
-                quorum = self.made.least
-            releases = max(asked.event.count for asked in self.made.plan.asked)
+                quorum = made.least
+            releases = max(asked.event.count for asked in made.plan.asked)
             size = {
                 "parameters": problem.dim,
                 "records": max(card.records for card in cards),
@@ -283,7 +283,7 @@ class Conduct(Run):
                 "timeouts": timeouts or Timeouts.estimated(**size),
                 "quorum": quorum,
             }
-            self._holds = holds(cards, carrier, self.made.plan, **asking, report=held)
+            self._holds = holds(cards, carrier, made.plan, **asking, report=held)
             more: dict[str, Any] = asking | {
                 "journal": self._journal,
                 "report": self._tally.note,
@@ -296,92 +296,148 @@ class Conduct(Run):
                     cards, carrier, **more
                 )
             undo.pop_all()
+        super().__init__(
+            made,
+            problem,
+            folder,
+            order.coins,
+            connect=self._connected,
+            journal=_NetworkJournal(
+                self._journal, self._remote, self._tally, self._holds, folder, was_there
+            ),
+            reporter=_NetworkReporter(
+                self._cards, made.order, self._remote, self._tally, self.run, partitioned
+            ),
+        )
 
-    def _federation(self) -> Federation:
+    def _connected(self) -> Federation:
         kind = ShuffledFederation if self.made.order.totals else Federation
         weights = self.made.weights(
             [card.records for card in self._cards], [card.held_out for card in self._cards]
         )
         return kind(self._remote, self.made.participation(), weights)
 
-    def _made(self, w: Tensor) -> None:
-        self._journal.iterate(
-            self.iterates, hashlib.sha256(w.contiguous().cpu().numpy().data).hexdigest()
-        )
-
-    def _told(self) -> Progress:
-        self._since = self._remote.asked
-        return self._tally.progress(self.iterates)
-
     def _going_out(self, charges: Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]) -> None:
         self._holds.keep()
         self._tally.ahead(self._remote.asked, charges)
-        (self.folder / self.result).unlink(
-            missing_ok=True
-        )  # of a run that has stopped before: it goes on, and spends more than that says
+        # The result of an earlier stop: the run goes on, and spends more than it shows.
+        self.files.result.unlink(missing_ok=True)
 
-    def _stopped(self) -> None:
-        for event, names in (
-            *self._remote.lost,
-            *([self._remote.pending] if self._remote.pending else []),
-        ):
+
+class _NetworkJournal:
+    """Keep the journal of a run over a network, and release its holds at the end."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        remote: Remote,
+        tally: Tally,
+        holds: Holds,
+        folder: Path,
+        was_there: bool,
+    ) -> None:
+        """Store the arguments; `was_there`: whether the folder is older than the run."""
+        self._journal = journal
+        self._remote = remote
+        self._tally = tally
+        self._holds = holds
+        self._folder = folder
+        self._was_there = was_there
+        self._since = 0
+        """The first question after the last iterate."""
+
+    def iterate(self, number: int, w: Tensor) -> None:
+        """Write the iterate's hash."""
+        digest = hashlib.sha256(w.contiguous().cpu().numpy().data).hexdigest()
+        self._journal.iterate(number, digest)
+        self._since = self._remote.asked
+
+    def stop(self, reason: str) -> None:
+        """Count every question that may have been charged, and mark where the run stopped."""
+        lost = list(self._remote.lost)
+        if self._remote.pending:
+            lost.append(self._remote.pending)
+        for event, names in lost:
             self._tally.charge(event, names)
         self._tally.ahead(self._remote.asked, ())
         self._journal.stop(self._since)
 
-    def _refused(self) -> None:
-        if (
-            self._journal.new
-            and not self._remote.asked
-            and not self._remote.pending
-            and not self._remote.lost
-        ):  # no question has gone out
-            _discard(self.folder, self._there)
+    def refuse(self) -> None:
+        """Remove the files of a new run unless a question has gone out."""
+        gone_out = self._remote.asked or self._remote.pending or self._remote.lost
+        if self._journal.new and not gone_out:
+            _discard(self._folder, self._was_there)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Release the holds, and close the files."""
         self._holds.release()
         self._journal.close()
         self._tally.record.close()
 
-    def _without_model(self) -> str:
+
+class _NetworkReporter:
+    """Report a run over a network by what its tally has counted."""
+
+    def __init__(
+        self,
+        cards: Sequence[Card],
+        order: Order,
+        remote: Remote,
+        tally: Tally,
+        run: str,
+        partitioned: bool,
+    ) -> None:
+        """Store the arguments; `partitioned`: whether each record is in one batch only."""
+        self._card = cards[0]
+        self._order = order
+        self._remote = remote
+        self._tally = tally
+        self._run = run
+        self._partitioned = partitioned
+
+    def progress(self, iterates: int) -> Progress:
+        """Return what each silo has answered and spent."""
+        return self._tally.progress(iterates)
+
+    def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Return the words that the silos' cards have about the model."""
+        card = self._card
+        words = facts(
+            model=self._order.model or card.model,
+            prox=card.prox,
+            loss=self._order.loss,
+            feature_map=self._order.feature_map or card.feature_map,
+        )
+        if card.schema:
+            return words | {"schema": card.schema}, {}
+        return words | {"plain": plain_text(card.features, card.classes, "label")}, {}
+
+    def result(self, w: Tensor, iterates: int, ended: str) -> dict[str, Any]:
+        """Return how the run ended, and what each silo answered and spent."""
+        return {
+            "run": self._run,
+            "ended": ended,
+            "iterates": iterates,
+            "questions": self._tally.questions,
+            "silos": self._tally.silos(self._remote.retired),
+            "partitioned": self._partitioned,
+        }
+
+    def without_model(self) -> str:
+        """Return what each silo has spent at most."""
         spent = ", ".join(
             f"{name} epsilon {rounded_up(value, 4)}" for name, value in self._tally.spent().items()
         )
         return f"; spent at most: {spent}; it can be resumed"
-
-    def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        card = self._cards[0]
-        mapped = self.made.order.feature_map or card.feature_map
-        words = facts(
-            model=self.made.order.model or card.model,
-            prox=card.prox,
-            loss=self.made.order.loss,
-            feature_map=mapped,
-        )
-        return words | (
-            {"schema": card.schema}
-            if card.schema
-            else {"plain": plain_text(card.features, card.classes, "label")}
-        ), {}
-
-    def _found(self, w: Tensor) -> dict[str, Any]:
-        silos = self._tally.silos(self._remote.retired)
-        found = {
-            "run": self.run,
-            "ended": self.ended,
-            "iterates": self.iterates,
-            "questions": self._tally.questions,
-            "silos": silos,
-        }
-        return found | {"partitioned": self._partitioned}
 
 
 def _discard(folder: Path, kept: bool) -> None:
     """Takes away what a new run wrote before its first question; the folder too, unless it was
     there before.
     """
-    for name in ("journal", "replies", "progress.jsonl", "run.json"):
-        (folder / name).unlink(missing_ok=True)
+    files = RunFolder(folder)
+    for path in (files.journal, files.replies, files.progress, files.description):
+        path.unlink(missing_ok=True)
     if not kept:
         with contextlib.suppress(OSError):  # what others have put there stays
             folder.rmdir()

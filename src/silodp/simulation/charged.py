@@ -38,6 +38,7 @@ from silodp.core.query import Query
 from silodp.core.statistics import Moments
 from silodp.core.weights import Weights
 from silodp.host import atomic
+from silodp.runs import RunFolder
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Everyone, Federation, Port
 from silodp.server.order import Order, targets, with_default_delta
@@ -161,15 +162,15 @@ def search_charged(
         raise BadInput(
             f"{folder} is not a folder that can be written; choose another --out"
         )  # a curator's is opened at the end alone
-    if central and not (folder / "config.json").exists():
+    if central and not RunFolder(folder).configuration.exists():
         refuse_runs(folder)
         open_folder(hidden, wanted)
     else:
         open_folder(folder, wanted)
-    if (folder / "tune.json").exists():
+    if RunFolder(folder).tuning.exists():
         clean_up(folder, hidden, central=central)  # it may have been killed before it did
         return json.loads(
-            (folder / "tune.json").read_text()
+            RunFolder(folder).tuning.read_text()
         )  # finished: to choose again would be to pay again
     open_hidden(hidden)
     trials.hidden, trials.seed = hidden, seed_of(hidden, seed, records)
@@ -183,7 +184,7 @@ def search_charged(
         found = load_file(best)
         scaling = {k: v for k, v in found.items() if k.startswith("scaling.")}
         tensors = {k: v[0].contiguous() for k, v in problem.split(found["w"]).items()} | scaling
-        atomic.write(folder / "model.safetensors", save(tensors), mode=0o644)
+        atomic.write(RunFolder(folder).model, save(tensors), mode=0o644)
     write_environment(folder, noise=seeded(seed))
     finish(folder, answer, answer.pop("order"))
     clean_up(folder, hidden, central=central)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.host import atomic
+from silodp.runs import RunFolder
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.identity import Registry
 
@@ -41,12 +42,12 @@ def seed_of(hidden: Path, given: int | None, records: Records) -> int:
     """The seed of all noise in the folder, for these very records: the same noise on others would
     tell where they differ.
     """
-    if not (hidden / "seed").exists() and any(hidden.glob("*.safetensors")):
+    if not RunFolder(hidden).seed.exists() and any(hidden.glob("*.safetensors")):
         raise BadInput(
             f"{hidden} has runs but no longer their seed, so that they cannot be "
             "continued; choose another --out"
         )
-    return kept_seed(hidden / "seed", given, records)
+    return kept_seed(RunFolder(hidden).seed, given, records)
 
 
 def kept_seed(path: Path, given: int | None, records: Records) -> int:
@@ -99,7 +100,7 @@ def check_mark(folder: Path, records: Records) -> None:
     """BadInput unless the mark in the run's folder is of these very records, in this order."""
     key = Registry().folder.parent / KEY
     try:
-        kept = json.loads((folder / "records.json").read_text())
+        kept = json.loads(RunFolder(folder).record_mark.read_text())
         same = hmac.compare_digest(kept["records"], _mark(key.read_text() + kept["salt"], records))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(
@@ -137,9 +138,9 @@ def clean_up(folder: Path, hidden: Path, *, central: bool) -> None:
     theorem prices the best run alone.
     """
     if not central:
-        (hidden / "seed").unlink(missing_ok=True)
+        RunFolder(hidden).seed.unlink(missing_ok=True)
         return
-    when = (folder / "tune.json").stat().st_mtime_ns
+    when = RunFolder(folder).tuning.stat().st_mtime_ns
     if any(path.stat().st_mtime_ns != when for path in (*folder.iterdir(), folder)):
         for path in (*folder.iterdir(), folder):
             os.utime(

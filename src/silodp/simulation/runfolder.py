@@ -17,14 +17,7 @@ from silodp.core.errors import BadInput
 from silodp.engine import native
 from silodp.host import atomic
 from silodp.host.portable import folder_lock
-from silodp.server.progress import held
-
-SEED = "seed"
-"""The seed of a run's noise, kept until its end: what is computed again says the same again."""
-BEGUN = ("records.json", SEED)
-"""What `train` writes before run.json, and so before its first question: without run.json they are
-about nothing that was ever said.
-"""
+from silodp.runs import Kind, RunFolder, State
 
 
 def make_folder(folder: Path) -> None:
@@ -58,7 +51,7 @@ def refuse_others(folder: Path) -> None:
     """BadInput if the folder holds a run of another kind than training's, which goes on where it
     stopped and so must not be mixed with one.
     """
-    if any((folder / name).exists() for name in ("config.json", "journal")):
+    if RunFolder(folder).kind() not in (Kind.NONE, Kind.TRAINING):
         raise BadInput(
             f"{folder} holds a comparison, a tuning or a run over silos; choose another --out"
         )
@@ -66,48 +59,32 @@ def refuse_others(folder: Path) -> None:
 
 def refuse_runs(folder: Path) -> None:
     """The other way round."""
-    if any((folder / name).exists() for name in ("run.json", "spent.json")):
+    if RunFolder(folder).kind() not in (Kind.NONE, Kind.COMPARISON, Kind.TUNING):
         raise BadInput(
             f"{folder} holds a run of `silodp train` or `federation run`; choose another --out"
         )
 
 
-def state_of(folder: Path) -> str:
-    """What the folder holds of `silodp train`: "" (nothing), running, finished, interrupted (it can
-    be resumed) or ended (it can not be).
-    """
-    if not any((folder / name).exists() for name in ("run.json", "spent.json")):
-        return ""
-    if held(folder):
-        return "running"
-    return (
-        "finished"
-        if (folder / "spent.json").exists()
-        else "interrupted"
-        if (folder / SEED).exists()
-        else "ended"
-    )
-
-
 def begin(folder: Path) -> None:
-    """For whoever holds the folder's progress.jsonl: BadInput if a run is there already; what a
-    start left that asked nothing goes.
+    """Clear the folder for a new run. Raise BadInput if a run is there already.
+
+    The caller has the lock on the progress. Seed and mark are written before the description, and
+    so before the first question: without it they are left from a start that asked nothing.
     """
-    if any((folder / name).exists() for name in ("run.json", "spent.json")):
+    files = RunFolder(folder)
+    if files.state_at_rest() is not State.NOTHING:
         raise BadInput(
             f"{folder} holds a run already, and nothing is written over; choose another --out"
         )
-    for name in BEGUN:
-        (folder / name).unlink(missing_ok=True)
+    files.record_mark.unlink(missing_ok=True)
+    files.seed.unlink(missing_ok=True)
 
 
 def go_on(folder: Path) -> None:
     """For whoever holds it, too: BadInput unless the run there is still without its end, since its
     noise is gone with it.
     """
-    if (folder / "spent.json").exists() or not all(
-        (folder / name).exists() for name in ("run.json", SEED)
-    ):
+    if RunFolder(folder).state_at_rest() is not State.INTERRUPTED:
         raise BadInput(
             f"the run in {folder} has come to its end meanwhile, and nothing is written "
             "over; look there, or start another with --new"
@@ -123,8 +100,8 @@ def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
     there = [given] if given else _numbered(first)
     last = there[-1] if there else first
     refuse_others(last)
-    state = state_of(last)
-    if state == "interrupted" and (given or not new):
+    state = RunFolder(last).state()
+    if state is State.INTERRUPTED and (given or not new):
         anew = "another --out" if given else "--new"
         raise BadInput(
             f"{last} holds an interrupted run; `silodp train --resume --out {last}` goes "
@@ -141,14 +118,16 @@ def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
 def folder_to_resume(given: Path | None, first: Path) -> Path:
     """The folder given, or the latest of the default ones, with a run that was interrupted."""
     for folder in [given] if given else reversed(_numbered(first)):
-        if (state := state_of(folder)) == "interrupted":
+        state = RunFolder(folder).state()
+        if state is State.INTERRUPTED:
+            refuse_others(folder)
             return folder
         if given:
             said = {
-                "": "no run",
-                "running": "a run that goes on now",
-                "finished": "a finished run",
-                "ended": "a run that ended by itself",
+                State.NOTHING: "no run",
+                State.RUNNING: "a run that goes on now",
+                State.FINISHED: "a finished run",
+                State.ENDED: "a run that ended by itself",
             }
             raise BadInput(
                 f"{given} holds {said[state]}, and --resume takes one that was "
@@ -199,7 +178,7 @@ def open_folder(folder: Path, config: object) -> None:
     """
     make_folder(folder)
     wanted = json.loads(json.dumps(dataclasses.asdict(config), allow_nan=True))  # type: ignore[call-overload]
-    path = folder / "config.json"
+    path = RunFolder(folder).configuration
     if path.exists():
         found = json.loads(path.read_text())
         differs = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
@@ -235,4 +214,4 @@ def write_environment(folder: Path, *, noise: str) -> None:
         "native": native.library() is not None,
         "noise": noise,
     }
-    atomic.write_json(folder / "environment.json", facts)
+    atomic.write_json(RunFolder(folder).environment, facts)

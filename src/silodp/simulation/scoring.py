@@ -29,6 +29,7 @@ from silodp.core.sampling import FullBatch
 from silodp.core.weights import Weights
 from silodp.host import atomic
 from silodp.host.extension import load
+from silodp.runs import Kind, RunFolder
 from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
 from silodp.server.estimates.profile import profile, releases
 from silodp.server.estimates.scoring import Scores, as_rows, gaussian_for, score
@@ -52,7 +53,7 @@ from silodp.silo.ledger.memory import MemoryLedger
 from silodp.simulation.connect import connect
 from silodp.simulation.hidden import check_mark, places_key
 from silodp.simulation.planning import warn_of_delta
-from silodp.simulation.runfolder import SEED, locked
+from silodp.simulation.runfolder import locked
 from silodp.simulation.source import Source
 from silodp.simulation.training import mapped, read_back, words_of
 from silodp.wire.inprocess import InProcess
@@ -71,7 +72,7 @@ def evaluate_run(
     by: str | None = None,
 ) -> dict:
     """Scores the run's model on its held-out records, adds the price to what the run has spent, and
-    writes evaluations.jsonl and spent.json.
+    writes evaluations.jsonl and the result.
 
     The price is added, not shared: no record is claimed to have been in one part only. `source` has
     the records, where they are in no file. With `by`, a column of the schema, accuracies of its
@@ -99,13 +100,14 @@ def _evaluate(
         spent_of(folder),
         (Order.read(read_run(folder), folder), given) if given else read_back(folder),
     )
-    (folder / SEED).unlink(missing_ok=True)  # it was killed between its end and that
+    files = RunFolder(folder)
+    files.seed.unlink(missing_ok=True)  # it was killed between its end and that
     with _writing(folder):  # before anything is asked
-        part = folder / "spent.json.part"
+        part = files.result.with_name(f"{files.result.name}.part")
         part.touch()
         part.unlink()
-        if (folder / "evaluations.jsonl").exists():
-            open(folder / "evaluations.jsonl", "a", encoding="utf-8").close()
+        if files.evaluations.exists():
+            open(files.evaluations, "a", encoding="utf-8").close()
     if not source.held_out:
         raise BadInput(
             f"the run in {folder} has held nothing out; train with --held-out 0.2 to "
@@ -136,11 +138,7 @@ def _evaluate(
             "column; leave it out"
         )
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
-    before = (
-        (folder / "evaluations.jsonl").read_text("utf-8").splitlines()
-        if (folder / "evaluations.jsonl").exists()
-        else ()
-    )
+    before = files.evaluations.read_text("utf-8").splitlines() if files.evaluations.exists() else ()
     purpose = f"evaluate {len(before)} {bins} {cap!r}{f' by {by}' if groups else ''}"
     label = source.read_by.label if source.read_by else None
     asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
@@ -185,8 +183,8 @@ def _evaluate(
             "infinite; ask for a smaller --epsilon"
         )
     with _writing(folder):
-        atomic.write_json(folder / "spent.json", spent)  # the price first: no answer is kept unpaid
-        with open(folder / "evaluations.jsonl", "a", encoding="utf-8") as file:
+        atomic.write_json(files.result, spent)  # the price first: no answer is kept unpaid
+        with open(files.evaluations, "a", encoding="utf-8") as file:
             file.write(json.dumps(answer) + "\n")
     return answer | {
         "training": [{"epsilon": s["spent_epsilon"], "delta": s["delta"]} for s in spent["silos"]],
@@ -322,8 +320,11 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def spent_of(folder: Path) -> dict:
     """What the run has cost so far; there is none before its end."""
+    files = RunFolder(folder)
     try:
-        found = json.loads((folder / "spent.json").read_text())
+        if files.kind() is not Kind.TRAINING:
+            raise FileNotFoundError
+        found = json.loads(files.result.read_text())
         parts = [
             (s, *(s.get(part, {}) for part in ("in_all", "evaluations"))) for s in found["silos"]
         ]
@@ -341,11 +342,11 @@ def spent_of(folder: Path) -> dict:
     except FileNotFoundError:
         raise BadInput(
             f"{folder} holds no run of `silodp train` that is finished: it has no "
-            "spent.json; train again"
+            "summary.json; train again"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(
-            f"{folder}/spent.json is not as `silodp train` wrote it, so what was spent is "
+            f"{files.result} is not as `silodp train` wrote it, so what was spent is "
             "not known; restore it"
         ) from None
     return found
@@ -356,7 +357,7 @@ def _model(
 ) -> tuple[Problem, Tensor, Tensor, Tensor]:
     problem, model = build(words_of(order, source, classes), raw, load=load), order.model or MODEL
     try:
-        with safe_open(folder / "model.safetensors", "pt") as file:
+        with safe_open(RunFolder(folder).model, "pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
         w = torch.cat(
             [stored[name].reshape(shape).flatten() for name, shape in problem.shapes.items()]

@@ -15,6 +15,7 @@ from typing import Any
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import added
 from silodp.pages.runs import Run, Silo, found_in, read
+from silodp.runs import RunFolder
 
 Spent = dict[str, tuple[float, float]]
 
@@ -34,7 +35,9 @@ def trainings(runs: Path) -> list[Run]:
     return sorted(
         found,
         key=lambda run: (
-            (run.folder / "run.json").stat().st_mtime if (run.folder / "run.json").exists() else 0.0
+            RunFolder(run.folder).description.stat().st_mtime
+            if RunFolder(run.folder).description.exists()
+            else 0.0
         ),
     )
 
@@ -64,7 +67,7 @@ def composed(parts: Iterable[Silo]) -> tuple[float, float]:
 def sources(folder: Path) -> Any:
     """The files that a run has read, or the built-in set; nothing where that is not known."""
     try:
-        source = json.loads((folder / "run.json").read_text("utf-8"))["source"]
+        source = json.loads(RunFolder(folder).description.read_text("utf-8"))["source"]
         return sorted(map(str, source["silos"])) or source["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -2,7 +2,7 @@
 protected in, everything it says.
 
 The folder gets run.json and progress.jsonl on the way and, at the end, model.safetensors,
-transcript and spent.json. Before the first question it gets the seed of all noise too, which goes
+transcript and summary.json. Before the first question it gets the seed of all noise too, which goes
 at the end: a run that was interrupted is computed again from its start with that seed, every
 release is the one that it was, and nothing new is said.
 """
@@ -36,6 +36,7 @@ from silodp.core.statistics.score import judged
 from silodp.host import atomic
 from silodp.host.extension import ran
 from silodp.host.model import facts
+from silodp.runs import RunFolder
 from silodp.server.advice import Advice
 from silodp.server.algorithms import find
 from silodp.server.estimates.scaling import learn_scaling
@@ -58,7 +59,6 @@ from silodp.simulation.hidden import kept_seed, mark_of, places_key
 from silodp.simulation.pinned import Code, pinned, refuse_imports
 from silodp.simulation.planning import warn_of_delta
 from silodp.simulation.runfolder import (
-    SEED,
     begin,
     go_on,
     make_folder,
@@ -115,9 +115,9 @@ def train(
         )
         order = advice.order
     problem = build(words_of(order, source, loaded.classes), records.features, load=code.load)
-    files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
+    own_files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
     if resume:
-        refuse_imports(order.algorithm, *files.values())
+        refuse_imports(order.algorithm, *own_files.values())
     records = mapped(records, order, source, code.load)
     scaled = records.x.shape[-1] if loaded.scale == "private" else None
     made = prepare(
@@ -126,31 +126,40 @@ def train(
     make_folder(folder)
     with contextlib.closing(Progress(folder, keep=False)) as record:
         (go_on if resume else begin)(folder)
-        seed = kept_seed(folder / SEED, order.seed, records)
+        files = RunFolder(folder)
+        seed = kept_seed(files.seed, order.seed, records)
         coin = (
             int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16)
             if order.seed is None
             else order.seed
         )
-        if mark and not (folder / "records.json").exists():
-            atomic.write(folder / "records.json", mark, mode=0o644)
+        if mark and not files.record_mark.exists():
+            atomic.write(files.record_mark, mark, mode=0o644)
         names = loaded.features or [f"x{j}" for j in range(loaded.records.features)]
         reads = plain_text(names, source.class_names(loaded.classes), source.label, loaded.ranges)
-        run = _Run(
+        simulation = _Simulation(
             made,
             problem,
             records,
             folder,
-            coin,
             seed=seed,
             source=source,
             reads=reads,
             record=record,
         )
-        own = code.of(**files) | (
+        run = Run(
+            made,
+            problem,
+            folder,
+            coin,
+            connect=simulation.connect,
+            journal=_NoJournal(),
+            reporter=simulation,
+        )
+        own = code.of(**own_files) | (
             {"algorithm_sha256": ran(order.algorithm)} if is_file(order.algorithm) else {}
         )
-        about = _facts(order, source, loaded, run) | pinned(
+        about = _facts(order, source, loaded, simulation) | pinned(
             own, problem.initial([coin]), made.plan.mechanisms
         )
         open_run(
@@ -163,7 +172,7 @@ def train(
             x, y = loaded.test
             function = map_of(order, source, code.load)
             x = function.of(x.flatten(1)) if function else x.flatten(1)
-            run.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
+            simulation.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
         warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
         tick(0, run.total)
         with _ending(folder):
@@ -224,7 +233,7 @@ def mapped(records: Records, order: Order, source: Source, load: Load) -> Record
     )
 
 
-def _facts(order: Order, source: Source, loaded: Loaded, run: _Run) -> dict[str, Any]:
+def _facts(order: Order, source: Source, loaded: Loaded, run: _Simulation) -> dict[str, Any]:
     """run.json: what is trained, known before the first question; n is public.
 
     Another model, or another version's arithmetic, under the noise of the run before would show
@@ -260,14 +269,15 @@ def _ending(folder: Path) -> Iterator[None]:
     """A run that comes to an end of its own, good or bad, is not resumed: its seed goes. One that
     is interrupted or killed, or found no room, keeps it.
     """
+    seed = RunFolder(folder).seed
     try:
         yield
     except NoRoom:
         raise
     except (BadInput, Refused):
-        (folder / SEED).unlink(missing_ok=True)
+        seed.unlink(missing_ok=True)
         raise
-    (folder / SEED).unlink(missing_ok=True)
+    seed.unlink(missing_ok=True)
 
 
 TEST_BINS = 500
@@ -300,12 +310,27 @@ def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> d
 # --- the run -------------------------------------------------------------------------------------
 
 
-class _Run(Run):
-    """One run under its trust: asks, writes a line of progress for each question, and adds up what
-    each silo has spent.
-    """
+class _NoJournal:
+    """Keep nothing: a run in one process is computed again from its seed."""
 
-    result = "spent.json"
+    def iterate(self, number: int, w: Tensor) -> None:
+        """Record nothing."""
+
+    def stop(self, reason: str) -> None:
+        """Raise BadInput: a simulation that ends early has no result."""
+        raise BadInput(f"the run has ended: {reason}")
+
+    def refuse(self) -> None:
+        """Remove nothing: the seed goes by `_ending`."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+class _Simulation:
+    """Connect a run to the records under its trust, and report it: write a line of progress for
+    each question, and add up what each silo has spent.
+    """
 
     def __init__(
         self,
@@ -313,21 +338,21 @@ class _Run(Run):
         problem: Problem,
         records: Records,
         folder: Path,
-        coin: int,
         *,
         seed: int,
         source: Source,
         reads: str,
         record: Progress,
     ) -> None:
-        super().__init__(made, problem, folder, coin)
-        self.records, self._seed, self._source, self._reads, self._record = (
-            records,
-            seed,
-            source,
-            reads,
-            record,
-        )
+        self.made = made
+        self.problem = problem
+        self.records = records
+        self.files = RunFolder(folder)
+        self._seed = seed
+        self._source = source
+        self._reads = reads
+        self._record = record
+        self._iterates = 0
         self._counts = tuple(made.plan.counts)  # of a curator's ledger: one silo with all records
         self._ledger = MemoryLedger(made.plan.rule, made.plan.budgets.tolist(), self._counts)
         self._totals, self._rounds, self._values = (
@@ -352,7 +377,7 @@ class _Run(Run):
             else self.made.budgets * len(self.records.names)
         )
 
-    def _federation(self) -> Federation:
+    def connect(self) -> Federation:
         """Learns the scaling first, within the budget, where that is wanted: the records are scaled
         by it from here on.
         """
@@ -417,7 +442,7 @@ class _Run(Run):
         ):  # its prices take seconds: a reader then takes the whole budget for spent
             line["epsilon"] = dict(zip(names, self.spent(), strict=True))
         line |= {
-            "round": self.iterates + 1,
+            "round": self._iterates + 1,
             "used": dict(zip(names, used.tolist(), strict=True)),
             "dropped": {},
         }
@@ -435,10 +460,17 @@ class _Run(Run):
             np.asarray(self._ledger.epsilon())[0], len(self.records.names)
         ).tolist()
 
-    def _stopped(self) -> None:
-        raise BadInput(f"the run has ended: {self.ended}")
+    def progress(self, iterates: int) -> int:
+        """Return the number of iterates. The next question is of the round after it."""
+        self._iterates = iterates
+        return iterates
 
-    def _about(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+    def without_model(self) -> str:
+        """Return nothing: a run without an iterate leaves nothing."""
+        return ""
+
+    def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """Return the words of the order, and how the records were scaled."""
         order, schema = self.made.order, self._source.read_by
         words = facts(
             model=order.model or MODEL,
@@ -452,16 +484,16 @@ class _Run(Run):
             "scaling.scale": self._scaling[1].float(),
         }
 
-    def _found(self, w: Tensor) -> dict[str, Any]:
-        """Transcript and environment, too."""
+    def result(self, w: Tensor, iterates: int, ended: str) -> dict[str, Any]:
+        """Return what was asked and spent. Write the transcript and the environment."""
         order, rounds = self.made.order, self._rounds
-        atomic.write(self.folder / "transcript.safetensors", save(self._values), mode=0o644)
+        atomic.write(self.files.releases, save(self._values), mode=0o644)
         atomic.write(
-            self.folder / "transcript.jsonl",
+            self.files.transcript,
             "".join(json.dumps(r) + "\n" for r in rounds),
             mode=0o644,
         )
-        write_environment(self.folder, noise=seeded(order.seed))
+        write_environment(self.files.path, noise=seeded(order.seed))
         silos = [
             {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
             | ({"local_epsilon_at_most": seen.local(b.delta)} if order.totals else {})

@@ -20,6 +20,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.host import atomic
 from silodp.host.extension import file_hash, load
+from silodp.runs import RunFolder
 from silodp.server.algorithms import find
 from silodp.server.order import AUTO, EPSILON, FILES, MODEL, SCHEDULE, Order, by_silo, finite
 from silodp.silo.data.datasets import DATASETS, Split
@@ -186,7 +187,7 @@ def search_freely(search: FreeSearch, folder: Path, *, tick: Tick = unseen) -> d
         )
     if search.data is not None and search.data not in DATASETS:
         raise BadInput(f"data set {search.data!r} is unknown; choose one of {', '.join(DATASETS)}")
-    if search.epsilon and search.arms() and not (folder / "config.json").exists():
+    if search.epsilon and search.arms() and not RunFolder(folder).configuration.exists():
         split = search.split(0)  # what is wrong is said before the folder holds it
         problem_of(search.order, split.train.x.shape[2:], split.classes)
     open_folder(folder, search)
@@ -234,7 +235,7 @@ def finish(folder: Path, answer: dict, order: Order) -> dict:
     """tune.json, and settings.toml with the options of the next command: what the order has of its
     own.
     """
-    answer["settings"] = str(folder / "settings.toml")
+    answer["settings"] = str(RunFolder(folder).settings)
     usual, words = (
         Order(order.algorithm).words(),
         replace(order, model=order.model or MODEL).words(),
@@ -245,6 +246,6 @@ def finish(folder: Path, answer: dict, order: Order) -> dict:
     lines = [
         f"{name} = {json.dumps(value).replace('Infinity', 'inf')}" for name, value in said.items()
     ]
-    atomic.write(folder / "settings.toml", "\n".join(lines) + "\n", mode=0o644)
-    atomic.write(folder / "tune.json", json.dumps(answer, indent=1) + "\n")
+    atomic.write(RunFolder(folder).settings, "\n".join(lines) + "\n", mode=0o644)
+    atomic.write(RunFolder(folder).tuning, json.dumps(answer, indent=1) + "\n")
     return answer

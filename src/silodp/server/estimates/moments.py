@@ -18,9 +18,8 @@ from silodp.core.errors import BadInput
 from silodp.core.query import Query
 from silodp.core.statistics.gram import Gram
 from silodp.host import atomic
+from silodp.runs import RunFolder
 from silodp.server.federation import Measured
-
-NAME = "moments.safetensors"
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,16 @@ class Keeping:
                     name: part.double().cpu().contiguous() for name, part in found._asdict().items()
                 }
                 atomic.write(
-                    folder / NAME, save(tensors, metadata={"gram": json.dumps(about)}), mode=0o644
+                    RunFolder(folder).moments,
+                    save(tensors, metadata={"gram": json.dumps(about)}),
+                    mode=0o644,
                 )
 
 
 def bought(folder: Path) -> Bought:
     """The moments in a run's folder; BadInput where there are none."""
     try:
-        with safe_open(folder / NAME, "pt") as file:
+        with safe_open(RunFolder(folder).moments, "pt") as file:
             gram = Gram(**json.loads(file.metadata()["gram"]))
             parts = {
                 name: file.get_tensor(name).to(torch.float64)

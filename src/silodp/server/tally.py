@@ -78,7 +78,7 @@ class Tally:
             self._dropped[name][code] += 1
         for name, reply in heard.items():
             self._ledgers[name] = {"count": reply.count, "head": reply.head}
-        for event, names in (*told.lost, (told.event, told.charged)):
+        for event, names in (*told.lost, (told.event, told.maybe_charged)):
             self.charge(event, names)
         self._look(told, heard)
 

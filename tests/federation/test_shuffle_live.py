@@ -549,11 +549,11 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     class Greedy(ShuffledRemote):
         """A server that brings the shuffler what it has."""
 
-        def _live(self, query, asked, frames):
+        def _ask_silos(self, query, numbers, frames):
             self._quorum = 2
-            return super()._live(query, asked, frames)
+            return super()._ask_silos(query, numbers, frames)
 
-        def _records(self, query, names, asked):
+        def _records(self, query, names, numbers):
             return 10**6
 
     made = plan_order(order, f.cards)

@@ -16,7 +16,7 @@ from silodp.core.protocol.codec import QUERY
 from silodp.pages.runs import read
 from silodp.server.journal import Journal
 from silodp.server.order import Order
-from silodp.server.remote import Remote, Timeouts
+from silodp.server.remote import Timeouts, hashed_id
 from silodp.server.replies import Replies
 from silodp.server.run import Conduct
 
@@ -126,7 +126,7 @@ def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobod
         for sequence in (0, 1):
             if (sequence, gate.card.name) in had:
                 gate.ledger().purge(
-                    Remote._named(f"{run.run}/{sequence}/{gate.card.name}")
+                    hashed_id(f"{run.run}/{sequence}/{gate.card.name}")
                 )  # as its policy may have it
     done = conduct(gates, tmp_path / "run")
     assert done.summary["ended"] == "finished"

@@ -22,7 +22,8 @@ from silodp.server.algorithms.prox_svrg import prox_svrg
 from silodp.server.algorithms.scaffold import scaffold
 from silodp.server.federation import Absent, Everyone, Federation, StopRun
 from silodp.server.journal import Journal
-from silodp.server.remote import Card, Remote, Timeouts, maybe_charged
+from silodp.server.question import Question
+from silodp.server.remote import Card, Remote, Timeouts
 from silodp.server.replies import Replies
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
@@ -360,18 +361,15 @@ def test_a_silo_that_the_operator_removed_retires_at_once_and_may_have_paid_for_
         "nobody waits for it"
     )
     assert [report.dropped for report in told] == [{"silo-1": "removed"}, {"silo-1": "retired"}]
-    assert [sorted(maybe_charged(report.answered, report.dropped)) for report in told] == [
+    assert [sorted(report.maybe_charged) for report in told] == [
         ["silo-0", "silo-1", "silo-2"],
         ["silo-0", "silo-2"],
     ]
 
 
 def test_a_silo_whose_ledger_knows_the_question_may_have_paid_for_it():
-    assert maybe_charged((), {"a": "purged", "b": "id-reused", "c": "statistic", "d": "round"}) == {
-        "a",
-        "b",
-        "d",
-    }
+    codes = {"a": "purged", "b": "id-reused", "c": "statistic", "d": "round"}
+    assert Question.replayed((), codes, ()).maybe_charged == {"a", "b", "d"}
 
 
 def refusing(silo, code, first=1):
@@ -396,7 +394,7 @@ def test_a_silo_that_was_silent_and_then_refuses_for_good_may_have_been_charged(
         channel.ask(gradient(problem), range(3))
         assert channel.charges == {"silo-1": 1, "silo-2": 1}
         journal.close()
-    assert [report.charged for report in told] == [{"silo-1", "silo-2"}] * 2
+    assert [report.maybe_charged for report in told] == [{"silo-1", "silo-2"}] * 2
     assert [report.replayed for report in told] == [False, True]
 
 
@@ -425,7 +423,7 @@ def test_what_a_killed_server_has_sent_may_be_charged_whatever_the_silo_says_whe
             refusing(silos[1], "expired")
             channel.ask(gradient(problem), [1, 2])
         journal.close()
-    assert [sorted(report.charged) for report in told[2:]] == [
+    assert [sorted(report.maybe_charged) for report in told[2:]] == [
         ["silo-0", "silo-1", "silo-2"],
         ["silo-2"],
     ]

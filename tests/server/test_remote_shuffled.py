@@ -14,6 +14,7 @@ from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.server.federation import StopRun
 from silodp.server.journal import Heard, Journal, Round
+from silodp.server.question import Question
 from silodp.server.remote_shuffled import SITE, ShuffledRemote, Shuffler
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
@@ -33,13 +34,14 @@ def test_a_total_of_too_few_silos_counts_as_charged_also_where_it_comes_from_the
         )
 
     first = remote()
-    first._opening(QUERY, [0, 1])
+    first._make_frames(QUERY, [0, 1])
     heard = {
         card.name: Heard("0" * 64, 1, "0" * 64, box=str(i) * 64) for i, card in enumerate(CARDS)
     }
     total = Passed(first._envelope(QUERY, 0).shuffle_round, 1, 50, np.zeros(3, np.int64), {})
     assert first._journal.read() is None
-    first._record({}, heard)
+    first._open_question(QUERY, Question.replayed(heard, {}, ()))
+    first._write_record(heard)
     first._journal.write(Round(0, {SITE: "0" * 64}, {}, replies={SITE: encode_outcome(total, KEY)}))
     first._journal.close()
     again = remote()

@@ -49,7 +49,7 @@ def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
     told = QuestionReport(
         sequence=0, query=query, event=query.event(), answered=("a",), dropped={}, replayed=False
     )
-    tally._look(told, {"a": Heard("0" * 64, 1, "0" * 64, 0.0)})
+    tally._write_line(told, {"a": Heard("0" * 64, 1, "0" * 64, 0.0)})
     record.close()
     line = json.loads((tmp_path / "progress.jsonl").read_text())
     assert line["noise"] == pytest.approx(2.0 * 2 / 50 * 3**0.5)

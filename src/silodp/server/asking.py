@@ -1,5 +1,5 @@
-"""What all questions to other machines share: who carries frames, how long is waited, the same
-bytes again, and which refusals are believed.
+"""The common parts of all questions to other machines: the carrier of frames, the waiting times,
+repetition of the same bytes, and the check of a refusal.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from silodp.server.approval import MOVED, OLDER
 
 T = TypeVar("T")
 UNBOUND = frozenset({"busy", "stopping", "internal", "size", "peer"})
-"""Codes of a daemon itself, which name no question: whoever carries frames can repeat them, so none
-of them lasts.
+"""Codes of a daemon itself, which name no question. A carrier of frames can repeat them, so none of
+them lasts.
 """
-WORK, CARRIED = 1e8, 1e6
-"""What a slow gate and a slow line do in a second: parameters times records that are summed, and
-bytes.
-"""
+WORK = 1e8
+"""Parameters times records that a slow gate sums in a second."""
+CARRIED = 1e6
+"""Bytes that a slow line carries in a second."""
+SHORTEST_PAUSE = 0.05
+"""Seconds before the second sending."""
 
 
 class Carrier(Protocol):
-    """Takes a frame to each named silo and brings the replies that came in time. An exception with
-    a `code` says that it is itself gone.
+    """Take a frame to each named silo and bring the replies that came in time. An exception with a
+    `code` means that the carrier itself is gone.
 
-    One that the server's operator runs may have `removed`: whom of the last frames' silos the
-    operator lets in no more.
+    A carrier of the server's operator may have an attribute `removed`: the silos of the last frames
+    that the operator has removed.
     """
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]: ...
@@ -41,7 +43,7 @@ class Carrier(Protocol):
 
 @runtime_checkable
 class Streaming(Carrier, Protocol):
-    """One that brings each reply as it comes, and the next when that has been taken."""
+    """Bring each reply as it comes, and the next when that has been taken."""
 
     def stream(
         self, frames: Mapping[str, bytes], timeout: float
@@ -50,31 +52,33 @@ class Streaming(Carrier, Protocol):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds: a round goes on without whoever is silent at `deadline`, if enough have answered,
-    and waits for enough until `limit`.
+    """Waiting times in seconds.
 
-    Whoever has not replied to one sending within `retry` is sent the same bytes again, and has
-    twice as long for them: a machine may be busy.
+    At `deadline` a round goes on without the silent silos, if enough have answered. It waits for
+    enough until `limit`. A silo that has not replied within `retry` gets the same bytes again, and
+    twice as long to reply: its machine may be busy.
     """
 
     deadline: float = 60.0
     limit: float = 300.0
     retry: float = 10.0
     learn: bool = False
-    """Whether they are a guess, which the first answers better."""
+    """Whether the times are a guess, which the first answers replace."""
 
     @classmethod
     def estimated(cls, *, parameters: int, records: int, releases: int = 1) -> Timeouts:
-        """For answers about so many parameters and records, which are public: what a slow gate
-        takes for them comes on top of what is always waited.
+        """Return the default times plus the time that a slow gate takes for answers of this size.
+        Parameters and records are public.
         """
         return cls()._with(releases * parameters * records / WORK + 12 * parameters / CARRIED)
 
     def after(self, took: float | None) -> Timeouts:
-        """The same once it is known how long the silos took for a question of the kind: thrice that
-        is waited on top, whatever was guessed.
+        """Return the times after silos took so long for a question of the kind. Three times that
+        is added to the default times, in place of the guess.
         """
-        return self if took is None or not self.learn else Timeouts()._with(3 * took)
+        if took is None or not self.learn:
+            return self
+        return Timeouts()._with(3 * took)
 
     def _with(self, seconds: float) -> Timeouts:
         return Timeouts(
@@ -83,7 +87,7 @@ class Timeouts:
 
     @property
     def quick(self) -> Timeouts:
-        """For what no record is looked at for: a hold, a key."""
+        """Return the times for requests that need no record, such as a hold or a key."""
         return replace(self, retry=min(self.retry, Timeouts.retry))
 
     def __post_init__(self) -> None:
@@ -95,26 +99,30 @@ class Timeouts:
 
 
 class Sending:
-    """The same bytes, sent until they are answered: each sending that was waited for in vain is
-    followed by one that has twice as long.
+    """Send the same bytes until they are answered. After a wait in vain the next one is twice as
+    long.
     """
 
     def __init__(self, carrier: Carrier, retry: float) -> None:
-        self._carrier, self._wait, self._pause = carrier, retry, 0.05
+        self._carrier = carrier
+        self._wait = retry
+        self._pause = SHORTEST_PAUSE
         self.gone = ""
-        """Why the carrier itself could not be reached the last time; empty where it could."""
+        """Why the carrier itself could not be reached the last time. Empty where it could."""
 
     def send(self, frames: Mapping[str, bytes], left: float) -> Iterator[tuple[str, bytes]]:
-        """(silo, reply) as they come; no more of them where the carrier is gone."""
-        sent, wait = time.monotonic(), min(self._wait, max(left, 1.0))
+        """Yield (silo, reply) as they come, and end where the carrier is gone."""
+        sent = time.monotonic()
+        wait = min(self._wait, max(left, 1.0))
         try:
             if isinstance(self._carrier, Streaming):
                 yield from self._carrier.stream(frames, wait)
             else:
                 yield from self._carrier.exchange(frames, wait).items()
             self.gone = ""
-        except Exception as error:  # the wire's own exception, which this folder may not name
-            if not isinstance(code := getattr(error, "code", None), str):
+        except Exception as error:  # This folder may not name the wire's own exception.
+            code = getattr(error, "code", None)
+            if not isinstance(code, str):
                 raise
             self.gone = code
         if time.monotonic() - sent >= self._wait:
@@ -122,44 +130,46 @@ class Sending:
 
     @property
     def removed(self) -> frozenset[str]:
-        """Whom the carrier's operator has removed, of those last asked."""
+        """Return the silos, of those asked last, that the carrier's operator has removed."""
         return getattr(self._carrier, "removed", frozenset())
 
     def pause(self, left: float = math.inf, *, anew: bool = False) -> None:
-        """Before the next sending, longer each time; `anew` where the last one was not in vain."""
-        self._pause = 0.05 if anew else self._pause
+        """Wait before the next sending, longer each time. `anew` begins again with a short wait,
+        because the last sending was not in vain.
+        """
+        if anew:
+            self._pause = SHORTEST_PAUSE
         time.sleep(min(self._pause, max(left, 0.0)))
         self._pause = min(2 * self._pause, 1.0)
 
 
 def believed(code: str, digest: str, frame: bytes) -> bool:
-    """Whether a signed refusal is of this very frame: it names the whole of it, or another envelope
-    around the body would do.
+    """Return whether a signed refusal is of this very frame. It must name the hash of the whole
+    frame, or else another envelope around the body would do.
     """
-    return digest == hashlib.sha256(frame).hexdigest() or (not digest and code in UNBOUND)
+    if not digest:
+        return code in UNBOUND
+    return digest == hashlib.sha256(frame).hexdigest()
 
 
 def opened(raw: bytes, key: str, frame: bytes, decode: Callable[..., T]) -> T | str:
-    """What whoever has the key has signed in the form that `decode` reads, which is not that of an
-    answer to a question; or the code of its refusal of this frame, and "forged" for whatever else
-    came."""
+    """Return a reply that the key's owner has signed in the form that `decode` reads; or the code
+    of its refusal of this frame; or "forged" for anything else. The form is not that of an answer
+    to a question.
+    """
     try:
         if raw[:4] != REPLY:
             return decode(raw, silo_key=key)
         found = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=key)
     except Refused:
         return "forged"
-    return (
-        found.code
-        if isinstance(found, Refusal) and believed(found.code, found.digest, frame)
-        else "forged"
-    )
+    if isinstance(found, Refusal) and believed(found.code, found.digest, frame):
+        return found.code
+    return "forged"
 
 
 def why(codes: Mapping[str, str]) -> str:
-    """What gates mean by their refusals, each code once, and what is to be done where somebody must
-    do something about it.
-    """
+    """Return the meaning of each code once, with the advice where a person must act."""
     words = CODES | {"model": MOVED, "version": OLDER}
     return "".join(
         f". ({code}): {words[code].removesuffix('.')}"

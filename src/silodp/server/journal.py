@@ -62,8 +62,10 @@ class Round:
     replies: dict[str, bytes] = field(default_factory=dict)
     """Those that are kept whole: they are short, or the total itself."""
     value: np.ndarray | None = field(default=None, compare=False)
-    doubted: tuple[str, ...] = ()
-    """Those of the dropped who may have been charged before they refused."""
+    refused_late: tuple[str, ...] = ()
+    """Silos that refused a later frame. An earlier one may have been charged. The file calls them
+    "doubted".
+    """
 
 
 class Journal:
@@ -123,7 +125,7 @@ class Journal:
             self._ended = True
             return None
         told = {name: Heard(**about) for name, about in found["heard"].items()}
-        doubted = tuple(found.get("doubted", ()))
+        refused_late = tuple(found.get("doubted", ()))
         return Round(
             found["sequence"],
             found["asked"],
@@ -131,7 +133,7 @@ class Journal:
             told,
             found["frames"],
             found["numbers"],
-            doubted,
+            refused_late,
         )
 
     def iterate(self, number: int, sha256: str) -> None:
@@ -191,7 +193,7 @@ class Journal:
             "sequence": told.sequence,
             "asked": told.asked,
             "dropped": told.dropped,
-            "doubted": told.doubted,
+            "doubted": told.refused_late,
         }
         header |= {"heard": {name: vars(heard) for name, heard in told.heard.items()}}
         header |= {"replies": [[name, len(raw)] for name, raw in told.replies.items()]}

@@ -1,10 +1,15 @@
-"""The channel to silos on other machines: a signed query to each, a deadline, the same bytes again
-to whoever is silent, signed replies.
+"""The channel to silos on other machines.
 
-Neither the carrier nor a silo is trusted to be there, on time or well-behaved: what comes back is
-checked against what was asked, and whatever fails is as if it had not come. A question's id follows
-from run, number and silo, so that a repeated or resumed question is the same bytes, which a gate
-answers from its store.
+The server sends a signed query to each silo and waits until a deadline. It sends the same bytes
+again to a silo that has not settled the question. The replies are signed too.
+
+The server trusts neither the carrier nor a silo to be there, on time or well-behaved. It checks
+each reply against the question, and ignores a reply that fails. A question's id follows from run,
+number and silo. So a repeated or resumed question is the same bytes, and a gate answers it from its
+store, without a second charge.
+
+`question` has the states of a question at a silo, and which of them count as spent. `Remote` keeps
+one `Question`: the one that is open.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -45,12 +50,9 @@ from silodp.server.adding import Mean
 from silodp.server.asking import Carrier, Sending, Timeouts, believed, why
 from silodp.server.federation import Absent, Channel, StopRun
 from silodp.server.journal import Heard, Journal, Round
+from silodp.server.question import FORGED, INVALID_CODE, REMOVED_CODE, SILENT_CODE, Question
 from silodp.server.replies import Key, Replies
 
-MAY_PASS = frozenset({"busy", "stopping", "paused", "rate", "ledger", "internal"})
-"""Refusals that may pass: the same bytes are sent again until the deadline."""
-DOUBTFUL = MAY_PASS | {"silent", "forged", "value", "removed", "purged", "id-reused", "round"}
-"""After these a ledger may hold a charge for the question."""
 RETIRED = frozenset(
     {
         "budget",
@@ -63,19 +65,22 @@ RETIRED = frozenset(
         "statistic",
         "sampling",
         "version",
-        "removed",
+        REMOVED_CODE,
     }
 )
-"""Refusals that last, and the word of the server's own operator: the silo is asked nothing more in
-this run. Any other refusal is of one question, and the silo is asked the next.
+"""Codes that last: the silo is asked nothing more in this run. After any other refusal it is asked
+the next question.
 """
 LARGEST = 1e30
 """A number beyond this is treated as not finite: sums of them would leave float32."""
 
+Charge = tuple[Event | TotalEvent, tuple[str, ...]]
+"""A privacy event, and the silos that may have been charged for it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What the silos that count have released, in the order of their numbers: `value` (1, M, d)."""
+    """The releases of the silos that count, in the order of their numbers: `value` (1, M, d)."""
 
     value: Tensor
     silos: tuple[int, ...]
@@ -83,33 +88,32 @@ class Answers:
 
 @dataclass(frozen=True)
 class QuestionReport:
-    """What became of one question, for progress and summary: who answered, and a code for each silo
-    that did not.
-    """
+    """The outcome of one question, for progress and summary."""
 
     sequence: int
     event: Event | TotalEvent
     answered: tuple[str, ...]
     dropped: dict[str, str]
+    """A code for each silo that did not answer."""
     replayed: bool
     query: Query
     total: tuple[Tensor, int] | None = None
-    """Where the server sees totals: (1, d), the sum over those who answered, and how many records
-    are in it.
+    """Where the server sees totals: the sum (1, d) over the silos that answered, and the number of
+    records in it.
     """
-    lost: tuple[tuple[Event | TotalEvent, tuple[str, ...]], ...] = ()
-    """Attempts before, of which no total came, and the silos that may have been charged for each.
-    """
-    charged: frozenset[str] = frozenset()
+    lost: tuple[Charge, ...] = ()
+    """Earlier attempts that gave no total."""
+    maybe_charged: frozenset[str] = frozenset()
     """The silos whose ledger may hold a charge for it."""
     norm: float | None = None
+    """Where the server sees answers: the norm of their mean."""
     shares: tuple[float, ...] = ()
-    """Where the server sees answers: how long their mean is, and how much each counts in it."""
+    """Where the server sees answers: the share of each in the mean."""
 
 
 class Remote:
-    """Asks the silos of `cards`, numbered as they stand there; every question is journalled before
-    its answer is used.
+    """Ask the silos of `cards`, numbered in this order. Every question is journalled before its
+    answer is used.
     """
 
     def __init__(
@@ -123,13 +127,14 @@ class Remote:
         quorum: int = 1,
         timeouts: Timeouts | None = None,
         report: Callable[[QuestionReport, Mapping[str, Heard]], None] = lambda report, heard: None,
-        before: Callable[
-            [Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]], None
-        ] = lambda charges: None,
+        before: Callable[[Sequence[Charge]], None] = lambda charges: None,
         again: str = "resume the run",
     ) -> None:
-        """`before` is told, before each question that goes out, what silos may be charged for it,
-        and nothing of those that the journal answers; `again` says how the same is asked anew.
+        """Prepare the channel. Raise BadInput for two silos of one name, or an impossible quorum.
+
+        `before` gets the possible charges of each question before it goes out. It is not called for
+        a question that the journal answers. `again` is the advice in messages: how to repeat the
+        question.
         """
         if len({card.name for card in cards}) != len(cards):
             raise BadInput(
@@ -141,160 +146,186 @@ class Remote:
                 f"the quorum is {quorum}; it must be between 1 and {len(cards)}, the "
                 "number of silos"
             )
-        self._cards, self._carrier, self._run, self._key = tuple(cards), carrier, run, key
-        self._journal, self._quorum, self._timeouts, self._report = (
-            journal,
-            quorum,
-            timeouts or Timeouts(),
-            report,
-        )
-        self._replies, self._before, self._again = (
-            journal.replies if journal else Replies(),
-            before,
-            again,
-        )
+        self._cards = tuple(cards)
+        self._carrier = carrier
+        self._run = run
+        self._key = key
+        self._journal = journal
+        self._quorum = quorum
+        self._timeouts = timeouts or Timeouts()
+        self._report = report
+        self._before = before
+        self._again = again
+        self._replies = journal.replies if journal else Replies()
         self._pace: dict[str, float] = {}
         """Seconds that silos take, by kind of question."""
         self._digests: dict[str, str] = {}
-        """SHA-256 of the bodies that were last made, by silo."""
-        self._sequence, self._silent = 0, set[str]()
+        """SHA-256 of the bodies that were made last, by silo."""
+        self._sequence = 0
+        self._silent = set[str]()
+        """Silos that were silent when they were last asked."""
         self.retired: dict[str, str] = {}
-        """Silos that are asked nothing more, with the code of the refusal that ended it."""
-        self.pending: tuple[Event | TotalEvent, tuple[str, ...]] | None = None
-        """What was sent, and to whom, of a question that has come to no end: they may have charged
-        it.
-        """
-        self.lost: list[tuple[Event | TotalEvent, tuple[str, ...]]] = []
-        """The same of earlier attempts at that question."""
-        self._doubted: Collection[str] = ()
-        """Who refused the question for good, but may have charged it when it was first sent."""
+        """Silos that are asked nothing more, with the code that ended it."""
+        self.question: Question | None = None
+        """The question that was sent and has come to no end."""
+        self._event: Event | TotalEvent | None = None
+        """The privacy event of that question."""
+        self.lost: list[Charge] = []
+        """The possible charges of earlier attempts at that question."""
         self._charges = Counter[str]()
 
     @property
     def silos(self) -> int:
+        """Return the number of silos."""
         return len(self._cards)
 
     @property
     def asked(self) -> int:
-        """Questions so far, and so the number of the next."""
+        """Return the number of questions so far, which is the number of the next."""
         return self._sequence
 
     @property
+    def pending(self) -> Charge | None:
+        """Return the possible charges of the open question. None where no question is open."""
+        if self.question is None or self._event is None:
+            return None
+        return self._event, tuple(sorted(self.question.maybe_charged))
+
+    @property
     def charges(self) -> Counter[str]:
-        """How many answers, at most, the ledger of each silo has charged: whatever is in doubt
-        counts.
-        """
-        open_yet = (*self.lost, *([self.pending] if self.pending else []))
-        return self._charges + Counter(name for _, names in open_yet for name in names)
+        """Return how many answers the ledger of each silo has charged, at most."""
+        charges = Counter(self._charges)
+        for _, names in self.lost:
+            charges.update(names)
+        if self.pending:
+            charges.update(self.pending[1])
+        return charges
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
-        """The releases of those of the silos that answer, each by itself. Raises StopRun where
-        fewer than the quorum can or do.
+        """Return the releases of the silos that answer, each by itself. Raise StopRun where fewer
+        than the quorum can answer, or do.
         """
-        value, members = self._asked(query, silos, None)
+        value, members = self._ask(query, silos, None)
         return Answers(value, members)
 
     def combined(
         self, query: Query, silos: Sequence[int], weights: Weights
     ) -> tuple[Tensor, tuple[int, ...]]:
-        """(1, d): their weighted mean, added up as they come."""
-        value, members = self._asked(query, silos, weights)
+        """Return the weighted mean (1, d) of the answers, which are added up as they come."""
+        value, members = self._ask(query, silos, weights)
         return value[:, 0], members
 
-    def _asked(
+    def _ask(
         self, query: Query, silos: Sequence[int], weights: Weights | None
     ) -> tuple[Tensor, tuple[int, ...]]:
-        """(1, 1, d), or (1, M, d) where there are no weights, and the silos that it is of."""
-        asked, frames = self._opening(query, silos)
+        """Return (1, 1, d) with weights and (1, M, d) without, and the silos that are in it."""
+        numbers, frames = self._make_frames(query, silos)
         recorded = self._journal.read() if self._journal else None
-        mechanism, value = cast(Gaussian, query.mechanism), None
         if recorded is None:
-            heard, dropped, mean = self._added(query, asked, frames, weights)
-            members = [i for name, i in asked.items() if name in heard]
-            if members and mean:
-                value = mean.of(
-                    members, mechanism.raw_shares(members, weights)[0].tolist() if weights else []
-                )[None]
-            elif members:
-                value = np.stack([self._kept(query, self._cards[i].name, i) for i in members])
-            if value is not None and (like := getattr(query.statistic, "w", None)) is not None:
-                value = value.astype(np.dtype(str(like.dtype).removeprefix("torch.")))
-            self._record(dropped, heard, value)
+            heard, mean = self._collect_mean(query, numbers, frames, weights)
+            members = [number for name, number in numbers.items() if name in heard]
+            value = self._value(query, members, weights, mean)
+            self._write_record(heard, value)
         else:
             self._check_recorded(recorded)
-            heard, dropped, value = recorded.heard, recorded.dropped, recorded.value
-            self._doubted = recorded.doubted
-            members = [i for name, i in asked.items() if name in heard]
-        self._settle(frames, dropped)
-        names = tuple(self._cards[i].name for i in members)
-        shares = (
-            tuple(mechanism.shares(members, weights)[0].tolist()) if weights and members else ()
-        )
-        norm = None if value is None else float(np.linalg.norm(value.mean(0, dtype=np.float64)))
-        charged = maybe_charged(heard, dropped, self._doubted)
-        told = QuestionReport(
+            self._replay(query, recorded)
+            heard = recorded.heard
+            value = recorded.value
+            members = [number for name, number in numbers.items() if name in heard]
+        question = self._current()
+        dropped = question.dropped
+        self._note_absent(frames, dropped)
+        shares: tuple[float, ...] = ()
+        if weights and members:
+            mechanism = cast(Gaussian, query.mechanism)
+            shares = tuple(mechanism.shares(members, weights)[0].tolist())
+        norm = None
+        if value is not None:
+            norm = float(np.linalg.norm(value.mean(0, dtype=np.float64)))
+        report = QuestionReport(
             self._sequence,
             query.event(),
-            names,
+            tuple(self._cards[number].name for number in members),
             dropped,
             recorded is not None,
             query,
-            charged=charged,
+            maybe_charged=question.maybe_charged,
             norm=norm,
             shares=shares,
         )
-        self._closing(told, heard)
+        self._finish(report, heard)
         if value is None:
             codes = {name: self.retired.get(name, code) for name, code in dropped.items()}
             raise Absent(
-                f"nobody answered question {self._sequence} ({_list(codes)}){why(codes)}", codes
+                f"nobody answered question {self._sequence} ({list_codes(codes)}){why(codes)}",
+                codes,
             )
-        if value.shape != (1 if weights else len(members), query.statistic.shape[-1]):
+        rows = 1 if weights else len(members)
+        if value.shape != (rows, query.statistic.shape[-1]):
             raise BadInput(
                 f"what the journal has of question {self._sequence} is not what is asked "
                 "for now; resume as the run began"
             )
         return torch.from_numpy(np.array(value))[None], tuple(members)
 
-    def _added(
+    def _collect_mean(
         self,
         query: Query,
-        asked: Mapping[str, int],
+        numbers: Mapping[str, int],
         frames: Mapping[str, bytes],
         weights: Weights | None,
-    ) -> tuple[dict[str, Heard], dict[str, str], Mean | None]:
-        """What was heard, from whom nothing, and their mean, to which each answer was added as it
-        came.
-        """
-        order = [i for name, i in asked.items() if name in frames]
-        expected = (
-            cast(Gaussian, query.mechanism).raw_shares(order, weights)[0].tolist()
-            if weights and order
-            else []
-        )
-        mean = (
-            Mean(order, expected, lambda i: self._kept(query, self._cards[i].name, i))
-            if weights
-            else None
+    ) -> tuple[dict[str, Heard], Mean | None]:
+        """Return the answers' records, and their mean, to which each was added as it came."""
+        if weights is None:
+            return self._ask_silos(query, numbers, frames), None
+        order = [number for name, number in numbers.items() if name in frames]
+        expected: list[float] = []
+        if order:
+            mechanism = cast(Gaussian, query.mechanism)
+            expected = mechanism.raw_shares(order, weights)[0].tolist()
+        mean = Mean(
+            order,
+            expected,
+            lambda silo: self._stored_answer(query, self._cards[silo].name, silo),
         )
 
-        def take(silo: int, answer: Answer | Sealed) -> None:
-            if mean and isinstance(answer, Answer):
+        def add(silo: int, answer: Answer | Sealed) -> None:
+            if isinstance(answer, Answer):
                 mean.add(silo, answer.value[0].numpy())
 
-        return *self._live(query, asked, frames, take), mean
+        return self._ask_silos(query, numbers, frames, add), mean
 
-    def _kept(self, query: Query, name: str, silo: int) -> np.ndarray:
-        """(d,): an answer that came before, and lies on the disk."""
-        found = self._opened(self._replies.get(self._key_of(name)), query, silo)
-        assert isinstance(found, Answer), "what was kept was opened before"
+    def _value(
+        self, query: Query, members: Sequence[int], weights: Weights | None, mean: Mean | None
+    ) -> np.ndarray | None:
+        """Return the numbers for the journal in the query's own type: the mean (1, d), or the
+        answers (M, d). None where no silo has answered.
+        """
+        if not members:
+            return None
+        if mean and weights:
+            mechanism = cast(Gaussian, query.mechanism)
+            value = mean.of(members, mechanism.raw_shares(members, weights)[0].tolist())[None]
+        else:
+            names = [self._cards[number].name for number in members]
+            answers = zip(names, members, strict=True)
+            value = np.stack([self._stored_answer(query, name, silo) for name, silo in answers])
+        point = getattr(query.statistic, "w", None)
+        if point is None:
+            return value
+        return value.astype(np.dtype(str(point.dtype).removeprefix("torch.")))
+
+    def _stored_answer(self, query: Query, name: str, silo: int) -> np.ndarray:
+        """Return an answer (d,) that came before and lies on the disk."""
+        found = self._check_reply(self._replies.get(self._reply_key(name)), query, silo)
+        assert isinstance(found, Answer), "a reply is checked before it is stored"
         return found.value[0].numpy()
 
     # --- one question ----------------------------------------------------------------------------
 
-    def _opening(self, query: Query, silos: Sequence[int]) -> tuple[dict[str, int], Frames]:
-        """Whom the question is for, by name, and the frames for those of them that have not
-        retired.
+    def _make_frames(self, query: Query, silos: Sequence[int]) -> tuple[dict[str, int], Frames]:
+        """Return the silos of the question with their numbers, and a frame for each of them that
+        has not retired. Raise StopRun where the question holds a number that is not finite.
         """
         points = [
             value
@@ -303,301 +334,309 @@ class Remote:
         ]
         if not all(bool(torch.isfinite(point).all()) for point in points):
             raise StopRun("the iterates have diverged; use a smaller step")
-        asked = {self._cards[i].name: i for i in sorted(silos)}
+        numbers = {self._cards[silo].name: silo for silo in sorted(silos)}
         self._digests = {}
 
-        def made() -> Iterator[tuple[str, bytes]]:
-            for name, i in asked.items():
+        def encoded() -> Iterator[tuple[str, bytes]]:
+            for name, silo in numbers.items():
                 if name not in self.retired:
-                    frame = encode_query(self._envelope(query, i), self._key)
-                    self._digests[name] = _digest(frame)
+                    frame = encode_query(self._envelope(query, silo), self._key)
+                    self._digests[name] = body_digest(frame)
                     yield name, frame
 
-        return asked, Frames.sharing(made(), numbers_at, _longest(query))
+        return numbers, Frames.sharing(encoded(), numbers_at, _longest(query))
 
-    def _closing(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
+    def _open_question(self, query: Query, question: Question) -> None:
+        """Make this the open question: from now on it counts as spent where it may be charged."""
+        self._event = query.event()
+        self.question = question
+
+    def _current(self) -> Question:
+        """Return the open question."""
+        assert self.question is not None, "a question is opened before its states are read"
+        return self.question
+
+    def _replay(self, query: Query, recorded: Round) -> None:
+        """Open the question with the states that the journal has."""
+        question = Question.replayed(recorded.heard, recorded.dropped, recorded.refused_late)
+        self._open_question(query, question)
+
+    def _finish(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
+        """Report the question, count its charges and go on to the next."""
         self._report(report, heard)
-        self._charges.update(
-            name
-            for names in (report.charged, *(names for _, names in report.lost))
-            for name in names
-        )
-        self._sequence, self.pending, self.lost = self._sequence + 1, None, []
-        if not self._journal:  # nobody comes back to them
+        self._charges.update(report.maybe_charged)
+        for _, names in report.lost:
+            self._charges.update(names)
+        self._sequence += 1
+        self.question = None
+        self.lost = []
+        if not self._journal:  # without a journal no other process asks for them
             self._replies.clear()
 
-    def _record(
-        self,
-        dropped: dict[str, str],
-        heard: dict[str, Heard],
-        value: np.ndarray | None = None,
-        **whole: bytes,
-    ) -> None:
+    def _write_record(self, heard: dict[str, Heard], value: np.ndarray | None = None) -> None:
+        """Write the open question into the journal."""
         if self._journal:
+            question = self._current()
             self._journal.write(
                 Round(
                     self._sequence,
                     self._digests,
-                    dropped,
+                    question.dropped,
                     heard,
-                    whole,
+                    {},
                     value,
-                    tuple(self._doubted),
+                    question.refused_late,
                 )
             )
 
     def _check_recorded(self, recorded: Round) -> None:
+        """Raise BadInput unless the journal has this very question."""
         if (recorded.sequence, recorded.asked) != (self._sequence, self._digests):
             raise BadInput(
                 f"question {self._sequence + 1} is not the one in the journal; the run can "
                 "only go on with the same versions"
             )
 
-    def _settle(self, frames: Mapping[str, bytes], dropped: Mapping[str, str]) -> None:
-        """Notes who has retired and who was silent."""
-        self.retired |= {
-            name: code
-            for name, code in dropped.items()
-            if code in RETIRED and name not in self.retired
-        }
-        self._silent = (self._silent - frames.keys()) | {
-            name for name, code in dropped.items() if code == "silent"
-        }
+    def _note_absent(self, frames: Mapping[str, bytes], dropped: Mapping[str, str]) -> None:
+        """Note which silos have retired, and which were silent."""
+        for name, code in dropped.items():
+            if code in RETIRED:
+                self.retired.setdefault(name, code)
+        self._silent -= frames.keys()
+        self._silent |= {name for name, code in dropped.items() if code == SILENT_CODE}
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
         return self._addressed(Query(query.statistic, query.mechanism.of(silo)), silo)
 
-    def _addressed(self, asked: Query, silo: int, round: str = "") -> Envelope:
+    def _addressed(self, query: Query, silo: int, round: str = "") -> Envelope:
         card = self._cards[silo]
-        return Envelope(card.name, self._run, self._id(silo), card.definition, asked, round)
+        return Envelope(card.name, self._run, self._query_id(silo), card.definition, query, round)
 
-    def _id(self, silo: int) -> str:
-        return self._named(f"{self._run}/{self._sequence}/{self._cards[silo].name}")
+    def _query_id(self, silo: int) -> str:
+        return hashed_id(f"{self._run}/{self._sequence}/{self._cards[silo].name}")
 
-    @staticmethod
-    def _named(text: str) -> str:
-        return hashlib.sha256(text.encode()).hexdigest()[:40]
-
-    def _key_of(self, name: str) -> Key:
+    def _reply_key(self, name: str) -> Key:
         return Key(self._sequence, name, self._digests[name])
 
-    def _live(
+    def _ask_silos(
         self,
         query: Query,
-        asked: Mapping[str, int],
+        numbers: Mapping[str, int],
         frames: Mapping[str, bytes],
         take: Callable[[int, Answer | Sealed], None] = lambda silo, answer: None,
         *,
         stop: bool = True,
-    ) -> tuple[dict[str, Heard], dict[str, str]]:
-        """Sends until all have answered or said no, or the time is over; `take` sees each answer
-        once, as it comes. What came before the server was killed is not asked for again. If too few
-        answer, and it is to `stop` then, raises StopRun with nothing journalled."""
-        alone = len(asked) == 1 and self._quorum < len(
-            self._cards
-        )  # of silos asked one by one, any may be absent, unless all must answer
-        need = 0 if alone else min(self._quorum, len(asked))
-        if len(self._cards) - len(self.retired) < self._quorum:
-            said = ", ".join(f"{name} ({code})" for name, code in self.retired.items()) or "(none)"
-            left = f"fewer than the quorum of {self._quorum} are left{why(self.retired)}"
-            raise StopRun(f"the silos {said} have retired, and {left}", self.retired)
-        if not all(self._key_of(name) in self._replies for name in frames):
-            self._before((*self.lost, (query.event(), tuple(frames))))
-        self.pending = query.event(), tuple(frames)
+    ) -> dict[str, Heard]:
+        """Send the frames until every silo has settled the question, or the time is over.
 
-        def opened(name: str, raw: bytes) -> Heard | str:
-            answer = self._opened(raw, query, asked[name], lambda: frames[name])
+        Return the record of each answer, in the order of `numbers`. The open question has the
+        states. `take` gets each answer once, as it comes. A reply that came before the server was
+        killed is not asked for again. With `stop`, raise StopRun if too few answer; nothing is
+        journalled then.
+        """
+        self._check_quorum()
+        # An algorithm may ask silos one by one. Then any of them may be absent, unless all of the
+        # run's silos must answer.
+        alone = len(numbers) == 1 and self._quorum < len(self._cards)
+        need = 0 if alone else min(self._quorum, len(numbers))
+        if not all(self._reply_key(name) in self._replies for name in frames):
+            self._before((*self.lost, (query.event(), tuple(frames))))
+        question = Question(numbers)
+        for name in numbers:
+            if name not in frames:
+                question.retired(name)
+        self._open_question(query, question)
+
+        def read(name: str, raw: bytes) -> Heard | str:
+            answer = self._check_reply(raw, query, numbers[name], lambda: frames[name])
             if isinstance(answer, str):
                 return answer
-            sha256 = self._replies.keep(self._key_of(name), raw)
-            take(asked[name], answer)
+            sha256 = self._replies.keep(self._reply_key(name), raw)
+            take(numbers[name], answer)
             if isinstance(answer, Sealed):
-                return Heard(
-                    sha256, answer.count, answer.head, box=hashlib.sha256(answer.box).hexdigest()
-                )
-            return Heard(
-                sha256, answer.count, answer.head, float(np.linalg.norm(answer.value[0].numpy()))
-            )
+                box = hashlib.sha256(answer.box).hexdigest()
+                return Heard(sha256, answer.count, answer.head, box=box)
+            norm = float(np.linalg.norm(answer.value[0].numpy()))
+            return Heard(sha256, answer.count, answer.head, norm)
 
+        kind = query.mechanism.kind
         begin = time.monotonic()
-        heard, dropped = self._collect(
-            frames,
-            opened,
-            need,
-            "answered",
-            self._timeouts.after(self._pace.get(query.mechanism.kind)),
-            stop,
+        waits = self._timeouts.after(self._pace.get(kind))
+        heard = self._collect(question, frames, read, need, "answered", waits, stop=stop)
+        if not any(name in question.codes for name in frames):
+            # Nothing went wrong, so this is how long it takes: the least that was ever seen counts.
+            took = time.monotonic() - begin
+            self._pace[kind] = min(took, self._pace.get(kind, math.inf))
+        return {name: heard[name] for name in numbers if name in heard}
+
+    def _check_quorum(self) -> None:
+        """Raise StopRun where too many silos have retired."""
+        if len(self._cards) - len(self.retired) >= self._quorum:
+            return
+        listed = ", ".join(f"{name} ({code})" for name, code in self.retired.items()) or "(none)"
+        raise StopRun(
+            f"the silos {listed} have retired, and fewer than the quorum of {self._quorum} "
+            f"are left{why(self.retired)}",
+            self.retired,
         )
-        if not dropped:  # what it takes when nothing goes wrong: the least that was seen
-            self._pace[query.mechanism.kind] = min(
-                time.monotonic() - begin, self._pace.get(query.mechanism.kind, math.inf)
-            )
-        dropped |= {name: "retired" for name in asked if name not in frames}
-        return {name: heard[name] for name in asked if name in heard}, {
-            name: dropped[name] for name in asked if name in dropped
-        }
 
     def _collect(
         self,
+        question: Question,
         frames: Mapping[str, bytes],
-        opened: Callable[[str, bytes], Any],
+        read: Callable[[str, bytes], Any],
         need: int,
-        did: str,
+        verb: str,
         waits: Timeouts,
+        *,
         stop: bool = True,
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What `opened` makes of the replies, and the codes of those who gave none; with `stop`
-        StopRun if fewer than `need` did what was asked.
+    ) -> dict[str, Any]:
+        """Send the frames, again and again, and note in `question` what happens at each silo.
+
+        Return what `read` makes of the replies. It gives a code for a reply that is no answer. With
+        `stop`, raise StopRun if fewer than `need` answer.
         """
-        before = {
-            name: opened(name, self._replies.get(key))
-            for name in frames
-            if (key := self._key_of(name)) in self._replies
-        }
-        answers: dict[str, Any] = {
-            name: got for name, got in before.items() if not isinstance(got, str)
-        }
-        waiting = self._present([name for name in frames if name not in answers])
-        begin, sending, frames = (
-            time.monotonic(),
-            Sending(self._carrier, waits.retry),
-            Frames.of(frames),
-        )
-        dropped = {name: "silent" for name in frames if name not in waiting and name not in answers}
-        sent_before = (
-            set(frames) if self._journal and self._sequence <= self._journal.reached else set[str]()
-        )
-        while waiting:
+        answers = self._take_stored(question, frames, read)
+        self._pass_over_absent(question)
+        begin = time.monotonic()
+        sending = Sending(self._carrier, waits.retry)
+        shared = Frames.of(frames)
+        while waiting := question.open:
             left = waits.deadline - (time.monotonic() - begin)
-            if left <= 0 and (len(answers) >= need or left <= waits.deadline - waits.limit):
+            beyond_limit = left <= waits.deadline - waits.limit
+            if left <= 0 and (len(answers) >= need or beyond_limit):
                 break
-            sent, asked = set(waiting), len(waiting)
-            for name, raw in sending.send(frames.only(waiting), left):
-                if name not in sent:
-                    continue  # nobody's, or a second one
-                sent.discard(name)
+            for name in waiting:
+                question.sent(name)
+            unheard = set(waiting)
+            for name, raw in sending.send(shared.only(waiting), left):
+                if name not in unheard:
+                    continue  # The reply is of an unknown silo, or the silo's second one.
+                unheard.discard(name)
                 came = time.monotonic()
-                got = opened(name, raw)
-                begin += time.monotonic() - came  # while this server works nobody is silent
-                if not isinstance(got, str):
-                    answers[name] = got
-                    waiting.remove(name)
-                    dropped.pop(name, None)
+                got = read(name, raw)
+                # The time in which this server works does not count as a silo's silence.
+                begin += time.monotonic() - came
+                if isinstance(got, str):
+                    question.failed(name, got)
                 else:
-                    dropped[name] = got
-                    if (
-                        got not in MAY_PASS and got != "forged"
-                    ):  # what the silo has not signed may be the carrier's, and tried again
-                        waiting.remove(name)
-            gone = sent & sending.removed  # of whom nothing came
-            dropped, waiting = (
-                dropped | {name: "removed" for name in waiting if name in gone},
-                [n for n in waiting if n not in gone],
-            )
-            sent_before.update(
-                waiting
-            )  # what they were sent may be in their ledger, whatever they say from now on
-            if waiting:
-                sending.pause(anew=len(waiting) < asked)
-        dropped |= {name: dropped.get(name, "silent") for name in waiting}
-        self._doubted = [
-            name for name, code in dropped.items() if name in sent_before and code not in DOUBTFUL
-        ]
-        if self.pending:  # which it stays where the run stops here
-            self.pending = (
-                self.pending[0],
-                tuple(sorted(maybe_charged(answers, dropped, self._doubted))),
-            )
+                    question.answered(name)
+                    answers[name] = got
+            for name in waiting:
+                if name in unheard and name in sending.removed:
+                    question.failed(name, REMOVED_CODE)
+                elif name in unheard:
+                    question.unheard(name)
+            if still := question.open:
+                sending.pause(anew=len(still) < len(waiting))
+        question.closed()
+        dropped = {name: code for name, code in question.codes.items() if name in frames}
         if sending.gone and len(answers) < max(need, 1):
             raise StopRun(
                 f"the engine cannot be reached ({sending.gone}); start it again and {self._again}"
             )
         if stop and len(answers) < need:
-            number = self._sequence + 1
             raise StopRun(
-                (
-                    f"{len(answers)} of {len(frames)} silos {did} question {number}, and "
-                    f"{need} must ({_list(dropped)}){why(dropped)}"
-                ),
+                f"{len(answers)} of {len(frames)} silos {verb} question {self._sequence + 1}, and "
+                f"{need} must ({list_codes(dropped)}){why(dropped)}",
                 dropped,
             )
-        return answers, dropped
+        return answers
 
-    def _present(self, frames: Collection[str]) -> list[str]:
-        """Whom to wait for: all, but of those that were silent when last asked only the ones that
-        the carrier sees again.
+    def _take_stored(
+        self,
+        question: Question,
+        frames: Mapping[str, bytes],
+        read: Callable[[str, bytes], Any],
+    ) -> dict[str, Any]:
+        """Return the answers that came before the server was killed, and note what it may have
+        sent.
         """
-        if not self._silent.intersection(frames):
-            return list(frames)
+        if self._journal and self._sequence <= self._journal.reached:
+            for name in frames:
+                question.resumed(name)
+        answers: dict[str, Any] = {}
+        for name in frames:
+            key = self._reply_key(name)
+            if key not in self._replies:
+                continue
+            got = read(name, self._replies.get(key))
+            if not isinstance(got, str):
+                question.answered(name)
+                answers[name] = got
+        return answers
+
+    def _pass_over_absent(self, question: Question) -> None:
+        """Skip the silos that were silent when last asked and that the carrier does not see. Skip
+        none where fewer than the quorum would be left.
+        """
+        waiting = question.open
+        if not self._silent.intersection(waiting):
+            return
         try:
             seen = set(self._carrier.names())
         except Exception:
-            return list(frames)
-        present = [name for name in frames if name not in self._silent or name in seen]
-        return present if len(present) >= self._quorum else list(frames)
+            return
+        absent = [name for name in waiting if name in self._silent and name not in seen]
+        if len(waiting) - len(absent) >= self._quorum:
+            for name in absent:
+                question.passed_over(name)
 
-    def _opened(
+    def _check_reply(
         self, raw: bytes, query: Query, silo: int, frame: Callable[[], bytes] = bytes
     ) -> Answer | Sealed | str:
-        """The answer in a reply; or the code of a refusal, "forged" for what the silo did not sign
-        about this question, "value".
+        """Return the answer in a reply, or a code: of a refusal, "forged" for a reply that the silo
+        did not sign about this question, "value" for an answer that does not fit it.
         """
         card = self._cards[silo]
         try:
             reply = decode_reply(raw, limit=_longest(query), silo_key=card.key)
         except Refused:
-            return "forged"
+            return FORGED
         if isinstance(reply, Refusal):
-            return reply.code if believed(reply.code, reply.digest, frame()) else "forged"
-        if (reply.silo, reply.query_id, reply.digest) != (
-            card.name,
-            self._id(silo),
-            self._digests[card.name],
-        ):
-            return "forged"
-        return reply if self._fits(reply, query) else "value"
+            return reply.code if believed(reply.code, reply.digest, frame()) else FORGED
+        wanted = (card.name, self._query_id(silo), self._digests[card.name])
+        if (reply.silo, reply.query_id, reply.digest) != wanted:
+            return FORGED
+        return reply if self._fits(reply, query) else INVALID_CODE
 
-    def _box(self, query: Query, name: str, silo: int) -> bytes:
-        """The sealed or masked counts in a reply that was kept."""
-        found = self._opened(self._replies.get(self._key_of(name)), query, silo)
-        assert isinstance(found, Sealed), "what was kept was opened before"
+    def _stored_box(self, query: Query, name: str, silo: int) -> bytes:
+        """Return the sealed or masked counts in a reply that lies on the disk."""
+        found = self._check_reply(self._replies.get(self._reply_key(name)), query, silo)
+        assert isinstance(found, Sealed), "a reply is checked before it is stored"
         return found.box
 
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
+        """Return whether the answer has the question's shape and finite numbers."""
         if not isinstance(reply, Answer) or reply.value.shape != query.statistic.shape:
             return False
-        low, high = reply.value.aminmax()  # of which both are NaN where one number is
+        low, high = reply.value.aminmax()  # Both are NaN where one number is.
         return bool(low >= -LARGEST) and bool(high <= LARGEST)
 
 
 def combined_total(
     channel: Channel, query: Query, silos: Sequence[int], weights: Weights
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """(1, d): the mean that is read out of the total of a channel."""
+    """Return the mean (1, d) that is read out of the total of a channel."""
     answers = channel.ask(query, silos)
     return query.mechanism.combine(answers.value, answers.silos, weights), answers.silos
 
 
-def maybe_charged(
-    answers: Iterable[str], dropped: Mapping[str, str], doubted: Iterable[str] = ()
-) -> frozenset[str]:
-    """Those who answered, those whose ledger says that it knows the question, and those of whom
-    nobody knows whether they were asked, and charged.
-    """
-    return frozenset(
-        (*answers, *doubted, *(name for name, code in dropped.items() if code in DOUBTFUL))
-    )
+def hashed_id(text: str) -> str:
+    """Return the query id that is made of this text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-def _longest(query: Query) -> int:
-    """Bytes of the longest reply that can answer the question."""
-    return OVERHEAD + 8 + MAX_HEADER + 8 * query.statistic.shape[-1] + box_length(0)
-
-
-def _digest(frame: bytes) -> str:
+def body_digest(frame: bytes) -> str:
+    """Return the SHA-256 of a frame without its signature."""
     return hashlib.sha256(memoryview(frame)[OVERHEAD:]).hexdigest()
 
 
-def _list(codes: Mapping[str, str]) -> str:
-    """In the order of names, whoever was the first to fail."""
+def list_codes(codes: Mapping[str, str]) -> str:
+    """Return the silos with their codes, in the order of names."""
     return ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
+
+
+def _longest(query: Query) -> int:
+    """Return the bytes of the longest reply that can answer the question."""
+    return OVERHEAD + 8 + MAX_HEADER + 8 * query.statistic.shape[-1] + box_length(0)

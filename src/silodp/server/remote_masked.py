@@ -1,11 +1,12 @@
-"""The channel to silos that mask their counts for each other: a key from each, the table of the
-cohort to all, and the sum of what comes back.
+"""The channel to silos that mask their counts for each other.
 
-The server can read nothing but that sum, and it only if the whole cohort has answered. Every
-attempt at a question begins with a key round, which costs nothing: whoever is not there is not in
-the table. If somebody drops out after it, the total is lost and what the others were charged stays
-charged; they are asked again without, as another attempt, which has noise and a price of its own. A
-question is two records of the journal for each attempt: the keys, then the answers.
+The server collects a key from each silo, sends the table of the cohort to all, and adds up the
+replies. It can read nothing but that sum, and only if the whole cohort has answered.
+
+Every attempt at a question begins with a key round, which costs nothing. A silo that gives no key
+is not in the table. If a silo drops out after the key round, the total is lost, and the charges of
+the others stay. They are asked again without that silo: this is another attempt, with noise and a
+price of its own. Each attempt is two records of the journal: the keys, then the answers.
 """
 
 from __future__ import annotations
@@ -27,202 +28,230 @@ from silodp.core.query import Query
 from silodp.core.weights import Weights
 from silodp.server.asking import Carrier, opened
 from silodp.server.federation import StopRun
-from silodp.server.journal import Round
+from silodp.server.journal import Heard, Round
+from silodp.server.question import FORGED, RETIRED_CODE, Question
 from silodp.server.remote import (
     Answers,
     QuestionReport,
     Remote,
-    _digest,
-    _list,
+    body_digest,
     combined_total,
-    maybe_charged,
+    hashed_id,
+    list_codes,
 )
 
 ATTEMPTS = 3
-"""At one question, before a run ends early; a gate's policy has a number of its own."""
+"""Attempts at one question before a run ends early. A gate's policy has a number of its own."""
 _KEY_OF = "key of "
 
 
 class MaskedRemote(Remote):
-    """Asks a cohort for masked counts and adds them up: `value` (1, 1, d) is the sum over the silos
+    """Ask a cohort for masked counts and add them up: `value` (1, 1, d) is the sum over the silos
     that count, which are all of the cohort.
     """
 
-    def __init__(self, cards: Sequence[Card], carrier: Carrier, **about: Any) -> None:
-        super().__init__(cards, carrier, **about)
+    def __init__(self, cards: Sequence[Card], carrier: Carrier, **settings: Any) -> None:
+        super().__init__(cards, carrier, **settings)
         self._spent = set[bytes]()
-        """Keys of which an answer was heard: their gates have forgotten them."""
+        """Keys that an answer has used: their gates have forgotten them."""
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
-        """The total of whoever is there, at least the quorum. Raises StopRun where the cohort
-        breaks too often, or becomes too small.
+        """Return the total of the silos that are there, at least the quorum. Raise StopRun where
+        the cohort breaks too often, or becomes too small.
         """
-        mechanism, missing = query.mechanism.of(0), dict[str, str]()
-        wanted = {self._cards[i].name: i for i in sorted(silos)}
-        self._attempt, tries = 0, 0
+        mechanism = query.mechanism.of(0)
+        wanted = {self._cards[silo].name: silo for silo in sorted(silos)}
+        missing: dict[str, str] = {}
+        self._attempt = 0
+        tries = 0
         while True:
-            rows, gone = self._keys(
-                {name: i for name, i in wanted.items() if name not in self.retired}, mechanism
-            )
-            missing |= dict.fromkeys(gone, "absent") | {
-                name: "retired" for name in wanted if name in self.retired
-            }  # asked nothing
-            asked = {name: i for name, i in wanted.items() if name in rows}
+            present = {name: silo for name, silo in wanted.items() if name not in self.retired}
+            rows, without_key = self._collect_keys(present, mechanism)
+            missing |= dict.fromkeys(without_key, "absent")
+            missing |= {name: RETIRED_CODE for name in wanted if name in self.retired}
+            cohort = {name: silo for name, silo in wanted.items() if name in rows}
             self._table = write_table(rows.values())
-            frames = self._opening(query, list(asked.values()))[1]
-            records = mechanism.contributed(self._cards[i].records for i in asked.values())
+            frames = self._make_frames(query, list(cohort.values()))[1]
             recorded = self._journal.read() if self._journal else None
             if recorded is None:
-                heard, dropped = self._live(
-                    query, asked, frames, stop=False
-                )  # or a key that its gate has lost would be asked for for ever
-                found = self._sum(query, asked, mechanism) if len(heard) == len(asked) else None
-                self._record(dropped, heard, found)
+                heard, total = self._collect_total(query, cohort, frames, mechanism)
                 tries += 1
             else:
                 self._check_recorded(recorded)
-                heard, dropped, found = recorded.heard, recorded.dropped, recorded.value
-                self._doubted = recorded.doubted
-            self.pending = (
-                query.event(),
-                tuple(sorted(maybe_charged(heard, dropped, self._doubted))),
-            )  # also of an attempt that is replayed
-            self._settle(frames, dropped)
+                self._replay(query, recorded)
+                heard = recorded.heard
+                total = recorded.value
+            dropped = self._current().dropped
+            self._note_absent(frames, dropped)
             self._spent |= {rows[name].key for name in heard}
-            missing = {name: code for name, code in missing.items() if name not in asked} | dropped
-            if found is not None:
+            missing = {name: code for name, code in missing.items() if name not in cohort} | dropped
+            if total is not None:
                 break
-            self.lost.append(self.pending)
-            self._attempt, self.pending = self._attempt + 1, None
+            self._lose_attempt()
             if tries == ATTEMPTS:
                 raise StopRun(
-                    (
-                        f"the cohort of question {self._sequence + 1} has broken {tries} times "
-                        f"({_list(dropped)}); what was charged stays charged"
-                    ),
+                    f"the cohort of question {self._sequence + 1} has broken {tries} times "
+                    f"({list_codes(dropped)}); what was charged stays charged",
                     dropped,
                 )
-        if int(found.max()) > records * (mechanism.levels + mechanism.noise_bits):
-            # a liar's answer spoils the sum, as it may spoil any mean; that it did can be seen only
-            # where the sum leaves its range
+        records = mechanism.contributed(self._cards[silo].records for silo in cohort.values())
+        if int(total.max()) > records * (mechanism.levels + mechanism.noise_bits):
+            # A silo that lies spoils the sum, as it may spoil any mean. The server can see this
+            # only where the sum leaves its range.
             raise StopRun(
                 f"the total of question {self._sequence + 1} is beyond what its cohort can "
                 "add up to: a silo has not kept to the table, or has lied"
             )
-        total = torch.from_numpy(found.astype("f8"))[None, None]
-        told = QuestionReport(
+        value = torch.from_numpy(total.astype("f8"))[None, None]
+        report = QuestionReport(
             self._sequence,
             query.event(),
-            tuple(asked),
+            tuple(cohort),
             missing,
             recorded is not None,
             query,
-            (total[:, 0], records),
+            (value[:, 0], records),
             tuple(self.lost),
-            maybe_charged(heard, missing, self._doubted),
+            self._current().maybe_charged,
         )
-        self._closing(told, heard)
-        return Answers(total, tuple(asked.values()))
+        self._finish(report, heard)
+        return Answers(value, tuple(cohort.values()))
 
     def combined(
         self, query: Query, silos: Sequence[int], weights: Weights
     ) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """Return the mean (1, d) that is read out of the total."""
         return combined_total(self, query, silos, weights)
+
+    def _collect_total(
+        self,
+        query: Query,
+        cohort: Mapping[str, int],
+        frames: Mapping[str, bytes],
+        mechanism: Mechanism,
+    ) -> tuple[dict[str, Heard], np.ndarray | None]:
+        """Return the answers' records and the total (d,), which is None unless all have answered.
+
+        The run goes on where too few answer: a gate that was restarted has lost its key, and the
+        next attempt asks for another.
+        """
+        heard = self._ask_silos(query, cohort, frames, stop=False)
+        total = None
+        if len(heard) == len(cohort):
+            total = self._sum(query, cohort, mechanism)
+        self._write_record(heard, total)
+        return heard, total
+
+    def _lose_attempt(self) -> None:
+        """Keep the possible charges of the attempt, which gives no total, and go on to the next."""
+        assert self.pending is not None
+        self.lost.append(self.pending)
+        self.question = None
+        self._attempt += 1
 
     # --- the key round ---------------------------------------------------------------------------
 
-    def _keys(
-        self, asked: Mapping[str, int], mechanism: Mechanism
+    def _collect_keys(
+        self, numbers: Mapping[str, int], mechanism: Mechanism
     ) -> tuple[dict[str, Row], dict[str, str]]:
-        """The rows of those who are there, with the noise that each must add, and why the others
-        are not.
+        """Return the rows of the silos that gave a key, with the noise that each must add, and the
+        codes of the others.
         """
-        frames = {name: self._key_request(i) for name, i in asked.items()}
-        self._digests = {name: _digest(frame) for name, frame in frames.items()}
-        named, given = (
-            {_KEY_OF + name: digest for name, digest in self._digests.items()},
-            dict[str, bytes](),
-        )
+        frames = {name: self._key_request(silo) for name, silo in numbers.items()}
+        self._digests = {name: body_digest(frame) for name, frame in frames.items()}
         recorded = self._journal.read() if self._journal else None
         if recorded is None:
-
-            def opened(name: str, raw: bytes) -> Row | str:
-                if not isinstance(row := self._row(raw, asked[name], frames[name]), str):
-                    given[_KEY_OF + name] = raw
-                return row
-
-            rows, gone = self._collect(
-                frames, opened, self._quorum, "gave a key for", self._timeouts.quick
-            )
-            if self._journal:
-                self._journal.write(Round(self._sequence, named, gone, replies=given))
+            rows, codes = self._ask_keys(numbers, frames)
         else:
-            self._digests = named
-            self._check_recorded(recorded)
-            names, gone = (
-                [name.removeprefix(_KEY_OF) for name in recorded.replies],
-                recorded.dropped,
-            )
-            read = {
-                name: self._row(recorded.replies[_KEY_OF + name], asked[name], frames[name])
-                for name in names
-            }
-            rows = {name: row for name, row in read.items() if isinstance(row, Row)}
-            if len(rows) < len(read):
+            rows, codes = self._recorded_keys(recorded, numbers, frames)
+        self._note_absent(frames, codes)
+        complete: dict[str, Row] = {}
+        for name, silo in numbers.items():
+            if name in rows:
+                batch = int(mechanism.sampling.batch(self._cards[silo].records))
+                complete[name] = replace(rows[name], trials=batch * mechanism.noise_bits)
+        return complete, codes
+
+    def _key_digests(self) -> dict[str, str]:
+        """Return the hashes of the key requests, under their names in the journal."""
+        return {_KEY_OF + name: digest for name, digest in self._digests.items()}
+
+    def _ask_keys(
+        self, numbers: Mapping[str, int], frames: Mapping[str, bytes]
+    ) -> tuple[dict[str, Row], dict[str, str]]:
+        """Ask the silos for keys and journal them. Raise StopRun where fewer than the quorum give
+        one. A key costs nothing, so this question is not the open one.
+        """
+        replies: dict[str, bytes] = {}
+
+        def read(name: str, raw: bytes) -> Row | str:
+            row = self._row(raw, numbers[name], frames[name])
+            if not isinstance(row, str):
+                replies[_KEY_OF + name] = raw
+            return row
+
+        question = Question(frames)
+        quick = self._timeouts.quick
+        rows = self._collect(question, frames, read, self._quorum, "gave a key for", quick)
+        if self._journal:
+            codes = question.codes
+            self._journal.write(Round(self._sequence, self._key_digests(), codes, replies=replies))
+        return rows, question.codes
+
+    def _recorded_keys(
+        self, recorded: Round, numbers: Mapping[str, int], frames: Mapping[str, bytes]
+    ) -> tuple[dict[str, Row], dict[str, str]]:
+        """Return the keys that the journal has. Raise BadInput where one is not the silo's."""
+        self._digests = self._key_digests()
+        self._check_recorded(recorded)
+        rows: dict[str, Row] = {}
+        for key, raw in recorded.replies.items():
+            name = key.removeprefix(_KEY_OF)
+            row = self._row(raw, numbers[name], frames[name])
+            if isinstance(row, str):
                 raise BadInput(
                     f"a key in the journal, of question {self._sequence + 1}, is not the "
                     "silo's; restore the journal"
                 )
-        self._settle(frames, gone)
-        batch = {
-            name: int(mechanism.sampling.batch(self._cards[asked[name]].records)) for name in rows
-        }
-        return {
-            name: replace(rows[name], trials=batch[name] * mechanism.noise_bits)
-            for name in asked
-            if name in rows
-        }, gone
+            rows[name] = row
+        return rows, recorded.dropped
 
     def _key_request(self, silo: int) -> bytes:
         card = self._cards[silo]
         return encode_key_request(KeyRequest(card.name, self._run, card.definition), self._key)
 
     def _row(self, raw: bytes, silo: int, frame: bytes) -> Row | str:
-        """The key that the silo has signed for this run; or the code of a refusal, or "forged"."""
+        """Return the key that the silo has signed for this run; or the code of a refusal, or
+        "forged". A key that an answer has used is an old offer, and counts as forged.
+        """
         card = self._cards[silo]
-        if isinstance(offer := opened(raw, card.key, frame, decode_offer), str):
+        offer = opened(raw, card.key, frame, decode_offer)
+        if isinstance(offer, str):
             return offer
-        own = (
-            offer.silo == card.name
-            and offer.digest == _digest(frame)
-            and offer.row.identity.hex() == card.key
-        )
-        own &= offer.row.key not in self._spent  # an answer has used it: this offer is an old one
-        return (
-            offer.row
-            if own and is_signed(offer.row, definition=card.definition, run=self._run)
-            else "forged"
-        )
+        about_this = offer.silo == card.name and offer.digest == body_digest(frame)
+        fresh = offer.row.identity.hex() == card.key and offer.row.key not in self._spent
+        if not (about_this and fresh):
+            return FORGED
+        if not is_signed(offer.row, definition=card.definition, run=self._run):
+            return FORGED
+        return offer.row
 
     # --- the question ----------------------------------------------------------------------------
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
-        made = self._addressed(
-            Query(query.statistic, query.mechanism.of(silo)), silo, str(self._sequence)
-        )
-        return replace(made, attempt=self._attempt, cohort=self._table)
+        own = Query(query.statistic, query.mechanism.of(silo))
+        envelope = self._addressed(own, silo, str(self._sequence))
+        return replace(envelope, attempt=self._attempt, cohort=self._table)
 
-    def _id(self, silo: int) -> str:
-        return self._named(f"{self._run}/{self._sequence}.{self._attempt}/{self._cards[silo].name}")
+    def _query_id(self, silo: int) -> str:
+        return hashed_id(f"{self._run}/{self._sequence}.{self._attempt}/{self._cards[silo].name}")
 
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
-        return (
-            isinstance(reply, Sealed)
-            and len(reply.box) == query.statistic.shape[-1] * query.mechanism.modulus // 8
-        )
+        """Return whether the reply has masked counts of the question's size."""
+        size = query.statistic.shape[-1] * query.mechanism.modulus // 8
+        return isinstance(reply, Sealed) and len(reply.box) == size
 
-    def _sum(self, query: Query, asked: Mapping[str, int], mechanism: Mechanism) -> np.ndarray:
-        """(d,), whole numbers."""
-        return add_masked(
-            (self._box(query, name, i) for name, i in asked.items()), mechanism.modulus
-        )
+    def _sum(self, query: Query, cohort: Mapping[str, int], mechanism: Mechanism) -> np.ndarray:
+        """Return the total (d,), in whole numbers."""
+        boxes = (self._stored_box(query, name, silo) for name, silo in cohort.items())
+        return add_masked(boxes, mechanism.modulus)

@@ -1,5 +1,5 @@
-"""The channel of evaluations, profiles and curves: whoever asks the same again repeats a question,
-and pays nothing.
+"""The channel of evaluations, profiles and curves. The same question asked again is a repetition,
+and costs nothing.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Envelope, encode_query
 from silodp.core.query import Query
 from silodp.server.asking import Carrier
-from silodp.server.remote import Remote, _digest
+from silodp.server.remote import Remote, body_digest, hashed_id
 
 _OPEN = "0" * 40
-"""In the place of the id while it is made."""
+"""Stands in the place of the id while the id is made."""
 
 
 class RepeatedRemote(Remote):
-    """Asks under ids that follow from the run, the silo's name and what it is asked: not from who
-    else is asked, nor in which order.
+    """Ask under ids that follow from the run, the silo's name and the question alone. The other
+    silos, and their order, do not matter.
 
-    Formal guarantees: one silo is asked the same under the same id, which its ledger answers as it
-    did, and something else under another."""
+    Formal guarantees: the same question to one silo has the same id, and the ledger answers it as
+    it did before. Another question has another id.
+    """
 
-    def __init__(self, cards: Sequence[Card], carrier: Carrier, **about: Any) -> None:
-        super().__init__(cards, carrier, **about)
+    def __init__(self, cards: Sequence[Card], carrier: Carrier, **settings: Any) -> None:
+        super().__init__(cards, carrier, **settings)
         self._ids: dict[int, str] = {}
 
-    def _addressed(self, asked: Query, silo: int, round: str = "") -> Envelope:
+    def _addressed(self, query: Query, silo: int, round: str = "") -> Envelope:
         self._ids[silo] = _OPEN
-        made = super()._addressed(asked, silo, round)
-        self._ids[silo] = self._named(_digest(encode_query(made, self._key)))
-        return replace(made, query_id=self._ids[silo])
+        envelope = super()._addressed(query, silo, round)
+        self._ids[silo] = hashed_id(body_digest(encode_query(envelope, self._key)))
+        return replace(envelope, query_id=self._ids[silo])
 
-    def _id(self, silo: int) -> str:
+    def _query_id(self, silo: int) -> str:
         return self._ids[silo]

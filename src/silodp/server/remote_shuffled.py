@@ -1,9 +1,12 @@
-"""The channel to silos behind a shuffler: a box from each silo, all boxes to the shuffler, one
-signed total back.
+"""The channel to silos behind a shuffler.
 
-The server can open no box. A question is two records of the journal: first whose boxes have come,
-which lie beside it, then the shuffler's reply. So a killed run brings the shuffler the very boxes
-that it may have added already; more are asked for only where it says that these are too few.
+The server collects a sealed box from each silo, brings all boxes to the shuffler, and gets one
+signed total back. It can open no box.
+
+A question is two records of the journal. The first has the silos whose boxes are here; the boxes
+lie beside the journal. The second has the shuffler's reply. So a resumed run brings the shuffler
+the same boxes, which it may have added already. The server asks for more boxes only where the
+shuffler replies that these are too few.
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ from silodp.core.weights import Weights
 from silodp.server.asking import Carrier, Sending, believed
 from silodp.server.federation import StopRun
 from silodp.server.journal import Heard, Round
+from silodp.server.question import FORGED, SILENT_CODE, Question
 from silodp.server.remote import (
     Answers,
     QuestionReport,
     Remote,
-    _digest,
-    _list,
+    body_digest,
     combined_total,
-    maybe_charged,
+    list_codes,
 )
 
 SITE = "shuffler"
@@ -53,12 +56,13 @@ LATER = frozenset({"busy", "stopping", "rate", "store", "internal"})
 
 @dataclass(frozen=True)
 class Shuffler:
-    """What the server knows of the shuffler (shuffler.json): the key that signs its totals."""
+    """The shuffler's card (shuffler.json): the key that signs its totals."""
 
     sign: str
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the shuffler's card") -> Shuffler:
+        """Return the card in a table. Raise BadInput where the key is not one."""
         key = table.get("sign")
         if not isinstance(key, str) or len(key) != 64 or set(key) - set("0123456789abcdef"):
             raise BadInput(
@@ -69,7 +73,7 @@ class Shuffler:
 
 
 class ShuffledRemote(Remote):
-    """Asks for boxes and brings back totals: `value` (1, 1, d) is the sum over the silos that
+    """Ask for boxes and bring back totals: `value` (1, 1, d) is the sum over the silos that
     count.
     """
 
@@ -85,32 +89,24 @@ class ShuffledRemote(Remote):
         self._shuffler = shuffler
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answers:
-        """The total that the shuffler has passed on. Raises StopRun where it has none, or what came
-        is not the sum of what was sent.
+        """Return the total that the shuffler has passed on. Raise StopRun where it has none, or
+        where it is not the sum of the boxes that were sent.
         """
-        asked, frames = self._opening(query, silos)
-        heard: dict[str, Heard] = {}
-        dropped: dict[str, str] = {}
-        outcome: Passed | None = None
-        while outcome is None and (recorded := self._journal.read() if self._journal else None):
-            if SITE in recorded.asked:
-                outcome = self._passed_before(query, len(heard), recorded)
-                continue
-            self._check_recorded(recorded)
-            heard, dropped, self._doubted = recorded.heard, recorded.dropped, recorded.doubted
+        numbers, frames = self._make_frames(query, silos)
+        heard, outcome = self._from_journal(query)
         replayed = outcome is not None
         if outcome is None:
-            heard, dropped, outcome = self._totalled(query, asked, frames, heard, dropped)
-        charged = maybe_charged(heard, dropped, self._doubted)
-        self.pending = query.event(), tuple(sorted(charged))  # also of a total that is replayed
-        self._settle(frames, dropped)
-        left = {
+            heard, outcome = self._collect_total(query, numbers, frames, heard)
+        question = self._current()
+        dropped = question.dropped
+        self._note_absent(frames, dropped)
+        left_out = {
             name: outcome.dropped[box.box]
             for name, box in heard.items()
             if box.box in outcome.dropped
         }
-        members = [name for name in asked if name in heard and name not in left]
-        records = self._records(query, members, asked)
+        members = [name for name in numbers if name in heard and name not in left_out]
+        records = self._records(query, members, numbers)
         if (outcome.contributions, outcome.records) != (len(members), records):
             raise StopRun(
                 f"the shuffler's total is over {outcome.records} records of "
@@ -122,111 +118,139 @@ class ShuffledRemote(Remote):
             self._sequence,
             query.event(),
             tuple(members),
-            dropped | left,
+            dropped | left_out,
             replayed,
             query,
             (total[:, 0], records),
-            charged=charged,
+            maybe_charged=question.maybe_charged,
         )
-        self._closing(report, heard)
-        return Answers(total, tuple(asked[name] for name in members))
+        self._finish(report, heard)
+        return Answers(total, tuple(numbers[name] for name in members))
+
+    def _from_journal(self, query: Query) -> tuple[dict[str, Heard], Passed | None]:
+        """Return the boxes and the total that the journal has of this question, and open it with
+        the states that it had. A question that was asked twice for boxes has two records of them:
+        the last one counts.
+        """
+        heard: dict[str, Heard] = {}
+        while self._journal and (recorded := self._journal.read()):
+            if SITE in recorded.asked:
+                if not heard:
+                    raise BadInput(
+                        f"the journal has a total of question {self._sequence + 1} and no boxes; "
+                        "restore the journal"
+                    )
+                return heard, self._recorded_total(query, len(heard), recorded)
+            self._check_recorded(recorded)
+            self._replay(query, recorded)
+            heard = recorded.heard
+        return heard, None
 
     def combined(
         self, query: Query, silos: Sequence[int], weights: Weights
     ) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the mean (1, d) that is read out of the total."""
         return combined_total(self, query, silos, weights)
 
     # --- boxes -----------------------------------------------------------------------------------
 
-    def _totalled(
+    def _collect_total(
         self,
         query: Query,
-        asked: Mapping[str, int],
+        numbers: Mapping[str, int],
         frames: Mapping[str, bytes],
-        heard: dict[str, Heard],
-        dropped: dict[str, str],
-    ) -> tuple[dict[str, Heard], dict[str, str], Passed]:
-        """What was heard, and the boxes' total. Boxes of before go first, as they are: their total
-        may have been passed on already.
+        recorded: dict[str, Heard],
+    ) -> tuple[dict[str, Heard], Passed]:
+        """Return the boxes' records and their total. Raise StopRun where there is none.
+
+        The boxes that the journal has go first, as they are: the shuffler may have passed on their
+        total already.
         """
-        if heard and all(self._key_of(name) in self._replies for name in heard):
-            self.pending = query.event(), tuple(frames)
-            outcome = self._relayed(query, heard)
+        if recorded and all(self._reply_key(name) in self._replies for name in recorded):
+            outcome = self._relay_again(query, frames, recorded)
             if isinstance(outcome, Passed):
-                return heard, dropped, outcome
-        heard, dropped = self._live(query, asked, frames)
-        if (records := self._records(query, list(heard), asked)) < as_total(
-            query.mechanism
-        ).contributions:
+                return recorded, outcome
+        heard = self._ask_silos(query, numbers, frames)
+        records = self._records(query, list(heard), numbers)
+        wanted = as_total(query.mechanism).contributions
+        if records < wanted:
+            dropped = self._current().dropped
             raise StopRun(
-                (
-                    f"{records} records were contributed to question {self._sequence + 1} "
-                    "where the noise counts on "
-                    f"{as_total(query.mechanism).contributions} ({_list(dropped)}); nothing is "
-                    "passed on, and what was charged stays charged"
-                ),
+                f"{records} records were contributed to question {self._sequence + 1} "
+                f"where the noise counts on {wanted} ({list_codes(dropped)}); nothing is "
+                "passed on, and what was charged stays charged",
                 dropped,
             )
-        self._record(dropped, heard)
-        outcome = self._relayed(query, heard)
+        self._write_record(heard)
+        outcome = self._relay(query, heard)
         if isinstance(outcome, Declined):
             raise StopRun(
                 f"the shuffler passes on no total for question {self._sequence + 1}: "
                 f"{DECLINED[outcome.code]}"
             )
-        return heard, dropped, outcome
+        return heard, outcome
+
+    def _relay_again(
+        self, query: Query, frames: Mapping[str, bytes], recorded: dict[str, Heard]
+    ) -> Passed | Declined:
+        """Bring the shuffler the boxes that the journal has. Until it has passed on their total,
+        every silo counts as charged: a killed server may have asked for more boxes.
+        """
+        replayed = self._current()
+        unsure = Question(frames)
+        for name in frames:
+            unsure.resumed(name)
+        self._open_question(query, unsure)
+        outcome = self._relay(query, recorded)
+        if isinstance(outcome, Passed):
+            self._open_question(query, replayed)
+        return outcome
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
-        return self._addressed(
-            Query(query.statistic, query.mechanism.of(silo)), silo, str(self._sequence)
-        )
+        own = Query(query.statistic, query.mechanism.of(silo))
+        return self._addressed(own, silo, str(self._sequence))
 
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
+        """Return whether the reply has a box of the question's size."""
         return isinstance(reply, Sealed) and len(reply.box) == box_length(query.statistic.shape[-1])
 
-    def _records(self, query: Query, names: Sequence[str], asked: Mapping[str, int]) -> int:
-        return query.mechanism.contributed(self._cards[asked[name]].records for name in names)
+    def _records(self, query: Query, names: Sequence[str], numbers: Mapping[str, int]) -> int:
+        """Return how many records these silos contribute."""
+        return query.mechanism.contributed(self._cards[numbers[name]].records for name in names)
 
     # --- the shuffler ----------------------------------------------------------------------------
 
     def _request(self, query: Query, heard: Mapping[str, Heard]) -> bytes:
+        """Return the frame with the boxes of these silos."""
         envelope = self._envelope(query, 0)
-        mechanism, silos = (
-            as_total(envelope.query.mechanism),
-            {card.name: i for i, card in enumerate(self._cards)},
-        )
-        boxes = tuple(
-            sorted(self._box(query, name, silos[name]) for name in heard)
-        )  # an order that says nothing of who sent which
+        mechanism = as_total(envelope.query.mechanism)
+        numbers = {card.name: number for number, card in enumerate(self._cards)}
+        boxes = [self._stored_box(query, name, numbers[name]) for name in heard]
+        boxes.sort()  # This order does not show which silo sent which box.
         request = Request(
             envelope.shuffle_round,
             query.statistic.shape[-1],
             mechanism.levels + mechanism.noise_bits,
-            boxes,
+            tuple(boxes),
         )
         return encode_request(request, self._key)
 
-    def _relayed(self, query: Query, heard: Mapping[str, Heard]) -> Passed | Declined:
-        """What the shuffler says to these boxes, journalled if it is a total; the same bytes again
-        until the limit.
+    def _relay(self, query: Query, heard: Mapping[str, Heard]) -> Passed | Declined:
+        """Return the shuffler's reply to these boxes, and journal it if it is a total. Send the
+        same bytes again until the limit. Raise StopRun where no reply has come then.
         """
-        frame, begin, last = self._request(query, heard), time.monotonic(), "silent"
+        frame = self._request(query, heard)
+        begin = time.monotonic()
+        last = SILENT_CODE
         sending = Sending(self._carrier, self._timeouts.retry)
         while (left := self._timeouts.limit - (time.monotonic() - begin)) > 0:
-            came = dict(sending.send({SITE: frame}, left))
-            last = f"engine {sending.gone}" if sending.gone else last
-            if SITE in came:
-                got = self._read(came[SITE], query, len(heard), frame)
+            replies = dict(sending.send({SITE: frame}, left))
+            if sending.gone:
+                last = f"engine {sending.gone}"
+            if SITE in replies:
+                got = self._read(replies[SITE], query, len(heard), frame)
                 if isinstance(got, Passed):
-                    if self._journal:
-                        self._journal.write(
-                            Round(
-                                self._sequence,
-                                {SITE: _digest(frame)},
-                                {},
-                                replies={SITE: came[SITE]},
-                            )
-                        )
+                    self._write_total(frame, replies[SITE])
                     return got
                 if isinstance(got, Declined) and got.code not in LATER:
                     return got
@@ -238,25 +262,30 @@ class ShuffledRemote(Remote):
             "the same boxes"
         )
 
+    def _write_total(self, frame: bytes, reply: bytes) -> None:
+        """Write the shuffler's total into the journal."""
+        if self._journal:
+            digests = {SITE: body_digest(frame)}
+            self._journal.write(Round(self._sequence, digests, {}, replies={SITE: reply}))
+
     def _read(self, raw: bytes, query: Query, boxes: int, frame: bytes) -> Passed | Declined | str:
-        """A total of this round, or the shuffler's no to this request; "forged" for whatever else
-        came.
+        """Return a total of this round, or the shuffler's refusal of this request, or "forged" for
+        anything else.
         """
         dimension = query.statistic.shape[-1]
+        limit = outcome_length(dimension, boxes)
         try:
-            got = decode_outcome(
-                raw, limit=outcome_length(dimension, boxes), shuffler_key=self._shuffler.sign
-            )
+            got = decode_outcome(raw, limit=limit, shuffler_key=self._shuffler.sign)
         except Refused:
-            return "forged"
+            return FORGED
         if isinstance(got, Declined):
-            return got if believed(got.code, got.digest, frame) else "forged"
+            return got if believed(got.code, got.digest, frame) else FORGED
         round = self._envelope(query, 0).shuffle_round
-        return got if (got.round, len(got.totals)) == (round, dimension) else "forged"
+        return got if (got.round, len(got.totals)) == (round, dimension) else FORGED
 
-    def _passed_before(self, query: Query, boxes: int, recorded: Round) -> Passed:
-        """The boxes are gone; that it is the total of this round is what the shuffler has
-        signed.
+    def _recorded_total(self, query: Query, boxes: int, recorded: Round) -> Passed:
+        """Return the total in the journal. The boxes are gone, but the shuffler has signed that it
+        is the total of this round. Raise BadInput otherwise.
         """
         got = self._read(recorded.replies[SITE], query, boxes, b"")
         if not isinstance(got, Passed) or recorded.sequence != self._sequence:

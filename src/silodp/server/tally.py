@@ -1,6 +1,4 @@
-"""What each silo of a run over a network was asked, answered and may have been charged, question by
-question.
-"""
+"""The count of a run over a network: questions, answers and possible charges of each silo."""
 
 from __future__ import annotations
 
@@ -24,9 +22,11 @@ from silodp.server.remote import Card, QuestionReport
 
 @dataclass(frozen=True)
 class Progress:
-    """After each iterate: how many there are, who answered the last question, who did not and why,
-    and the part of each silo's budget for this run that is left if everything that it was sent has
-    been charged."""
+    """The progress after an iterate: the number of iterates, and the outcome of the last question.
+
+    `left` is the part of each silo's budget for this run that is left if every possible charge was
+    made.
+    """
 
     iterate: int
     answered: tuple[str, ...]
@@ -36,70 +36,81 @@ class Progress:
 
 
 class SeenTotals:
-    """What totals of one silo's records have cost so far: before the server, and before whoever
+    """The cost so far of totals of one silo's records: against the server, and against a party that
     sees the silo's own counts.
     """
 
     def __init__(self) -> None:
-        self._server, self._shuffler = Schedule(), Schedule()
+        self._server = Schedule()
+        self._shuffler = Schedule()
 
     def add(self, bucket: str, event: TotalEvent, records: int) -> None:
+        """Add a total to which the silo gave so many records."""
         self._server.add(bucket, event)
         self._shuffler.add(bucket, event, int(event.sampling.batch(records)))
 
     def epsilon(self, delta: float) -> float:
+        """Return the epsilon against the server."""
         return self._server.epsilon(delta)
 
     def local(self, delta: float) -> float | None:
-        """None where there is no bound."""
+        """Return the epsilon against a party that sees the silo's own counts. None where there is
+        no bound.
+        """
         found = self._shuffler.epsilon(delta)
         return found if math.isfinite(found) else None
 
 
 class Tally:
-    """What each silo was asked, answered and may have been charged."""
+    """Count what each silo was asked, answered and may have been charged."""
 
     def __init__(self, cards: Sequence[Card], plan: Plan, record: Record) -> None:
-        self._cards, self._plan, self.record, self._iterates = cards, plan, record, 0
+        self._cards = cards
+        self._plan = plan
+        self.record = record
+        self._iterates = 0
         self._charged: list[dict[str, float]] = [{} for _ in cards]
+        """Prices by bucket, for each silo."""
         self._totals = [SeenTotals() for _ in cards]
-        self._answered, self._dropped = (
-            Counter[str](),
-            {card.name: Counter[str]() for card in cards},
-        )
+        self._answered = Counter[str]()
+        self._dropped = {card.name: Counter[str]() for card in cards}
         self._ledgers: dict[str, dict] = {}
         self._last: QuestionReport | None = None
         self.questions = 0
 
-    def note(self, told: QuestionReport, heard: Mapping[str, Heard]) -> None:
-        self._last, self.questions = told, self.questions + 1
-        self._answered.update(told.answered)
-        for name, code in told.dropped.items():
+    def note(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
+        """Count a question that has come to its end, and write its line of progress."""
+        self._last = report
+        self.questions += 1
+        self._answered.update(report.answered)
+        for name, code in report.dropped.items():
             self._dropped[name][code] += 1
         for name, reply in heard.items():
             self._ledgers[name] = {"count": reply.count, "head": reply.head}
-        for event, names in (*told.lost, (told.event, told.charged)):
+        for event, names in report.lost:
             self.charge(event, names)
-        self._look(told, heard)
+        self.charge(report.event, report.maybe_charged)
+        self._write_line(report, heard)
 
     def charge(self, event: Event | TotalEvent, names: Collection[str]) -> None:
-        """Counts the event at each of these silos."""
+        """Count the event as charged at each of these silos."""
         for i, card in enumerate(self._cards):
-            if card.name in names:
-                own = event.of(i)
-                bucket, price = self._plan.rule.price(own, np.asarray(card.records))
-                self._charged[i][bucket] = (
-                    self._charged[i].get(bucket, 0.0) + np.asarray(price).item()
-                )
-                if own.total:
-                    self._totals[i].add(bucket, cast(TotalEvent, own), card.records)
+            if card.name not in names:
+                continue
+            own = event.of(i)
+            bucket, price = self._plan.rule.price(own, np.asarray(card.records))
+            before = self._charged[i].get(bucket, 0.0)
+            self._charged[i][bucket] = before + np.asarray(price).item()
+            if own.total:
+                self._totals[i].add(bucket, cast(TotalEvent, own), card.records)
 
     def ahead(
         self, question: int, charges: Iterable[tuple[Event | TotalEvent, Collection[str]]]
     ) -> None:
-        """Writes down what silos will have spent by this question if these are charged too."""
+        """Write what silos will have spent after this question if these charges are made too."""
         after = copy.copy(self)
-        after._charged, after._totals = copy.deepcopy((self._charged, self._totals))
+        after._charged = copy.deepcopy(self._charged)
+        after._totals = copy.deepcopy(self._totals)
         for event, names in charges:
             after.charge(event, names)
         self.record.ahead(question, after._paid())
@@ -110,28 +121,35 @@ class Tally:
             "epsilon": self.spent(),
         }
 
-    def _look(self, told: QuestionReport, heard: Mapping[str, Heard]) -> None:
-        names, counts = (
-            [card.name for card in self._cards],
-            [card.records - card.held_out for card in self._cards],
-        )  # those trained on
-        line = {"round": self._iterates + 1, **self._paid(), "dropped": told.dropped}
-        if told.total:
-            line |= measured_total(told.query, *told.total, told.answered)
+    def _write_line(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
+        """Write the question's line of progress."""
+        names = [card.name for card in self._cards]
+        trained_on = [card.records - card.held_out for card in self._cards]
+        line = {"round": self._iterates + 1, **self._paid(), "dropped": report.dropped}
+        if report.total:
+            line |= measured_total(report.query, *report.total, report.answered)
         else:
             norms = {i: heard[name].norm or 0.0 for i, name in enumerate(names) if name in heard}
             line |= measured_norms(
-                told.query, [*norms.values()], told.norm, list(norms), counts, names, told.shares
+                report.query,
+                list(norms.values()),
+                report.norm,
+                list(norms),
+                trained_on,
+                names,
+                report.shares,
             )
-        self.record.write(told.sequence, line, replayed=told.replayed)
+        self.record.write(report.sequence, line, replayed=report.replayed)
 
     def progress(self, count: int) -> Progress:
-        told = self._last
-        assert told is not None
+        """Return the progress after so many iterates."""
+        report = self._last
+        assert report is not None, "an iterate follows a question"
         self._iterates = count
-        return Progress(count, told.answered, told.dropped, self.left(), told.replayed)
+        return Progress(count, report.answered, report.dropped, self.left(), report.replayed)
 
     def left(self) -> dict[str, float]:
+        """Return the part of each silo's budget for the run that is left."""
         rule = self._plan.rule
         capacity = rule.capacity(self._plan.budgets)[0]
         spent = [
@@ -144,20 +162,20 @@ class Tally:
         }
 
     def spent(self) -> dict[str, float]:
-        """At each silo's own delta, which its ledger has too."""
-        found = {}
-        for card, mine, seen in zip(self._cards, self._charged, self._totals, strict=True):
-            buckets = {bucket: np.asarray(price) for bucket, price in mine.items()}
-            totals = self._plan.rule.name == "totals"
-            found[card.name] = (
-                seen.epsilon(card.delta)
-                if totals
-                else self._plan.rule.epsilon(buckets, np.asarray(card.delta)).item()
-            )
-        return found
+        """Return the epsilon that each silo has spent at most, at its ledger's own delta."""
+        rule = self._plan.rule
+        spent = {}
+        for card, prices, totals in zip(self._cards, self._charged, self._totals, strict=True):
+            if rule.name == "totals":
+                spent[card.name] = totals.epsilon(card.delta)
+            else:
+                buckets = {bucket: np.asarray(price) for bucket, price in prices.items()}
+                spent[card.name] = rule.epsilon(buckets, np.asarray(card.delta)).item()
+        return spent
 
     def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
-        found = []
+        """Return a row for each silo, for the run's summary."""
+        rows = []
         for i, (card, spent, budget) in enumerate(
             zip(self._cards, self.spent().values(), self._plan.budgets[0], strict=True)
         ):
@@ -173,5 +191,5 @@ class Tally:
             }
             if self._plan.rule.name == "totals":
                 row["local_epsilon_at_most"] = self._totals[i].local(card.delta)
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows

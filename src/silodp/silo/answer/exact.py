@@ -64,13 +64,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.features.feature_map import FeatureMap
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
 from silodp.core.numbers import Number
 from silodp.core.privacy.binomial import MAX_TRIALS
@@ -99,6 +99,9 @@ from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
 from silodp.silo.data.heldout import held_out, held_out_persons
 from silodp.silo.data.records import Records
+
+if TYPE_CHECKING:
+    from silodp.core.features.feature_map import FeatureMap
 
 MAX_DIM, MAX_RECORDS = 2**26, 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow

@@ -23,13 +23,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.features.feature_map import FeatureMap
 from silodp.core.mechanisms import Shuffled
 from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.accounting import Rule
@@ -63,14 +62,17 @@ from silodp.core.query import Release
 from silodp.core.statistics import MAX_EDGES
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
-from silodp.silo.data.tables import Known
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger, QueryLedger
 from silodp.silo.ledger.reserve import checkpoint, finish, known, take, taken_since
 from silodp.silo.service.limits import Limits
-from silodp.silo.service.masking import Masker
 from silodp.silo.service.pace import slot_for
 from silodp.silo.service.policy import HOUR, Policy, Shuffling
+
+if TYPE_CHECKING:
+    from silodp.core.features.feature_map import FeatureMap
+    from silodp.silo.data.tables import Known
+    from silodp.silo.service.masking import Masker
 
 FINISHED = 10_000
 """Runs whose release is remembered in memory, newest first to stay."""

@@ -30,10 +30,11 @@ from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data import demo
+from silodp.silo.data.reading import find_schema, read_records
 from silodp.silo.data.tables import read_table
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service import daemon
-from silodp.silo.service.daemon import approved_problem, find_schema, read_records
+from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.door import Door
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision

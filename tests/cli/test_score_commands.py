@@ -31,9 +31,10 @@ from silodp.server.estimates.scoring import gaussian_for, score
 from silodp.server.estimates.scoring_total import shuffled_for
 from silodp.server.federation import Everyone, Federation
 from silodp.server.remote import Remote, Timeouts
+from silodp.silo.data.reading import read_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.daemon import approved_problem, read_records
+from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.door import Door
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision

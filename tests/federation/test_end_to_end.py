@@ -37,9 +37,9 @@ from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.remote import Remote, Timeouts
 from silodp.server.run import plan_order
+from silodp.silo.data.reading import read_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.daemon import read_records
 from silodp.silo.service.policy import Place
 from silodp.testing.federation import simulated_federation
 

@@ -63,9 +63,9 @@ from silodp.shuffler.door import ShufflerDoor
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.settings import ShufflerSettings
 from silodp.shuffler.store import RoundStore
+from silodp.silo.data.reading import read_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.daemon import read_records
 from silodp.silo.service.policy import Place
 from silodp.testing.federation import simulated_federation
 

@@ -30,8 +30,9 @@ from silodp.server.remote import Timeouts
 from silodp.server.remote_masked import MaskedRemote
 from silodp.server.run import Conduct, plan_order
 from silodp.silo.answer.exact import Exact
+from silodp.silo.data.reading import read_records
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.daemon import approved_problem, read_records
+from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.door import Door
 from silodp.silo.service.masking import Masker, Masking, pin
 from silodp.silo.service.policy import Place, Policy

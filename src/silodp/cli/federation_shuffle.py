@@ -71,7 +71,7 @@ def _records(
     feature_map: str,
     schema: Path | None,
 ) -> int:
-    from silodp.silo.service.daemon import find_schema, read_records
+    from silodp.silo.data.reading import find_schema, read_records
     from silodp.silo.service.policy import Place
     from silodp.silo.service.provision import _by, _place
 

@@ -24,7 +24,8 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
 from silodp.host import atomic
 from silodp.host.model import FILE, PERSONAL, contents
-from silodp.silo.service.daemon import approved_map, approved_problem, find_schema, read_records
+from silodp.silo.data.reading import find_schema, read_records
+from silodp.silo.service.daemon import approved_map, approved_problem
 from silodp.silo.service.policy import Place, Policy
 
 PULLS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)

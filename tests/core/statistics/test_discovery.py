@@ -78,9 +78,9 @@ def test_what_nobody_says_is_denied():
     }
 
 
-def test_three_files_alone_ask_which_statistic_or_mechanism_it_is():
+def test_four_files_alone_ask_which_statistic_or_mechanism_it_is():
     """What differs between kinds is on the kinds themselves, or a new one would have to be known in
-    many places.
+    many places. Noise alone is drawn by those who answer, who match the mechanism.
     """
     kinds, root, found = (
         {"Statistic", "Rowed", "Mechanism", *STATISTICS, *MECHANISMS},
@@ -107,4 +107,5 @@ def test_three_files_alone_ask_which_statistic_or_mechanism_it_is():
         "core/mechanisms/totals.py",
         "server/estimates/moments.py",
         "silo/answer/exact.py",
+        "silo/answer/simulated.py",
     }

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import gc
 import json
+import math
 import os
+import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -14,7 +16,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledgers import BUDGET, CHEAP, ask, asked, make, refuses, settled, table, tampering, watch_steps
+from ledgers import (
+    BUDGET,
+    CHEAP,
+    DIGEST,
+    ask,
+    asked,
+    make,
+    refuses,
+    settled,
+    table,
+    tampering,
+    watch_steps,
+)
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event
@@ -76,13 +90,63 @@ def test_commit_then_anchor_file_then_its_name_are_synced_in_this_order(folder, 
             "BEGIN",
             "INSERT",
             "COMMIT",
-            "BEGIN",
             "fsync file",
             "replace",
             "fsync folder",
-            "COMMIT",
         ],
     )
+
+
+def test_between_a_commit_and_its_anchor_no_other_process_can_write(folder, monkeypatch):
+    ledger, found = make(folder), []
+    write = ledgerfile.write_anchor
+
+    def watched(place, tally):
+        other = sqlite3.connect(ledger.path, timeout=0, isolation_level=None)
+        with contextlib.closing(other):
+            (count,) = other.execute("SELECT count(*) FROM entries").fetchone()
+            for begin in ("BEGIN EXCLUSIVE", "BEGIN IMMEDIATE; INSERT INTO meta VALUES ('a', 'b')"):
+                with pytest.raises(sqlite3.OperationalError, match="locked"):
+                    other.executescript(f"{begin}; COMMIT")
+            found.append((count, tally.sequence))
+        write(place, tally)
+
+    monkeypatch.setattr(ledgerfile, "write_anchor", watched)
+    ask(ledger)
+    assert found == [(1, 1), (2, 2)]
+    assert json.loads(ledger.anchor.read_text())["count"] == 2
+
+
+def test_an_answer_takes_two_transactions_and_a_repetition_one(folder, monkeypatch):
+    ledger, steps = make(folder), []
+    about = {"query_id": "q", "digest": DIGEST, "kind": "grad", "asker": "a", "run": "r"}
+    about |= {"generation": 0, "round": "", "most_local": math.inf, "now": 0.0}
+    watch_steps(monkeypatch.setattr, lambda step: steps.append(step))
+
+    def answered() -> bytes:
+        with ledger.question(**about) as paid:
+            if paid.answer is not None:
+                return paid.answer
+            paid.charge(CHEAP, [0])
+            assert json.loads(ledger.anchor.read_text())["count"] == 1
+        return paid.store(b"answer")
+
+    assert answered() == b"answer"
+    assert steps.count("BEGIN") == 2
+    steps.clear()
+    assert answered() == b"answer"
+    assert "INSERT" not in steps
+    assert [entry.act for entry in ledger.entries()] == ["charge", "answer"]
+
+
+def test_a_question_that_ends_in_an_error_of_the_caller_charges_nothing_and_keeps_its_error(folder):
+    ledger = make(folder)
+    about = {"query_id": "q", "digest": DIGEST, "kind": "grad", "asker": "a", "run": "r"}
+    about |= {"generation": 0, "round": "", "most_local": math.inf, "now": 0.0}
+    with pytest.raises(BadInput, match="mine"), ledger.question(**about):
+        raise BadInput("mine")
+    assert not list(ledger.entries())
+    assert ask(ledger) == b"an answer"
 
 
 def test_sqlite_promises_that_a_commit_survives_a_power_cut(used):

@@ -15,10 +15,10 @@ from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.silo.data import demo
 from silodp.silo.data.files import read_cells
+from silodp.silo.data.reading import find_schema, read_records
 from silodp.silo.data.tables import raw
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Identity, Likeness
-from silodp.silo.service.daemon import find_schema, read_records
 from silodp.silo.service.policy import Place
 from silodp.silo.service.provision import provision
 

@@ -4,6 +4,8 @@ import hashlib
 import re
 import socket
 import stat
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -276,3 +278,25 @@ SETTINGS |= {
     "ledger": '"ledger.db"',
 }
 SETTINGS |= {"log_bytes": "5000", "connections": "4", "timeout": "2", "maximum_frame": "10000"}
+
+
+# --- what it loads -------------------------------------------------------------------------------
+
+
+def test_what_answers_loads_neither_what_reads_files_nor_maps_nor_masks():
+    """A reviewer of an answer need not read them, and a gate without them does not load them."""
+    show = "import sys, silodp.silo.service.daemon; print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
+    loaded = {name for name in shown.stdout.split() if name.startswith("silodp")}
+    data = ("reading", "files", "tables", "cells", "images", "persons", "faults")
+    service = ("elsewhere", "masking", "approve")
+    apart = {
+        *(f"silodp.silo.data.{name}" for name in data),
+        *(f"silodp.silo.service.{name}" for name in service),
+        "silodp.core.features.feature_map",
+        "silodp.core.problem.trial",
+        "silodp.host.shipped",
+        "silodp.silo.ledger.delayed",
+    }
+    assert not loaded & apart
+    assert len(loaded) <= 119

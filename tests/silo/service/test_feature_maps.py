@@ -26,8 +26,9 @@ from silodp.host.extension import named, run, run_again
 from silodp.server.order import Order
 from silodp.server.run import agree
 from silodp.silo.answer.exact import Exact
+from silodp.silo.data.reading import read_records
 from silodp.silo.data.records import Records
-from silodp.silo.service.daemon import approved_map, approved_problem, read_records
+from silodp.silo.service.daemon import approved_map, approved_problem
 from silodp.silo.service.elsewhere import refuse_other_elsewhere
 from silodp.silo.service.policy import Place
 from silodp.silo.service.provision import provision

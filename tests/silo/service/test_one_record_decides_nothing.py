@@ -17,10 +17,11 @@ from silodp.core.statistics import ClassCounts, Grad, MissingRates, Score
 from silodp.host import metrics
 from silodp.host.cards import read_card
 from silodp.silo.data.faults import Faults
+from silodp.silo.data.reading import find_schema
 from silodp.silo.data.tables import read_table
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service import daemon
-from silodp.silo.service.daemon import find_schema, open_door
+from silodp.silo.service.daemon import open_door
 from silodp.silo.service.policy import Place, Policy
 from silodp.silo.service.provision import provision
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -69,9 +69,6 @@ class Gaussian(Mechanism):
 
     def noisy(self, event: Event) -> Event:
         return replace(event, noise_multiplier=self.noise_multiplier)
-
-    def noised(self, by: Any, *given: Any) -> Any:
-        return by.gaussian(self, *given)
 
     def of(self, silo: int) -> Self:
         known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)

@@ -23,9 +23,9 @@ class Mechanism:
     """How an answer is made private: it clips, takes a batch and adds noise. A new one is one file
     in this package.
 
-    It says what an answer costs (`event`), what no policy could allow (`check`), which law its
-    noise has (`noised`), its fields on the wire (`wire`), and how the server combines the silos'
-    answers (`combine`).
+    It defines what an answer costs (`event`), what no policy could allow (`check`), its fields on
+    the wire (`wire`), and how the server combines the silos' answers (`combine`). Its noise is
+    drawn where records are: the answerers `match` the mechanism (`Exact`, `Simulated`).
     """
 
     kind: str
@@ -59,12 +59,6 @@ class Mechanism:
     def deviation(self, silos: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
         """(J, 1): the standard deviation of the noise in each coordinate of what `combine` makes,
         and of how many records it is the mean.
-        """
-        raise NotImplementedError
-
-    def noised(self, by: Any, *given: Any) -> Any:
-        """What `by`, who draws noise or says what it would be, does with its law: `gaussian` or
-        `binomial`.
         """
         raise NotImplementedError
 

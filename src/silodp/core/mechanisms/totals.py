@@ -92,9 +92,6 @@ class Shuffled(Mechanism):
             releases,
         )
 
-    def noised(self, by: Any, *given: Any) -> Any:
-        return by.binomial(self, *given)
-
     def of(self, silo: int) -> Self:
         levels, bits = (int(torch.as_tensor(v).item()) for v in (self.levels, self.noise_bits))
         return replace(self, levels=levels, noise_bits=bits)

@@ -16,14 +16,12 @@ from torch import nn
 
 from silodp.core.errors import BadInput
 from silodp.core.extension import approved, is_file, made
-from silodp.core.features.feature_map import feature_map
 from silodp.core.problem.losses import Loss
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import Prox, by_name
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
-from silodp.core.problem.trial import ROWS, made_up, said, targets, try_loss, try_model
 
 Load = Callable[[str], Any]
 
@@ -61,7 +59,11 @@ def build(words: Words, features: int, *, load: Load) -> Problem:
     task, shape = (
         (words.task.task, words.task.shape) if isinstance(words.task, Schema) else (words.task, ())
     )
-    mapped = feature_map(words.features, load, shape) if words.features else None
+    mapped = None
+    if words.features:
+        from silodp.core.features.feature_map import feature_map
+
+        mapped = feature_map(words.features, load, shape)
     if mapped:
         features, shape = mapped.width(features), ()
     if is_file(words.model):
@@ -112,6 +114,8 @@ def _own_model(text: str, load: Load, features: int, task: Task) -> tuple[nn.Mod
     """The model that a file makes and the loss for its outputs: one for each class, or of two
     classes one logit.
     """
+    from silodp.core.problem.trial import ROWS, made_up, try_model
+
     wanted, loss = task.head()
     model = made(text, load, features, wanted)
     if not isinstance(model, nn.Module):
@@ -135,6 +139,8 @@ def _try(words: Words, problem: Problem, features: int, task: Task) -> None:
     """The loss on every label and one step of the prox: what cannot be run is said before anybody
     waits for it.
     """
+    from silodp.core.problem.trial import ROWS, made_up, said, targets, try_loss
+
     problem, w = problem.by_row, problem.initial([0])
     if is_file(words.model) or words.loss:
         one = task.classes == 2 and words.model.partition(":")[0] in ("logistic", "additive")

@@ -14,7 +14,7 @@ from silodp.core.statistics.missing_rates import MissingRates
 from silodp.core.statistics.moments import Moments
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.core.statistics.score_total import ScoreTotal
-from silodp.core.statistics.statistic import Means, Rowed, Rows, Statistic
+from silodp.core.statistics.statistic import Rowed, Rows, Statistic
 from silodp.core.statistics.steered_steps import SteeredSteps
 
 STATISTICS: dict[str, type[Statistic]] = discovered(Statistic, __name__, __path__)
@@ -34,7 +34,6 @@ __all__ = [
     "GroupScore",
     "Histogram",
     "LocalSteps",
-    "Means",
     "MissingRates",
     "Moments",
     "Rowed",

@@ -12,7 +12,7 @@ from torch import Tensor
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, POINT, REAL
 from silodp.core.numbers import Number
-from silodp.core.statistics.statistic import Means, Statistic
+from silodp.core.statistics.statistic import Statistic
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,3 @@ class LocalSteps(Statistic):
         positive = step.shape in ((), (runs, 1)) and bool(((step > 0) & torch.isfinite(step)).all())
         if type(self.steps) is not int or self.steps < 1 or not positive:
             raise Refused("steps")
-
-    def answer(self, means: Means) -> Tensor:
-        return means.steps(self)

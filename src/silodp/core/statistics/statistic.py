@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -29,25 +28,13 @@ What a statistic gives is of rows, one of which is a record; where a record is a
 has the averages over a person's rows."""
 
 
-@dataclass(frozen=True)
-class Means:
-    """What a statistic may ask of whoever holds the records. All of it is private already: no
-    statistic touches a record.
-    """
-
-    mean: Callable[[Any], Tensor]
-    """Of a statistic: the noisy mean of the records' vectors."""
-    steps: Callable[[Any], Tensor]
-    """Of local steps: the last point minus the first, after noisy steps."""
-
-
 class Statistic:
     """What may be averaged over a silo's records. A new one is one file in this package, and a
     review.
 
     The gate asks, in this order: `check` (what no policy could allow), then the mechanism's and the
     sampling's own checks, `check_silo` (what this silo's records must be like), and after the
-    charge `answer`. The fixed refusal codes are functions of query and policy alone.
+    charge `vectors`. The fixed refusal codes are functions of query and policy alone.
     """
 
     wire: ClassVar[dict[str, str]]
@@ -160,10 +147,6 @@ class Statistic:
         """Raises Refused where two records' vectors could be further apart than 2 clip, by exact
         arithmetic; clipped ones cannot.
         """
-
-    def answer(self, means: Means) -> Tensor:
-        """The private answer."""
-        return means.mean(self)
 
 
 class Rowed(Statistic):

@@ -64,14 +64,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.features.feature_map import FeatureMap
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
 from silodp.core.numbers import Number
 from silodp.core.privacy.binomial import MAX_TRIALS
@@ -86,7 +85,6 @@ from silodp.core.statistics import (
     Grad,
     Histogram,
     LocalSteps,
-    Means,
     Rows,
     ScoreTotal,
     Statistic,
@@ -101,6 +99,9 @@ from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
 from silodp.silo.data.heldout import held_out, held_out_persons
 from silodp.silo.data.records import Records
+
+if TYPE_CHECKING:
+    from silodp.core.features.feature_map import FeatureMap
 
 MAX_DIM, MAX_RECORDS = 2**26, 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
@@ -336,25 +337,33 @@ class Exact:
         query.statistic.check_reach(float(query.mechanism.clip))
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
-        """(1, 1, d), float64 and finite, whatever the records hold. Raises only where entropy,
-        memory or the stored partition fails.
+        """Return the private answer, (1, 1, d), float64 and finite, whatever the records hold.
+
+        Raises only where entropy, memory or the stored partition fails.
         """
-        mechanism = query.mechanism
-        means = Means(
-            lambda statistic: mechanism.noised(self, statistic),
-            lambda statistic: self._local_steps(statistic, mechanism),
-        )
         with pinned(self._threads):
-            return query.statistic.answer(means).nan_to_num().reshape(1, 1, -1)
+            value = self._private(query.statistic, query.mechanism)
+            return value.nan_to_num().reshape(1, 1, -1)
+
+    def _private(self, statistic: Statistic, mechanism: Mechanism) -> Tensor:
+        """Compute a statistic and add the noise of its mechanism."""
+        match mechanism:
+            case Gaussian():
+                if isinstance(statistic, LocalSteps):
+                    return self._local_steps(statistic, mechanism)
+                return self._noisy_mean(statistic, mechanism)
+            case Shuffled():  # and Masked, whose counts are the same before the masks
+                return self._noisy_counts(statistic, mechanism)
+        raise Refused("noise")
 
     def packing(self, query: Query) -> Packing | None:
         """How the answer's numbers are sent: by query, n and how many records are held out; None
         where they are on no lattice.
         """
         m, statistic = query.mechanism, query.statistic
-        if (
-            not isinstance(m, Gaussian) or type(statistic).answer is not Statistic.answer
-        ):  # what is made of means is on no lattice
+        if not isinstance(m, Gaussian) or isinstance(
+            statistic, LocalSteps
+        ):  # where local steps end is on no lattice
             return None
         anyway = m.clipped(m.clip or 1.0)
         gamma, part = (
@@ -367,8 +376,8 @@ class Exact:
             gamma, expected, 2 * float(anyway.clip) / gamma * records + 12 * scale, scale
         )
 
-    def gaussian(self, mechanism: Gaussian, statistic: Statistic) -> Tensor:
-        """The mean of the statistic's vectors under the silo's own noise."""
+    def _noisy_mean(self, statistic: Statistic, mechanism: Gaussian) -> Tensor:
+        """Return the mean of the statistic's vectors under the silo's own noise."""
         factors, source = statistic.factors(self.problem, 0, torch.float64), None
         match statistic.view:
             case "given":  # a value that was filled in is none of the record's
@@ -386,8 +395,8 @@ class Exact:
             multiply=factors is not None,
         )
 
-    def binomial(self, mechanism: Shuffled, statistic: Statistic) -> Tensor:
-        """What the silo adds to a total."""
+    def _noisy_counts(self, statistic: Statistic, mechanism: Shuffled) -> Tensor:
+        """Return the counts that the silo adds to a total."""
         part = self._held if statistic.on_held_out else ~self._held
         return torch.from_numpy(
             self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1], part)
@@ -398,7 +407,7 @@ class Exact:
             self.problem, 0, torch.float64, size_of(statistic.shape[-1])
         ) or self._gradients(list(statistic.points), getattr(statistic, "limit", None))
 
-    def _local_steps(self, statistic: LocalSteps, mechanism: Any) -> Tensor:
+    def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
         """The last point minus w. All but the releases is public arithmetic; where it leaves the
         numbers, the steps end.
         """
@@ -606,36 +615,43 @@ def noise_scale(mechanism: Gaussian, gamma: float) -> float:
 
 
 def check_lattice(query: Query, dim: int, n: int) -> None:
-    """Refuses, before the charge, what the lattice cannot carry: more than one run, too many
+    """Refuse, before the charge, what the lattice cannot carry: more than one run, too many
     coordinates, a clip or noise off its scale.
     """
     if len(query.statistic.shape) != 2 or query.statistic.shape[0] != 1 or not 1 <= dim <= MAX_DIM:
         raise Refused("shape")
     if n > MAX_RECORDS:
         raise Refused("batch")
-    query.mechanism.noised(_Limits(), dim, n)
-
-
-class _Limits:
-    """Refuses noise that cannot be drawn."""
-
-    def gaussian(self, mechanism: Gaussian, dim: int, n: int) -> None:
-        _check_clip(mechanism)
-        anyway = mechanism.clipped(
-            mechanism.clip or 1.0
-        )  # a clip of 0 needs no noise, but is priced by it: a price of 0 would be for ever
-        if not 1 <= noise_scale(anyway, lattice_step(float(anyway.clip), dim)) <= lattice.MAX_SCALE:
+    match query.mechanism:
+        case Gaussian() as mechanism:
+            _check_clip(mechanism)
+            _check_scale(mechanism, dim)
+        case Shuffled() as mechanism:
+            _check_coins(mechanism, dim, n)
+            _check_clip(mechanism)
+        case _:
             raise Refused("noise")
 
-    def binomial(self, mechanism: Shuffled, dim: int, n: int) -> None:
-        coins = (
-            int(mechanism.sampling.batch(n)) * mechanism.noise_bits
-            if mechanism.noise_bits > 0
-            else 0
-        )
-        if not 0 < coins <= MAX_TRIALS or coins * dim > MAX_COINS:
-            raise Refused("noise")
-        _check_clip(mechanism)
+
+def _check_scale(mechanism: Gaussian, dim: int) -> None:
+    """Refuse Gaussian noise that the lattice cannot draw.
+
+    A clip of 0 needs no noise, but its price follows from the noise: a price of 0 would let it be
+    asked for ever. So its noise is checked as at a clip of 1.
+    """
+    priced = mechanism.clipped(mechanism.clip or 1.0)
+    scale = noise_scale(priced, lattice_step(float(priced.clip), dim))
+    if not 1 <= scale <= lattice.MAX_SCALE:
+        raise Refused("noise")
+
+
+def _check_coins(mechanism: Shuffled, dim: int, n: int) -> None:
+    """Refuse binomial noise of no coins, or of more than can be tossed."""
+    coins = 0
+    if mechanism.noise_bits > 0:
+        coins = int(mechanism.sampling.batch(n)) * mechanism.noise_bits
+    if not 0 < coins <= MAX_TRIALS or coins * dim > MAX_COINS:
+        raise Refused("noise")
 
 
 def _check_clip(mechanism: Mechanism) -> None:

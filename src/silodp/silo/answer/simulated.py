@@ -26,7 +26,7 @@ from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, Sampling, WithoutReplacement
-from silodp.core.statistics import LocalSteps, Means, Statistic
+from silodp.core.statistics import LocalSteps, Statistic
 from silodp.engine.clipping import ENGINES, clipped_sum
 from silodp.engine.native import standard_normals
 from silodp.engine.task import Engine
@@ -74,17 +74,13 @@ class Simulated:
         self._known: tuple[tuple | None, Tensor | None] = None, None
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
-        """(J, M, d): each run's and silo's mean of clipped records over the batch, plus its
-        Gaussian noise.
+        """Return each run's and silo's private answer, (J, M, d): the mean of its clipped records
+        over the batch plus noise, or where noisy local steps end.
         """
-        mechanism = query.mechanism
-        means = Means(
-            lambda statistic: self._noisy(
-                self._means(statistic, mechanism, silos), mechanism, silos
-            ),
-            lambda statistic: self._local_steps(statistic, mechanism, silos),
-        )
-        return query.statistic.answer(means)
+        if isinstance(query.statistic, LocalSteps):
+            return self._local_steps(query.statistic, query.mechanism, silos)
+        means = self._means(query.statistic, query.mechanism, silos)
+        return self._noisy(means, query.mechanism, silos)
 
     def _means(self, statistic: Statistic, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         """(J, M, d): each run's and silo's mean of the statistic's vectors, without noise."""
@@ -171,7 +167,13 @@ class Simulated:
         return _batches(sampling, tuple(self.records.counts[s] for s in silos))
 
     def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
-        return mechanism.noised(self, mean, silos)
+        """Add the noise of this mechanism. The server and a shuffler do the rest of a total."""
+        match mechanism:
+            case Gaussian():
+                return self.gaussian(mechanism, mean, silos)
+            case Shuffled():  # and Masked, whose counts are the same before the masks
+                return self.binomial(mechanism, mean, silos)
+        raise Refused("noise")
 
     def binomial(self, mechanism: Shuffled, mean: Tensor, silos: Sequence[int]) -> Tensor:
         """What each silo sends the shuffler: whole numbers, its records' rounded sum plus Bin(K b,

@@ -31,8 +31,6 @@ from silodp.silo.data.files import (
     silo_names,
     where,
 )
-from silodp.silo.data.images import read_images
-from silodp.silo.data.persons import grouped
 from silodp.silo.ledger.columns import exactly
 
 TRUE = {
@@ -105,6 +103,8 @@ def read_table(path: Path, schema: Schema, faults: Faults | None = None) -> Tabl
     or row is void. What was found is noted there.
     """
     if schema.images:
+        from silodp.silo.data.images import read_images
+
         x, y, prints, void = read_images(path, schema.images, schema.label.classes, faults)
         return Table(x, y, (prints, y, exactly([x]), None, ""), void=void)
     return table_of(path, read_cells(path, schema.form, faults), schema, faults)
@@ -124,6 +124,8 @@ def table_of(
     void = faults.bad(schema.label.columns, len(y)) if faults else None
     if schema.person is None:
         return Table(x, y, known, missing, void)
+    from silodp.silo.data.persons import grouped
+
     # A server writes the codes for a missing value: they must not take a person's rows apart.
     people = grouped(raw_cells[schema.person.column], schema.person, void)
     who = (*known[:3], people.ids, schema.person.column)

@@ -161,15 +161,56 @@ class DurableLedger:
         shuffler can learn past `most_local`, by a filter (`Tally.local_share`). Holds of other runs
         that have not run out by `now`, in seconds since 1970, are not taken away from them.
         """
-        about = {"query_id": query_id, "kind": kind, "asker": asker, "run": run}
-        if not query_id or not all(
-            isinstance(text, str) and len(text) <= 200 and text.isprintable()
-            for text in about.values()
-        ):
-            raise Refused("id")
+        about = _names(query_id=query_id, kind=kind, asker=asker, run=run)
         return QueryLedger(
-            self._file, generation, most_local, now, round=round, **about, digest=digest.hex()
+            self._file,
+            generation,
+            most_local,
+            now,
+            round=round,
+            begun=None,
+            **about,
+            digest=digest.hex(),
         )
+
+    @contextlib.contextmanager
+    def question(
+        self,
+        *,
+        query_id: str,
+        digest: bytes,
+        kind: str,
+        asker: str,
+        run: str,
+        generation: int,
+        round: str,
+        most_local: float,
+        now: float,
+    ) -> Iterator[QueryLedger]:
+        """Look for a query's answer, and charge it, in one transaction (`for_query` has the
+        arguments).
+
+        The charge ends the transaction: what follows it, and what is returned from within, is
+        durable and anchored. No other process can change the ledger between the look and the
+        charge. Without a charge nothing is written.
+        """
+        about = _names(query_id=query_id, kind=kind, asker=asker, run=run)
+        with contextlib.ExitStack() as ending:
+            connection = ending.enter_context(self._file.change())
+            try:
+                yield QueryLedger(
+                    self._file,
+                    generation,
+                    most_local,
+                    now,
+                    round=round,
+                    begun=(ending, connection),
+                    **about,
+                    digest=digest.hex(),
+                )
+            finally:
+                # An error of the caller is the caller's: it is no fault of the file.
+                ending.close()
 
     def partition(self, name: str, batches: int, *, generation: int) -> np.ndarray:
         """The stored permutation of range(n) for this partition: drawn once, durable before its
@@ -443,3 +484,13 @@ class DurableLedger:
         written.
         """
         return self._file.verify()
+
+
+def _names(**about: str) -> dict[str, str]:
+    """Return the names of a query. Raise Refused where one is too long or not printable."""
+    printable = (
+        isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()
+    )
+    if not about["query_id"] or not all(printable):
+        raise Refused("id")
+    return about

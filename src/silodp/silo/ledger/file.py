@@ -63,6 +63,10 @@ class LedgerFile:
             raise Altered("it has not been read")
         return self._tally
 
+    def locked(self) -> threading.RLock:
+        """Return the lock under which a thread reads what others may be adding to the tally."""
+        return self._lock
+
     def snapshot(self) -> Tally:
         """What the file says now, of which nothing changes any more."""
         with self.explained(), self.transaction(write=False):
@@ -90,17 +94,37 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def transaction(
-        self, *, write: bool = True, sums: bool = False
+        self, *, write: bool = True, sums: bool = False, pin: bool = False
     ) -> Iterator[sqlite3.Connection]:
+        """Open the file, check all that is new in it, and commit at the end.
+
+        With `pin`, anchor and witness have what was committed before anything else happens.
+
+        Formal guarantee: an anchor never goes back.
+         1. A transaction that writes begins with SQLite's exclusive lock, which no other process
+            gets while any lock is on the file.
+         2. The commit leaves a shared lock on the file, since a statement is still reading.
+         3. The anchor is written before that statement is closed. So between a commit and its
+            anchor no other process can begin to write, and the anchors are written in the order
+            of the commits.
+        """
         with self._lock, contextlib.closing(connect(self.path)) as connection:
-            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            connection.execute("BEGIN EXCLUSIVE" if write else "BEGIN")
             try:
                 self._catch_up(connection, sums=sums)
                 yield connection
+                reading = connection.execute("SELECT name FROM meta")
+                reading.fetchone()  # of several rows, so that the statement goes on
+                if not pin:
+                    reading.close()
                 connection.execute("COMMIT")
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
+            if pin and self._anchored != self.tally.sequence:
+                self._replay(connection, self.tally, sums=sums)
+                self._write_places()
+            reading.close()
 
     @contextlib.contextmanager
     def change(self, *, explain: bool = False) -> Iterator[sqlite3.Connection]:
@@ -109,11 +133,10 @@ class LedgerFile:
 
         What goes wrong is one fixed code, or a sentence for people.
         """
-        with self.explained() if explain else self.failing_closed():
-            with self.transaction() as connection:
-                self.check_open()
-                yield connection
-            self.pin()
+        failing = self.explained() if explain else self.failing_closed()
+        with failing, self.transaction(pin=True) as connection:
+            self.check_open()
+            yield connection
 
     def check_open(self) -> None:
         """Within a transaction: Altered where the ledger was restored and not confirmed, or has
@@ -200,14 +223,19 @@ class LedgerFile:
             if self._anchored == self.tally.sequence:
                 return
             with self.transaction():
-                if self._anchored < self.tally.sequence:
-                    for what, place in self.places(self.tally):
-                        if what == "anchor":
-                            write_anchor(place, self.tally)
-                        elif self.tally.closing.closed != RESTORED:
-                            # what a witness has seen is what will confirm
-                            write_witness(place, self.tally)
-                    self._anchored = self.tally.sequence
+                self._write_places()
+
+    def _write_places(self) -> None:
+        """Bring anchor and witness up to the tally. Called under a lock on the file."""
+        if self._anchored >= self.tally.sequence:
+            return
+        for what, place in self.places(self.tally):
+            if what == "anchor":
+                write_anchor(place, self.tally)
+            elif self.tally.closing.closed != RESTORED:
+                # what a witness has seen is what will confirm
+                write_witness(place, self.tally)
+        self._anchored = self.tally.sequence
 
     def append(self, connection: sqlite3.Connection, act: str, **about) -> Entry:
         entry = self.tally.draft(act, now(), **about)

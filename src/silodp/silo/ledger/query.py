@@ -4,12 +4,14 @@ bytes to whoever asks again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import math
 import secrets
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
@@ -35,8 +37,13 @@ class QueryLedger:
         now: float | None,
         *,
         round: str = "",
+        begun: tuple[contextlib.ExitStack, sqlite3.Connection] | None = None,
         **about: str,
     ) -> None:
+        """Look for a stored answer.
+
+        With `begun`, a transaction and what ends it, the look and the charge are made within it.
+        """
         self._file, self._generation, self._most_local, self._about = (
             file,
             generation,
@@ -45,8 +52,12 @@ class QueryLedger:
         )
         self._now = time.time() if now is None else now
         self._round = {"round": round} if round else {}
-        with file.change() as connection:
-            answer = file.answer(connection, self.known())
+        if begun is None:
+            with file.change() as connection:
+                answer = file.answer(connection, self.known())
+        else:
+            answer = file.answer(begun[1], self.known())
+        self._begun = begun
         self.answer: bytes | None = answer
         """The bytes that may be sent: durable, and the same for every call with this id."""
 
@@ -56,6 +67,29 @@ class QueryLedger:
         look at the ledger.
         """
         return self._file.tally.rounds
+
+    @property
+    def released(self) -> tuple[int, str]:
+        """Return the count and head that leave with a release, as of the last look."""
+        return self._file.tally.released
+
+    def charges(self, after: int) -> list[Entry]:
+        """Return the charges in order, but for the first `after` of them, as of the last look."""
+        with self._file.locked():
+            queries = self._file.tally.queries.values()
+            return [known.charge for known in itertools.islice(queries, after, None)]
+
+    @contextlib.contextmanager
+    def _charging(self) -> Iterator[sqlite3.Connection]:
+        """Go on in the transaction of the look, if it is still open, and commit it; or make one."""
+        if self._begun is None:
+            with self._file.change() as connection:
+                yield connection
+            return
+        ending, connection = self._begun
+        self._begun = None
+        with ending:
+            yield connection
 
     def known(self) -> Known | None:
         """What has become of this id, within a transaction; Refused if it was another query's or
@@ -80,7 +114,7 @@ class QueryLedger:
         data, file = plain(event), self._file
         if event.total != bool(self._round):
             raise Refused("round")
-        with file.change() as connection:
+        with self._charging() as connection:
             data, known = file.tally.noted(data) | self._round, self.known()
             if (
                 "levels" in data

@@ -32,9 +32,9 @@ from silodp.host.schema import load_schema, schema_text
 from silodp.host.study import CODE, Study, read_study
 from silodp.host.tables import of_table, read_toml, toml
 from silodp.silo.service.masking import Masking
-from silodp.silo.service.policy import Place, Policy, Shuffling
+from silodp.silo.service.policy import APPROVALS, Place, Policy, Shuffling
 
-APPROVED, LOG = "approved", "approvals.jsonl"
+APPROVED = "approved"
 """Beside the policy: the silo's own copies of what was approved, by hash, and a line for each
 approval. A gate that runs looks at the latter.
 """
@@ -255,7 +255,7 @@ def approve(
         "before": {"study": found.rules.study, "definition": found.rules.definition},
         "ledger": {"count": count, "head": head},
     }
-    log = folder / LOG
+    log = folder / APPROVALS
     before = log.read_text("utf-8") if log.exists() else ""
     atomic.write(log, before + json.dumps(line) + "\n")
     return card
@@ -389,7 +389,7 @@ def _set(part: str, fields: Mapping[str, Any]) -> str:
 
 def approvals(policy: Path) -> list[dict[str, Any]]:
     """Every approval since the silo was made, the oldest first."""
-    path = Path(os.path.realpath(policy)).parent / LOG
+    path = Path(os.path.realpath(policy)).parent / APPROVALS
     try:
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     except FileNotFoundError:
@@ -399,12 +399,3 @@ def approvals(policy: Path) -> list[dict[str, Any]]:
             f"{path} cannot be read; restore it, or move it away: the policy says what is "
             "approved now"
         ) from None
-
-
-def stamp(policy: str | Path) -> object:
-    """Changes with every approval."""
-    try:
-        found = os.stat(Path(os.path.realpath(policy)).parent / LOG)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -13,20 +13,16 @@ import hashlib
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file, parse
-from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.core.problem.build import Words, build
-from silodp.core.problem.person import present
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
@@ -38,100 +34,18 @@ from silodp.host.listener import Server
 from silodp.host.lock import sole
 from silodp.host.log import Log
 from silodp.host.ownership import entrust, group_of, reachable
-from silodp.host.schema import load_schema
-from silodp.host.shipped import constants
-from silodp.silo.data.faults import Faults
-from silodp.silo.data.files import load_silos
-from silodp.silo.data.records import Records
-from silodp.silo.data.tables import Known, raw, read_table
-from silodp.silo.ledger.delayed import delayed
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Registry
 from silodp.silo.ledger.reserve import listed
-from silodp.silo.service.approve import stamp
 from silodp.silo.service.door import Door, FrameNote
-from silodp.silo.service.elsewhere import refuse_other_elsewhere
-from silodp.silo.service.masking import Masker, Masking
 from silodp.silo.service.pause import Pause
-from silodp.silo.service.policy import Place, Policy, Shuffling
+from silodp.silo.service.policy import Place, Policy, Shuffling, approval_stamp, own_table
+
+if TYPE_CHECKING:
+    from silodp.core.features.feature_map import FeatureMap
+    from silodp.silo.service.masking import Masker, Masking
 
 # --- what the silo owns --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SiloData:
-    """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest
-    that a ledger recognises them by.
-    """
-
-    x: np.ndarray  # (n, features), or (n, P, features) for persons
-    y: np.ndarray
-    features: tuple[str, ...]
-    known_by: Known
-    missing: np.ndarray | None = None  # as x: where the schema had a value filled in
-    void: np.ndarray | None = None  # (n,) bool: records that count as zero
-
-    @property
-    def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Features and targets of the rows that are used, each by itself: for what an operator is
-        told of his own file.
-        """
-        if self.y.ndim == 1:
-            return self.x, self.y
-        there = present(torch.from_numpy(self.y)).numpy()
-        return self.x[there], self.y[there]
-
-    def records(self, mapped: FeatureMap | None = None) -> Records:
-        """As the model sees them: a map's features, of each row, are computed here, once, and stay
-        in this process.
-        """
-        if mapped:
-            x, y = torch.from_numpy(self.x).float(), torch.from_numpy(self.y)
-            return Records.of([(mapped.of(x.flatten(0, y.dim() - 1)).unflatten(0, y.shape), y)])
-        return replace(
-            Records.of([(self.x, self.y)]),
-            missing=None if self.missing is None else torch.from_numpy(self.missing)[None],
-            void=None if self.void is None else torch.from_numpy(self.void)[None],
-        )
-
-
-def find_schema(place: Place) -> Schema | None:
-    """The schema that the policy names, if it does, with the very label and classes that the policy
-    has.
-    """
-    if not place.schema:
-        return None
-    schema = load_schema(place.schema)
-    if (place.label, place.classes) != (schema.label.name, schema.label.classes):
-        raise BadInput(
-            f"the policy's label and classes are not those of the schema {place.schema}; "
-            "`silodp silo init` writes them"
-        )
-    return schema
-
-
-def read_records(place: Place, schema: Schema | None, faults: Faults | None = None) -> SiloData:
-    """What is wrong is said without a word of the file's content but a column's name.
-
-    With `faults`, as at a gate, no record decides whether the file is read.
-    """
-    try:
-        if schema:
-            table = read_table(Path(place.data), schema, faults)
-            return SiloData(table.x, table.y, schema.features, table.raw, table.missing, table.void)
-        loaded = load_silos([Path(place.data)], place.label, classes=place.classes, faults=faults)
-    except BadInput as error:
-        raise BadInput(str(error).rstrip(".")) from None
-    except Exception:
-        raise BadInput(
-            f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet "
-            "or NPZ file"
-        ) from None
-    x, y = loaded.records_raw[0]
-    x, void = x.reshape(len(x), -1), None
-    if faults is not None:  # without a schema no public value is there to fill in
-        void = faults.bad(tuple(faults.cells), len(y))
-    return SiloData(x, y, loaded.features, raw(loaded.cells[0]), void=void)
 
 
 def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
@@ -152,6 +66,8 @@ def approved_map(place: Place, schema: Schema | None) -> FeatureMap | None:
     """The map of features that the policy names, if it does."""
     if not place.feature_map:
         return None
+    from silodp.core.features.feature_map import feature_map
+
     shape = schema.shape if schema else ()
     fresh = _approved(place, run_again)
     return feature_map(place.feature_map, _approved(place), shape, fresh)
@@ -185,6 +101,8 @@ def _approved(
 
     def load(text: str) -> Any:
         if not is_file(text):
+            from silodp.host.shipped import constants
+
             return constants(text)
         path = parse(text)[0]
         if path not in sources:
@@ -250,6 +168,8 @@ def states(
     def shown() -> DurableLedger:
         if not policy.answer_after:
             return ledger
+        from silodp.silo.ledger.delayed import delayed
+
         return delayed(Path(place.ledger), lambda: policy.answer_after, clock=clock)
 
     def look() -> None:
@@ -260,6 +180,22 @@ def states(
         metrics.gauge("silodp_policy_days", (policy.expires - datetime.now(UTC).date()).days)
 
     return look
+
+
+def load_masking(path: str | Path) -> Masking | None:
+    """Return the table [masks] of a policy file. Masks are loaded only where there is one."""
+    if own_table(path, "masks", "members, colluding and least") is None:
+        return None
+    from silodp.silo.service.masking import Masking
+
+    return Masking.load(path)
+
+
+def _masker(masking: Masking, key: Ed25519PrivateKey, policy: Policy) -> Masker:
+    """Return what masks the counts of this silo."""
+    from silodp.silo.service.masking import Masker
+
+    return Masker(masking, key, policy.definition)
 
 
 def open_door(
@@ -279,15 +215,22 @@ def open_door(
     No record decides whether the door opens. `tell` is given what the hospital alone should read of
     its records: it must go to the officer's own screen, and never into what leaves.
     """
-    schema, faults = find_schema(place), Faults()
+    # Reading is loaded here, once, and apart from all that answers.
+    from silodp.silo.data.faults import Faults
+    from silodp.silo.data.reading import find_schema, read_records
+
+    faults = Faults()
+    schema = find_schema(place)
     own = read_records(place, schema, faults)
     mapped = approved_map(place, schema)
     if mapped and is_file(mapped.text):
+        from silodp.silo.service.elsewhere import refuse_other_elsewhere
+
         source = _bytes(parse(place.feature_map)[0])
         refuse_other_elsewhere(mapped, source, own.x.shape[-1])
     problem, key = approved_problem(place, own.x.shape[-1], schema), read_key(place.key)
     sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
-    masks = Masker(masking, key, policy.definition) if masking else None
+    masks = _masker(masking, key, policy) if masking else None
     door = Door(
         policy,
         problem,
@@ -336,12 +279,12 @@ def _serve(
 ) -> bool:
     """Whether it ended since another study was approved."""
     entrust([path])  # before a word of it is believed
-    approved = stamp(path)
+    approved = approval_stamp(path)
     policy, place, shuffling, masking = (
         Policy.load(path),
         Place.load(path),
         Shuffling.load(path),
-        Masking.load(path),
+        load_masking(path),
     )
     secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
     daemon.check_files(
@@ -388,7 +331,7 @@ def _serve(
         )
 
         look = states(policy, place, ledger, pause.on)
-        told, changed = (lambda: ready(policy, place)), (lambda: stamp(path) != approved)
+        told, changed = (lambda: ready(policy, place)), (lambda: approval_stamp(path) != approved)
         return daemon.serve(
             server, log, stop, role="gate", started=started, ready=told, look=look, changed=changed
         )

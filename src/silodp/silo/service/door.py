@@ -23,13 +23,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.features.feature_map import FeatureMap
 from silodp.core.mechanisms import Shuffled
 from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.accounting import Rule
@@ -63,14 +62,17 @@ from silodp.core.query import Release
 from silodp.core.statistics import MAX_EDGES
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
-from silodp.silo.data.tables import Known
 from silodp.silo.gate import Gate
-from silodp.silo.ledger.durable import DurableLedger
+from silodp.silo.ledger.durable import DurableLedger, QueryLedger
 from silodp.silo.ledger.reserve import checkpoint, finish, known, take, taken_since
 from silodp.silo.service.limits import Limits
-from silodp.silo.service.masking import Masker
 from silodp.silo.service.pace import slot_for
 from silodp.silo.service.policy import HOUR, Policy, Shuffling
+
+if TYPE_CHECKING:
+    from silodp.core.features.feature_map import FeatureMap
+    from silodp.silo.data.tables import Known
+    from silodp.silo.service.masking import Masker
 
 FINISHED = 10_000
 """Runs whose release is remembered in memory, newest first to stay."""
@@ -160,7 +162,7 @@ class Door:
         self._exact.verify()
         self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
         self._shuffling, self._masks = shuffling, masks
-        self._charges, self._noted, self._note = Charges(ledger), noted, FrameNote("answered")
+        self._charges, self._noted, self._note = Charges(), noted, FrameNote("answered")
         self._lock = threading.Lock()
         self._paused, self._purged = False, date.min
         self._longest = (
@@ -251,7 +253,7 @@ class Door:
             self._check_total(envelope)
             round = envelope.shuffle_round
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
-        paid = self._ledger.for_query(
+        with self._ledger.question(
             query_id=envelope.query_id,
             digest=who,
             kind=query.mechanism.kind,
@@ -261,25 +263,27 @@ class Door:
             generation=self._generation,
             most_local=self._most_local(),
             now=now,
-        )
-        if paid.answer is not None:
-            self._note = replace(self._note, code="repeated")
-            if (
-                query.mechanism.masked and self._masks
-            ):  # stored, but who stored it may have died, or failed, before this
-                self._masks.forget(asker, envelope.run, envelope.cohort)
-            return paid.answer
-        self._exact.check(query)
-        self._limits.count_work(asker, [query.event()], now)
-        if query.mechanism.masked and self._masks:
-            self._masks.begin(asker, envelope, paid.rounds)
-        if not self._charges.known(
-            envelope.query_id
-        ):  # or else charged but not answered, as when the process died in between
-            self._policy.check_rate(asker, envelope.run, now=now, counts=self._charges)
-        release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
-        self._charges.add(now)
-        count, head = self._charges.head()
+        ) as paid:
+            if paid.answer is not None:
+                self._note = replace(self._note, code="repeated")
+                if (
+                    query.mechanism.masked and self._masks
+                ):  # stored, but who stored it may have died, or failed, before this
+                    self._masks.forget(asker, envelope.run, envelope.cohort)
+                return paid.answer
+            self._exact.check(query)
+            self._limits.count_work(asker, [query.event()], now)
+            if query.mechanism.masked and self._masks:
+                self._masks.begin(asker, envelope, paid.rounds)
+            self._charges.read(paid)
+            if not self._charges.known(
+                envelope.query_id
+            ):  # or else charged but not answered, as when the process died in between
+                self._policy.check_rate(asker, envelope.run, now=now, counts=self._charges)
+            # the charge ends the transaction: no record is read within it
+            release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
+        self._charges.read(paid, _stamp(now))
+        count, head = paid.released
         names = self._policy.silo, envelope.query_id, digest
         if release.event.total:
             answer = Sealed(
@@ -429,34 +433,30 @@ class Door:
 
 
 class Charges:
-    """What the policy's rates count by: the ledger's charges, so that a restart forgets none, kept
-    in memory and read anew when others write.
+    """What the policy's rates count by: the ledger's charges, so that a restart forgets none.
 
-    Formal guarantees: counts what the file holds, as of the last call of `known`, since every entry
-    is the door's own or makes it read.
+    Formal guarantee: counts what the file holds, as of the last call of `read`, which is within the
+    transaction of the charge.
     """
 
-    def __init__(self, ledger: DurableLedger) -> None:
-        self._ledger = ledger
+    def __init__(self) -> None:
         self._runs: dict[str, tuple[str, str]] = {}
         self._count: Counter[tuple[str, str]] = Counter()
         self._times: list[str] = []
 
     def known(self, query_id: str) -> bool:
-        """Whether the query has been charged: then it may be computed again under that charge,
-        whatever the rates.
+        """Return whether the query has been charged: then it may be computed again under that
+        charge, whatever the rates.
         """
-        self._read()
         return query_id in self._runs
 
-    def add(self, now: float) -> None:
-        """Note the charge that was just made, at the door's own time where no other was made."""
-        self._read(_stamp(now))
+    def read(self, paid: QueryLedger, stamp: str = "") -> None:
+        """Take in the charges that are new in the ledger. Entries of another kind are not looked
+        at.
 
-    def _read(self, stamp: str = "") -> None:
-        """Take in the charges that are new. Entries of another kind are not looked at."""
-        with _closed():
-            new = self._ledger.charges(after=len(self._times))
+        After a charge `stamp` is the door's own time, which counts where no other was made.
+        """
+        new = paid.charges(after=len(self._times))
         for entry in new:
             self._runs[entry.query_id] = entry.asker, entry.run
             self._count[entry.asker, entry.run] += 1
@@ -472,11 +472,6 @@ class Charges:
         """
         moment = _stamp(time)
         return sum(stamp > moment for stamp in self._times)
-
-    def head(self) -> tuple[int, str]:
-        """Return the count and head that leave with a release."""
-        with _closed():
-            return self._ledger.released()
 
 
 def _work(rule: Rule, n: int, event: Event | TotalEvent) -> int:

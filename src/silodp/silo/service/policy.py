@@ -27,6 +27,7 @@ where it takes part in masked totals; `silodp silo init` writes them with commen
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from silodp.silo.service.door import Charges
 
 HOUR = 3600.0
+APPROVALS = "approvals.jsonl"
+"""The file of approvals, beside a policy."""
 STATISTICS, SAMPLINGS = tuple(statistics.STATISTICS), tuple(samplings.SAMPLINGS)
 
 
@@ -401,6 +404,15 @@ class Place(Site):
             for what in CODE
             if is_file(text := getattr(self, what))
         }
+
+
+def approval_stamp(policy: str | Path) -> object:
+    """Return what changes with every approval of a study beside this policy file."""
+    try:
+        found = os.stat(Path(os.path.realpath(policy)).parent / APPROVALS)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def own_table(path: str | Path, name: str, wanted: str) -> dict[str, Any] | None:

@@ -203,14 +203,10 @@ def provision(
     from silodp.core.privacy.accounting import Budget
     from silodp.silo.data.heldout import held_out
     from silodp.silo.data.persons import said_of
+    from silodp.silo.data.reading import find_schema, read_records
     from silodp.silo.ledger.durable import DurableLedger, Identity
     from silodp.silo.ledger.view import rule_by_name
-    from silodp.silo.service.daemon import (
-        approved_map,
-        approved_problem,
-        find_schema,
-        read_records,
-    )
+    from silodp.silo.service.daemon import approved_map, approved_problem
     from silodp.silo.service.door import definition_hash
     from silodp.silo.service.pace import slot_for
     from silodp.silo.service.policy import Place, Policy, Shuffling

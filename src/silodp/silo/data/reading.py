@@ -1,0 +1,102 @@
+"""Read a hospital's own file, as its policy names it: the only way from a file to records.
+
+Nothing that answers imports this module, nor what it reads with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from silodp.core.errors import BadInput
+from silodp.core.problem.person import present
+from silodp.core.problem.schema import Schema
+from silodp.host.schema import load_schema
+from silodp.silo.data.faults import Faults
+from silodp.silo.data.files import load_silos
+from silodp.silo.data.records import Records
+from silodp.silo.data.tables import Known, raw, read_table
+
+if TYPE_CHECKING:
+    from silodp.core.features.feature_map import FeatureMap
+    from silodp.silo.service.policy import Place
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SiloData:
+    """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest
+    that a ledger recognises them by.
+    """
+
+    x: np.ndarray  # (n, features), or (n, P, features) for persons
+    y: np.ndarray
+    features: tuple[str, ...]
+    known_by: Known
+    missing: np.ndarray | None = None  # as x: where the schema had a value filled in
+    void: np.ndarray | None = None  # (n,) bool: records that count as zero
+
+    @property
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Features and targets of the rows that are used, each by itself: for what an operator is
+        told of his own file.
+        """
+        if self.y.ndim == 1:
+            return self.x, self.y
+        there = present(torch.from_numpy(self.y)).numpy()
+        return self.x[there], self.y[there]
+
+    def records(self, mapped: FeatureMap | None = None) -> Records:
+        """As the model sees them: a map's features, of each row, are computed here, once, and stay
+        in this process.
+        """
+        if mapped:
+            x, y = torch.from_numpy(self.x).float(), torch.from_numpy(self.y)
+            return Records.of([(mapped.of(x.flatten(0, y.dim() - 1)).unflatten(0, y.shape), y)])
+        return replace(
+            Records.of([(self.x, self.y)]),
+            missing=None if self.missing is None else torch.from_numpy(self.missing)[None],
+            void=None if self.void is None else torch.from_numpy(self.void)[None],
+        )
+
+
+def find_schema(place: Place) -> Schema | None:
+    """The schema that the policy names, if it does, with the very label and classes that the policy
+    has.
+    """
+    if not place.schema:
+        return None
+    schema = load_schema(place.schema)
+    if (place.label, place.classes) != (schema.label.name, schema.label.classes):
+        raise BadInput(
+            f"the policy's label and classes are not those of the schema {place.schema}; "
+            "`silodp silo init` writes them"
+        )
+    return schema
+
+
+def read_records(place: Place, schema: Schema | None, faults: Faults | None = None) -> SiloData:
+    """What is wrong is said without a word of the file's content but a column's name.
+
+    With `faults`, as at a gate, no record decides whether the file is read.
+    """
+    try:
+        if schema:
+            table = read_table(Path(place.data), schema, faults)
+            return SiloData(table.x, table.y, schema.features, table.raw, table.missing, table.void)
+        loaded = load_silos([Path(place.data)], place.label, classes=place.classes, faults=faults)
+    except BadInput as error:
+        raise BadInput(str(error).rstrip(".")) from None
+    except Exception:
+        raise BadInput(
+            f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet "
+            "or NPZ file"
+        ) from None
+    x, y = loaded.records_raw[0]
+    x, void = x.reshape(len(x), -1), None
+    if faults is not None:  # without a schema no public value is there to fill in
+        void = faults.bad(tuple(faults.cells), len(y))
+    return SiloData(x, y, loaded.features, raw(loaded.cells[0]), void=void)

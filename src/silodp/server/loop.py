@@ -54,6 +54,7 @@ class Reporter(Protocol):
 
     def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Return the words of which the model was made, and the tensors beside its parameters."""
+        ...
 
     def result(self, w: Tensor, iterates: int, ended: str) -> dict[str, Any]:
         """Return what the summary of a run contains that hands over `w`.

@@ -18,7 +18,7 @@ from silodp.core.sampling import Poisson, Sampling, WithoutReplacement
 from silodp.silo.answer import exact as exact_module
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.products import Products
-from silodp.silo.data import tables as tables_module
+from silodp.silo.data import persons as persons_module
 from silodp.silo.data.tables import Table, table_of
 from silodp.silo.ledger.tally import Tally
 
@@ -230,7 +230,7 @@ def more_persons(*words: Any) -> Table:
             names.append(f"{name}-{(seen[name] - 1) // person.rows}")
         return shipped(np.array(names, object), person, void)
 
-    with instead(tables_module, "grouped", numbered):
+    with instead(persons_module, "grouped", numbered):
         return table_of(*words)
 
 
@@ -242,5 +242,5 @@ def two_spellings(*words: Any) -> Table:
         names = np.array([cell.encode().hex() for cell in cells], object)
         return shipped(names, person, void)
 
-    with instead(tables_module, "grouped", spelled):
+    with instead(persons_module, "grouped", spelled):
         return table_of(*words)

@@ -314,7 +314,7 @@ PANELS = {
         *("settings", "slope", "local_steps", "inner", "restarts", "momentum", "kappa"),
         *("sampling", "rule", "anchor_share", "noise", "output", "seed"),
         *("from_theory", "lipschitz", "smoothness", "pl", "gap", "dimension"),
-        *("test", "data_dir", "signal", "candidates", "repetitions", "trials"),
+        *("test", "signal", "candidates", "repetitions", "trials"),
         *("peers", "own_name", "gate", "relay", "run_id"),
     ),
 }

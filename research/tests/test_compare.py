@@ -100,7 +100,9 @@ def test_an_interrupted_study_goes_on_and_ends_with_the_same_rows(tmp_path, monk
 def test_shards_run_each_unit_once_and_their_union_is_the_whole(tmp_path, monkeypatch):
     whole = run(TINY, tmp_path / "whole")
     real, seen = lab.run_arm, []
-    monkeypatch.setattr(lab, "run_arm", lambda arm, *rest: seen.append(arm.key) or real(arm, *rest))
+    monkeypatch.setattr(
+        lab, "run_arm", lambda arm, *rest, **more: seen.append(arm.key) or real(arm, *rest, **more)
+    )
     assert (
         run(TINY, tmp_path / "parts", shard=(1, 2)) is None
     )  # half is missing: nothing to sum up yet

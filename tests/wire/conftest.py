@@ -53,7 +53,9 @@ def folder(tmp_path_factory, gates):
 
 
 @pytest.fixture
-def hub(folder):
+def hub(folder, monkeypatch):
+    """The federation's hub. A server that a test of it starts again finds the modified engine."""
+    _find_modified_engine(monkeypatch)
     return Hub(folder / "hub.sock")
 
 

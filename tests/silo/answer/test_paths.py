@@ -2,6 +2,7 @@
 numbers alone: neighbours are compared, and nothing is timed.
 """
 
+import gc
 import math
 import sys
 from collections.abc import Callable
@@ -207,12 +208,14 @@ def path_of(ask: Callable[[], object]) -> tuple[list[object], list[object]]:
         return follow
 
     before = sys.gettrace()
+    gc.disable()  # or the collector may close what an earlier test left open, in lines of silodp
     with Operations() as seen:
         sys.settrace(follow)
         try:
             ask()
         finally:
             sys.settrace(before)
+            gc.enable()
     return seen.found, lines
 
 

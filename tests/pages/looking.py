@@ -29,7 +29,6 @@ forked.set_forkserver_preload(
         "silodp.cli.silo",
         "silodp.silo.service.daemon",
         "silodp.server.run",
-        "silodp.simulation.local",
     ]
 )
 

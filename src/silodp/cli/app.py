@@ -1,8 +1,8 @@
 """The command line. Bad input gets one sentence and exit code 2, an interrupt one and 130; every
 command has --json for machines.
 
-A command's module is imported when the command runs: a gate that serves has loaded nothing of the
-laboratory, and help is quick.
+A command's module is imported when the command runs. So a gate that serves has loaded neither
+simulation nor audit, and help is quick.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Folder of `silodp train`, `compare`, `reproduce` or `federation run`.",
+            help="Folder of `silodp train`, `federation run` or a study.",
             show_default=False,
         ),
     ],

@@ -1,5 +1,5 @@
-"""Run folders as data for pages: what `silodp train`, `compare`, `reproduce` and `federation run`
-have written, also while they write.
+"""Run folders as data for pages: what `silodp train`, `silodp federation run` and studies have
+written, also while they write.
 
 Everything is read anew each time and nothing is locked but for an instant, so a run may be killed
 and resumed under a reader's eyes. A folder may come from elsewhere: only plain files are opened,
@@ -217,8 +217,7 @@ def _read(folder: Path) -> Run:
     if kind is Kind.TRAINING and (about or files.result.exists()):
         return _trained(files, about)
     raise BadInput(
-        f"{folder} holds no run; give a folder of `silodp train`, `compare`, `reproduce` "
-        "or `federation run`"
+        f"{folder} holds no run; give a folder of `silodp train`, a study or `federation run`"
     )
 
 

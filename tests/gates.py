@@ -23,7 +23,7 @@ from silodp.core.problem.prox import by_name
 from silodp.server.remote import Card
 from silodp.silo.data.datasets import DATASETS
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct
 
@@ -103,7 +103,7 @@ class Gate:
         self.folder, self.policy, self.place, self._program = (
             folder,
             policy,
-            Place.load(policy),
+            DaemonSettings.load(policy),
             program,
         )
         self.card = Card.of(json.loads((Path(policy).parent / "silo.json").read_text()))

@@ -29,7 +29,7 @@ from silodp.server.estimates.scoring_total import shuffled_for
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import open_door
 from silodp.silo.service.masking import Masking
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 from silodp.silo.service.provision import provision
 from silodp.wire.socket import Unreached
 
@@ -283,7 +283,7 @@ def deployed(trained, folder, name, file, **more):
         registry=folder / "registry",
         **about,
     )
-    policy, place = Policy.load(made.policy), Place.load(made.policy)
+    policy, place = Policy.load(made.policy), DaemonSettings.load(made.policy)
     ledger = DurableLedger.open(Path(place.ledger))
 
     def door(**rules):

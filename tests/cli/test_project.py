@@ -36,7 +36,7 @@ from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service import daemon
 from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.door import Door
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 from silodp.silo.service.provision import provision
 
 
@@ -437,7 +437,7 @@ def gate(trial: Path, hospital: str, **changes):
 
 
 def door(policy: str, registry: Path) -> Door:
-    place = Place.load(policy)
+    place = DaemonSettings.load(policy)
     schema = find_schema(place)
     held = read_records(place, schema)
     problem, ledger = (
@@ -468,7 +468,7 @@ def test_a_gate_tells_missing_rates_though_the_schema_fills_values_in(trial, mon
         "a,b,c,label\n"
         + "".join(f"{'' if i % 4 else 2},{'' if i % 2 else 'u'},1,{i % 2}\n" for i in range(40))
     )
-    place = Place.load(
+    place = DaemonSettings.load(
         gate(trial, "west", name="holes", data=trial / "holes.csv", schema=trial / "s.toml").policy
     )
     schema = find_schema(place)
@@ -559,7 +559,7 @@ def test_the_daemon_serves_by_a_schema_that_only_its_owner_may_change(trial):
     made, heard = gate(trial, "west", socket=str(trial / "s")), []
     stop, tell = socket.socketpair()
 
-    def ready(policy: Policy, place: Place) -> None:
+    def ready(policy: Policy, place: DaemonSettings) -> None:
         heard.append(place.schema)
         tell.sendall(b"!")
 

@@ -36,7 +36,7 @@ from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.door import Door
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 from silodp.silo.service.provision import provision
 from silodp.simulation import scoring
 
@@ -617,7 +617,7 @@ def clinic(tmp_path_factory):
         "held_out": 0.25,
     }
     made = provision(folder / "silo", data=data, registry=folder / "registry", **about)
-    policy, place = Policy.load(made.policy), Place.load(made.policy)
+    policy, place = Policy.load(made.policy), DaemonSettings.load(made.policy)
     held = read_records(place, None)
     problem, ledger = (
         approved_problem(place, held.x.shape[1], None),

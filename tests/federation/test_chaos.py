@@ -41,7 +41,7 @@ from silodp.core.protocol.relay import Passed, decode_outcome
 from silodp.host.cards import read_card
 from silodp.server.journal import Journal
 from silodp.server.order import Order
-from silodp.server.run import Conduct, plan_order
+from silodp.server.run import NetworkRun, plan_order
 from silodp.silo.ledger.durable import DurableLedger
 
 STORMS = int(os.environ.get("SILODP_LONG", "1"))
@@ -423,7 +423,7 @@ def replayed(ground: Ground, out: Path, copy: Path) -> None:
     for name in ("run.json", "journal"):
         shutil.copy(out / name, copy / name)
     order = Order.read(json.loads((out / "run.json").read_text()), out)
-    again = Conduct(
+    again = NetworkRun(
         ground.cards,
         ground.problem,
         order,

@@ -40,7 +40,7 @@ from silodp.server.run import plan_order
 from silodp.silo.data.reading import read_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 from silodp.testing.federation import simulated_federation
 
 ENGINES = {"direct": "silodp", "nvflare": "nvflare", "flower": "flwr"}
@@ -192,7 +192,7 @@ def test_a_run_trains_and_every_silo_has_spent_what_the_plan_said_by_a_ledger_th
     plan = plan_order(ORDER, federation.cards).plan
     planned = plan.spent()[0]
     for i, (policy, told) in enumerate(zip(federation.policies, trained["silos"], strict=True)):
-        path = Path(Place.load(policy).ledger)
+        path = Path(DaemonSettings.load(policy).ledger)
         monkeypatch.setattr("sys.argv", ["silodp", "ledger", "verify", str(path), "--json"])
         with pytest.raises(SystemExit, match="0"):
             cli.main()
@@ -275,7 +275,8 @@ def test_the_recorded_releases_played_to_the_generator_give_the_same_iterates_bi
     journal.close()
     journal = journal_of(tmp_path / "run")
     ledgers = [
-        DurableLedger.open(Path(Place.load(policy).ledger)) for policy in federation.policies
+        DurableLedger.open(Path(DaemonSettings.load(policy).ledger))
+        for policy in federation.policies
     ]
     kept = [
         [
@@ -364,7 +365,9 @@ def test_without_noise_the_iterates_over_the_engine_are_the_simulations(federati
     records = Records.of(
         [
             (held.x, held.y)
-            for held in (read_records(Place.load(policy), None) for policy in federation.policies)
+            for held in (
+                read_records(DaemonSettings.load(policy), None) for policy in federation.policies
+            )
         ]
     )
     without = {
@@ -387,7 +390,7 @@ def test_a_second_model_is_approved_and_trained_for_the_same_patients_and_the_le
     """
     if federation.engine != "nvflare":
         pytest.skip("shown over NVFlare")
-    ledgers = [Path(Place.load(policy).ledger) for policy in federation.policies]
+    ledgers = [Path(DaemonSettings.load(policy).ledger) for policy in federation.policies]
     before = [
         (DurableLedger.open(path).used(), list(DurableLedger.open(path).entries()))
         for path in ledgers

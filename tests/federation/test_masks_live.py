@@ -24,9 +24,9 @@ from silodp.core.protocol.offers import KEYS
 from silodp.host.cards import read_card
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts
-from silodp.server.run import Conduct, plan_order
+from silodp.server.run import NetworkRun, plan_order
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 
 pytestmark = [
     pytest.mark.xdist_group("federation-masks"),
@@ -113,7 +113,7 @@ def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_hold
             drops=1 / ROUNDS,
         )
         wire = Wire(carrier_of(folder, state), state["processes"][f"gate {VICTIM}"])
-        run = Conduct(
+        run = NetworkRun(
             cards,
             problem_of(cards[0], order),
             order,
@@ -146,7 +146,7 @@ def check_ledgers(summary: dict, order: Order, cards: list, state: dict) -> None
     plan = plan_order(order, cards).plan
     event = plan.asked[0].event.of(0)
     for card, told in zip(cards, summary["silos"], strict=True):
-        ledger = DurableLedger.open(Path(Place.load(state["silos"][card.name]).ledger))
+        ledger = DurableLedger.open(Path(DaemonSettings.load(state["silos"][card.name]).ledger))
         ledger.verify()
         charges = [entry for entry in ledger.entries() if entry.act == "charge"]
         asked = int(FATAL) if card.name == VICTIM else ROUNDS + 1

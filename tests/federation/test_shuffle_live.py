@@ -56,7 +56,7 @@ from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts
 from silodp.server.remote_shuffled import ShuffledRemote
-from silodp.server.run import Conduct, agree, plan_order
+from silodp.server.run import NetworkRun, agree, plan_order
 from silodp.server.shuffled import ShuffledFederation
 from silodp.shuffler.daemon import read_keys
 from silodp.shuffler.door import ShufflerDoor
@@ -66,7 +66,7 @@ from silodp.shuffler.store import RoundStore
 from silodp.silo.data.reading import read_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 from silodp.testing.federation import simulated_federation
 
 pytestmark = pytest.mark.xdist_group("federation-shuffle")
@@ -130,7 +130,7 @@ def federation():
 
 def conducted(f, order: Order, place: Path, *, carrier=None, timeouts=CALM, **more) -> dict:
     """The summary of a run in this process."""
-    run = Conduct(
+    run = NetworkRun(
         f.cards,
         f.problem,
         order,
@@ -149,7 +149,8 @@ def conducted(f, order: Order, place: Path, *, carrier=None, timeouts=CALM, **mo
 def charges(f, run: str) -> list[list]:
     """The charges of a run in each silo's ledger."""
     ledgers = [
-        DurableLedger.open(Path(Place.load(policy).ledger)) for policy in f.state["silos"].values()
+        DurableLedger.open(Path(DaemonSettings.load(policy).ledger))
+        for policy in f.state["silos"].values()
     ]
     return [
         [e for e in ledger.entries() if e.act == "charge" and e.run == run] for ledger in ledgers
@@ -298,7 +299,9 @@ def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_th
     records = Records.of(
         [
             (held.x, held.y)
-            for held in (read_records(Place.load(p), None) for p in f.state["silos"].values())
+            for held in (
+                read_records(DaemonSettings.load(p), None) for p in f.state["silos"].values()
+            )
         ]
     )
     each, errors = simulated_federation(f.problem, records, Everyone(3)).each(), []
@@ -401,7 +404,7 @@ def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(
     boxes = []
     kept = {}
     for policy in f.state["silos"].values():
-        ledger = DurableLedger.open(Path(Place.load(policy).ledger))
+        ledger = DurableLedger.open(Path(DaemonSettings.load(policy).ledger))
         answers = [
             ledger.stored(entry.query_id) for entry in ledger.entries() if entry.act == "answer"
         ]
@@ -655,7 +658,7 @@ def test_cards_of_two_rules_a_silo_called_shuffler_and_a_quorum_of_one_are_refus
     with pytest.raises(BadInput, match="it must be between 2 and 3"):
         plan_order(replace(ORDER, least=1), f.cards)
     with pytest.raises(BadInput, match="not given"):
-        Conduct(f.cards, f.problem, ORDER, Nobody(), tmp_path / "run", key=f.key)
+        NetworkRun(f.cards, f.problem, ORDER, Nobody(), tmp_path / "run", key=f.key)
     with pytest.raises(BadInput, match="'shuffler'"):
         ShuffledRemote(
             [replace(f.cards[0], name=SITE), *f.cards[1:]],

@@ -23,7 +23,7 @@ from silodp.host.ownership import changeable, exposed, reachable
 from silodp.shuffler import daemon as shuffler_daemon
 from silodp.shuffler import provision as shuffler_commands
 from silodp.silo.service import daemon
-from silodp.silo.service.policy import Place, Shuffling
+from silodp.silo.service.policy import DaemonSettings, Shuffling
 from silodp.silo.service.provision import provision
 
 EVE, GATE = 65533, 65534  # users that own nothing here
@@ -184,7 +184,10 @@ def test_a_gate_starts_only_if_nobody_else_could_change_any_of_its_files_or_thei
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     found = gate_of(tmp_path)
     paths = {
-        field.name for kind in (Place, Shuffling) for field in fields(kind) if field.type == "str"
+        field.name
+        for kind in (DaemonSettings, Shuffling)
+        for field in fields(kind)
+        if field.type == "str"
     }
     no_paths = {
         "label",

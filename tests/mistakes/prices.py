@@ -20,7 +20,7 @@ from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.products import Products
 from silodp.silo.data import persons as persons_module
 from silodp.silo.data.tables import Table, table_of
-from silodp.silo.ledger.tally import Tally
+from silodp.silo.ledger.state import LedgerState
 
 OF_PRICES = Mistakes()
 plant = OF_PRICES.plant
@@ -47,33 +47,35 @@ def by_clip(shipped: Any, sampling: Sampling, multiplier: float, *words: Any) ->
     )
 
 
-def at_creation(shipped: Any, tally: Tally, event: Event | TotalEvent) -> tuple[str, float]:
+def at_creation(shipped: Any, state: LedgerState, event: Event | TotalEvent) -> tuple[str, float]:
     """Prices by the number of records that the ledger was made for."""
-    now, tally.records = tally.records, tally.settings.records
+    now, state.records = state.records, state.settings.records
     try:
-        return shipped(tally, event)
+        return shipped(state, event)
     finally:
-        tally.records = now
+        state.records = now
 
 
-def cheaper_later(shipped: Any, tally: Tally, event: Event | TotalEvent) -> tuple[str, float]:
+def cheaper_later(shipped: Any, state: LedgerState, event: Event | TotalEvent) -> tuple[str, float]:
     """From the third question on everything costs half: a price that follows from the history."""
-    bucket, amount = shipped(tally, event)
-    return bucket, amount / 2 if len(tally.queries) >= 2 else amount
+    bucket, amount = shipped(state, event)
+    return bucket, amount / 2 if len(state.queries) >= 2 else amount
 
 
-def one_step(shipped: Any, tally: Tally, event: Event | TotalEvent) -> tuple[str, float]:
+def one_step(shipped: Any, state: LedgerState, event: Event | TotalEvent) -> tuple[str, float]:
     """Local steps cost what one step costs."""
-    return shipped(tally, replace(event, count=1))
+    return shipped(state, replace(event, count=1))
 
 
-def whatever_records(shipped: Any, tally: Tally, event: Event | TotalEvent) -> tuple[str, float]:
+def whatever_records(
+    shipped: Any, state: LedgerState, event: Event | TotalEvent
+) -> tuple[str, float]:
     """Batches of one name share a bucket, though an edit has dealt the records out again."""
-    now, tally.generation = tally.generation, 0
+    now, state.generation = state.generation, 0
     try:
-        return shipped(tally, event)
+        return shipped(state, event)
     finally:
-        tally.generation = now
+        state.generation = now
 
 
 def dearest(shipped: Any, buckets: Any) -> np.ndarray:
@@ -100,7 +102,7 @@ for name, mistaken in (
     ("local steps cost one step", one_step),
     ("batches of one name share a bucket over an edit", whatever_records),
 ):
-    plant(name, "pricing")(lambda mistaken=mistaken: instead(Tally, "price", mistaken))
+    plant(name, "pricing")(lambda mistaken=mistaken: instead(LedgerState, "price", mistaken))
 plant("the dearest bucket is the total", "pricing")(
     lambda: instead(accounting_module, "sum_with_partitions", dearest)
 )

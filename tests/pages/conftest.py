@@ -18,7 +18,7 @@ from research.study import Grid, Study
 from silodp.cli.federation_files import problem_of
 from silodp.server.order import Order
 from silodp.server.remote import Card, Timeouts
-from silodp.server.run import Conduct
+from silodp.server.run import NetworkRun
 from silodp.silo.service.provision import provision
 from silodp.wire.hub import Direct
 
@@ -65,12 +65,12 @@ class Gated:
     def direct(self) -> Direct:
         return Direct({"clinic": self.folder / "clinic/gate.sock"})
 
-    def conduct(self, out: Path, **order) -> Conduct:
+    def conduct(self, out: Path, **order) -> NetworkRun:
         card = Card.of(json.loads(self.card.read_text()))
         deadline = order.pop("deadline", PATIENCE)
         timeouts = Timeouts(deadline=deadline, limit=deadline, retry=min(5.0, deadline))
         settings = {"algorithm": "spider", "rounds": 4, "phase": 2, "epsilon": ("0.5",)} | order
-        return Conduct(
+        return NetworkRun(
             [card],
             problem_of(card, Order(**settings)),
             Order(**settings),

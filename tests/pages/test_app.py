@@ -25,7 +25,7 @@ from silodp.pages.guard import HEADERS
 from silodp.pages.style import STYLE
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.pause import NAME, paused, set_paused
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 
 pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (silodp[ui])")
@@ -171,7 +171,7 @@ def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(
     lines = [line.split() for line in (gated.policy.parent / "gate.log").read_text().splitlines()]
     assert page.count("<tr>") >= len(lines)
     assert CODES["clip"].replace("'", "&#x27;") in page
-    spent = rounded_up(DurableLedger.open(Place.load(gated.policy).ledger).spent(), 4)
+    spent = rounded_up(DurableLedger.open(DaemonSettings.load(gated.policy).ledger).spent(), 4)
     assert f">{spent}<" in ask(port, "/silo")[1]
     for line in lines:
         assert line[0][:19].replace("T", " ") in page
@@ -184,7 +184,7 @@ def test_the_gates_page_shows_every_refusal_with_its_sentence_and_every_charge(
 def test_the_gates_page_groups_queries_by_run_has_a_verified_ledger_and_gives_every_charge_away_as_a_table(  # noqa: E501
     port, gated
 ):
-    ledger = DurableLedger.open(Place.load(gated.policy).ledger)
+    ledger = DurableLedger.open(DaemonSettings.load(gated.policy).ledger)
     _, page, _ = ask(port, "/silo")
     asked = {entry.run: 0 for entry in ledger.entries() if entry.act == "charge"}
     assert asked
@@ -440,7 +440,7 @@ def test_a_run_that_is_resumed_keeps_its_lines_and_a_replayed_question_is_not_wr
     run = gated.conduct(tmp_path / "r", rounds=6)
     list(itertools.islice(iter(run), 3))
     run._journal.close()
-    run._tally.record.close()  # as a kill does
+    run._spending.record.close()  # as a kill does
     assert runs.read(tmp_path / "r").state == "interrupted"
     (tmp_path / "r/progress.jsonl").write_bytes(
         b"".join((tmp_path / "r/progress.jsonl").read_bytes().splitlines(keepends=True)[:2])

@@ -19,7 +19,7 @@ from silodp.host import metrics
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service import daemon
 from silodp.silo.service.page import GatePage
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 from silodp.silo.service.provision import provision
 
 pytest.importorskip("starlette", reason="starlette is not installed (silodp[ui])")
@@ -50,7 +50,7 @@ def answer(policy, monkeypatch, took: float) -> DurableLedger:
         return datetime.fromtimestamp(BEGIN + at[0], UTC).isoformat(timespec="milliseconds")
 
     monkeypatch.setattr("silodp.silo.ledger.file.now", now)
-    ledger = DurableLedger.open(Place.load(policy).ledger)
+    ledger = DurableLedger.open(DaemonSettings.load(policy).ledger)
     about = {"kind": "grad", "asker": "server", "run": "run", "generation": 0}
     paid = ledger.for_query(query_id="q", digest=bytes(32), **about)
     paid.charge(Event(FullBatch(), 100.0), [0])
@@ -64,7 +64,7 @@ def test_page_csv_and_metrics_show_a_charge_at_the_end_of_its_slot_and_not_befor
     policy, monkeypatch, took
 ):
     ledger = answer(policy, monkeypatch, took)
-    rules, place, at = Policy.load(policy), Place.load(policy), [0.0]
+    rules, place, at = Policy.load(policy), DaemonSettings.load(policy), [0.0]
     page = GatePage(policy, None, [], clock=lambda: BEGIN + at[0])
     look = daemon.states(rules, place, ledger, lambda: False, clock=lambda: BEGIN + at[0])
 

@@ -9,7 +9,7 @@ import pytest
 from gates import ASKER, three_gates
 from silodp.cli.app import main
 from silodp.server.order import Order
-from silodp.server.run import Conduct
+from silodp.server.run import NetworkRun
 
 FILE = """
 from silodp import Gaussian, Grad, Query
@@ -138,7 +138,7 @@ def test_a_run_over_silos_ends_there_too_with_what_was_paid_for_and_within_its_e
     file.write_text(GREEDY)
     with three_gates() as gates:
         order = Order(f"{file}:mine", epsilon=("2",), rounds=3, seed=0)
-        run = Conduct(
+        run = NetworkRun(
             gates.cards, gates.problem, order, gates.direct(), tmp_path / "run", key=ASKER
         )
         assert len(list(run)) == 2

@@ -18,7 +18,7 @@ from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts, hashed_id
 from silodp.server.replies import Replies
-from silodp.server.run import Conduct
+from silodp.server.run import NetworkRun
 
 ORDER = Order("spider", rounds=4, phase=2, epsilon=("0.3",))
 QUICK = Timeouts(deadline=LIMIT, limit=LIMIT, retry=30.0)
@@ -50,8 +50,8 @@ class Nobody:
     names = exchange
 
 
-def conduct(gates, folder, carrier=None) -> Conduct:
-    run = Conduct(
+def conduct(gates, folder, carrier=None) -> NetworkRun:
+    run = NetworkRun(
         gates.cards,
         gates.problem,
         ORDER,
@@ -113,7 +113,7 @@ def test_a_server_killed_at_any_step_needs_no_answer_again_that_it_had_and_nobod
     kill(gates, tmp_path / "run", STEPS[step])
     check_told(gates, tmp_path / "run", before)
     kept = Replies(tmp_path / "run/replies")
-    run = Conduct(gates.cards, gates.problem, ORDER, Nobody(), tmp_path / "run", key=ASKER)
+    run = NetworkRun(gates.cards, gates.problem, ORDER, Nobody(), tmp_path / "run", key=ASKER)
     journal = list(iter(run._journal.read, None))
     had = {(told.sequence, name) for told in journal for name in told.heard} | {
         (key.sequence, key.name) for key in kept._places
@@ -161,7 +161,7 @@ def test_what_a_stopped_run_said_is_not_shown_any_more_once_it_has_gone_on(
             "quorum": 3,
             "timeouts": Timeouts(deadline=2.0, limit=2.5, retry=1.0),
         }
-        run = Conduct(
+        run = NetworkRun(
             gates.cards, gates.problem, ORDER, Cut(gates.sockets), tmp_path / "run", **about
         )
         list(run)

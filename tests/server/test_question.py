@@ -27,7 +27,7 @@ from silodp.server.question import (
 )
 from silodp.server.remote import Remote, Timeouts
 from silodp.server.run import plan_order
-from silodp.server.tally import Tally
+from silodp.server.spending import Spending
 
 State = QuestionState
 WAITS = Timeouts(deadline=5.0, limit=5.0, retry=1.0)
@@ -169,23 +169,23 @@ def shown(problem, records, folder, set_up):
     set_up(silos[0], carrier)
     folder.mkdir()
     record = Progress(folder, keep=False)
-    tally = Tally(
+    spending = Spending(
         cards, plan_order(Order("mb-sgd", rounds=1, epsilon=("1.0",)), cards).plan, record
     )
     states = []
 
     def report(outcome, heard):
         states.append(channel.question.state("silo-0"))
-        tally.note(outcome, heard)
+        spending.note(outcome, heard)
 
     channel = Remote(cards, carrier, run="run", key=ASKER, timeouts=WAITS, report=report)
     with contextlib.suppress(Killed):
         channel.ask(gradient(problem, 2.0), range(2))
     if channel.pending:
         states.append(channel.question.state("silo-0"))
-        tally.charge(*channel.pending)
+        spending.charge(*channel.pending)
     record.close()
-    return states[-1], tally.spent()["silo-0"], channel.charges["silo-0"]
+    return states[-1], spending.spent()["silo-0"], channel.charges["silo-0"]
 
 
 @pytest.mark.parametrize("state", SCENES)

@@ -21,7 +21,7 @@ from silodp.server.algorithms.spider import prox_spider
 from silodp.server.federation import Everyone, Federation
 from silodp.server.order import Order
 from silodp.server.remote import Card, Remote, Timeouts
-from silodp.server.run import Conduct, agree, plan_order
+from silodp.server.run import NetworkRun, agree, plan_order
 from silodp.silo.data.records import Records
 from silodp.testing.federation import check_replay, simulated_federation
 
@@ -43,8 +43,8 @@ def gates():
 ORDER = Order("spider", rounds=12, phase=4, epsilon=("0.3",))
 
 
-def carried_out(gates, folder, carrier=None, order=ORDER, **settings) -> tuple[Conduct, list]:
-    run = Conduct(
+def carried_out(gates, folder, carrier=None, order=ORDER, **settings) -> tuple[NetworkRun, list]:
+    run = NetworkRun(
         gates.cards,
         gates.problem,
         order,
@@ -186,7 +186,7 @@ def test_a_journal_that_is_cut_anywhere_leads_to_the_same_end_and_no_second_spen
 
 
 def test_a_gate_killed_in_mid_run_is_waited_for_and_no_answer_is_paid_twice(gates, tmp_path):
-    run = Conduct(
+    run = NetworkRun(
         gates.cards,
         gates.problem,
         ORDER,
@@ -218,7 +218,7 @@ def test_a_slow_gate_is_left_behind_at_the_deadline_and_counts_again_when_it_is_
     gates, tmp_path, clock
 ):
     carrier, timeouts = Stopping(gates.sockets), Timeouts(deadline=0.6, limit=1e6, retry=0.3)
-    run = Conduct(
+    run = NetworkRun(
         gates.cards,
         gates.problem,
         ORDER,

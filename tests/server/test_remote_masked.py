@@ -28,14 +28,14 @@ from silodp.server.journal import Journal
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts
 from silodp.server.remote_masked import MaskedRemote
-from silodp.server.run import Conduct, plan_order
+from silodp.server.run import NetworkRun, plan_order
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.reading import read_records
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.door import Door
 from silodp.silo.service.masking import Masker, Masking, pin
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 from silodp.silo.service.provision import provision
 
 ASKER = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
@@ -84,7 +84,7 @@ class Hospital:
     def start(self) -> None:
         """A new process: its keys of runs are gone."""
         place, policy, masking = (
-            Place.load(self.policy),
+            DaemonSettings.load(self.policy),
             Policy.load(self.policy),
             Masking.load(self.policy),
         )
@@ -142,9 +142,9 @@ def hospitals(tmp_path):
     return made
 
 
-def conduct(hospitals, place, carrier, order=ORDER, **more) -> Conduct:
+def conduct(hospitals, place, carrier, order=ORDER, **more) -> NetworkRun:
     cards = [h.card for h in hospitals]
-    return Conduct(
+    return NetworkRun(
         cards, problem_of(cards[0], order), order, carrier, place, key=ASKER, timeouts=WAITS, **more
     )
 
@@ -435,7 +435,7 @@ def test_a_run_that_a_spoilt_total_ended_tells_the_same_charges_when_it_is_resum
             came = super().exchange(frames, timeout)
             if of_round(frames.get("silo-3", b""), "2"):
                 said = decode_reply(came["silo-3"], limit=10**6)
-                own = read_key(Place.load(hospitals[3].policy).key)
+                own = read_key(DaemonSettings.load(hospitals[3].policy).key)
                 came["silo-3"] = encode_reply(replace(said, box=b"\xfe" * len(said.box)), own)
             return came
 

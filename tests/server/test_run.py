@@ -18,7 +18,7 @@ from silodp.server.order import Order
 from silodp.server.progress import Progress
 from silodp.server.remote import QuestionReport
 from silodp.server.run import advised, plan_order
-from silodp.server.tally import Tally
+from silodp.server.spending import Spending
 
 
 def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
@@ -45,11 +45,11 @@ def test_the_noise_of_a_mean_is_over_the_records_that_are_trained_on(tmp_path):
     plan = plan_order(Order("mb-sgd", rounds=1), [card]).plan
     query = Query(Grad(problem.initial([0])), Gaussian("gradient", 1.0, 2.0))
     record = Progress(tmp_path, keep=False)
-    tally = Tally([card], plan, record)
+    spending = Spending([card], plan, record)
     told = QuestionReport(
         sequence=0, query=query, event=query.event(), answered=("a",), dropped={}, replayed=False
     )
-    tally._write_line(told, {"a": Heard("0" * 64, 1, "0" * 64, 0.0)})
+    spending._write_line(told, {"a": Heard("0" * 64, 1, "0" * 64, 0.0)})
     record.close()
     line = json.loads((tmp_path / "progress.jsonl").read_text())
     assert line["noise"] == pytest.approx(2.0 * 2 / 50 * 3**0.5)

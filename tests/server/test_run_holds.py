@@ -14,9 +14,9 @@ from silodp.core.errors import BadInput
 from silodp.core.protocol.codec import Refusal, encode_reply
 from silodp.core.protocol.quote import HoldRequest, encode_hold
 from silodp.server.order import Order
-from silodp.server.quote import Holds, run_events
+from silodp.server.quote import RunHolds, run_events
 from silodp.server.remote import Timeouts
-from silodp.server.run import Conduct
+from silodp.server.run import NetworkRun
 from silodp.silo.ledger.reserve import listed, release
 
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes([8]) * 32)
@@ -45,8 +45,8 @@ def nothing_held(gates):
 
 def conduct(
     gates, folder, order=ORDER, *, key=ASKER, carrier=None, timeouts=QUICK, **more
-) -> Conduct:
-    return Conduct(
+) -> NetworkRun:
+    return NetworkRun(
         gates.cards,
         gates.problem,
         order,
@@ -66,12 +66,14 @@ def held(gates) -> list[float]:
     return [sum(o.share for o in listed(gate.ledger())) for gate in gates.gates]
 
 
-def holder(gates, run, key, epsilon, carrier=None, **more) -> Holds:
+def holder(gates, run, key, epsilon, carrier=None, **more) -> RunHolds:
     made = conduct(gates, more.pop("folder"), replace(ORDER, epsilon=(str(epsilon),)), key=key)
     made._journal.close()
-    made._tally.record.close()
+    made._spending.record.close()
     about = {"cards": gates.cards, "timeouts": QUICK, "quorum": 1} | more
-    return Holds(carrier=carrier or gates.direct(), plan=made.made.plan, run=run, key=key, **about)
+    return RunHolds(
+        carrier=carrier or gates.direct(), plan=made.made.plan, run=run, key=key, **about
+    )
 
 
 def test_a_run_holds_what_it_needs_spends_it_and_releases_the_rest(gates, tmp_path):

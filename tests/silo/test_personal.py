@@ -16,7 +16,7 @@ from silodp.host.model import open_model
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.personal import fitted, personalise
 from silodp.silo.service.daemon import approved_problem
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 from silodp.silo.service.provision import provision
 
 
@@ -61,7 +61,7 @@ def clinic(tmp_path, monkeypatch):
         classes=("0", "1"),
         **about,
     )
-    place = Place.load(made.policy)
+    place = DaemonSettings.load(made.policy)
     tensors, words = shared(tmp_path / "run")
     names = list(approved_problem(place, 2, None).shapes)
     save_file(
@@ -138,7 +138,7 @@ def test_an_older_folder_is_closed_to_others_and_a_link_is_not_followed(clinic):
 
 
 def test_a_strong_pull_gives_the_shared_model_and_none_that_of_the_silo_alone(clinic):
-    problem = approved_problem(Place.load(clinic / "silo/policy.toml"), 2, None)
+    problem = approved_problem(DaemonSettings.load(clinic / "silo/policy.toml"), 2, None)
     data = np.loadtxt(clinic / "own.csv", delimiter=",", skiprows=1)
     x, y = torch.from_numpy(data[:, :2]), torch.from_numpy(data[:, 2]).long()
     start = torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64)

@@ -101,10 +101,10 @@ def _differs(path: Path, silo: Silo) -> str:
 
 
 def _ledger(policy: Path | None) -> Path | None:
-    from silodp.silo.service.policy import Place
+    from silodp.silo.service.policy import DaemonSettings
 
     try:
-        path = Path(Place.load(policy).ledger) if policy else None
+        path = Path(DaemonSettings.load(policy).ledger) if policy else None
         return path if path and path.is_file() and os.access(path, os.R_OK) else None
     except (BadInput, OSError):
         return None

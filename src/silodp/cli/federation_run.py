@@ -117,9 +117,9 @@ def run(
     Example: `silodp federation run --algorithm spider --epsilon 3 --rounds 25`
     """
     from silodp.server.folder import read_run
-    from silodp.server.quote import Holds
+    from silodp.server.quote import RunHolds
     from silodp.server.remote import Timeouts
-    from silodp.server.run import Conduct
+    from silodp.server.run import NetworkRun
 
     if (own_name or gate or relay or run_id) and not peers:
         raise BadInput(
@@ -200,7 +200,7 @@ def run(
             limit=max(Timeouts.limit if patience is None else patience, until),
             retry=min(often, until),
         )
-    conduct = Conduct(
+    conduct = NetworkRun(
         cards,
         problem_of(cards[0], order, schema),
         order,
@@ -211,7 +211,7 @@ def run(
         timeouts=waits,
         shuffler=mixer,
         run=run_id,
-        holds=peer.holds if peer else Holds,
+        holds=peer.holds if peer else RunHolds,
         held=_show_held if not as_json else lambda held: None,
         advice=advice.words() if advice else None,
     )

@@ -72,10 +72,10 @@ def _records(
     schema: Path | None,
 ) -> int:
     from silodp.silo.data.reading import find_schema, read_records
-    from silodp.silo.service.policy import Place
+    from silodp.silo.service.policy import DaemonSettings
     from silodp.silo.service.provision import _by, _place
 
-    place = Place(
+    place = DaemonSettings(
         **_place(path, label, classes, model, prox, feature_map=feature_map) | _by(schema)
     )
     return len(read_records(place, find_schema(place)).y)

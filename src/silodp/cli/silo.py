@@ -24,7 +24,7 @@ from silodp.host.schema import load_schema
 from silodp.host.site import for_unit
 
 if TYPE_CHECKING:
-    from silodp.silo.service.policy import Place, Policy
+    from silodp.silo.service.policy import DaemonSettings, Policy
 
 silo = group("One silo's gate: make it, run it, look at it.")
 
@@ -294,7 +294,7 @@ def serve(policy: PolicyFile, as_json: Json = False) -> None:
     """
     from silodp.silo.service import daemon
 
-    def told(rules: Policy, place: Place) -> None:
+    def told(rules: Policy, place: DaemonSettings) -> None:
         line = f"{rules.silo} answers at {place.socket}"
         dump({"silo": rules.silo, "socket": place.socket}) if as_json else say(line, wrap=False)
 
@@ -339,9 +339,9 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     """
     from silodp.silo.ledger.durable import DurableLedger
     from silodp.silo.service.pause import paused
-    from silodp.silo.service.policy import Place, Policy
+    from silodp.silo.service.policy import DaemonSettings, Policy
 
-    rules, place = Policy.load(policy), Place.load(policy)
+    rules, place = Policy.load(policy), DaemonSettings.load(policy)
     runs, opened, words = (
         running(place.ledger),
         DurableLedger.open(Path(place.ledger)),

@@ -280,11 +280,11 @@ def key(policy: PolicyFile, as_json: Json = False) -> None:
 
     Example: `silodp silo key clinic/policy.toml`
     """
-    from silodp.silo.service.policy import Place
+    from silodp.silo.service.policy import DaemonSettings
 
     name, own = (
         read_toml("policy", policy).get("silo"),
-        public(read_key(Place.load(policy).key)),
+        public(read_key(DaemonSettings.load(policy).key)),
     )  # askers may still be missing
     words = fingerprint(own)
     tell(
@@ -318,10 +318,10 @@ def trust(
     Example: `silodp silo trust clinic/policy.toml other.json --words "acid acorn ..."`
     """
     from silodp.silo.service.masking import pin
-    from silodp.silo.service.policy import Place
+    from silodp.silo.service.policy import DaemonSettings
 
     card = read_card(other)
-    if card.key == public(read_key(Place.load(policy).key)):
+    if card.key == public(read_key(DaemonSettings.load(policy).key)):
         raise BadInput(
             f"{other} has the key of this silo itself; give the silo.json of OTHER, a silo "
             "with which it is in a total"

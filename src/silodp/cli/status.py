@@ -179,13 +179,13 @@ def _gate(folder: Path) -> dict[str, Any]:
     """A silo on this machine: what it approves, and what is left."""
     from silodp.silo.ledger.durable import DurableLedger
     from silodp.silo.service.approve import approvals
-    from silodp.silo.service.policy import Place, Policy
+    from silodp.silo.service.policy import DaemonSettings, Policy
 
     path = folder / "policy.toml"
     rules, card, opened = (
         Policy.load(path),
         read_card(folder / "silo.json"),
-        DurableLedger.open(Path(Place.load(path).ledger)),
+        DurableLedger.open(Path(DaemonSettings.load(path).ledger)),
     )
     charges = [entry for entry in opened.entries() if entry.act == "charge"]
     return {
@@ -207,17 +207,19 @@ def _gate(folder: Path) -> dict[str, Any]:
 
 def _silo(folder: Path) -> dict[str, Any]:
     from silodp.host.lock import running
-    from silodp.silo.service.policy import Place
+    from silodp.silo.service.policy import DaemonSettings
 
     path = folder / "policy.toml"
-    own, runs = _gate(folder), running(Place.load(path).ledger)
+    own, runs = _gate(folder), running(DaemonSettings.load(path).ledger)
     steps = (
         []
         if own["checked"]
         else [f'silodp silo attest {path} --by "NAME"   # once `silodp silo check` was run']
     )
     steps += (
-        [f"silodp ledger show {Place.load(path).ledger}"] if runs else [f"silodp silo serve {path}"]
+        [f"silodp ledger show {DaemonSettings.load(path).ledger}"]
+        if runs
+        else [f"silodp silo serve {path}"]
     )
     return {"kind": "silo", "folder": str(folder), "running": runs, "silos": [own], "next": steps}
 

@@ -26,7 +26,7 @@ from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_model
 from silodp.server.kept import Kept
 from silodp.server.output import output
-from silodp.server.plan import DryRun, Within
+from silodp.server.plan import DryRun, PlanLimits
 from silodp.server.prepare import AGAINST, Prepared
 
 
@@ -117,7 +117,7 @@ class Run:
             if is_file(self.made.algorithm.name):
                 self._rehearse(start)
             asked = self._connect()
-            asked.check = Within(self.made.plan)
+            asked.check = PlanLimits(self.made.plan)
             fed = Keeping(asked)
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):

@@ -28,7 +28,7 @@ from silodp.core.protocol.quote import HoldReply, HoldRequest, decode_hold, enco
 from silodp.host import atomic
 from silodp.server.asking import Carrier
 from silodp.server.plan import Plan
-from silodp.server.quote import PASSING, Holds
+from silodp.server.quote import PASSING, RunHolds
 
 
 class Relay(Protocol):
@@ -103,7 +103,7 @@ class Peer:
         return [*self._gate.names(), *sorted(self._seen)]
 
 
-class PeerHolds(Holds):
+class PeerHolds(RunHolds):
     """Each peer takes the hold of its own gate, and publishes what the gate has signed; no question
     goes out before all hold, or one refuses.
 

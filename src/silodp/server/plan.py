@@ -101,7 +101,7 @@ def dry_run(run: Run, mechanisms: Mapping[str, Gaussian], participation: Everyon
     return log
 
 
-class Within:
+class PlanLimits:
     """Holds a run to its plan: nobody is asked more often for a kind of release than was priced."""
 
     def __init__(self, plan: Plan) -> None:

@@ -66,7 +66,7 @@ def _own(plan: Plan, kind: str, event: Event | TotalEvent, silo: int) -> Event |
     return replace(plan.mechanisms[kind].noisy(event).of(silo), count=int(np.asarray(event.count)))
 
 
-class Holds:
+class RunHolds:
     """What the gates hold for one run. `keep` before every question, `release` at the end; `held`
     says what each gate holds now.
     """

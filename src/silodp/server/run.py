@@ -46,13 +46,13 @@ from silodp.server.order import TOTALS, Order, by_silo
 from silodp.server.plan import Plan
 from silodp.server.prepare import Prepared, least_of, prepare
 from silodp.server.progress import Progress as Record
-from silodp.server.quote import Holds
+from silodp.server.quote import RunHolds
 from silodp.server.remote import Card, Carrier, Remote, Timeouts
 from silodp.server.remote_masked import MaskedRemote
 from silodp.server.remote_shuffled import ShuffledRemote, Shuffler
 from silodp.server.settings import participation_by_name, samplings_by_name
 from silodp.server.shuffled import ShuffledFederation
-from silodp.server.tally import Progress, Tally
+from silodp.server.spending import Progress, Spending
 
 
 def agree(cards: Sequence[Card], problem: Problem, trust: str = "isrl") -> None:
@@ -200,7 +200,7 @@ def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
             )
 
 
-class Conduct(Run):
+class NetworkRun(Run):
     """One run over a network, new or continued."""
 
     def __init__(
@@ -216,7 +216,7 @@ class Conduct(Run):
         timeouts: Timeouts | None = None,
         shuffler: Shuffler | None = None,
         run: str | None = None,
-        holds: Callable[..., Holds] = Holds,
+        holds: Callable[..., RunHolds] = RunHolds,
         held: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
         advice: Mapping[str, Any] | None = None,
     ) -> None:
@@ -267,8 +267,8 @@ class Conduct(Run):
             undo.callback(self._journal.close)
             if self._journal.new:  # refused, a new run leaves no folder
                 undo.callback(_discard, folder, was_there)
-            self._tally = Tally(cards, made.plan, Record(folder, keep=True))
-            undo.callback(self._tally.record.close)
+            self._spending = Spending(cards, made.plan, Record(folder, keep=True))
+            undo.callback(self._spending.record.close)
             if order.totals:
                 quorum = made.least
             releases = max(asked.event.count for asked in made.plan.asked)
@@ -286,7 +286,7 @@ class Conduct(Run):
             self._holds = holds(cards, carrier, made.plan, **asking, report=held)
             more: dict[str, Any] = asking | {
                 "journal": self._journal,
-                "report": self._tally.note,
+                "report": self._spending.note,
                 "before": self._going_out,
             }
             if shuffler:
@@ -303,10 +303,10 @@ class Conduct(Run):
             order.coins,
             connect=self._connected,
             journal=_NetworkJournal(
-                self._journal, self._remote, self._tally, self._holds, folder, was_there
+                self._journal, self._remote, self._spending, self._holds, folder, was_there
             ),
             reporter=_NetworkReporter(
-                self._cards, made.order, self._remote, self._tally, self.run, partitioned
+                self._cards, made.order, self._remote, self._spending, self.run, partitioned
             ),
         )
 
@@ -319,7 +319,7 @@ class Conduct(Run):
 
     def _going_out(self, charges: Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]) -> None:
         self._holds.keep()
-        self._tally.ahead(self._remote.asked, charges)
+        self._spending.ahead(self._remote.asked, charges)
         # The result of an earlier stop: the run goes on, and spends more than it shows.
         self.files.result.unlink(missing_ok=True)
 
@@ -331,15 +331,15 @@ class _NetworkJournal:
         self,
         journal: Journal,
         remote: Remote,
-        tally: Tally,
-        holds: Holds,
+        spending: Spending,
+        holds: RunHolds,
         folder: Path,
         was_there: bool,
     ) -> None:
         """Store the arguments; `was_there`: whether the folder is older than the run."""
         self._journal = journal
         self._remote = remote
-        self._tally = tally
+        self._spending = spending
         self._holds = holds
         self._folder = folder
         self._was_there = was_there
@@ -358,8 +358,8 @@ class _NetworkJournal:
         if self._remote.pending:
             lost.append(self._remote.pending)
         for event, names in lost:
-            self._tally.charge(event, names)
-        self._tally.ahead(self._remote.asked, ())
+            self._spending.charge(event, names)
+        self._spending.ahead(self._remote.asked, ())
         self._journal.stop(self._since)
 
     def refuse(self) -> None:
@@ -372,18 +372,18 @@ class _NetworkJournal:
         """Release the holds, and close the files."""
         self._holds.release()
         self._journal.close()
-        self._tally.record.close()
+        self._spending.record.close()
 
 
 class _NetworkReporter:
-    """Report a run over a network by what its tally has counted."""
+    """Report a run over a network by what its spending has counted."""
 
     def __init__(
         self,
         cards: Sequence[Card],
         order: Order,
         remote: Remote,
-        tally: Tally,
+        spending: Spending,
         run: str,
         partitioned: bool,
     ) -> None:
@@ -391,13 +391,13 @@ class _NetworkReporter:
         self._card = cards[0]
         self._order = order
         self._remote = remote
-        self._tally = tally
+        self._spending = spending
         self._run = run
         self._partitioned = partitioned
 
     def progress(self, iterates: int) -> Progress:
         """Return what each silo has answered and spent."""
-        return self._tally.progress(iterates)
+        return self._spending.progress(iterates)
 
     def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Return the words that the silos' cards have about the model."""
@@ -418,15 +418,16 @@ class _NetworkReporter:
             "run": self._run,
             "ended": ended,
             "iterates": iterates,
-            "questions": self._tally.questions,
-            "silos": self._tally.silos(self._remote.retired),
+            "questions": self._spending.questions,
+            "silos": self._spending.silos(self._remote.retired),
             "partitioned": self._partitioned,
         }
 
     def without_model(self) -> str:
         """Return what each silo has spent at most."""
         spent = ", ".join(
-            f"{name} epsilon {rounded_up(value, 4)}" for name, value in self._tally.spent().items()
+            f"{name} epsilon {rounded_up(value, 4)}"
+            for name, value in self._spending.spent().items()
         )
         return f"; spent at most: {spent}; it can be resumed"
 

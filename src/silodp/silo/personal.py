@@ -26,7 +26,7 @@ from silodp.host import atomic
 from silodp.host.model import FILE, PERSONAL, contents
 from silodp.silo.data.reading import find_schema, read_records
 from silodp.silo.service.daemon import approved_map, approved_problem
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 
 PULLS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 FOLDS, FEWEST, STEPS = 5, 20, 60
@@ -56,7 +56,7 @@ def personalise(policy: Path, trained: Path) -> Personal:
     """Fits the model in a run's folder, or its file, to the records of the silo whose policy this
     is, and writes it into `personal` beside it.
     """
-    place, silo = Place.load(policy), Policy.load(policy).silo
+    place, silo = DaemonSettings.load(policy), Policy.load(policy).silo
     schema = find_schema(place)
     data = read_records(place, schema)
     problem = approved_problem(place, data.x.shape[-1], schema)

@@ -49,7 +49,7 @@ from silodp.server.order import AUTO, FILES, MODEL, Order, budgets_of, with_defa
 from silodp.server.prepare import Prepared, prepare
 from silodp.server.progress import Progress, measured, measured_total
 from silodp.server.settings import samplings_by_name
-from silodp.server.tally import SeenTotals
+from silodp.server.spending import SeenTotals
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger

@@ -25,7 +25,7 @@ from silodp.core.statistics import STATISTICS
 from silodp.silo.answer.exact import noise_scale
 from silodp.silo.answer.integers import lattice_step, quantised
 from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, canonical
-from silodp.silo.ledger.tally import Tally
+from silodp.silo.ledger.state import LedgerState
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 PAGE = (ROOT / "docs/protocol.md").read_text()
@@ -207,7 +207,7 @@ def test_silodp_rounds_sums_and_packs_the_same_release(file, vector):
 def test_silodp_chains_prices_and_adds_up_the_same_ledger(file, vector):
     settings = LedgerSettings.of(vector["settings"])
     assert settings.genesis == vector["genesis"]
-    tally, previous = Tally(settings), settings.genesis
+    state, previous = LedgerState(settings), settings.genesis
     for sequence, given in enumerate(vector["entries"], 1):
         row = given | {
             "sequence": sequence,
@@ -215,13 +215,13 @@ def test_silodp_chains_prices_and_adds_up_the_same_ledger(file, vector):
             "previous": previous,
         }
         entry = Entry.of([row[name] for name in COLUMNS])
-        tally.apply(entry)
+        state.apply(entry)
         with pytest.raises(Altered):
             Entry.of([(row | {"run": "another"})[name] for name in COLUMNS])
         previous = entry.hash
-    tally.check_total()
+    state.check_total()
     assert (
-        canonical({"ledger": settings.ledger, "count": tally.sequence, "head": tally.head})
+        canonical({"ledger": settings.ledger, "count": state.sequence, "head": state.head})
         == vector["anchor"]
     )
 

@@ -44,7 +44,7 @@ def make(
 
 def asked(ledger, query_id="q", digest=DIGEST, generation=None):
     """By whoever has the records that the ledger was last shown, unless a generation says which."""
-    records = ledger._file.tally.generation if generation is None else generation
+    records = ledger._file.state.generation if generation is None else generation
     return ledger.for_query(
         query_id=query_id, digest=digest, kind="grad", asker="server", run="run", generation=records
     )

@@ -49,7 +49,7 @@ def held(ledger, number: int, now: float) -> str:
     """Takes a hold for one run, in the place of the one before it."""
     about = {"hold": f"h{number}", "digest": "0" * 64, "asker": "server", "run": "run"}
     events = [Event(FullBatch(), 100.0)]
-    generation = ledger._file.tally.generation
+    generation = ledger._file.state.generation
     took = take(
         ledger,
         **about,

@@ -101,15 +101,15 @@ def test_between_a_commit_and_its_anchor_no_other_process_can_write(folder, monk
     ledger, found = make(folder), []
     write = ledgerfile.write_anchor
 
-    def watched(place, tally):
+    def watched(place, state):
         other = sqlite3.connect(ledger.path, timeout=0, isolation_level=None)
         with contextlib.closing(other):
             (count,) = other.execute("SELECT count(*) FROM entries").fetchone()
             for begin in ("BEGIN EXCLUSIVE", "BEGIN IMMEDIATE; INSERT INTO meta VALUES ('a', 'b')"):
                 with pytest.raises(sqlite3.OperationalError, match="locked"):
                     other.executescript(f"{begin}; COMMIT")
-            found.append((count, tally.sequence))
-        write(place, tally)
+            found.append((count, state.sequence))
+        write(place, state)
 
     monkeypatch.setattr(ledgerfile, "write_anchor", watched)
     ask(ledger)
@@ -174,7 +174,7 @@ def test_of_an_answered_question_one_entry_is_held_and_of_words_that_all_have_on
     for number in range(20):
         ask(made, f"q{number}")
     for ledger in (made, DurableLedger.open(folder / "a.ledger")):
-        queries = ledger._file.tally.queries.values()
+        queries = ledger._file.state.queries.values()
         held = [
             held for known in queries for held in gc.get_referents(known) if isinstance(held, Entry)
         ]

@@ -23,7 +23,7 @@ from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.silo.ledger import reserve
 from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.ledger.reserve import Outcome, finish, listed, release, take
-from silodp.silo.ledger.tally import ENTRY_LEAST
+from silodp.silo.ledger.state import ENTRY_LEAST
 
 BUDGET = Budget(3.0, 1e-5)
 UNIT = float(1 / np.sqrt(GDP().capacity(np.array(BUDGET, dtype=object)) / 100))
@@ -340,7 +340,7 @@ def costing(ledger, chosen: Counter[int], events, share: float) -> Counter[int]:
     """So many of each that all together cost about this share of the budget."""
     buckets: dict[str, np.ndarray] = {}
     for k, n in chosen.items():
-        bucket, amount = ledger._file.tally.price(times(n, events[k]))
+        bucket, amount = ledger._file.state.price(times(n, events[k]))
         buckets[bucket] = buckets.get(bucket, np.zeros(())) + amount
     grown = share * ledger.capacity / float(ledger.settings.rule.total(buckets))
     return Counter({k: max(1, round(n * grown)) for k, n in chosen.items()})

@@ -19,7 +19,7 @@ from silodp.silo.data.reading import find_schema, read_records
 from silodp.silo.data.tables import raw
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Identity, Likeness
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 from silodp.silo.service.provision import provision
 
 KEY = b"k" * 32
@@ -349,7 +349,7 @@ def test_next_months_export_goes_on_with_its_ledger_and_gets_no_other(tmp_path):
         "askers": ["0" * 64],
     }
     about["registry"] = tmp_path / "registry"
-    place = Place.load(provision(tmp_path / "gate", data=data, **about).policy)
+    place = DaemonSettings.load(provision(tmp_path / "gate", data=data, **about).policy)
 
     grown = CHANGES["an ignored number"](hospital("north"))
     grown = pd.concat([grown, grown.iloc[[0]].assign(visit=99, age="51", systolic="131")])

@@ -19,7 +19,7 @@ from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.sampling import FullBatch
 from silodp.silo.ledger import chain
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.ledger.tally import Tally
+from silodp.silo.ledger.state import LedgerState
 
 # --- missing, altered, rolled back ---------------------------------------------------------------
 
@@ -295,7 +295,7 @@ def test_a_chain_that_was_forged_with_right_hashes_fails_at_the_anchor_or_in_the
 
 
 def test_a_replay_takes_no_entry_that_cannot_come_next(folder):
-    tally = Tally(make(folder).settings)
+    state = LedgerState(make(folder).settings)
     charge = {
         "act": "charge",
         "event": chain.plain(CHEAP),
@@ -315,13 +315,13 @@ def test_a_replay_takes_no_entry_that_cannot_come_next(folder):
     ):
         for other in impossible:
             with pytest.raises(chain.Altered):
-                tally.apply(tally.draft(time="", **other))
-        taken = tally.draft(time="", **entry)
+                state.apply(state.draft(time="", **other))
+        taken = state.draft(time="", **entry)
         for broken in ({"sequence": taken.sequence + 1}, {"previous": "0" * 64}):
             with pytest.raises(chain.Altered):
-                tally.apply(dataclasses.replace(taken, **broken))
-        tally.apply(taken)
-    assert (tally.sequence, tally.total) == (5, 2 * PRICE)
+                state.apply(dataclasses.replace(taken, **broken))
+        state.apply(taken)
+    assert (state.sequence, state.total) == (5, 2 * PRICE)
 
 
 @pytest.mark.parametrize("more", [{"levels": 2}, {"noise_bits": 9}, {"note": ""}])
@@ -329,16 +329,16 @@ def test_a_replay_takes_no_event_with_a_field_of_another_kind(folder, more):
     """Of a total whose fields were taken away but for one, a Gaussian of any noise could be
     made.
     """
-    tally = Tally(make(folder).settings)
-    event = chain.plain(CHEAP) | {"own": tally.records, "round": "0" * 64} | more
+    state = LedgerState(make(folder).settings)
+    event = chain.plain(CHEAP) | {"own": state.records, "round": "0" * 64} | more
     with pytest.raises(chain.Altered):
-        tally.apply(tally.draft("charge", "", event=event, bucket="", amount=PRICE, query_id="q"))
+        state.apply(state.draft("charge", "", event=event, bucket="", amount=PRICE, query_id="q"))
 
 
 def test_a_total_above_the_budget_does_not_verify(folder, monkeypatch):
     ledger = make(folder, budget=Budget(0.5, 1e-5))
     monkeypatch.setattr(
-        Tally, "capacity", property(lambda self: 1e9, lambda self, value: None), raising=False
+        LedgerState, "capacity", property(lambda self: 1e9, lambda self, value: None), raising=False
     )
     ask(ledger, event=Event(FullBatch(), 1.0))
     monkeypatch.undo()

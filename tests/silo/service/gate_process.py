@@ -18,7 +18,7 @@ from silodp.core.protocol.codec import Answer, Envelope, Refusal, decode_reply, 
 from silodp.core.query import Query
 from silodp.core.statistics import Grad, LocalSteps
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 from silodp.silo.service.provision import Silo, provision
 from silodp.wire.socket import Socket
 
@@ -80,7 +80,7 @@ class Process:
     """`silodp silo serve`, and a courier's way to it."""
 
     def __init__(self, silo: Silo, folder: Path) -> None:
-        self.silo, self.folder, self.place = silo, folder, Place.load(silo.policy)
+        self.silo, self.folder, self.place = silo, folder, DaemonSettings.load(silo.policy)
         self.socket, self.errors = Socket(self.place.socket), folder / "stderr"
         self.start()
 

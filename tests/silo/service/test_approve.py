@@ -21,7 +21,7 @@ from silodp.silo.ledger.view import queries_of
 from silodp.silo.service.approve import approvals, approve, compare, edited
 from silodp.silo.service.daemon import open_door
 from silodp.silo.service.names import runs_of
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 
 CODE = (
     "import torch\nfrom pathlib import "
@@ -82,11 +82,11 @@ def schema(
 
 
 def ledger_of(silo) -> DurableLedger:
-    return DurableLedger.open(Path(Place.load(silo.policy).ledger))
+    return DurableLedger.open(Path(DaemonSettings.load(silo.policy).ledger))
 
 
 def opened(policy: str):
-    place = Place.load(policy)
+    place = DaemonSettings.load(policy)
     return open_door(Policy.load(policy), place, None, DurableLedger.open(Path(place.ledger)))
 
 

@@ -14,7 +14,7 @@ from gate_process import PATIENCE, whole
 from silodp.core.protocol.codec import Refusal, decode_reply, encode_reply
 from silodp.host.listener import LINE_CODES, Server
 from silodp.silo.service.daemon import GateLog
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 from silodp.wire.socket import CODES as WIRE_CODES
 from silodp.wire.socket import Socket, Unreached
 
@@ -23,14 +23,14 @@ from silodp.wire.socket import Socket, Unreached
 
 @contextmanager
 def serving(folder: Path, handle, **changes):
-    place = Place(
+    place = DaemonSettings(
         **{
             field.name: ()
             if field.name in ("classes", "couriers")
             else 0.0
             if field.name == "held_out"
             else "x"
-            for field in fields(Place)
+            for field in fields(DaemonSettings)
         }
         | FITTING
     )

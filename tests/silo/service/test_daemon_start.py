@@ -17,7 +17,7 @@ from silodp.core.errors import BadInput
 from silodp.host.lock import running, sole
 from silodp.silo.service import daemon
 from silodp.silo.service.daemon import approved_problem
-from silodp.silo.service.policy import Place, Policy, Shuffling
+from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling
 from silodp.silo.service.provision import COMMENTS, Silo
 
 # --- what a daemon does not start with -----------------------------------------------------------
@@ -84,7 +84,10 @@ def test_a_model_in_a_file_is_approved_by_the_bytes_that_run(tmp_path, monkeypat
     model.write_text(NET)
     model.chmod(0o600)
     silo = made(tmp_path, model=f"{model}:build")
-    assert Place.load(silo.policy).model_sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
+    assert (
+        DaemonSettings.load(silo.policy).model_sha256
+        == hashlib.sha256(model.read_bytes()).hexdigest()
+    )
     assert started(silo.policy) == "started"
     model.write_text(
         NET.replace("self.a(x)", "self.a(x) * 2")
@@ -104,7 +107,7 @@ def test_a_loss_and_a_prox_in_files_are_approved_by_the_bytes_that_run(tmp_path,
         file.write_text(words[what][0])
         file.chmod(0o600)
     silo = made(tmp_path, **{what: f"{file}:{words[what][1]}" for what, file in files.items()})
-    place = Place.load(silo.policy)
+    place = DaemonSettings.load(silo.policy)
     assert place.loss_sha256 == hashlib.sha256(OWN_LOSS.encode()).hexdigest()
     assert place.prox_sha256 == hashlib.sha256(PROX.encode()).hexdigest()
     definition = approved_problem(place, 3, None).definition()
@@ -138,7 +141,7 @@ def test_a_file_that_two_words_name_is_read_once_so_that_both_hashes_are_of_what
     file.chmod(0o600)
     silo = made(tmp_path, loss=f"{file}:own", prox=f"{file}:Own:0.1")
     sha = hashlib.sha256(other.encode()).hexdigest()
-    place = Place.load(edited(silo, prox_sha256=f'"{sha}"'))
+    place = DaemonSettings.load(edited(silo, prox_sha256=f'"{sha}"'))
     read = daemon._bytes
 
     def changing(path: str) -> bytes:
@@ -154,7 +157,7 @@ def test_a_file_that_two_words_name_is_read_once_so_that_both_hashes_are_of_what
 def test_a_gate_loads_no_file_that_its_policy_does_not_name(idle, tmp_path):
     (tmp_path / "own.py").write_text(OWN_LOSS)
     with pytest.raises(BadInput, match="approves no file"):
-        daemon._approved(Place.load(idle.policy))(f"{tmp_path}/own.py:own")
+        daemon._approved(DaemonSettings.load(idle.policy))(f"{tmp_path}/own.py:own")
 
 
 OWN_LOSS = "def own(output, target):\n    return (output[..., 0] - target).abs()\n"
@@ -215,14 +218,14 @@ def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_not
     }
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in before)
     text = (tmp_path / "a/policy.toml").read_text()
-    for kind, table in zip((Policy, Place), text.split("[daemon]"), strict=True):
+    for kind, table in zip((Policy, DaemonSettings), text.split("[daemon]"), strict=True):
         assert sorted(re.findall(r"(?m)^# .+\n(\w+) = ", table)) == sorted(
             field.name for field in fields(kind)
         )
-    assert {field.name for kind in (Policy, Place, Shuffling) for field in fields(kind)} == set(
-        COMMENTS
-    )
-    assert Place.load(tmp_path / "a/policy.toml").data == str(data)
+    assert {
+        field.name for kind in (Policy, DaemonSettings, Shuffling) for field in fields(kind)
+    } == set(COMMENTS)
+    assert DaemonSettings.load(tmp_path / "a/policy.toml").data == str(data)
     code, _, err = silodp(*words)
     assert (code, "nothing is ever written over" in err) == (2, True)
     code, _, err = silodp(*(tmp_path / "b" if word == tmp_path / "a" else word for word in words))
@@ -231,12 +234,12 @@ def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_not
     assert before == {path: path.read_bytes() for path in (tmp_path / "a").iterdir()}
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Place)])
+@pytest.mark.parametrize("name", [field.name for field in fields(DaemonSettings)])
 def test_a_missing_misspelt_or_mistyped_setting_is_named(tmp_path, name):
     text = "\n".join(["[daemon]", *(f"{key} = {value}" for key, value in SETTINGS.items())]) + "\n"
     path = tmp_path / "policy.toml"
     path.write_text(text)
-    assert Place.load(path).ledger == str(tmp_path / "ledger.db")
+    assert DaemonSettings.load(path).ledger == str(tmp_path / "ledger.db")
     newer = (
         "schema",
         "held_out",
@@ -257,10 +260,10 @@ def test_a_missing_misspelt_or_mistyped_setting_is_named(tmp_path, name):
     ):
         path.write_text(re.sub(rf"(?m)^{name} = .*\n", new, text))
         with pytest.raises(BadInput, match=name):
-            Place.load(path)
+            DaemonSettings.load(path)
     path.write_text("")
     with pytest.raises(BadInput, match="no table"):
-        Place.load(path)
+        DaemonSettings.load(path)
 
 
 SETTINGS = {name: '"x"' for name in ("data", "label", "model", "prox", "key", "log", "socket")}

@@ -30,7 +30,7 @@ from silodp.silo.data.reading import read_records
 from silodp.silo.data.records import Records
 from silodp.silo.service.daemon import approved_map, approved_problem
 from silodp.silo.service.elsewhere import refuse_other_elsewhere
-from silodp.silo.service.policy import Place
+from silodp.silo.service.policy import DaemonSettings
 from silodp.silo.service.provision import provision
 
 OWN = (
@@ -70,7 +70,7 @@ def test_a_gate_sees_of_its_records_what_a_shipped_map_makes_of_them(tmp_path, p
     made = silo(tmp_path, pictures, "photo:9")
     assert (made.parameters, len(made.features), made.feature_map) == (10, 64, "photo:9")
     assert started(made.policy) == "started"
-    place = Place.load(made.policy)
+    place = DaemonSettings.load(made.policy)
     own = read_records(place, None)
     seen = own.records(approved_map(place, None))
     assert seen.x.shape == (1, 40, 9)
@@ -88,7 +88,7 @@ def test_a_map_in_a_file_is_approved_by_the_bytes_that_run(tmp_path, pictures):
     file.write_text(OWN)
     file.chmod(0o600)
     made = silo(tmp_path, pictures, f"{file}:halves")
-    place = Place.load(made.policy)
+    place = DaemonSettings.load(made.policy)
     assert place.feature_map_sha256 == hashlib.sha256(OWN.encode()).hexdigest()
     assert place.feature_map_sha256 in approved_problem(place, 64, None).definition()
     assert approved_map(place, None).of(torch.ones(2, 64)).shape == (2, 3)

@@ -25,7 +25,7 @@ from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutRep
 from silodp.silo.ledger import reserve
 from silodp.silo.ledger.chain import Entry, canonical
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.ledger.tally import PASSED, Tally
+from silodp.silo.ledger.state import PASSED, LedgerState
 from silodp.silo.service import limits
 from silodp.silo.service.limits import HOUR_BYTES, HOUR_WORK, MOST_WORK, PRICES
 
@@ -53,18 +53,18 @@ class Reading:
 
     def __init__(self, monkeypatch) -> None:
         self.entries = self.prices = 0
-        of, price = Entry.of.__func__, Tally.price
+        of, price = Entry.of.__func__, LedgerState.price
 
         def counted_of(kind, row):
             self.entries += 1
             return of(kind, row)
 
-        def counted_price(tally, event):
+        def counted_price(state, event):
             self.prices += 1
-            return price(tally, event)
+            return price(state, event)
 
         monkeypatch.setattr(Entry, "of", classmethod(counted_of))
-        monkeypatch.setattr(Tally, "price", counted_price)
+        monkeypatch.setattr(LedgerState, "price", counted_price)
 
     def of(self, path) -> tuple[DurableLedger, int, int]:
         self.entries = self.prices = 0
@@ -96,7 +96,7 @@ def test_an_open_hold_a_number_and_a_used_id_outlive_a_checkpoint(tmp_path):
     late = wish("late", (ONE,), run="r1", number=6)
     churn(door, 100, first=10)
     again = DurableLedger.open(ledger.path)
-    assert again._file.tally.mark > 0
+    assert again._file.state.mark > 0
     assert [(o.hold.id, o.hold.run) for o in reserve.listed(again)] == [("first", "kept")]
     assert reserve.listed(again)[0].share == reserve.listed(ledger)[0].share > 0
     restarted, _ = silo(tmp_path, ledger=again)
@@ -129,7 +129,7 @@ def test_runs_of_long_ago_are_forgotten_and_their_late_requests_stay_refused(tmp
     for k in range(100):
         assert told(door, wish(f"n{k}", (ONE,), run=f"n{k}", number=100 + 2 * k)).code == ""
         ended(door, f"n{k}", number=101 + 2 * k)
-    holds = ledger._file.tally.holds
+    holds = ledger._file.state.holds
     assert sum(len(runs) for runs in holds.last.values()) <= 64
     assert told(door, old) == told(door, late) == "lapsed"
     ledger.verify()
@@ -158,7 +158,7 @@ def test_no_checkpoint_hides_a_charge(tmp_path, appended):
     entries = {entry.sequence: entry for entry in whole.entries()}
     assert entries[1].act == "charge"
     fake = replace(entries[1], act="release", amount=0.0, total=0.0).chained()
-    empty = Tally(whole.settings)
+    empty = LedgerState(whole.settings)
     event = canonical(empty.checkpoint([]))
     head = whole.head()
     mark = replace(

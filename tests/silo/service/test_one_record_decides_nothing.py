@@ -22,7 +22,7 @@ from silodp.silo.data.tables import read_table
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service import daemon
 from silodp.silo.service.daemon import open_door
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 from silodp.silo.service.provision import provision
 
 SCHEMA = """
@@ -108,7 +108,7 @@ def silo_of(folder: Path, task: str, **more):
 
 
 def opened(silo, told=None):
-    place = Place.load(silo.policy)
+    place = DaemonSettings.load(silo.policy)
     ledger = DurableLedger.open(Path(place.ledger))
     tell = (told if told is not None else []).append
     return open_door(Policy.load(silo.policy), place, None, ledger, tell=tell)[0]
@@ -215,7 +215,7 @@ def calm(path: Path) -> None:
 def test_what_could_not_be_read_counts_as_the_public_value_or_as_nothing_and_n_stays(home):
     folder = home("one")
     silo = silo_of(folder, "binary")
-    schema = find_schema(Place.load(silo.policy))
+    schema = find_schema(DaemonSettings.load(silo.policy))
     good = read_table(write(folder / "clinic.csv", GOOD), schema)
     for row, zero in (("x,x,x,1,2,3", False), ("1,f,no,x,2,3", True), ("1,f,no,1,2,3,4,5", True)):
         faults = Faults()
@@ -262,7 +262,7 @@ def test_no_count_of_such_records_leaves_by_card_metrics_log_or_status(home, cap
             daemon.serve(silo.policy, stop, lambda *_: None, tell=told.append)
         assert bool(told) == (mine != EDITED)
         card = read_card(folder / "silo/silo.json")
-        log = Path(Place.load(silo.policy).log).read_text()
+        log = Path(DaemonSettings.load(silo.policy).log).read_text()
         assert "cannot be used" not in log
         lines = [line.split(" ", 1)[1] for line in log.splitlines()]
         outside.append((card.records, card.parameters, card.features, lines, metrics.text("gate")))

@@ -56,7 +56,7 @@ def rows(people: int = PEOPLE) -> list[Row]:
     return found
 
 
-class Place:
+class DaemonSettings:
     """A silo's folder: a file, and the ledger that was made for its first content."""
 
     def __init__(self, folder: Path) -> None:
@@ -119,7 +119,7 @@ def numbers_of(x: torch.Tensor) -> set[int]:
 
 
 def test_a_person_keeps_its_part_when_a_cell_of_any_row_is_edited(tmp_path):
-    place, content = Place(tmp_path), rows()
+    place, content = DaemonSettings(tmp_path), rows()
     before = place.held(content)
     assert len(before) == int(SHARE * PEOPLE)
     edits = {0: (31, "seen", "no"), 100: (50, "", "yes"), 333: (9, "x", "no")}
@@ -129,7 +129,7 @@ def test_a_person_keeps_its_part_when_a_cell_of_any_row_is_edited(tmp_path):
 
 
 def test_a_person_keeps_its_part_when_rows_are_added_removed_and_moved(tmp_path):
-    place, content = Place(tmp_path), rows()
+    place, content = DaemonSettings(tmp_path), rows()
     before = place.held(content)
     assert place.held(content[:2] + content[3:]) == before  # one of three rows is gone
     assert place.held([*content, ("p7", 7, 12, "", "yes")]) == before
@@ -138,7 +138,7 @@ def test_a_person_keeps_its_part_when_rows_are_added_removed_and_moved(tmp_path)
 
 def test_each_person_that_comes_or_goes_moves_one_other_person_at_most(tmp_path):
     """How many are held out is public and follows from n, so somebody has to make room."""
-    place, content = Place(tmp_path), rows()
+    place, content = DaemonSettings(tmp_path), rows()
     held = place.held(content)
     everybody = set(range(PEOPLE))
     for k in range(6):
@@ -158,7 +158,7 @@ def test_each_person_that_comes_or_goes_moves_one_other_person_at_most(tmp_path)
 
 
 def test_a_person_without_an_id_keeps_its_part_while_its_row_stays(tmp_path):
-    place, content = Place(tmp_path), rows()
+    place, content = DaemonSettings(tmp_path), rows()
     nameless = {row[1] for row in content if not row[0]}
     before = place.held(content) & nameless
     assert place.held([*content[5:], *content[:5]]) & nameless == before
@@ -166,7 +166,7 @@ def test_a_person_without_an_id_keeps_its_part_while_its_row_stays(tmp_path):
 
 def test_where_in_its_part_a_person_stands_is_drawn_again_for_other_records(tmp_path):
     """The part is kept, and nothing else: a batch of a partition follows from the place."""
-    place, content = Place(tmp_path), rows()
+    place, content = DaemonSettings(tmp_path), rows()
     one = place.exact(content)._x
     assert torch.equal(place.exact(content)._x, one)
     content[0] = (*content[0][:2], 99, *content[0][3:])

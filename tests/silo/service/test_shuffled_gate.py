@@ -528,7 +528,7 @@ def test_the_policys_table_is_read_and_what_is_wrong_with_it_is_said(tmp_path):
 
 def test_a_ledger_whose_own_contributions_were_altered_is_refused(tmp_path):
     from silodp.silo.ledger.chain import Altered, canonical
-    from silodp.silo.ledger.tally import Tally
+    from silodp.silo.ledger.state import LedgerState
 
     door, ledger = silo(tmp_path)
     door.handle(asked("q1")[1])
@@ -537,4 +537,4 @@ def test_a_ledger_whose_own_contributions_were_altered_is_refused(tmp_path):
     forged = replace(entry, event=more)
     forged = forged.chained()
     with pytest.raises(Altered, match="own"):
-        Tally(ledger.settings).apply(forged)
+        LedgerState(ledger.settings).apply(forged)

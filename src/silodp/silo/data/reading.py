@@ -23,7 +23,7 @@ from silodp.silo.data.tables import Known, raw, read_table
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
-    from silodp.silo.service.policy import Place
+    from silodp.silo.service.policy import DaemonSettings
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +63,7 @@ class SiloData:
         )
 
 
-def find_schema(place: Place) -> Schema | None:
+def find_schema(place: DaemonSettings) -> Schema | None:
     """The schema that the policy names, if it does, with the very label and classes that the policy
     has.
     """
@@ -78,7 +78,9 @@ def find_schema(place: Place) -> Schema | None:
     return schema
 
 
-def read_records(place: Place, schema: Schema | None, faults: Faults | None = None) -> SiloData:
+def read_records(
+    place: DaemonSettings, schema: Schema | None, faults: Faults | None = None
+) -> SiloData:
     """What is wrong is said without a word of the file's content but a column's name.
 
     With `faults`, as at a gate, no record decides whether the file is read.

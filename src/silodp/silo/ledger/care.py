@@ -30,7 +30,7 @@ from silodp.host.keys import public
 from silodp.silo.ledger.chain import Altered
 from silodp.silo.ledger.closing import MOVED, RESTORED, signed
 from silodp.silo.ledger.file import LedgerFile, check_seen, write_anchor, write_witness
-from silodp.silo.ledger.tally import Tally
+from silodp.silo.ledger.state import LedgerState
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -46,7 +46,7 @@ class _Apart(LedgerFile):
     decided here.
     """
 
-    def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
+    def _check_seen(self, connection: sqlite3.Connection, state: LedgerState) -> int:
         return -1
 
 
@@ -59,18 +59,18 @@ def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
     """
     file, witness = LedgerFile(path, anchor), Path(witness).absolute()
     with file.change(explain=True) as connection:
-        tally = file.tally
-        if file.anchor(tally.settings).resolve() == witness.resolve():
+        state = file.state
+        if file.anchor(state.settings).resolve() == witness.resolve():
             raise Altered(
                 f"{witness} is its anchor; a witness lies elsewhere, best on another machine"
             )
         if witness.exists():
-            check_seen(connection, tally, witness, "witness")
-        write_witness(witness, tally)
-        before = tally.closing.witness
+            check_seen(connection, state, witness, "witness")
+        write_witness(witness, state)
+        before = state.closing.witness
         entry = file.append(connection, "witness", event={"file": str(witness)})
         if before and Path(before).absolute() != witness:
-            write_witness(Path(before), tally, entry)
+            write_witness(Path(before), state, entry)
 
 
 def backup(path: Path, to: Path, *, anchor: Path | None = None) -> tuple[int, str]:
@@ -87,7 +87,7 @@ def backup(path: Path, to: Path, *, anchor: Path | None = None) -> tuple[int, st
         ):
             file.sketch(connection)
             connection.backup(copy)
-            found = file.tally.sequence, file.tally.head
+            found = file.state.sequence, file.state.head
         with open(to, "rb") as made:
             os.fsync(made.fileno())
     return found
@@ -118,7 +118,7 @@ def restore(copy: Path, path: Path, *, anchor: Path | None = None) -> str:
                 connection, "restore", event={"backup": hashlib.sha256(content).hexdigest()}
             )
         with file.transaction():
-            write_anchor(file.anchor(file.tally.settings), file.tally)
+            write_anchor(file.anchor(file.state.settings), file.state)
     return confirm(path, anchor=anchor)
 
 
@@ -129,7 +129,7 @@ def confirm(path: Path, *, anchor: Path | None = None) -> str:
     file = _Apart(path, anchor)
     with file.explained():
         with file.transaction() as connection:
-            closing = file.tally.closing
+            closing = file.state.closing
             if closing.closed != RESTORED:
                 raise Altered(
                     "it was not restored, or is open already: there is nothing to confirm"
@@ -137,7 +137,7 @@ def confirm(path: Path, *, anchor: Path | None = None) -> str:
             if not closing.witness:
                 return UNWITNESSED
             try:
-                seen = check_seen(connection, file.tally, Path(closing.witness), "witness")
+                seen = check_seen(connection, file.state, Path(closing.witness), "witness")
             except Altered as error:
                 return str(error)
             if seen != closing.restored_at[0]:
@@ -157,7 +157,7 @@ def write_off(path: Path, *, anchor: Path | None = None) -> None:
     file = _Apart(path, anchor)
     with file.explained():
         with file.transaction() as connection:
-            if file.tally.closing.closed == MOVED:
+            if file.state.closing.closed == MOVED:
                 file.check_open()
             file.append(connection, "write-off", event={})
         file.pin()
@@ -176,7 +176,7 @@ def bury(
         )
     file = LedgerFile(path, anchor)
     with file.change(explain=True) as connection:
-        signature = signed(key, "tombstone", file.tally.head, arrival)
+        signature = signed(key, "tombstone", file.state.head, arrival)
         file.append(
             connection,
             "tombstone",
@@ -189,7 +189,7 @@ def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) ->
     file = _Apart(path, anchor)
     with file.explained():
         with file.transaction() as connection:
-            closing = file.tally.closing
+            closing = file.state.closing
             if closing.closed != MOVED:
                 raise Altered(
                     "it does not end with a tombstone: bury it first where it was (`silodp "
@@ -197,13 +197,13 @@ def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) ->
                 )
             if closing.arrival != public(key):
                 raise Altered("its tombstone names another arrival key than this one")
-            for what, place in file.places(file.tally):
+            for what, place in file.places(file.state):
                 if (
                     what == "witness" or place.exists()
                 ):  # an anchor of this place, if it has been here before
-                    check_seen(connection, file.tally, place, what)
+                    check_seen(connection, file.state, place, what)
             file.append(
-                connection, "arrive", event={"signature": signed(key, "arrive", file.tally.head)}
+                connection, "arrive", event={"signature": signed(key, "arrive", file.state.head)}
             )
         file.pin()
 
@@ -226,10 +226,10 @@ def look(path: Path, *, anchor: Path | None = None) -> Iterator[str]:
         return
     try:
         with file.explained(), file.transaction(write=False, sums=True) as connection:
-            tally = file.tally
-            for place in file.places(tally):
+            state = file.state
+            for place in file.places(state):
                 try:
-                    check_seen(connection, tally, place[1], place[0])
+                    check_seen(connection, state, place[1], place[0])
                 except Altered as error:
                     yield f"{error}."
     except BadInput as error:
@@ -239,12 +239,12 @@ def look(path: Path, *, anchor: Path | None = None) -> Iterator[str]:
         file.verify()
     except BadInput as error:
         yield f"{error}."
-    if not tally.closing.witness:
+    if not state.closing.witness:
         yield (
             f"warning: {UNWITNESSED.replace('after the backup', 'after a backup')}; `silodp "
             "ledger witness` appoints one."
         )
-    if tally.closing.written_off:
+    if state.closing.written_off:
         yield (
             "warning: the rest of its budget was written off; it repeats what it gave, and "
             "answers nothing new."

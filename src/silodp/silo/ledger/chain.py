@@ -1,7 +1,7 @@
 """The ledger as data: settings and entries, each with the hash of the one before it, and the one
 text of events and rules.
 
-No file and no clock are touched here; `tally` replays entries.
+No file and no clock are touched here; `state` replays entries.
 """
 
 from __future__ import annotations

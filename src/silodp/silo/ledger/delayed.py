@@ -20,7 +20,7 @@ from pathlib import Path
 from silodp.silo.ledger.chain import Entry
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.file import LedgerFile
-from silodp.silo.ledger.tally import Known, Tally
+from silodp.silo.ledger.state import Known, LedgerState
 
 
 def delayed(
@@ -51,23 +51,23 @@ class _Delayed(LedgerFile):
         self._seconds = self._slot()  # once, since a page reads its policy's file for it
         super()._catch_up(connection, sums=sums)
 
-    def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
-        return tally.sequence
+    def _check_seen(self, connection: sqlite3.Connection, state: LedgerState) -> int:
+        return state.sequence
 
     def pin(self) -> None:
         """Leaves anchor and witness alone: they have seen more than is shown here."""
 
     def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
         """Return the stored answer, or None once it is purged: bytes go before that is shown."""
-        whole = self._whole.tally.queries.get(known.charge.query_id) if known else None
+        whole = self._whole.state.queries.get(known.charge.query_id) if known else None
         return None if whole is None or whole.purged else super().answer(connection, known)
 
-    def _shown(self, tally: Tally, entry: Entry) -> bool:
+    def _shown(self, state: LedgerState, entry: Entry) -> bool:
         slot = self._seconds
         if not slot > 0 or entry.act == "partition":
             return True
         came = begin = _moment(entry)
-        known = tally.queries.get(entry.query_id)
+        known = state.queries.get(entry.query_id)
         if entry.act == "answer" and known is not None:
             begin = _moment(known.charge)
         slots = max(1, math.ceil((came - begin) / slot))

@@ -31,7 +31,7 @@ from silodp.silo.ledger.closing import SAID
 from silodp.silo.ledger.file import ENTRIES, LedgerFile, now, reason, write_anchor
 from silodp.silo.ledger.identity import MOSTLY, SAME, Identity, Registered, Registry, tag
 from silodp.silo.ledger.query import QueryLedger
-from silodp.silo.ledger.tally import Known, Tally
+from silodp.silo.ledger.state import Known, LedgerState
 
 __all__ = ["DurableLedger", "Entry", "Identity", "QueryLedger"]
 
@@ -81,7 +81,7 @@ class DurableLedger:
             elsewhere,
             identity.person,
         )
-        empty, place, known = Tally(settings), file.anchor(settings), Registry(registry)
+        empty, place, known = LedgerState(settings), file.anchor(settings), Registry(registry)
         if not empty.capacity > 0:
             raise BadInput(
                 f"nothing could ever be asked: the {rule.name} rule leaves no room in "
@@ -158,7 +158,8 @@ class DurableLedger:
         `round` names the total of a shuffle that the answer goes into: each is answered under one
         query id only. `generation`, from `recognise`, names the records that will answer: once the
         ledger knows of later ones, the charge is refused. So is one that would take what the
-        shuffler can learn past `most_local`, by a filter (`Tally.local_share`). Holds of other runs
+        shuffler can learn past `most_local`, by a filter (`LedgerState.local_share`). Holds of
+        other runs
         that have not run out by `now`, in seconds since 1970, are not taken away from them.
         """
         about = _names(query_id=query_id, kind=kind, asker=asker, run=run)
@@ -222,10 +223,10 @@ class DurableLedger:
         file = self._file
         with file.change() as connection:
             file.check_generation(generation)
-            tally, key = file.tally, file.sketch(connection).key
-            entry = tally.partitions.get((name, batches, tally.generation))
+            state, key = file.state, file.sketch(connection).key
+            entry = state.partitions.get((name, batches, state.generation))
             if entry is None:
-                drawn = Keystream().permutation(tally.records).astype("<u4").tobytes()
+                drawn = Keystream().permutation(state.records).astype("<u4").tobytes()
                 event = {
                     "partition": name,
                     "batches": batches,
@@ -258,7 +259,7 @@ class DurableLedger:
         """
         file = self._file
         with file.change(explain=True) as connection:
-            known = file.tally.queries.get(query_id)
+            known = file.state.queries.get(query_id)
             if known is None:
                 raise BadInput(f"the ledger {self.path} has no query {query_id!r}")
             if not known.purged:
@@ -275,7 +276,7 @@ class DurableLedger:
         with file.change(explain=True) as connection:
             old = [
                 known
-                for known in file.tally.queries.values()
+                for known in file.state.queries.values()
                 if known.answer and not known.purged and known.charge.time < day
             ]
             for known in old:
@@ -320,7 +321,7 @@ class DurableLedger:
         with file.explained(), known.locked():
             with file.transaction() as connection:
                 file.check_open()
-                name, sketch = file.tally.settings.ledger, file.sketch(connection)
+                name, sketch = file.state.settings.ledger, file.sketch(connection)
                 known.refuse_copy(name, self.path)
                 likeness, layout = sketch.compare(identity), identity.layout_under(sketch.key)
                 if not likeness.same:
@@ -329,7 +330,7 @@ class DurableLedger:
                         f"knows {likeness.known:.0%} of them"
                     )
                 if sketch.by_person != identity.by_person and (
-                    sketch.by_person or file.tally.total > 0
+                    sketch.by_person or file.state.total > 0
                 ):
                     made, now = ("persons", "rows") if sketch.by_person else ("rows", "persons")
                     raise BadInput(
@@ -337,7 +338,7 @@ class DurableLedger:
                         f"now protects {now}: what was spent was promised to others; "
                         f"keep the schema's person as it was when the ledger was made"
                     )
-                made, now = file.tally.settings.person, identity.person
+                made, now = file.state.settings.person, identity.person
                 if (
                     made and now and made != now
                 ):  # ids of two columns may overlap: many count from 1
@@ -352,15 +353,15 @@ class DurableLedger:
                     and likeness.records >= MOSTLY
                     and likeness.persons < SAME
                 )
-                if renamed and file.tally.total > 0:
+                if renamed and file.state.total > 0:
                     raise BadInput(
                         f"the ledger {self.path} knows these rows, but not whose they are: "
                         "their persons have other ids than when it was spent from; "
                         "keep the schema's person column, and its ids, as they were"
                     )
                 known.refuse_known(identity, self.path, but=name)
-                generation = file.tally.generation
-                if layout != file.tally.layout:
+                generation = file.state.generation
+                if layout != file.state.layout:
                     sketch = sketch.merged(identity.sketch(sketch.key))
                     event = {"records": identity.count, "layout": layout, "sketch": sketch.digest()}
                     generation = file.append(connection, "records", event=event).sequence
@@ -380,7 +381,7 @@ class DurableLedger:
     @property
     def settings(self) -> LedgerSettings:
         """What was fixed when the ledger was made: rule, budget and the first number of records."""
-        return self._file.tally.settings
+        return self._file.state.settings
 
     @property
     def anchor(self) -> Path:
@@ -389,17 +390,17 @@ class DurableLedger:
     @property
     def witness(self) -> str:
         """The file elsewhere that the officer has appointed; empty for none."""
-        return self._file.tally.closing.witness
+        return self._file.state.closing.witness
 
     @property
     def records(self) -> int:
         """n, as last checked."""
-        return self._file.tally.records
+        return self._file.state.records
 
     @property
     def capacity(self) -> float:
         """What the rule lets the running total come to."""
-        return self._file.tally.capacity
+        return self._file.state.capacity
 
     @property
     def closed(self) -> str:
@@ -410,8 +411,8 @@ class DurableLedger:
         """(count of entries, hash of the last) of the whole chain, for the anchor. It tells of
         edits, so that it stays in the silo.
         """
-        tally = self._file.snapshot()
-        return tally.sequence, tally.head
+        state = self._file.snapshot()
+        return state.sequence, state.head
 
     def released(self) -> tuple[int, str]:
         """(count, head) of what leaves, for releases and all that others see (`released`)."""
@@ -425,23 +426,23 @@ class DurableLedger:
         """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance
         (`figures.HOLDS`). Of totals: against the server.
         """
-        tally = self._file.snapshot()
-        delta = tally.settings.budget.delta
-        if tally.closing.unknown:
-            return float(tally.settings.budget.epsilon)
+        state = self._file.snapshot()
+        delta = state.settings.budget.delta
+        if state.closing.unknown:
+            return float(state.settings.budget.epsilon)
         return (
-            tally.schedule().epsilon(delta)
-            if tally.rule.name == "totals"
-            else float(tally.rule.epsilon(tally.buckets, np.asarray(delta)))
+            state.schedule().epsilon(delta)
+            if state.rule.name == "totals"
+            else float(state.rule.epsilon(state.buckets, np.asarray(delta)))
         )
 
     def local(self) -> float:
         """As `spent`, against whoever sees the silo's own counts too, such as the shuffler."""
-        tally = self._file.snapshot()
+        state = self._file.snapshot()
         return (
             math.inf
-            if tally.closing.unknown
-            else tally.schedule(local=True).epsilon(tally.settings.budget.delta)
+            if state.closing.unknown
+            else state.schedule(local=True).epsilon(state.settings.budget.delta)
         )
 
     def left(self) -> float:
@@ -454,8 +455,8 @@ class DurableLedger:
         """Share of the rule's capacity that is used up, from 0 to 1; all of it where what was
         answered is not known.
         """
-        tally = self._file.snapshot()
-        return 1.0 if tally.closing.unknown else tally.total / tally.capacity
+        state = self._file.snapshot()
+        return 1.0 if state.closing.unknown else state.total / state.capacity
 
     def stored(self, query_id: str) -> bytes | None:
         """The answer that was given to this query, as it was sent; None where there is none, or
@@ -463,12 +464,12 @@ class DurableLedger:
         """
         file = self._file
         with file.explained(), file.transaction(write=False) as connection:
-            return file.answer(connection, file.tally.queries.get(query_id))
+            return file.answer(connection, file.state.queries.get(query_id))
 
     def entries(self) -> Iterator[Entry]:
         """All entries in order, as of now."""
         with self._file.explained(), self._file.transaction(write=False) as connection:
-            known = (self._file.tally.sequence,)
+            known = (self._file.state.sequence,)
             rows = connection.execute(f"{ENTRIES} WHERE sequence <= ? ORDER BY sequence", known)
             found = [Entry.of(row) for row in rows]
         yield from found

@@ -21,7 +21,7 @@ from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, ca
 from silodp.silo.ledger.closing import RESTORED, SAID
 from silodp.silo.ledger.identity import Sketch, tag
 from silodp.silo.ledger.released import OF, after
-from silodp.silo.ledger.tally import PASSED, SLACK, Known, Tally
+from silodp.silo.ledger.state import PASSED, SLACK, Known, LedgerState
 
 APPLICATION = 0x51100DB1
 TABLES = (  # by name
@@ -39,7 +39,7 @@ ENTRIES = f"SELECT {', '.join(COLUMNS)} FROM entries"
 
 
 class LedgerFile:
-    """Both files and the tally of what was read from them. Memory follows the file, never the other
+    """Both files and the state of what was read from them. Memory follows the file, never the other
     way round.
 
     Every transaction opens the file anew and checks all that is new in it, so that other processes,
@@ -54,25 +54,25 @@ class LedgerFile:
         self.path = Path(path).resolve()
         self._given_anchor = anchor and Path(anchor).resolve()
         self._lock = threading.RLock()
-        self._tally: Tally | None = None
+        self._state: LedgerState | None = None
         self._anchored = -1
 
     @property
-    def tally(self) -> Tally:
-        if self._tally is None:
+    def state(self) -> LedgerState:
+        if self._state is None:
             raise Altered("it has not been read")
-        return self._tally
+        return self._state
 
     def locked(self) -> threading.RLock:
-        """Return the lock under which a thread reads what others may be adding to the tally."""
+        """Return the lock under which a thread reads what others may be adding to the state."""
         return self._lock
 
-    def snapshot(self) -> Tally:
+    def snapshot(self) -> LedgerState:
         """What the file says now, of which nothing changes any more."""
         with self.explained(), self.transaction(write=False):
-            tally = copy.copy(self.tally)
-            tally.buckets, tally.closing = dict(tally.buckets), copy.copy(tally.closing)
-            return tally
+            state = copy.copy(self.state)
+            state.buckets, state.closing = dict(state.buckets), copy.copy(state.closing)
+            return state
 
     def anchor(self, settings: LedgerSettings) -> Path:
         return Path(self._given_anchor or settings.anchor or f"{self.path}.anchor")
@@ -121,8 +121,8 @@ class LedgerFile:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-            if pin and self._anchored != self.tally.sequence:
-                self._replay(connection, self.tally, sums=sums)
+            if pin and self._anchored != self.state.sequence:
+                self._replay(connection, self.state, sums=sums)
                 self._write_places()
             reading.close()
 
@@ -142,7 +142,7 @@ class LedgerFile:
         """Within a transaction: Altered where the ledger was restored and not confirmed, or has
         moved away.
         """
-        if closed := self.tally.closing.closed:
+        if closed := self.state.closing.closed:
             raise Altered(SAID[closed])
 
     def _catch_up(self, connection: sqlite3.Connection, *, sums: bool) -> None:
@@ -162,56 +162,56 @@ class LedgerFile:
         if self.path.stat().st_size != pages * size:
             raise Altered("the file is cut short")
         settings = LedgerSettings.of(dict(connection.execute("SELECT name, value FROM meta")))
-        if self._tally and settings.genesis != self._tally.settings.genesis:
+        if self._state and settings.genesis != self._state.settings.genesis:
             raise Altered(
                 "it is another ledger than the one that was opened, or its settings were altered"
             )
-        if self._tally is None and not sums and self.from_checkpoint:
-            tally = _at_checkpoint(connection, settings)
-            if tally is not None:
-                self._replay(connection, tally, sums=sums)
-                if tally.mark <= self._anchored:
+        if self._state is None and not sums and self.from_checkpoint:
+            state = _at_checkpoint(connection, settings)
+            if state is not None:
+                self._replay(connection, state, sums=sums)
+                if state.mark <= self._anchored:
                     return
                 # A checkpoint that anchor or witness have not seen may be anybody's.
-                self._tally = None
-        self._replay(connection, self._tally or Tally(settings), sums=sums)
+                self._state = None
+        self._replay(connection, self._state or LedgerState(settings), sums=sums)
 
-    def _replay(self, connection: sqlite3.Connection, tally: Tally, *, sums: bool) -> None:
-        if _hash_at(connection, tally.sequence, tally) != tally.head:
-            raise Altered(f"entry {tally.sequence} is gone or is not the one that was there before")
+    def _replay(self, connection: sqlite3.Connection, state: LedgerState, *, sums: bool) -> None:
+        if _hash_at(connection, state.sequence, state) != state.head:
+            raise Altered(f"entry {state.sequence} is gone or is not the one that was there before")
         for row in connection.execute(
-            f"{ENTRIES} WHERE sequence > ? ORDER BY sequence", (tally.sequence,)
+            f"{ENTRIES} WHERE sequence > ? ORDER BY sequence", (state.sequence,)
         ):
             entry = Entry.of(row)
-            if not self._shown(tally, entry):
+            if not self._shown(state, entry):
                 break
-            tally.apply(entry, sums=sums)
+            state.apply(entry, sums=sums)
         if connection.execute("SELECT min(sequence) FROM entries").fetchone()[0] not in (None, 1):
             raise Altered(
                 "it has entries before its first"
             )  # which no replay reads, and every list of entries would
-        tally.check_total()
-        tally.settle_holds()
-        self._anchored = self._check_seen(connection, tally)
-        self._tally = tally
+        state.check_total()
+        state.settle_holds()
+        self._anchored = self._check_seen(connection, state)
+        self._state = state
 
-    def _shown(self, tally: Tally, entry: Entry) -> bool:
+    def _shown(self, state: LedgerState, entry: Entry) -> bool:
         """Whether the entry, and what follows it, is read yet."""
         return True
 
-    def _check_seen(self, connection: sqlite3.Connection, tally: Tally) -> int:
+    def _check_seen(self, connection: sqlite3.Connection, state: LedgerState) -> int:
         """The count that anchor and witness have both seen; Altered unless the chain was, at that
         count, what each says. It may be ahead.
         """
-        return min(check_seen(connection, tally, place, what) for what, place in self.places(tally))
+        return min(check_seen(connection, state, place, what) for what, place in self.places(state))
 
-    def places(self, tally: Tally) -> list[tuple[str, Path]]:
+    def places(self, state: LedgerState) -> list[tuple[str, Path]]:
         """Where counts and heads are kept too: the anchor has the whole chain's, and the witness
         that the officer has appointed has those of what leaves (`released`).
         """
-        witness = tally.closing.witness
+        witness = state.closing.witness
         return [
-            ("anchor", self.anchor(tally.settings)),
+            ("anchor", self.anchor(state.settings)),
             *([("witness", Path(witness))] if witness else []),
         ]
 
@@ -220,25 +220,25 @@ class LedgerFile:
         never go back.
         """
         with self._lock:
-            if self._anchored == self.tally.sequence:
+            if self._anchored == self.state.sequence:
                 return
             with self.transaction():
                 self._write_places()
 
     def _write_places(self) -> None:
-        """Bring anchor and witness up to the tally. Called under a lock on the file."""
-        if self._anchored >= self.tally.sequence:
+        """Bring anchor and witness up to the state. Called under a lock on the file."""
+        if self._anchored >= self.state.sequence:
             return
-        for what, place in self.places(self.tally):
+        for what, place in self.places(self.state):
             if what == "anchor":
-                write_anchor(place, self.tally)
-            elif self.tally.closing.closed != RESTORED:
+                write_anchor(place, self.state)
+            elif self.state.closing.closed != RESTORED:
                 # what a witness has seen is what will confirm
-                write_witness(place, self.tally)
-        self._anchored = self.tally.sequence
+                write_witness(place, self.state)
+        self._anchored = self.state.sequence
 
     def append(self, connection: sqlite3.Connection, act: str, **about) -> Entry:
-        entry = self.tally.draft(act, now(), **about)
+        entry = self.state.draft(act, now(), **about)
         connection.execute(
             f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", entry.row()
         )
@@ -249,7 +249,7 @@ class LedgerFile:
         """Within a transaction: refuses whoever has other records than those that the ledger was
         last shown.
         """
-        if generation != self.tally.generation:
+        if generation != self.state.generation:
             raise Refused("ledger")
 
     # --- what the entries speak of ---------------------------------------------------------------
@@ -288,7 +288,7 @@ class LedgerFile:
         if (
             len(rows) != 1
             or not all(isinstance(value, bytes) for value in rows[0])
-            or Sketch(*rows[0]).digest() != self.tally.sketch
+            or Sketch(*rows[0]).digest() != self.state.sketch
         ):
             raise Altered("the sketch of its records is gone or was altered")
         return Sketch(*rows[0])
@@ -302,20 +302,20 @@ class LedgerFile:
         """
         anew = LedgerFile(self.path, self._given_anchor)
         with self.explained(), anew.transaction(write=False, sums=True) as connection:
-            tally, key = anew.tally, anew.sketch(connection).key
-            if tally.total > tally.capacity * (1 + SLACK):
+            state, key = anew.state, anew.sketch(connection).key
+            if state.total > state.capacity * (1 + SLACK):
                 raise Altered(
-                    f"its total of {tally.total:g} is above the {tally.capacity:g} that "
+                    f"its total of {state.total:g} is above the {state.capacity:g} that "
                     "its budget allows"
                 )
-            kept = [known for known in tally.queries.values() if known.answer and not known.purged]
+            kept = [known for known in state.queries.values() if known.answer and not known.purged]
             for known in kept:
                 anew.answer(connection, known)
-            for entry in tally.partitions.values():
+            for entry in state.partitions.values():
                 anew.permutation(connection, entry, key)
             for table, entries in (
                 ("answers", [k.answer for k in kept]),
-                ("partitions", tally.partitions.values()),
+                ("partitions", state.partitions.values()),
             ):
                 if {
                     sequence for (sequence,) in connection.execute(f"SELECT sequence FROM {table}")
@@ -346,8 +346,8 @@ class LedgerFile:
             raise Refused("ledger") from None
 
 
-def _at_checkpoint(connection: sqlite3.Connection, settings: LedgerSettings) -> Tally | None:
-    """Return the tally at the last checkpoint, without reading the entries that it passes over.
+def _at_checkpoint(connection: sqlite3.Connection, settings: LedgerSettings) -> LedgerState | None:
+    """Return the state at the last checkpoint, without reading the entries that it passes over.
     Return None where there is no checkpoint.
     """
     row = connection.execute(
@@ -361,13 +361,13 @@ def _at_checkpoint(connection: sqlite3.Connection, settings: LedgerSettings) -> 
     ).fetchone()[0]
     if count != mark.sequence:
         raise Altered(f"an entry before {mark.sequence} is missing")
-    tally = Tally(settings)
+    state = LedgerState(settings)
     acts = ", ".join("?" * len(PASSED))
     for kept in connection.execute(
         f"{ENTRIES} WHERE sequence < ? AND act NOT IN ({acts}) ORDER BY sequence",
         (mark.sequence, *PASSED),
     ):
-        tally.apply_kept(Entry.of(kept))
+        state.apply_kept(Entry.of(kept))
     try:
         numbers = [(int(sequence),) for sequence, _ in json.loads(mark.event)["open"]]
     except (KeyError, TypeError, ValueError):
@@ -375,11 +375,11 @@ def _at_checkpoint(connection: sqlite3.Connection, settings: LedgerSettings) -> 
     found = (
         connection.execute(f"{ENTRIES} WHERE sequence = ?", number).fetchone() for number in numbers
     )
-    tally.resume(mark, [Entry.of(hold) for hold in found if hold])
-    return tally
+    state.resume(mark, [Entry.of(hold) for hold in found if hold])
+    return state
 
 
-def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: str) -> int:
+def check_seen(connection: sqlite3.Connection, state: LedgerState, place: Path, what: str) -> int:
     """The last entry that a file apart has seen; Altered unless the chain was, at its count, what
     it says.
 
@@ -393,46 +393,46 @@ def check_seen(connection: sqlite3.Connection, tally: Tally, place: Path, what: 
         raise Altered(f"its {what} {place} is missing; restore it") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise Altered(f"its {what} {place} cannot be read; restore it") from None
-    if ledger != tally.settings.ledger:
+    if ledger != state.settings.ledger:
         raise Altered(f"its {what} {place} belongs to another ledger")
-    whole = tally.released[0] if of_released else tally.sequence
+    whole = state.released[0] if of_released else state.sequence
     if count > whole:
         raise Altered(
             f"it has {whole} entries but its {what} {place} has seen {count}, so "
             "this is an older copy"
         )
     if of_released:
-        if count < 0 or tally.heads[count][1] != head:
+        if count < 0 or state.heads[count][1] != head:
             raise Altered(f"entry {count} of what has left is not what its {what} {place} has seen")
-        return tally.sequence if count == whole else tally.heads[count + 1][0] - 1
-    if count < 0 or _hash_at(connection, count, tally) != head:
+        return state.sequence if count == whole else state.heads[count + 1][0] - 1
+    if count < 0 or _hash_at(connection, count, state) != head:
         which = f"entry {count} is" if count else "its settings are"
         raise Altered(f"{which} not what its {what} {place} has seen")
     return count
 
 
-def write_anchor(place: Path, tally: Tally) -> None:
+def write_anchor(place: Path, state: LedgerState) -> None:
     """What has been seen of the whole chain."""
-    about = {"ledger": tally.settings.ledger, "count": tally.sequence, "head": tally.head}
+    about = {"ledger": state.settings.ledger, "count": state.sequence, "head": state.head}
     atomic.write(place, canonical(about))
 
 
-def write_witness(place: Path, tally: Tally, last: Entry | None = None) -> None:
+def write_witness(place: Path, state: LedgerState, last: Entry | None = None) -> None:
     """What has been seen of what leaves: all of it and, before it is committed, the entry that
     comes last.
 
     A file that has it is left alone: its date would tell of other entries.
     """
-    count, head = after(tally.released, last) if last else tally.released
-    about = {"ledger": tally.settings.ledger, "count": count, "head": head, "of": OF}
+    count, head = after(state.released, last) if last else state.released
+    about = {"ledger": state.settings.ledger, "count": count, "head": head, "of": OF}
     text = canonical(about)
     if not place.is_file() or place.read_bytes() != text.encode():
         atomic.write(place, text)
 
 
-def _hash_at(connection: sqlite3.Connection, sequence: int, tally: Tally) -> str | None:
+def _hash_at(connection: sqlite3.Connection, sequence: int, state: LedgerState) -> str | None:
     if sequence == 0:
-        return tally.settings.genesis
+        return state.settings.genesis
     row = connection.execute("SELECT hash FROM entries WHERE sequence = ?", (sequence,)).fetchone()
     return row and row[0]
 

@@ -1,7 +1,7 @@
 """Holds as data: what other runs may not take away from a run before it has asked for it. A hold is
 never spend, and pays for nothing.
 
-No file and no clock are touched here; `chain.Tally` replays the entries into this, and `reserve`
+No file and no clock are touched here; `LedgerState` replays the entries into this, and `reserve`
 writes them. A hold has buckets in the ledger's own unit. What it still reserves, in each bucket, is
 what was held less what its run was charged there, before or after, and never below 0.
 

@@ -18,7 +18,7 @@ from silodp.core.events import Event, TotalEvent
 from silodp.silo.ledger.chain import Entry, canonical, event_of, plain
 from silodp.silo.ledger.file import LedgerFile
 from silodp.silo.ledger.holds import SLACK as HELD_SLACK
-from silodp.silo.ledger.tally import SLACK, Known
+from silodp.silo.ledger.state import SLACK, Known
 
 
 class QueryLedger:
@@ -66,17 +66,17 @@ class QueryLedger:
         """The rounds of totals that were charged, each with its query id, as of this object's last
         look at the ledger.
         """
-        return self._file.tally.rounds
+        return self._file.state.rounds
 
     @property
     def released(self) -> tuple[int, str]:
         """Return the count and head that leave with a release, as of the last look."""
-        return self._file.tally.released
+        return self._file.state.released
 
     def charges(self, after: int) -> list[Entry]:
         """Return the charges in order, but for the first `after` of them, as of the last look."""
         with self._file.locked():
-            queries = self._file.tally.queries.values()
+            queries = self._file.state.queries.values()
             return [known.charge for known in itertools.islice(queries, after, None)]
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ class QueryLedger:
         """What has become of this id, within a transaction; Refused if it was another query's or
         was purged.
         """
-        known = self._file.tally.queries.get(self._about["query_id"])
+        known = self._file.state.queries.get(self._about["query_id"])
         if known and known.charge.digest != self._about["digest"]:
             raise Refused("id-reused")
         if known and known.purged:
@@ -115,10 +115,10 @@ class QueryLedger:
         if event.total != bool(self._round):
             raise Refused("round")
         with self._charging() as connection:
-            data, known = file.tally.noted(data) | self._round, self.known()
+            data, known = file.state.noted(data) | self._round, self.known()
             if (
                 "levels" in data
-                and file.tally.rounds.get(data.get("round", ""), self._about["query_id"])
+                and file.state.rounds.get(data.get("round", ""), self._about["query_id"])
                 != self._about["query_id"]
             ):
                 raise Refused("round")
@@ -128,7 +128,7 @@ class QueryLedger:
                 bucket, amount = self._price(data)
                 self._check_local(None if known else data)
                 if known is None:
-                    if not file.tally.fits({bucket: amount}):
+                    if not file.state.fits({bucket: amount}):
                         raise Refused("budget")
                     ended = self._check_holds(connection, bucket, amount)
                     file.append(
@@ -151,14 +151,14 @@ class QueryLedger:
         """Once the rest was written off nothing is computed, not even what was charged: the ledger
         that was lost may have answered it.
         """
-        if self._file.tally.closing.written_off:
+        if self._file.state.closing.written_off:
             raise Refused("budget")
 
     def _price(self, data: dict) -> tuple[str, float]:
         event = event_of(data)
         self._file.check_generation(self._generation)
         try:
-            return self._file.tally.price(event)
+            return self._file.state.price(event)
         except (
             Exception
         ):  # whatever a numerical library raises: what cannot be priced is not answered
@@ -173,9 +173,9 @@ class QueryLedger:
         One that no hold covers, and that leaves no room for what its own run still reserves, ends
         that hold: the entry that says so.
         """
-        tally, holds, who = (
-            self._file.tally,
-            self._file.tally.holds,
+        state, holds, who = (
+            self._file.state,
+            self._file.state.holds,
             (self._about["asker"], self._about["run"]),
         )
         others, own, more = (
@@ -185,12 +185,12 @@ class QueryLedger:
         )
         covered = holds.covers(*who, bucket, amount, self._now)
         slack = 0.0 if covered else HELD_SLACK
-        if others and not tally.fits(more, others, slack=slack):
+        if others and not state.fits(more, others, slack=slack):
             raise Refused("taken")
         if (
             covered
             or own is None
-            or tally.fits(more, others, holds.reserves(own, more), slack=slack)
+            or state.fits(more, others, holds.reserves(own, more), slack=slack)
         ):
             return None
         return self._file.append(connection, "release", event={"why": "charge"}, **own.about)
@@ -202,7 +202,7 @@ class QueryLedger:
         if self._most_local == math.inf:
             return
         try:
-            share = self._file.tally.local_share(self._most_local, more)
+            share = self._file.state.local_share(self._most_local, more)
         except Exception:  # as in `_price`
             raise Refused("rule") from None
         if not share <= 1.0:

@@ -22,7 +22,7 @@ from silodp.silo.ledger.chain import Entry, canonical, event_of, plain
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.file import ENTRIES
 from silodp.silo.ledger.holds import SLACK, Hold, Holds, remains
-from silodp.silo.ledger.tally import Tally
+from silodp.silo.ledger.state import LedgerState
 
 PASSED_MOST = 16
 PASSED_BYTES = 2**13
@@ -84,17 +84,17 @@ def take(
     """
     data, file = [plain(event) for event in events], ledger._file
     with file.change() as connection:
-        tally, holds = file.tally, file.tally.holds
+        state, holds = file.state, file.state.holds
         file.check_generation(generation)
         known = holds.open.get(hold)
         if known is None and _ever_taken(connection, hold):
             raise Refused("lapsed")
         if known is not None and (known.digest, known.asker, known.run) != (digest, asker, run):
             raise Refused("id-reused")  # before anything is priced, which takes its time
-        wanted = _priced(tally, data)
+        wanted = _priced(state, data)
         rest = holds.rest(asker, run, wanted)
         others = holds.others(asker, run, now)
-        needed, left = tally.share(rest), 1 - tally.share(tally.buckets, others)
+        needed, left = state.share(rest), 1 - state.share(state.buckets, others)
         if known is not None:
             if known.until <= now:
                 raise Refused("lapsed")
@@ -107,7 +107,7 @@ def take(
             return Outcome("", 0.0, left, caps.hold_seconds)  # all is charged already
         mine = [known for known in holds.live(now) if known.asker == asker and known.run != run]
         count = sum(remains(holds.reserves(known), known.buckets) for known in mine)
-        code = _refused(tally, rest, others, added(*map(holds.reserves, mine)), count, caps)
+        code = _refused(state, rest, others, added(*map(holds.reserves, mine)), count, caps)
         if not code:
             until = int(now) + caps.hold_seconds
             # the ones that have run out are ended for good: should the clock go back, they must not
@@ -148,11 +148,11 @@ def checkpoint(
     """
     file = ledger._file
     with file.change(explain=explain) as connection:
-        tally = file.tally
-        ends = [hold.id for hold in tally.holds.open.values() if hold.until <= now]
-        due = tally.passed >= PASSED_MOST or tally.passed_bytes >= PASSED_BYTES
-        event = tally.checkpoint(ends) if due or (expired and ends) else None
-        if event and ((expired and ends) or len(canonical(event)) <= tally.passed_bytes):
+        state = file.state
+        ends = [hold.id for hold in state.holds.open.values() if hold.until <= now]
+        due = state.passed >= PASSED_MOST or state.passed_bytes >= PASSED_BYTES
+        event = state.checkpoint(ends) if due or (expired and ends) else None
+        if event and ((expired and ends) or len(canonical(event)) <= state.passed_bytes):
             file.append(connection, "checkpoint", event=event)
 
 
@@ -167,25 +167,25 @@ def taken_since(ledger: DurableLedger, stamp: str) -> list[Entry]:
 
 
 def _refused(
-    tally: Tally, rest: Amounts, others: Amounts, mine: Amounts, count: int, caps: Caps
+    state: LedgerState, rest: Amounts, others: Amounts, mine: Amounts, count: int, caps: Caps
 ) -> str:
-    if not tally.fits(rest, slack=SLACK):
+    if not state.fits(rest, slack=SLACK):
         return "budget"
-    if not tally.fits(others, rest, slack=SLACK):
+    if not state.fits(others, rest, slack=SLACK):
         return "taken"
     return (
         "hold-limit"
-        if count >= caps.holds_per_asker or not tally.share(mine, rest) <= caps.hold_share
+        if count >= caps.holds_per_asker or not state.share(mine, rest) <= caps.hold_share
         else ""
     )
 
 
-def _priced(tally: Tally, data: Sequence[dict[str, Any]]) -> dict[str, float]:
+def _priced(state: LedgerState, data: Sequence[dict[str, Any]]) -> dict[str, float]:
     try:
         return added(
             *(
                 {bucket: amount}
-                for bucket, amount in (tally.price(event_of(event)) for event in data)
+                for bucket, amount in (state.price(event_of(event)) for event in data)
             )
         )
     except Exception:  # whatever a numerical library raises: what cannot be priced is not held
@@ -223,7 +223,7 @@ def _ended(
 ) -> bool:
     file = ledger._file
     with file.change(explain=True) as connection:
-        if (hold := which(file.tally.holds)) is not None:
+        if (hold := which(file.state.holds)) is not None:
             file.append(connection, "release", event=event, **hold.about)
     if hold is not None:
         checkpoint(ledger, 0.0, explain=True)
@@ -234,8 +234,8 @@ def listed(ledger: DurableLedger, now: float | None = None) -> list[Open]:
     """The holds that count now, as of the file."""
     file, moment = ledger._file, time.time() if now is None else now
     with file.explained(), file.transaction(write=False):
-        tally = file.tally
+        state = file.state
         return [
-            Open(hold, tally.share(tally.holds.reserves(hold)), hold.until - moment)
-            for hold in tally.holds.live(moment)
+            Open(hold, state.share(state.holds.reserves(hold)), hold.until - moment)
+            for hold in state.holds.live(moment)
         ]

@@ -32,7 +32,7 @@ from silodp.host.schema import load_schema, schema_text
 from silodp.host.study import CODE, Study, read_study
 from silodp.host.tables import of_table, read_toml, toml
 from silodp.silo.service.masking import Masking
-from silodp.silo.service.policy import APPROVALS, Place, Policy, Shuffling
+from silodp.silo.service.policy import APPROVALS, DaemonSettings, Policy, Shuffling
 
 APPROVED = "approved"
 """Beside the policy: the silo's own copies of what was approved, by hash, and a line for each
@@ -69,7 +69,7 @@ class Proposed:
     study: Study
     sources: Mapping[str, bytes]
     rules: Policy
-    place: Place
+    place: DaemonSettings
     schema: Schema | None
     changes: tuple[Change, ...]
 
@@ -92,7 +92,7 @@ def compare(policy: Path, file: Path) -> Proposed:
     it.
     """
     real = Path(os.path.realpath(policy))
-    rules, place, (study, sources) = Policy.load(real), Place.load(real), read_study(file)
+    rules, place, (study, sources) = Policy.load(real), DaemonSettings.load(real), read_study(file)
     if real.stat().st_uid != os.geteuid():
         raise BadInput(f"{real} belongs to another user; run this as the gate's own user")
     old = load_schema(place.schema) if place.schema else None
@@ -108,7 +108,7 @@ def compare(policy: Path, file: Path) -> Proposed:
     return replace(found, changes=tuple(_changes(found, old)))
 
 
-def _besides(place: Place, old: Schema | None, new: Schema) -> tuple[str, ...]:
+def _besides(place: DaemonSettings, old: Schema | None, new: Schema) -> tuple[str, ...]:
     """Columns that the silo's file has and the new schema does not: those that the one before knew,
     which stay in the file.
     """
@@ -188,7 +188,7 @@ def _label(schema: Schema) -> str:
     return f"{schema.label.name} ({schema.label.task}{classes})"
 
 
-def _plain(place: Place) -> str:
+def _plain(place: DaemonSettings) -> str:
     return f"{place.label} ({', '.join(place.classes) or 'a number'})"
 
 
@@ -290,7 +290,7 @@ def _own(found: Proposed) -> tuple[dict[str, Any], dict[str, bytes]]:
     return fields, files
 
 
-def _approving(found: Proposed, own: Mapping[str, Any]) -> tuple[Policy, Place]:
+def _approving(found: Proposed, own: Mapping[str, Any]) -> tuple[Policy, DaemonSettings]:
     """Policy and place as they would be. What an officer attested was of the schema before, if
     there is another now.
     """

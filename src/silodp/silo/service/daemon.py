@@ -39,7 +39,7 @@ from silodp.silo.ledger.identity import Registry
 from silodp.silo.ledger.reserve import listed
 from silodp.silo.service.door import Door, FrameNote
 from silodp.silo.service.pause import Pause
-from silodp.silo.service.policy import Place, Policy, Shuffling, approval_stamp, own_table
+from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling, approval_stamp, own_table
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # --- what the silo owns --------------------------------------------------------------------------
 
 
-def approved_problem(place: Place, features: int, schema: Schema | None) -> Problem:
+def approved_problem(place: DaemonSettings, features: int, schema: Schema | None) -> Problem:
     """The problem in the silo's own words. Whether the policy approves it is for the door to
     say.
     """
@@ -62,7 +62,7 @@ def approved_problem(place: Place, features: int, schema: Schema | None) -> Prob
     return build(words, features, load=_approved(place))
 
 
-def approved_map(place: Place, schema: Schema | None) -> FeatureMap | None:
+def approved_map(place: DaemonSettings, schema: Schema | None) -> FeatureMap | None:
     """The map of features that the policy names, if it does."""
     if not place.feature_map:
         return None
@@ -81,7 +81,7 @@ def _bytes(path: str) -> bytes:
 
 
 def _approved(
-    place: Place, execute: Callable[[bytes, str], ModuleType] = run
+    place: DaemonSettings, execute: Callable[[bytes, str], ModuleType] = run
 ) -> Callable[[str], Any]:
     """Finds FILE.py:NAME in files whose SHA-256 the policy approves, and no others; what runs are
     the very bytes that were hashed, by `execute`.
@@ -154,7 +154,7 @@ def _short(query_id: str) -> str:
 
 def states(
     policy: Policy,
-    place: Place,
+    place: DaemonSettings,
     ledger: DurableLedger,
     halted: Callable[[], bool],
     *,
@@ -200,7 +200,7 @@ def _masker(masking: Masking, key: Ed25519PrivateKey, policy: Policy) -> Masker:
 
 def open_door(
     policy: Policy,
-    place: Place,
+    place: DaemonSettings,
     shuffling: Shuffling | None,
     ledger: DurableLedger,
     *,
@@ -254,7 +254,7 @@ def open_door(
 def serve(
     path: str | Path,
     stop: socket.socket,
-    ready: Callable[[Policy, Place], None],
+    ready: Callable[[Policy, DaemonSettings], None],
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> None:
     """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if
@@ -267,14 +267,14 @@ def serve(
         ready = _nobody
 
 
-def _nobody(policy: Policy, place: Place) -> None:
+def _nobody(policy: Policy, place: DaemonSettings) -> None:
     """Told once, at the first start."""
 
 
 def _serve(
     path: str | Path,
     stop: socket.socket,
-    ready: Callable[[Policy, Place], None],
+    ready: Callable[[Policy, DaemonSettings], None],
     tell: Callable[[str], None],
 ) -> bool:
     """Whether it ended since another study was approved."""
@@ -282,7 +282,7 @@ def _serve(
     approved = approval_stamp(path)
     policy, place, shuffling, masking = (
         Policy.load(path),
-        Place.load(path),
+        DaemonSettings.load(path),
         Shuffling.load(path),
         load_masking(path),
     )

@@ -68,11 +68,11 @@ def _studies(ledger: Path) -> list[tuple[str, str]]:
 
 def _policy(ledger: Path) -> Policy | None:
     """The policy of the silo whose ledger this is, where `silodp silo init` has put it."""
-    from silodp.silo.service.policy import Place, Policy
+    from silodp.silo.service.policy import DaemonSettings, Policy
 
     path = ledger.parent / "policy.toml"
     try:
-        own = Path(Place.load(path).ledger).resolve() == ledger.resolve()
+        own = Path(DaemonSettings.load(path).ledger).resolve() == ledger.resolve()
         return Policy.load(path) if own else None
     except BadInput:
         return None

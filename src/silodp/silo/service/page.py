@@ -42,7 +42,7 @@ from silodp.silo.ledger.view import queries_of, said_of, summary_of
 from silodp.silo.service import daemon
 from silodp.silo.service.names import called, runs_of
 from silodp.silo.service.pause import paused, set_paused
-from silodp.silo.service.policy import Place, Policy
+from silodp.silo.service.policy import DaemonSettings, Policy
 
 SHOWN = 200
 """Frames and charges that are listed, the latest."""
@@ -86,7 +86,7 @@ class GatePage:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._token, self._tabs, self._judge = policy, token, tabs, judge
-        self._place = Place.load(policy)
+        self._place = DaemonSettings.load(policy)
         self._ledger = delayed(Path(self._place.ledger), self._slot, clock=clock)
         self._verified = ""
 

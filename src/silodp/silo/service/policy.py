@@ -19,9 +19,9 @@ the ledger counts. Example:
     expires = 2027-06-30
     askers = ["<an Ed25519 public key, 64 hexadecimal digits>"]
 
-A gate daemon reads its own settings, `Place`, from a table [daemon] in the same file, `Shuffling`
-from a table [shuffle] where the silo takes part in a shuffle, and `Masking` from a table [masks]
-where it takes part in masked totals; `silodp silo init` writes them with comments.
+A gate daemon reads its own settings, `DaemonSettings`, from a table [daemon] in the same file,
+`Shuffling` from a table [shuffle] where the silo takes part in a shuffle, and `Masking` from a
+table [masks] where it takes part in masked totals; `silodp silo init` writes them with comments.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ class Shuffling:
 
 
 @dataclass(frozen=True)
-class Place(Site):
+class DaemonSettings(Site):
     """Where a gate daemon finds the silo's own things, and who may knock: the table [daemon] of a
     policy file.
     """
@@ -381,7 +381,7 @@ class Place(Site):
             )
 
     @classmethod
-    def load(cls, path: str | Path) -> Place:
+    def load(cls, path: str | Path) -> DaemonSettings:
         """The settings in a policy file, their paths taken from the file's own folder; BadInput
         names the field that cannot be used.
         """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from silodp.silo.service.masking import Masking
-    from silodp.silo.service.policy import Place
+    from silodp.silo.service.policy import DaemonSettings
 
 COMMENTS = {
     "silo": "The silo's name in its answers.",
@@ -209,7 +209,7 @@ def provision(
     from silodp.silo.service.daemon import approved_map, approved_problem
     from silodp.silo.service.door import definition_hash
     from silodp.silo.service.pace import slot_for
-    from silodp.silo.service.policy import Place, Policy, Shuffling
+    from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling
 
     shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding) if shuffler else None
     if (rule == "totals") != bool(shuffling or masking):
@@ -217,7 +217,7 @@ def provision(
             f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule "
             "belongs together with a shuffler, or with masks (--least)"
         )
-    own = {field.name for field in fields(Place)}
+    own = {field.name for field in fields(DaemonSettings)}
     found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(
         schema
     )
@@ -226,7 +226,7 @@ def provision(
             raise BadInput(
                 f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}"
             )
-    place = Place(**found | {k: v for k, v in changes.items() if k in own})
+    place = DaemonSettings(**found | {k: v for k, v in changes.items() if k in own})
     place = replace(
         place, **{f"{what}_sha256": file_hash(getattr(place, what)) for what in place.code}
     )
@@ -316,7 +316,7 @@ def provision(
     return made
 
 
-def _passable(folder: Path, place: Place) -> list[str]:
+def _passable(folder: Path, place: DaemonSettings) -> list[str]:
     """Return a sentence if the silo's folder is there and a courier's user could see its files'
     times, which the daemon refuses where replies are padded.
     """
@@ -408,8 +408,8 @@ def policy_text(
     shuffling: dict[str, Any] | None,
     masking: Masking | None,
 ) -> str:
-    """The file that `Policy`, `Place`, `Shuffling` and `Masking` are loaded from, each field with
-    its comment.
+    """Return the file that `Policy`, `DaemonSettings`, `Shuffling` and `Masking` are loaded from,
+    each field with its comment.
     """
     from silodp.silo.service.masking import table_of
 
@@ -426,7 +426,7 @@ def findings(
     x: np.ndarray,
     y: np.ndarray,
     features: tuple[str, ...],
-    place: Place,
+    place: DaemonSettings,
     persons: int | None = None,
 ) -> list[str]:
     """What an operator should know of the data before they are asked about, a sentence each,

@@ -1,6 +1,6 @@
 """The replay: what a chain of entries adds up to, under the ledger's own rule.
 
-No file and no clock are touched here. A tally believes nothing that it is told: it recomputes hash,
+No file and no clock are touched here. A state believes nothing that it is told: it recomputes hash,
 link, price and running total of every entry, and what the ledger has spent is what the replay says.
 """
 
@@ -55,7 +55,7 @@ class Known:
 
 
 @dataclass
-class Tally:
+class LedgerState:
     """The replay: what a chain of entries adds up to, under the ledger's rule. `apply` takes only
     the one entry that may come next.
     """

@@ -61,7 +61,7 @@ class SeenTotals:
         return found if math.isfinite(found) else None
 
 
-class Tally:
+class Spending:
     """Count what each silo was asked, answered and may have been charged."""
 
     def __init__(self, cards: Sequence[Card], plan: Plan, record: Record) -> None:

@@ -201,7 +201,8 @@ def figures(
         interruptible(KEPT.format(folder)),
         progress(f"{names}, batches of runs", quiet=as_json) as tick,
     ):
-        wanted, cluster = {folder / name: study for name, study in found.items()}, None
+        wanted = {folder / name: study for name, study in found.items()}
+        cluster = None
         if on == "ray":
             from research.on_ray import Cluster
 
@@ -316,10 +317,15 @@ def _comparison_tables(
 
     def cell(curve: str, epsilon: float | None) -> str:
         r = by.get((curve, epsilon))
-        return f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}" if r else ""
+        if r:
+            return f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f}"
+        return ""
 
     def spends(r: dict[str, Any] | None, claimed: float) -> Text:
-        shown = rounded_up(r["spent_epsilon"], 2, "f") if r else ""
+        if r:
+            shown = rounded_up(r["spent_epsilon"], 2, "f")
+        else:
+            shown = ""
         return Text(shown, style="red" if r and r["spent_epsilon"] > claimed else "")
 
     exact = [
@@ -347,10 +353,8 @@ def _comparison_tables(
             *(f"{name.rpartition(':')[2]}>" for name in own),
         ]
     )
-    title, styles = (
-        "Test error in per cent (± standard error), exact accounting",
-        [*[None] * len(epsilons), "dim"],
-    )
+    title = "Test error in per cent (± standard error), exact accounting"
+    styles = [*[None] * len(epsilons), "dim"]
     spent = "The same with the paper's noise constants, and the epsilon that they really spend"
     of_paper = table(
         "claimed>|SPIDER, phase > 1>|spends>|MB-SGD>|spends>|Local SGD>|spends>", paper, title=spent

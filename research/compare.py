@@ -148,7 +148,8 @@ def _split(
 ) -> Split:
     split = DATASETS[dataset].of(trial, data_dir, raw=bool(features))
     if features:
-        seen, train = feature_map(features, load), split.train
+        seen = feature_map(features, load)
+        train = split.train
         x = torch.stack([seen.of(silo.flatten(1)) for silo in train.x]) * train.mask[..., None]
         split = replace(split, train=replace(train, x=x), test_x=seen.of(split.test_x.flatten(1)))
     return split.to(device)

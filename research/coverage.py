@@ -61,7 +61,8 @@ def measure(
     """
     for at, design in enumerate(designs):
         random = torch.Generator().manual_seed(seed + at)
-        features, n = design.features, sum(design.counts)
+        features = design.features
+        n = sum(design.counts)
         gram = question(Problem(torch.nn.Linear(features, 1), squared_error), design.clip, 1.0)
         mechanism: Gaussian = gaussian_for(
             "gram", [Budget(design.epsilon, default_delta(k)) for k in design.counts]
@@ -72,7 +73,8 @@ def measure(
         theta = torch.tensor(
             [0.1, *(0.3 * (-1) ** j / (j + 1) for j in range(features))], dtype=torch.float64
         )
-        found, chunk = list[torch.Tensor](), max(1, 2**21 // (n * gram.size))
+        found = list[torch.Tensor]()
+        chunk = max(1, 2**21 // (n * gram.size))
         for start in range(0, replications, chunk):
             found.append(
                 covers(
@@ -91,7 +93,8 @@ def measure(
             torch.full_like(noise, n),
             heaviest(gram),
         )
-        low, high = float(shares.min()), float(shares.max())
+        low = float(shares.min())
+        high = float(shares.max())
         inactive = never_scaled(gram)
         yield {
             "features": features,
@@ -114,7 +117,8 @@ def _products(
     gram: Gram, design: Design, theta: torch.Tensor, repeats: int, random: torch.Generator
 ) -> torch.Tensor:
     """(R, p, p): the noiseless mean products of so many samples, by the statistic's own factors."""
-    n, on = sum(design.counts), {"generator": random, "dtype": torch.float64}
+    n = sum(design.counts)
+    on = {"generator": random, "dtype": torch.float64}
     x = (1 - design.common) * (2 * torch.rand(repeats, n, design.features, **on) - 1)
     x = x + design.common * (2 * torch.rand(repeats, n, 1, **on) - 1)
     y = theta[0] + x @ theta[1:] + SPREAD * torch.randn(repeats, n, **on)

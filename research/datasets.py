@@ -89,11 +89,10 @@ def _mnist_silos(data_dir: Path | None, pixels: bool) -> list[Silo]:
         )
     blocks = np.stack(members).reshape(10, 5, PER_DIGIT)
     flat = images[blocks.ravel()].reshape(-1, 28 * 28)
-    x = (
-        flat.reshape(*blocks.shape, 1, 28, 28)
-        if pixels
-        else _pca(flat).reshape(*blocks.shape, PCA_DIMENSIONS)
-    )
+    if pixels:
+        x = flat.reshape(*blocks.shape, 1, 28, 28)
+    else:
+        x = _pca(flat).reshape(*blocks.shape, PCA_DIMENSIONS)
     y = np.repeat([0, 1], PER_DIGIT)
     return [
         (f"{2 * i}/{2 * j + 1}", np.concatenate([x[2 * i, j], x[2 * j + 1, i]]), y)
@@ -111,7 +110,8 @@ def _pca(pixels: np.ndarray) -> np.ndarray:
     pixels = pixels.astype(
         np.float64
     )  # sums of products of bytes are exact in float64, in whatever order BLAS takes them
-    mean, last = pixels.mean(0), pixels.shape[1] - 1
+    mean = pixels.mean(0)
+    last = pixels.shape[1] - 1
     moments = pixels.T @ pixels / len(pixels)
     with threadpool_limits(
         1
@@ -211,7 +211,10 @@ def _cifar_batches(data_dir: Path | None) -> Iterator[tuple[np.ndarray, np.ndarr
     members = _members(source, names)
     for name in names:
         data = _checked(members.pop(name), source / name)
-        labels, pixels = _unpickled(data) if not suffix else _unpacked(data)
+        if not suffix:
+            labels, pixels = _unpickled(data)
+        else:
+            labels, pixels = _unpacked(data)
         if (
             pixels.shape != (len(labels), 3072)
             or not 0 <= labels.min(initial=10) <= labels.max(initial=0) <= 9
@@ -232,9 +235,10 @@ def _members(source: Path, names: Sequence[str]) -> dict[str, bytes]:
         with tarfile.open(source, "r:gz") as archive:
             for member in archive:
                 name = Path(member.name).name
-                file = (
-                    archive.extractfile(member) if name in names and member.size < 2**26 else None
-                )
+                if name in names and member.size < 2**26:
+                    file = archive.extractfile(member)
+                else:
+                    file = None
                 if file is not None:
                     found[name] = file.read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:

@@ -157,8 +157,14 @@ def _panels(curves: Sequence[str]) -> list[tuple[str, dict[str, tuple[str, str, 
 def _name_ends(ax, ends: Sequence[tuple[float, str, str]]) -> None:
     """Each curve's name behind its last point, moved apart where two would lie on each other."""
     low, high = ax.get_ylim()
-    scale, back = (log, exp) if ax.get_yscale() == "log" else (float, float)
-    least, last = (scale(high) - scale(low)) * 0.055, -float("inf")
+    if ax.get_yscale() == "log":
+        scale = log
+        back = exp
+    else:
+        scale = float
+        back = float
+    least = (scale(high) - scale(low)) * 0.055
+    last = -float("inf")
     for y, label, color in sorted(ends):
         last = max(scale(y), last + least)
         ax.annotate(
@@ -238,11 +244,10 @@ def draw_rates(
         for ax, ends in named:
             _name_ends(ax, ends)
         line[0].set(ylabel=ylabels[measure], title=title)
-    bound = (
-        ", dotted lower bound where its conditions hold"
-        if any(p["lower_bound"] is not None for f in fits for p in f["points"])
-        else ""
-    )
+    if any(p["lower_bound"] is not None for f in fits for p in f["points"]):
+        bound = ", dotted lower bound where its conditions hold"
+    else:
+        bound = ""
     figure.suptitle(
         f"Fitted slope (theory's): solid fit, dashed theory{bound}, open marks sampling term",
         fontsize=10,
@@ -253,8 +258,13 @@ def draw_rates(
 
 def _draw_fit(ax, fit: dict, color: str, name: str) -> tuple[float, str, str]:
     """Points, fit, theory and bound of one line; what its end is called."""
-    x, y, ink = fit["x"], [p["value"] for p in fit["points"]], OKABE_ITO[color]
-    face = {"markerfacecolor": "white"} if fit["sampling"] else {}
+    x = fit["x"]
+    y = [p["value"] for p in fit["points"]]
+    ink = OKABE_ITO[color]
+    if fit["sampling"]:
+        face = {"markerfacecolor": "white"}
+    else:
+        face = {}
     ax.errorbar(
         x,
         y,

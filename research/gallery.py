@@ -68,7 +68,10 @@ def _draw_verdict(docs: Path, tables: Path) -> Path | None:
 
 
 def title_of(study: Study) -> str:
-    silos = f"M = {study.cohort}, " if study.cohort else ""
+    if study.cohort:
+        silos = f"M = {study.cohort}, "
+    else:
+        silos = ""
     return f"{TITLES[study.dataset]}, {silos}R = {study.rounds}"
 
 
@@ -128,11 +131,9 @@ def small_table(rows: Sequence[dict], study: Study) -> str:
 
 
 def _few(study: Study) -> str:
-    return (
-        "So few settings and splits are no ground for a verdict. "
-        if study.dataset == "cifar10" or study.trials < 10
-        else ""
-    )
+    if study.dataset == "cifar10" or study.trials < 10:
+        return "So few settings and splits are no ground for a verdict. "
+    return ""
 
 
 DIFFERENCES = """## How our study differs from the authors'
@@ -167,7 +168,10 @@ def _drawn(
         if (tables / f"{name}.csv").exists():
             rows = read_table(tables / f"{name}.csv")
             masked = tables / f"{name.replace('trust', 'masks')}.csv"
-            rows += read_table(masked) if name in TRUST and masked.exists() else []
+            if name in TRUST and masked.exists():
+                rows += read_table(masked)
+            else:
+                rows += []
             draw_comparison(
                 rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits"
             )
@@ -224,7 +228,9 @@ def reading(rows: Sequence[dict], study: Study) -> str:
 
 
 def _takes(percent: float) -> str:
-    return f"takes {percent:.1f} % off" if percent >= 0 else f"adds {-percent:.1f} % to"
+    if percent >= 0:
+        return f"takes {percent:.1f} % off"
+    return f"adds {-percent:.1f} % to"
 
 
 def _spending(rows: Sequence[dict]) -> str:
@@ -241,10 +247,19 @@ def _spending(rows: Sequence[dict]) -> str:
 
 def tuned_over(study: Study) -> str:
     """One sentence: the grid."""
-    grid, forms = study.grid, "both forms" if study.grid.alternate else "its first form alone"
-    low, high, clips = min(grid.steps), max(grid.steps), ", ".join(f"{c:g}" for c in grid.clips)
+    grid = study.grid
+    if study.grid.alternate:
+        forms = "both forms"
+    else:
+        forms = "its first form alone"
+    low = min(grid.steps)
+    high = max(grid.steps)
+    clips = ", ".join(f"{c:g}" for c in grid.clips)
     phases = f"phases {min(grid.phases)} to {max(grid.phases)}"
-    part = " This is a small part of the paper's grid." if study.dataset == "cifar10" else ""
+    if study.dataset == "cifar10":
+        part = " This is a small part of the paper's grid."
+    else:
+        part = ""
     return (
         f"Tuned over {len(grid.steps)} steps from {low:.3g} to {high:.3g}, clips {clips}, and "
         f"for SPIDER {phases} in {forms}.{part}"
@@ -267,7 +282,8 @@ def versus(rows: Sequence[dict], a: str, b: str) -> str:
     """
     percent = improvement(rows, b, a)
     better, worse = significant(rows, a, b)
-    word, of = "lower" if percent >= 0 else "higher", sum(r["curve"] == a for r in rows)
+    word = "lower" if percent >= 0 else "higher"
+    of = sum(r["curve"] == a for r in rows)
     return (
         f"{abs(percent):.1f} % {word} than {_short(b)} (significantly better at {better}, "
         f"worse at {worse} of {of} epsilons)"
@@ -343,23 +359,21 @@ def _beside(rows: Sequence[dict], linear: Sequence[dict], study: Study | None) -
     """
     if not (study and linear):
         return []
-    seen = (
-        f"the public features `{study.features}` ([pictures](images.md))"
-        if study.features
-        else "the same standardised features"
-    )
+    if study.features:
+        seen = f"the public features `{study.features}` ([pictures](images.md))"
+    else:
+        seen = "the same standardised features"
     grid = (
         f"steps {', '.join(f'{s:g}' for s in study.grid.steps)}, clips "
         f"{', '.join(f'{c:g}' for c in study.grid.clips)}"
     )
-    free = (
-        (
+    if study.features:
+        free = (
             " Nothing looked at the data without being charged but that tuning, and ours of "
             "the map's few settings by hand."
         )
-        if study.features
-        else ""
-    )
+    else:
+        free = ""
     known = {r["epsilon"] for r in rows}
     more = [
         f"{100 * r['test_error']:.1f} ± {100 * r['standard_error']:.1f} at epsilon {r['epsilon']:g}"
@@ -475,11 +489,11 @@ def _variance(docs: Path, tables: Path) -> Path | None:
         "sampling away, which full batches do not have, and "
         "there the budget that anchors and differences share goes further in plain gradients.\n"
     )
-    return (
-        _write(docs / "variance.md", [*parts[:-2], "\n".join([*parts[-2:], *lines]) + "\n", said])
-        if lines
-        else None
-    )
+    if lines:
+        return _write(
+            docs / "variance.md", [*parts[:-2], "\n".join([*parts[-2:], *lines]) + "\n", said]
+        )
+    return None
 
 
 VARIANCE_EPSILONS = next(iter(VARIANCE.values())).epsilons
@@ -499,11 +513,10 @@ def _change(rows: Sequence[dict], a: str, b: str) -> str:
 
 
 def _setting(study: Study) -> str:
-    silos = (
-        f"{study.cohort} of {DATASETS[study.dataset].silos} silos a round"
-        if study.cohort
-        else f"all {DATASETS[study.dataset].silos} silos"
-    )
+    if study.cohort:
+        silos = f"{study.cohort} of {DATASETS[study.dataset].silos} silos a round"
+    else:
+        silos = f"all {DATASETS[study.dataset].silos} silos"
     return f"{TITLES[study.dataset]}, R = {study.rounds}, {silos}, {study.sampling} batches"
 
 

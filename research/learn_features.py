@@ -45,7 +45,8 @@ def crops(count: int, coins: torch.Generator) -> Tensor:
     """(count, 3, 32, 32) within [0, 1], as many from each photograph and scale; half of them
     mirrored.
     """
-    found, each = [], count // (len(PHOTOGRAPHS) * len(SCALES))
+    found = []
+    each = count // (len(PHOTOGRAPHS) * len(SCALES))
     for path, known in PHOTOGRAPHS.items():
         if hashlib.sha256(path.read_bytes()).hexdigest() != known:
             raise SystemExit(
@@ -73,7 +74,8 @@ def dictionary(
     x: Tensor, filters: int, coins: torch.Generator, patches: int = 100_000
 ) -> tuple[Tensor, Tensor]:
     """Filters and offsets for `pictures.responses`: the second half mirrors the first."""
-    side, half = pictures.PATCH, filters // 2
+    side = pictures.PATCH
+    half = filters // 2
     a, i, j = (
         torch.randint(0, high, (patches,), generator=coins)
         for high in (len(x), 33 - side, 33 - side)
@@ -107,7 +109,8 @@ def axes_of(seen: Tensor, weight: Tensor, count: int) -> dict[str, Tensor]:
     """
     seen = seen * weight
     values, axes = torch.linalg.eigh(torch.cov(seen.double().T))
-    values, axes = values.flip(0)[:count].float(), axes.flip(1)[:, :count].float()
+    values = values.flip(0)[:count].float()
+    axes = axes.flip(1)[:, :count].float()
     axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
     largest = axes.abs().amax(0)
     scale = largest / 127 * (values / values[0]) ** -0.25
@@ -172,9 +175,12 @@ def drawn(x: Tensor, coins: torch.Generator) -> Tensor:
     large = (
         (moved(large, coins, turn=0.1, shear=0.15, zoom=0.1, shift=0, about=28 / 18) - 0.25) * 2
     ).clamp(0, 1)
-    at, ink = torch.arange(28.0), large.sum((1, 2, 3)).clamp_min(1e-6)
-    y, x0 = (large.sum((1, 3)) @ at / ink - 13.5) / 14, (large.sum((1, 2)) @ at / ink - 13.5) / 14
-    one, zero = torch.ones_like(y), torch.zeros_like(y)
+    at = torch.arange(28.0)
+    ink = large.sum((1, 2, 3)).clamp_min(1e-6)
+    y = (large.sum((1, 3)) @ at / ink - 13.5) / 14
+    x0 = (large.sum((1, 2)) @ at / ink - 13.5) / 14
+    one = torch.ones_like(y)
+    zero = torch.zeros_like(y)
     window = torch.stack([one, zero, x0, zero, one, y], 1).reshape(-1, 2, 3)
     return F.grid_sample(
         large, F.affine_grid(window, list(large.shape), align_corners=False), align_corners=False
@@ -183,7 +189,8 @@ def drawn(x: Tensor, coins: torch.Generator) -> Tensor:
 
 def learn_digit(epochs: int = 60) -> dict[str, Tensor]:
     x, y = (torch.from_numpy(np.asarray(part)) for part in load_digits(return_X_y=True))
-    x, coins = x.reshape(-1, 1, 8, 8).float() / 16, torch.Generator().manual_seed(0)
+    x = x.reshape(-1, 1, 8, 8).float() / 16
+    coins = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     layers = [
         nn.Conv2d(1, 32, 3, padding=1),
@@ -217,7 +224,8 @@ def learn_digit(epochs: int = 60) -> dict[str, Tensor]:
         x, [(found[f"weight{k}"].float(), found[f"bias{k}"].float()) for k in range(4)]
     )
     values, axes = torch.linalg.eigh(torch.cov(seen.double().T))
-    values, axes = values.flip(0)[:40], axes.flip(1)[:, :40]
+    values = values.flip(0)[:40]
+    axes = axes.flip(1)[:, :40]
     found |= {
         "strokes.centre": seen.mean(0),
         "strokes.axes": (axes * (values / values[0]) ** -0.25).float(),

@@ -53,8 +53,10 @@ class Cluster:
         """Results as they finish. A machine that is lost costs its tasks another try; what a task
         raises is raised here.
         """
-        ray, one = self._ray, self._ray.remote(_one)
-        gpu, cpu = one.options(num_cpus=1, num_gpus=1 / SHARING), one.options(num_cpus=1)
+        ray = self._ray
+        one = self._ray.remote(_one)
+        gpu = one.options(num_cpus=1, num_gpus=1 / SHARING)
+        cpu = one.options(num_cpus=1)
         waiting = [
             kind.remote(work, task) for kind, some in ((gpu, on_gpu), (cpu, tasks)) for task in some
         ]

@@ -118,7 +118,9 @@ def effective(c: Constants, trust: str) -> Constants:
     """The constants with N^2 silos under SDP: d / (epsilon^2 n^2 N^2) is then what d / (epsilon^2
     n^2 N) is in every schedule of ISRL-DP.
     """
-    return c if trust == "isrl" else replace(c, silos=c.silos**2, answering=c.silos**2)
+    if trust == "isrl":
+        return c
+    return replace(c, silos=c.silos**2, answering=c.silos**2)
 
 
 def prescribed(algorithm: str, c: Constants):
@@ -126,11 +128,9 @@ def prescribed(algorithm: str, c: Constants):
     have as many stages at every size: at the sizes of this study a number that grows would make the
     slope."""
     if algorithm in ("accelerated", "localized"):
-        return (
-            convex.accelerated(c, stages=STAGES)
-            if algorithm == "accelerated"
-            else convex.localized(c)
-        )
+        if algorithm == "accelerated":
+            return convex.accelerated(c, stages=STAGES)
+        return convex.localized(c)
     return prescribe("spider" if algorithm == "spider-alternate" else algorithm, c)
 
 
@@ -143,7 +143,10 @@ def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
     alternate SPIDER has no theorem: its rounds are those of SPIDER's proof at phase 2.
     """
     plan = prescribed(algorithm, c)
-    L, R, S, mu = c.lipschitz, plan.rounds, plan.restarts, c.epsilon / (2 * math.sqrt(c.log_delta))
+    L = c.lipschitz
+    R = plan.rounds
+    S = plan.restarts
+    mu = c.epsilon / (2 * math.sqrt(c.log_delta))
     run = partial(ALGORITHMS[algorithm].run, step=plan.step)
 
     def private(batch: int, multiplier: float) -> float:
@@ -151,11 +154,10 @@ def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
 
     if algorithm in ("prox-sgd", "accelerated"):
         noisy = {"minibatch": Gaussian("minibatch", L, 1 / mu, DisjointBatches(R))}
-        run = (
-            partial(run, rounds=R)
-            if algorithm == "prox-sgd"
-            else partial(run, rounds=R, restarts=S, strong=c.need("pl", algorithm))
-        )
+        if algorithm == "prox-sgd":
+            run = partial(run, rounds=R)
+        else:
+            run = partial(run, rounds=R, restarts=S, strong=c.need("pl", algorithm))
         return Schedule(
             run,
             noisy,
@@ -170,26 +172,38 @@ def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
         return Schedule(
             partial(run, rounds=R, stages=S, pull=convex.pull(c)), noisy, range(R - 1, R), R, *error
         )
-    run, rest, share = partial(run, slope=c.smoothness), 0.0, 1.0
+    run = partial(run, slope=c.smoothness)
+    rest = 0.0
+    share = 1.0
     if algorithm in ("prox-svrg", "prox-pl-svrg"):
-        anchors, counted = S * (plan.epochs or 0), range((S - 1) * (R + 1), (S - 1) * (R + 1) + R)
+        anchors = S * (plan.epochs or 0)
+        counted = range((S - 1) * (R + 1), (S - 1) * (R + 1) + R)
         run = partial(run, rounds=anchors * (plan.inner_steps or 0), inner=plan.inner_steps)
-        run = partial(run, restarts=S, seed=draw) if algorithm == "prox-pl-svrg" else run
+        if algorithm == "prox-pl-svrg":
+            run = partial(run, restarts=S, seed=draw)
+        else:
+            run = run
     else:
         gap = c.need("gap", "SPIDER")
         if algorithm == "spider":
             phase = plan.phase or 1
-            anchors, run = -(-R // phase), partial(run, rounds=R, phase=phase)
+            anchors = -(-R // phase)
+            run = partial(run, rounds=R, phase=phase)
         else:
             phase = 2
             anchors = math.ceil(math.sqrt(2 * c.silos * gap * c.smoothness / c.privacy) / L / 2)
-            R, run = phase * anchors, partial(run, rounds=anchors)
-        counted, rest, share = range(R), gap / (plan.step * R), carried(phase, plan.step)
+            R = phase * anchors
+            run = partial(run, rounds=anchors)
+        counted = range(R)
+        rest = gap / (plan.step * R)
+        share = carried(phase, plan.step)
     differences = S * R - anchors
     anchor = math.sqrt(anchors * (2 if differences else 1)) / mu
-    refine = (
-        math.sqrt(2 * differences) / mu if differences else anchor
-    )  # where there is none it is never asked
+    # where there is none it is never asked
+    if differences:
+        refine = math.sqrt(2 * differences) / mu
+    else:
+        refine = anchor
     noisy = {
         "anchor": Gaussian("anchor", L, anchor, FullBatch()),
         "refine": Gaussian("refine", L, refine, FullBatch()),
@@ -205,11 +219,10 @@ def priced(plan: Schedule, c: Constants, trust: str, runs: int = 1) -> Plan:
     if trust == "isrl":
         return with_multipliers(plan.run, plan.mechanisms, counts, Budget(c.epsilon, DELTA))
     same = Budget(gdp_epsilon(c.epsilon / (2 * math.sqrt(c.log_delta)), DELTA), DELTA)
-    shares = (
-        {kind: 1 / len(plan.mechanisms) for kind in plan.mechanisms}
-        if len(plan.mechanisms) > 1
-        else None
-    )
+    if len(plan.mechanisms) > 1:
+        shares = {kind: 1 / len(plan.mechanisms) for kind in plan.mechanisms}
+    else:
+        shares = None
     return calibrate_shuffled(
         plan.run,
         plan.mechanisms,
@@ -232,20 +245,19 @@ def point(
     would hide the private term.
     """
     c = constants(measure, size)
-    problem, records, plan = (
-        make_problem(measure, size.d),
-        make_records(measure, size, draw),
-        schedule(algorithm, effective(c, trust), draw),
-    )
+    problem = make_problem(measure, size.d)
+    records = make_records(measure, size, draw)
+    plan = schedule(algorithm, effective(c, trust), draw)
     ready = priced(plan, c, trust, runs)
     fed, _ = simulate(problem, records, ready, [(draw, j) for j in range(runs)])
     best, curvature = empirical_optimum(records)
-    start = best.float() if algorithm == "prox-svrg" else torch.zeros(size.d)
+    if algorithm == "prox-svrg":
+        start = best.float()
+    else:
+        start = torch.zeros(size.d)
     if algorithm in ("prox-sgd", "accelerated"):  # their theorems are about the population
-        best, curvature = (
-            torch.full((size.d,), DISTANCE["risk"] / math.sqrt(size.d), dtype=torch.float64),
-            1.0,
-        )
+        best = torch.full((size.d,), DISTANCE["risk"] / math.sqrt(size.d), dtype=torch.float64)
+        curvature = 1.0
     total = torch.zeros(runs, dtype=torch.float64)
     for t, w in enumerate(plan.run(fed, problem, start.expand(runs, -1), **ready.mechanisms)):
         if t not in plan.counted:
@@ -487,7 +499,8 @@ def read(path: Path, lines: Sequence[Line] | None = None) -> list[dict]:
     """The fits of a study from its rates.csv alone."""
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    fits, at = [], 0
+    fits = []
+    at = 0
     for line in study() if lines is None else lines:
         mine = rows[at : at + len(line.sizes)]
         at += len(mine)
@@ -524,7 +537,9 @@ def fit(line: Line, measured: Sequence[dict]) -> dict:
     `as_run` is the slope of the proof's own error terms at the very R, K, q, S and noise that ran:
     the exponent with its hidden logarithms and with whole numbers in the place of real ones.
     """
-    points, terms, regime = [], [], []
+    points = []
+    terms = []
+    regime = []
     for size, mean in zip(line.sizes, measured, strict=True):
         c = constants(line.measure, size)
         plan = schedule(line.algorithm, effective(c, line.trust))
@@ -535,7 +550,10 @@ def fit(line: Line, measured: Sequence[dict]) -> dict:
         )
         bound = bound_of(line, c, plan)
         points.append(asdict(size) | mean | {"lower_bound": bound.value if bound.applies else None})
-        regime += [regime_of(line, c)] if line.algorithm == "spider" else []
+        if line.algorithm == "spider":
+            regime += [regime_of(line, c)]
+        else:
+            regime += []
     slope, slope_error = log_slope(
         line.values, [p["value"] for p in points], [p["standard_error"] for p in points]
     )
@@ -574,19 +592,21 @@ def bound_of(line: Line, c: Constants, plan: Schedule) -> LowerBound:
     """The lower bound of the algorithm's class with the constant 1; where a condition of it fails
     it says nothing.
     """
-    kind = (
-        "smooth-convex"
-        if line.measure in MAPPING
-        else "convex-so"
-        if line.measure == "convex"
-        else "strongly-convex-erm"
-    )
+    if line.measure in MAPPING:
+        kind = "smooth-convex"
+    elif line.measure == "convex":
+        kind = "convex-so"
+    else:
+        kind = "strongly-convex-erm"
     if line.algorithm in ("prox-sgd", "accelerated"):  # of the population
         kind = "strongly-convex-so"
     if line.trust == "sdp":
         return sdp.lower_bound(c, kind)
     # on disjoint batches each has the whole budget, which makes these two sqrt(R)-compositional
-    C = math.sqrt(plan.rounds) if kind == "strongly-convex-so" else 1.0
+    if kind == "strongly-convex-so":
+        C = math.sqrt(plan.rounds)
+    else:
+        C = 1.0
     # a round's epsilon_r has the share of epsilon that its mu has of the whole mu = epsilon / (2
     # sqrt(ln(1/delta)))
     loudest = (
@@ -616,4 +636,6 @@ def verdict(line: Line, slope: float, error: float, as_run: float) -> str:
         return "agrees"
     if abs(slope - as_run) <= 3 * error:
         return "agrees as run"
-    return "flatter" if abs(slope) < abs(as_run) else "steeper"
+    if abs(slope) < abs(as_run):
+        return "flatter"
+    return "steeper"

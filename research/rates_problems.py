@@ -27,7 +27,9 @@ from silodp.silo.data.records import Records
 DELTA = 1e-6
 STEEPEST = {"risk": 1.5, "mapping": 1.5, "near": 1.0, "convex": 1.0}
 """The largest x^2; its mean is 1."""
-UNLIKE, NOISE, RADIUS = 0.1, 0.25, 0.6
+UNLIKE = 0.1
+NOISE = 0.25
+RADIUS = 0.6
 """||w_i - w*||, ||z||, and the ball of the least squares."""
 DISTANCE = {"risk": 0.5, "mapping": 1.5, "near": 0.3}
 """||w* - w_0||: the second start is where Welsch's loss is concave."""
@@ -61,11 +63,9 @@ def make_problem(measure: str, d: int) -> Problem:
     model = nn.Sequential(nn.Linear(1, d, bias=False))
     if measure == "risk":
         return Problem(model, squared_error, L2Ball(RADIUS))
-    return (
-        Problem(model, linear, L2Ball(1.0))
-        if measure == "convex"
-        else Problem(model, welsch, GroupL1(0.05, ((0, d),)))
-    )
+    if measure == "convex":
+        return Problem(model, linear, L2Ball(1.0))
+    return Problem(model, welsch, GroupL1(0.05, ((0, d),)))
 
 
 def constants(measure: str, size: Size) -> Constants:
@@ -75,7 +75,8 @@ def constants(measure: str, size: Size) -> Constants:
     Near the minimum that bound is beta/2 DISTANCE^2; linear losses have any beta, and L/D is what
     the steps are made for.
     """
-    steep, far = math.sqrt(STEEPEST[measure]), DISTANCE["risk"] + UNLIKE + RADIUS
+    steep = math.sqrt(STEEPEST[measure])
+    far = DISTANCE["risk"] + UNLIKE + RADIUS
     known = {
         "risk": {
             "lipschitz": 2 * steep * (steep * far + NOISE),
@@ -122,8 +123,12 @@ def make_records(measure: str, size: Size, draw: int) -> Records:
         u = random.normal(size=(*shape, size.d))
         return u / np.linalg.norm(u, axis=-1, keepdims=True)
 
-    aside, steep = UNLIKE * on_sphere(size.N // 2), STEEPEST[measure]
-    far = mean_of(size) if measure == "convex" else DISTANCE[measure]
+    aside = UNLIKE * on_sphere(size.N // 2)
+    steep = STEEPEST[measure]
+    if measure == "convex":
+        far = mean_of(size)
+    else:
+        far = DISTANCE[measure]
     w = far / math.sqrt(size.d) + np.concatenate([aside, -aside])
     x = np.sqrt(random.uniform(2 - steep, steep, size=(size.N, size.n, 1)))
     y = x * w[:, None] + NOISE * on_sphere(size.N, size.n)
@@ -135,5 +140,6 @@ def make_records(measure: str, size: Size, draw: int) -> Records:
 
 def empirical_optimum(records: Records) -> tuple[Tensor, float]:
     """(w^, A) with Fhat(w) - Fhat* = A ||w - w^||^2 for least squares."""
-    x, y = records.x.double(), records.y.double()
+    x = records.x.double()
+    y = records.y.double()
     return (x * y).mean((0, 1)) / x.square().mean(), float(x.square().mean())

@@ -131,11 +131,10 @@ class Own:
     def arm(self, study: Study) -> Arm:
         few = min(Order.phase, study.rounds)
         order = self.order(rounds=study.rounds, phase=few, inner=few)
-        slopes = (
-            {"slope": study.grid.slopes}
-            if "slope" in find(self.algorithm).settings and "slope" not in self.given
-            else {}
-        )
+        if "slope" in find(self.algorithm).settings and "slope" not in self.given:
+            slopes = {"slope": study.grid.slopes}
+        else:
+            slopes = {}
         return Arm(self.algorithm, order, _tuned(study, **slopes))
 
 
@@ -189,16 +188,21 @@ class Study:
 
     def placed(self, arm: Arm, silos: int) -> Arm:
         """The arm with the study's batches, and those of so many silos that answer a round."""
-        algorithm, half = find(arm.order.algorithm), max(1, silos // 2)
-        who = (
-            f"balanced:{half}"
-            if arm.curve == "balanced"
-            else f"uniform:{self.cohort}"
-            if self.cohort
-            else "all"
-        )
+        algorithm = find(arm.order.algorithm)
+        half = max(1, silos // 2)
+        if arm.curve == "balanced":
+            who = f"balanced:{half}"
+        elif self.cohort:
+            who = f"uniform:{self.cohort}"
+        else:
+            who = "all"
         own = arm.order.sampling or algorithm.disjoint
-        batches = arm.order.sampling if own else None if self.sampling == "full" else self.sampling
+        if own:
+            batches = arm.order.sampling
+        elif self.sampling == "full":
+            batches = None
+        else:
+            batches = self.sampling
         if batches and "anchor" in algorithm.kinds:
             batches = ",".join(
                 f"{kind}={'full' if kind == 'anchor' else batches}" for kind in algorithm.kinds
@@ -257,7 +261,10 @@ def _spider(
 
 
 def _both_forms(study: Study, curve: str, noise: str) -> list[Arm]:
-    slopes = (math.inf,) if noise == "paper" else study.grid.slopes[-1:]
+    if noise == "paper":
+        slopes = (math.inf,)
+    else:
+        slopes = study.grid.slopes[-1:]
     alternate = _arm(
         study, curve, noise, _tuned(study, slope=slopes), "spider-alternate", anchor_share=0.5
     )
@@ -289,7 +296,10 @@ def _rival(study: Study, algorithm: str, curve: str = "", **grid: tuple[float, .
 
 def _convex(study: Study, algorithm: str, each: Sequence[dict[str, Any]]) -> list[Arm]:
     """On disjoint batches and on all records in every round."""
-    other = "full" if find(algorithm).disjoint else "disjoint"
+    if find(algorithm).disjoint:
+        other = "full"
+    else:
+        other = "disjoint"
     return [
         _arm(study, algorithm, "exact", _tuned(study), algorithm, sampling=batches, **words)
         for words in each
@@ -313,11 +323,9 @@ def _trusting(study: Study, name: str, trust: str) -> list[Arm]:
         "colluding": COLLUDING if trust == "masks" else 0,
     }
     curve = f"{name}-{trust}"
-    return (
-        _mb_sgd(study, curve, "exact", **words)
-        if name == "mb-sgd"
-        else _spider(study, curve, "exact", study.grid.phases, **words)
-    )
+    if name == "mb-sgd":
+        return _mb_sgd(study, curve, "exact", **words)
+    return _spider(study, curve, "exact", study.grid.phases, **words)
 
 
 ARMS: dict[str, Callable[[Study], list[Arm]]] = {

@@ -41,7 +41,10 @@ def one_screen(rows: Sequence[dict]) -> str:
     isrl, total, central = (
         by.get(curve, "") for curve in ("mb-sgd", "mb-sgd-shuffle", "mb-sgd-central")
     )
-    wary = f", {by['mb-sgd-masks']} with c = {COLLUDING}" if "mb-sgd-masks" in by else ""
+    if "mb-sgd-masks" in by:
+        wary = f", {by['mb-sgd-masks']} with c = {COLLUDING}"
+    else:
+        wary = ""
     return TRUSTS.format(mnist=f"{isrl} | {total} with c = 0{wary} | {total} | {central}")
 
 
@@ -49,7 +52,10 @@ def trust_table(rows: Sequence[dict], study: Study) -> list[str]:
     """Test errors by epsilon, and SDP's distance from central DP."""
     by = {(r["curve"], r["epsilon"]): r for r in rows}
     masked = any(curve == "mb-sgd-masks" for curve, _ in by)
-    more = f" masks, {COLLUDING} may collude | that over central |" if masked else ""
+    if masked:
+        more = f" masks, {COLLUDING} may collude | that over central |"
+    else:
+        more = ""
     lines = [
         f"| epsilon | method | ISRL-DP | SDP, masks | central DP | that over central |{more}",
         "|---:|---|---:|---:|---:|---:|" + "---:|" * (2 * masked),
@@ -59,7 +65,10 @@ def trust_table(rows: Sequence[dict], study: Study) -> list[str]:
             three = [by[c, e] for c in (isrl, f"{name.lower()}-shuffle", f"{name.lower()}-central")]
             cells = " | ".join(_error(r) for r in three)
             wary = by.get((f"{name.lower()}-masks", e))
-            last = f" {_error(wary)} | {_over(wary, three[2])} |" if wary else ""
+            if wary:
+                last = f" {_error(wary)} | {_over(wary, three[2])} |"
+            else:
+                last = ""
             lines.append(f"| {e:g} | {name} | {cells} | {_over(three[1], three[2])} |{last}")
     return lines
 

@@ -72,11 +72,9 @@ class Job:
         return self.folder / "units" / f"{unit.key}.npy"
 
     def device(self, unit: Unit, gpu: bool) -> str:
-        return (
-            "cuda"
-            if gpu and self.figures[unit.figure].dataset != "wbcd" and torch.cuda.is_available()
-            else "cpu"
-        )
+        if gpu and self.figures[unit.figure].dataset != "wbcd" and torch.cuda.is_available():
+            return "cuda"
+        return "cpu"
 
 
 def planned(
@@ -101,19 +99,26 @@ def planned(
 
 def seconds(unit: Unit, figures: dict[str, Figure], device: str) -> float:
     """What a unit should take, from how many gradients it is."""
-    figure, condition = figures[unit.figure], CONDITIONS[unit.condition]
+    figure = figures[unit.figure]
+    condition = CONDITIONS[unit.condition]
     records = records_of(figure, condition)
     silos, n = {
         "wbcd": (2, 227),
         "mnist": (figure.cohort or 25, records or 1238),
         "cifar10": (10, records or 4800),
     }[figure.dataset]
-    share, q = rate(figure, condition, unit.arm, unit.epsilons[-1]), unit.arm.phase
+    share = rate(figure, condition, unit.arm, unit.epsilons[-1])
+    q = unit.arm.phase
     passes = {"spider": 2 - 1 / q, "alternate": 3.0}.get(unit.arm.curve, 1.0) + (
         0.4 / share / figure.every if unit.arm.curve != "local-sgd" else 0
     )
     work = trainings(unit, figures) * figure.rounds * silos * n * share * passes
-    network = "mlp" if figure.model != "cnn" else "cnn" if condition.form == "each" else "moved cnn"
+    if figure.model != "cnn":
+        network = "mlp"
+    elif condition.form == "each":
+        network = "cnn"
+    else:
+        network = "moved cnn"
     return work / SPEED["step" if unit.arm.curve == "local-sgd" else network, device]
 
 
@@ -129,12 +134,16 @@ def carry_out(
     shards, and what there was no time for.
     """
     make_folder(job.folder / "units")
-    mine, table = wanted[shard[0] - 1 :: shard[1]], Table(job.folder / "noise.json")
+    mine = wanted[shard[0] - 1 :: shard[1]]
+    table = Table(job.folder / "noise.json")
     left = [unit for unit in mine if not job.path(unit).exists()]
-    known, priced, done = _counts(job.folder), [], len(mine) - len(left)
+    known = _counts(job.folder)
+    priced = []
+    done = len(mine) - len(left)
     tick(done, len(mine))
     for unit in mine:
-        figure, condition = job.figures[unit.figure], CONDITIONS[unit.condition]
+        figure = job.figures[unit.figure]
+        condition = CONDITIONS[unit.condition]
         if (key := _cut(figure, condition)) not in known:
             known[key] = distinct(
                 split_of(
@@ -151,7 +160,10 @@ def carry_out(
             if unit.picked is picked and not (
                 picked and any(not job.path(u).exists() for u in _before(unit, wanted))
             ):
-                one = replace(job, until=job.until + GRACE) if picked else job
+                if picked:
+                    one = replace(job, until=job.until + GRACE)
+                else:
+                    one = job
                 tasks[job.device(unit, gpu)].append((one, unit, job.device(unit, gpu)))
         for _ in spread(_work, tasks["cpu"], tasks["cuda"]):
             done += 1
@@ -180,8 +192,10 @@ def _work(job: Job, unit: Unit, device: str) -> None:
 
 def _picked(job: Job, unit: Unit) -> list[dict]:
     """The setting of least training loss at each epsilon, on the splits that it is picked on."""
-    figure, condition = job.figures[unit.figure], CONDITIONS[unit.condition]
-    settings, points = grid(figure, condition, unit.arm), []
+    figure = job.figures[unit.figure]
+    condition = CONDITIONS[unit.condition]
+    settings = grid(figure, condition, unit.arm)
+    points = []
     before = units(unit.figure, condition, job.figures, unit.epsilons)
     for one in before:
         if one.arm == unit.arm and not one.picked:
@@ -214,7 +228,8 @@ def tuned(
     counts: tuple[int, ...],
 ) -> dict[tuple[float, str], Trials]:
     """By epsilon and output rule; empty where a unit is missing."""
-    figure, settings = job.figures[name], grid(job.figures[name], CONDITIONS[condition], arm)
+    figure = job.figures[name]
+    settings = grid(job.figures[name], CONDITIONS[condition], arm)
     mine = [
         u for u in units(name, CONDITIONS[condition], job.figures, tuple(epsilons)) if u.arm == arm
     ]
@@ -237,12 +252,17 @@ def tuned(
             figure, CONDITIONS[condition], arm, counts, epsilon
         )
         for o, output in enumerate(OUTPUTS):
-            loss, error = found[e, :, :, 2 * o], found[e, :, :, 2 * o + 1]
+            loss = found[e, :, :, 2 * o]
+            error = found[e, :, :, 2 * o + 1]
             best = int(np.nan_to_num(loss.mean(1), nan=math.inf).argmin())
-            setting = (
-                {k: v for k, v in chosen[e].items() if k != "epsilon"} if chosen else settings[best]
-            )
-            spent = math.inf if known is True else max(known["spent"])
+            if chosen:
+                setting = {k: v for k, v in chosen[e].items() if k != "epsilon"}
+            else:
+                setting = settings[best]
+            if known is True:
+                spent = math.inf
+            else:
+                spent = max(known["spent"])
             rows[epsilon, output] = Trials(
                 arm.name, setting, float(loss[best].mean()), tuple(error[best].tolist()), spent
             )
@@ -270,13 +290,17 @@ def collect(
     """Every arm that is complete, tuned at every epsilon for every output rule: what verdict.csv
     has, one row each, with each trial's test error.
     """
-    table, known = Table(job.folder / "noise.json"), _counts(job.folder)
+    table = Table(job.folder / "noise.json")
+    known = _counts(job.folder)
     for name in names:
         figure = job.figures[name]
         for condition in conditions:
             counts = known.get(_cut(figure, CONDITIONS[condition]), ())
             for arm in arms(figure, CONDITIONS[condition]):
-                found = tuned(job, name, condition, arm, table, epsilons, counts) if counts else {}
+                if counts:
+                    found = tuned(job, name, condition, arm, table, epsilons, counts)
+                else:
+                    found = {}
                 for (epsilon, output), t in found.items():
                     if output != "last" and condition not in ("primary", "text", "file"):
                         continue
@@ -298,11 +322,9 @@ def collect(
 def _counts(folder: Path) -> dict[str, tuple[int, ...]]:
     """The silos' sizes, each once, of the data sets that were begun."""
     path = folder / "counts.json"
-    return (
-        {name: tuple(sizes) for name, sizes in json.loads(path.read_text()).items()}
-        if path.exists()
-        else {}
-    )
+    if path.exists():
+        return {name: tuple(sizes) for name, sizes in json.loads(path.read_text()).items()}
+    return {}
 
 
 def _cut(figure: Figure, condition: Condition) -> str:

@@ -87,9 +87,10 @@ def verdict(
         for name in figures
         if (mine := [u for u in wanted if (u.figure, u.condition) == (name, c)])
     ]
-    machine = (
-        torch.cuda.get_device_name() if gpu and torch.cuda.is_available() else f"{cores} cores"
-    )
+    if gpu and torch.cuda.is_available():
+        machine = torch.cuda.get_device_name()
+    else:
+        machine = f"{cores} cores"
     if not as_json:
         cells = [(n, c, k, f"{t:,}", f"{s:,.0f}") for n, c, k, t, s in plan]
         show(

@@ -27,7 +27,8 @@ from silodp.core.problem.problem import Problem
 if TYPE_CHECKING:
     from research.verdict_runs import Splits
 
-BETAS, SMALL = (0.9, 0.999), 1e-8
+BETAS = (0.9, 0.999)
+SMALL = 1e-8
 """Of Adam, as torch has it."""
 COINS = 2**26
 """As many are tossed at a time."""
@@ -40,7 +41,8 @@ def drawn(counts: Tensor, steps: int, random: torch.Generator) -> tuple[Tensor, 
     and whether there is one, those first.
     """
     most = int(counts.max())
-    places, there = [], []
+    places = []
+    there = []
     for start in range(0, steps, chunk := max(1, COINS // (len(counts) * most))):
         some = min(chunk, steps - start)
         coins = (
@@ -80,7 +82,8 @@ def local_round(
         raise BadInput("steps of one record are for networks of one hidden layer")
     members = fed.cohort()
     (splits, silos), device, dim = members.shape, w.device, w.shape[1]
-    runs, many = len(w) // splits, splits * silos
+    runs = len(w) // splits
+    many = splits * silos
     at, there = drawn(torch.tensor(fed.counts)[members.flatten()].to(device), steps, random)
     own = (
         torch.arange(splits)[:, None].expand(-1, silos).reshape(-1, 1).to(device),
@@ -109,7 +112,10 @@ def local_round(
         random,
     )
     on_gpu = w.is_cuda and parts[1].shape[2] % 32 == 0 and compiler() is not None
-    parts = _walk_on_gpu(parts, round_) if on_gpu else _walk(fed.problem, parts, round_)
+    if on_gpu:
+        parts = _walk_on_gpu(parts, round_)
+    else:
+        parts = _walk(fed.problem, parts, round_)
     ends = torch.cat([part.flatten(2) for part in parts], 2)
     return ends.transpose(0, 1).reshape(runs, splits, silos, dim).mean(2).flatten(0, 1)
 
@@ -167,12 +173,14 @@ def _walk(problem: Problem, parts: list[Tensor], of: Round) -> list[Tensor]:
         e1, e2, a = (
             part.nan_to_num_(0.0, 0.0, 0.0) for part in (e1.mul_(scale), e2.mul_(scale), a)
         )
-        noise = (
-            torch.randn(many, 1, problem.dim, device=w1.device, generator=of.random)
-            if of.noisy
-            else None
-        )
-        draws = list(problem.split(noise).values()) if noise is not None else []
+        if of.noisy:
+            noise = torch.randn(many, 1, problem.dim, device=w1.device, generator=of.random)
+        else:
+            noise = None
+        if noise is not None:
+            draws = list(problem.split(noise).values())
+        else:
+            draws = []
         if of.adam:
             sums = [
                 torch.bmm(e1.flatten(1, 2), x).view_as(w1),
@@ -182,7 +190,8 @@ def _walk(problem: Problem, parts: list[Tensor], of: Round) -> list[Tensor]:
             ]
             _adam(parts, sums, draws, of, moments, k + 1)
             continue
-        e1, e2 = e1.mul_(-of.paces[..., None]), e2.mul_(-of.paces[..., None])
+        e1 = e1.mul_(-of.paces[..., None])
+        e2 = e2.mul_(-of.paces[..., None])
         w1.flatten(1, 2).baddbmm_(e1.flatten(1, 2), x)
         w2.flatten(0, 1).baddbmm_(e2.flatten(0, 1), a.transpose(2, 3).flatten(0, 1))
         b1.add_(e1.sum(3))
@@ -202,11 +211,10 @@ def _walk_on_gpu(parts: list[Tensor], of: Round) -> list[Tensor]:
     state = torch.cat(
         [parts[0].transpose(2, 3).flatten(2), *(part.flatten(2) for part in parts[1:])], 2
     )
-    noise = (
-        torch.randn(steps, many, state.shape[2], device=state.device, generator=of.random)
-        if of.noisy
-        else state
-    )
+    if of.noisy:
+        noise = torch.randn(steps, many, state.shape[2], device=state.device, generator=of.random)
+    else:
+        noise = state
     settings = torch.cat([v.expand(many, -1, -1) for v in (of.clips, of.paces, of.std)], 2)
     records = [
         of.x.contiguous(),

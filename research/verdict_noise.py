@@ -61,14 +61,16 @@ def noise(
 
     Priced is the very algorithm, by a dry run of it, for a silo that is asked in every round.
     """
-    algorithm, found = find(ALGORITHMS[arm.curve]), {"spent": []}
+    algorithm = find(ALGORITHMS[arm.curve])
+    found = {"spent": []}
     schedule = settings(figure, condition, arm, counts)
 
     def run(fed, problem, w, **mechanisms):
         return algorithm.run(fed, problem, w, step=0.1, **schedule, **mechanisms)
 
     for n in counts:
-        budget, drawn = Budget(epsilon, n**-2.0), batches(figure, condition, arm, n, epsilon)
+        budget = Budget(epsilon, n**-2.0)
+        drawn = batches(figure, condition, arm, n, epsilon)
         mechanisms = {kind: Gaussian(kind, 1.0, 1.0, drawn) for kind in algorithm.kinds}
         if condition.noise == "exact":
             plan = calibrate(run, mechanisms, [[budget]], (n,), shares=_shares(figure, arm))
@@ -127,9 +129,10 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[str, dict[str, list[float]]] = (
-            json.loads(path.read_text()) if path.exists() else {}
-        )
+        if path.exists():
+            self.known: dict[str, dict[str, list[float]]] = json.loads(path.read_text())
+        else:
+            self.known = {}
 
     def of(
         self, figure: Figure, condition: Condition, arm: Arm, counts: Sequence[int], epsilon: float

@@ -33,11 +33,10 @@ loss (the authors' file), which is not private.
 
 
 def spaced(low: float, high: float, count: int, *, log: bool = True) -> tuple[float, ...]:
-    points = (
-        np.exp(np.linspace(low, high, count))
-        if log
-        else np.linspace(math.exp(low), math.exp(high), count)
-    )
+    if log:
+        points = np.exp(np.linspace(low, high, count))
+    else:
+        points = np.linspace(math.exp(low), math.exp(high), count)
     return tuple(float(f"{p:.6g}") for p in points)
 
 
@@ -245,7 +244,9 @@ class Arm:
 
     @property
     def name(self) -> str:
-        return f"{self.curve}-q{self.phase}" if self.curve == "spider" else self.curve
+        if self.curve == "spider":
+            return f"{self.curve}-q{self.phase}"
+        return self.curve
 
 
 def arms(figure: Figure, condition: Condition) -> list[Arm]:
@@ -264,7 +265,9 @@ def arms(figure: Figure, condition: Condition) -> list[Arm]:
 
 def records_of(figure: Figure, condition: Condition) -> int | None:
     """Training records of a silo; all that there are by default."""
-    return None if figure.records is None else round(figure.records * condition.records)
+    if figure.records is None:
+        return None
+    return round(figure.records * condition.records)
 
 
 def rate(figure: Figure, condition: Condition, arm: Arm, epsilon: float) -> float:
@@ -292,7 +295,10 @@ def local_count(figure: Figure, counts: tuple[int, ...]) -> int:
 
 def grid(figure: Figure, condition: Condition, arm: Arm) -> list[dict[str, float]]:
     """Every setting that is tried."""
-    span = figure.local_span if arm.curve == "local-sgd" and figure.local_span else figure.span
+    if arm.curve == "local-sgd" and figure.local_span:
+        span = figure.local_span
+    else:
+        span = figure.span
     if condition.span:
         span = (*condition.span, figure.wider)
     axes: dict[str, tuple[float, ...]] = {
@@ -334,14 +340,22 @@ def units(
 ) -> Iterator[Unit]:
     """A figure's work under one condition, in the order in which it is best done."""
     figure = (figures or FIGURES)[name]
-    at = (math.inf,) if condition.noise == "none" else epsilons
-    together = (
-        [(e,) for e in at] if condition.batches == "text" else [at]
-    )  # one unit draws its batches at one rate
+    if condition.noise == "none":
+        at = (math.inf,)
+    else:
+        at = epsilons
+    # one unit draws its batches at one rate
+    if condition.batches == "text":
+        together = [(e,) for e in at]
+    else:
+        together = [at]
     everyone = tuple(range(figure.trials))
     for arm in arms(figure, condition):
         if figure.tuned_on is None:
-            size = 5 if figure.dataset == "mnist" or arm.curve == "local-sgd" else figure.trials
+            if figure.dataset == "mnist" or arm.curve == "local-sgd":
+                size = 5
+            else:
+                size = figure.trials
             for some, start in itertools.product(together, range(0, figure.trials, size)):
                 yield Unit(name, condition.name, arm, everyone[start : start + size], some)
         else:
@@ -352,11 +366,12 @@ def units(
 
 
 def trainings(unit: Unit, figures: dict[str, Figure] | None = None) -> int:
-    settings = (
-        1
-        if unit.picked
-        else len(grid((figures or FIGURES)[unit.figure], CONDITIONS[unit.condition], unit.arm))
-    )
+    if unit.picked:
+        settings = 1
+    else:
+        settings = len(
+            grid((figures or FIGURES)[unit.figure], CONDITIONS[unit.condition], unit.arm)
+        )
     return len(unit.trials) * len(unit.epsilons) * settings
 
 
@@ -375,17 +390,16 @@ def reduced(figure: Figure) -> Figure:
     if figure.dataset == "wbcd":
         return thin
     few = replace(thin, trials=2, span=(-3, 0, 2), wider=3, every=25, records=100)
-    return (
-        replace(few, records=24, clips=(1.0,), tuned_on=1) if figure.dataset == "cifar10" else few
-    )
+    if figure.dataset == "cifar10":
+        return replace(few, records=24, clips=(1.0,), tuned_on=1)
+    return few
 
 
 def figures_by_name(name: str) -> list[str]:
-    found = (
-        list(FIGURES)
-        if name == "all"
-        else [f for f, figure in FIGURES.items() if name in (f, figure.dataset)]
-    )
+    if name == "all":
+        found = list(FIGURES)
+    else:
+        found = [f for f, figure in FIGURES.items() if name in (f, figure.dataset)]
     if not found:
         raise BadInput(
             f"figure {name!r} is unknown; choose all, wbcd, mnist, cifar10 or one of "

@@ -173,11 +173,9 @@ def chance_of(first: Sequence[float], second: Sequence[float]) -> float:
 
 def holm(chances: Sequence[float]) -> list[float]:
     """Holm's adjusted chances, in the order given."""
-    order, found, worst = (
-        sorted(range(len(chances)), key=chances.__getitem__),
-        [1.0] * len(chances),
-        0.0,
-    )
+    order = sorted(range(len(chances)), key=chances.__getitem__)
+    found = [1.0] * len(chances)
+    worst = 0.0
     for rank, i in enumerate(order):
         worst = max(worst, min(1.0, (len(chances) - rank) * chances[i]))
         found[i] = worst

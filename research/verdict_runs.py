@@ -56,7 +56,8 @@ def split_of(
     """
     split = DATASETS[dataset].of(trial, data_dir)
     if records is not None:
-        train, silos = split.train, len(split.train)
+        train = split.train
+        silos = len(split.train)
         few = Records(
             train.x[:, :records].clone(),
             train.y[:, :records].clone(),
@@ -98,15 +99,15 @@ class Splits:
         cohort: int | None,
     ) -> None:
         train = [split.train for split in splits]
-        self.problem, self.counts, self.silos, self.splits = (
-            problem,
-            train[0].counts,
-            len(train[0]),
-            len(train),
-        )
-        self.x, self.y = torch.stack([t.x for t in train]), torch.stack([t.y for t in train])
+        self.problem = problem
+        self.counts = train[0].counts
+        self.silos = len(train[0])
+        self.splits = len(train)
+        self.x = torch.stack([t.x for t in train])
+        self.y = torch.stack([t.y for t in train])
         self.mask = train[0].mask
-        self.multipliers, self.drawn = multipliers, drawn
+        self.multipliers = multipliers
+        self.drawn = drawn
         """(G, N) by kind."""
         self.random = [
             np.random.default_rng(np.random.SeedSequence((VERDICT, t), spawn_key=NOISE))
@@ -115,16 +116,16 @@ class Splits:
         self.who = [
             Uniform(self.silos, cohort, seed=t) if cohort else Everyone(self.silos) for t in trials
         ]
-        self.memory = (
-            torch.cuda.get_device_properties(self.x.device).total_memory // 16
-            if self.x.is_cuda
-            else 2**28
-        )
+        if self.x.is_cuda:
+            self.memory = torch.cuda.get_device_properties(self.x.device).total_memory // 16
+        else:
+            self.memory = 2**28
 
     def mean(self, query: Query) -> Tensor:
         members = self.cohort()
         x, y, weight = self._batch(members)
-        statistic, mechanism = query.statistic, query.mechanism
+        statistic = query.statistic
+        mechanism = query.mechanism
         w, *reference = (self._spread(point, members.shape[1]) for point in statistic.points)
         clip = self._of_runs(mechanism.clip, w)
         limit = getattr(statistic, "limit", None)
@@ -185,7 +186,8 @@ class Splits:
         device, (splits, silos) = self.x.device, members.shape
         t = torch.arange(splits)[:, None]
         if self.drawn.whole:
-            x, y = self.x[t, members], self.y[t, members]
+            x = self.x[t, members]
+            y = self.y[t, members]
             return x.flatten(0, 1), y.flatten(0, 1), self.mask[members.flatten()].to(x.dtype)
         n = self.mask.shape[1]
         coins = np.stack([random.random((silos, n)) < self.drawn.rate for random in self.random])
@@ -193,7 +195,9 @@ class Splits:
         most = max(1, int(chosen.sum(2).max()))
         order = chosen.to(torch.uint8).topk(most, 2).indices
         weight = chosen.gather(2, order).flatten(0, 1).to(device, self.x.dtype)
-        order, at, t = order.to(device), members.to(device)[..., None], t.to(device)[..., None]
+        order = order.to(device)
+        at = members.to(device)[..., None]
+        t = t.to(device)[..., None]
         return self.x[t, at, order].flatten(0, 1), self.y[t, at, order].flatten(0, 1), weight
 
 
@@ -206,7 +210,8 @@ def losses(problem: Problem, w: Tensor, splits: Sequence[Split]) -> Tensor:
         weight = (
             train.mask / torch.tensor(train.counts, device=w.device)[:, None] / len(train)
         ).double()[train.mask]
-        x, y = train.x[train.mask], train.y[train.mask]
+        x = train.x[train.mask]
+        y = train.y[train.mask]
         found[:, t] = torch.cat(
             [
                 problem.record_losses(_outputs(problem, part, x), y).double() @ weight
@@ -261,14 +266,22 @@ class Watch:
         iterates: int,
         every: int,
     ) -> None:
-        self.problem, self.splits, self.every, self.iterates = problem, splits, every, iterates
+        self.problem = problem
+        self.splits = splits
+        self.every = every
+        self.iterates = iterates
         self.at = torch.tensor(
             [int(np.random.default_rng((VERDICT, t)).integers(1, iterates + 1)) for t in trials]
         )
-        self.count, self.best, self.least, self.random, self.last = 0, None, None, None, None
+        self.count = 0
+        self.best = None
+        self.least = None
+        self.random = None
+        self.last = None
 
     def see(self, w: Tensor) -> None:
-        self.count, self.last = self.count + 1, w
+        self.count = self.count + 1
+        self.last = w
         if self.random is None or self.best is None:
             self.random, self.best = w.clone(), w.clone()
         here = (self.at == self.count).to(w.device).repeat(len(w) // len(self.splits))[:, None]
@@ -306,18 +319,19 @@ def run(
     """(points, trials, 6): what came of each training. `points` are epsilons with settings; by
     default the whole grid at each epsilon.
     """
-    figure, condition = figures[unit.figure], CONDITIONS[unit.condition]
+    figure = figures[unit.figure]
+    condition = CONDITIONS[unit.condition]
     points = points or [
         {"epsilon": e, **p} for e in unit.epsilons for p in grid(figure, condition, unit.arm)
     ]
     # a clip that follows the move of w is another in each split, and pictures fill a machine with
     # one: these go split by split
-    together = (
-        len(unit.trials)
-        if figure.model != "cnn"
-        and (condition.form == "each" or unit.arm.curve in ("mb-sgd", "local-sgd"))
-        else 1
-    )
+    if figure.model != "cnn" and (
+        condition.form == "each" or unit.arm.curve in ("mb-sgd", "local-sgd")
+    ):
+        together = len(unit.trials)
+    else:
+        together = 1
     parts = [
         _run(unit, figure, table, data_dir, device, points, unit.trials[t : t + together])
         for t in range(0, len(unit.trials), together)
@@ -338,8 +352,10 @@ def _run(
     splits = [
         split_of(figure.dataset, t, data_dir, device, records_of(figure, condition)) for t in trials
     ]
-    problem, counts = problem_of(figure, splits[0], device), splits[0].train.counts
-    kinds, several = find(ALGORITHMS[unit.arm.curve]).kinds, len(splits)
+    problem = problem_of(figure, splits[0], device)
+    counts = splits[0].train.counts
+    kinds = find(ALGORITHMS[unit.arm.curve]).kinds
+    several = len(splits)
     at = {n: i for i, n in enumerate(distinct(counts))}
     multipliers = {
         kind: torch.zeros(len(points), len(counts), dtype=torch.float64) for kind in kinds

@@ -13,7 +13,9 @@ def compiler() -> Any:
     """torch's compiler for CUDA while a program runs; older ones have none, and then something else
     does the work.
     """
-    return None if torch.version.hip else getattr(torch.cuda, "_compile_kernel", None)
+    if torch.version.hip:
+        return None
+    return getattr(torch.cuda, "_compile_kernel", None)
 
 
 def kernels(source: Path, names: tuple[str, ...], sizes: Mapping[str, object]) -> list[Any]:

@@ -11,7 +11,8 @@ from silodp.core.problem.losses import cross_entropy
 from silodp.engine.compiled import Compiled, compiled
 from silodp.engine.task import Task
 
-UNITS, CLASSES = 128, 16
+UNITS = 128
+CLASSES = 16
 """Hidden units and outputs that registers hold."""
 
 
@@ -36,11 +37,10 @@ class Gpu:
         model = compiled(task)
         assert model is not None
         first, second = model.chain
-        sizes, places = (
-            (first.inputs, first.outputs, second.outputs),
-            (first.weight, first.bias, second.weight, second.bias),
-        )
-        points, x = [point.detach() for point in task.points], task.x.detach().to(torch.float32)
+        sizes = (first.inputs, first.outputs, second.outputs)
+        places = (first.weight, first.bias, second.weight, second.bias)
+        points = [point.detach() for point in task.points]
+        x = task.x.detach().to(torch.float32)
         return network_sums(points, x, task.y, task.weight, task.clips, sizes, places, task.memory)
 
 

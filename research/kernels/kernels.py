@@ -23,7 +23,8 @@ try:
 except (
     ModuleNotFoundError
 ):  # no GPU, no Triton: the file can be imported, and only tensors on a GPU come here
-    triton, tl = SimpleNamespace(jit=lambda kernel: kernel), None
+    triton = SimpleNamespace(jit=lambda kernel: kernel)
+    tl = None
 
 BLOCK = 256
 
@@ -74,8 +75,12 @@ def network_sums(
     inputs, hidden, outputs = sizes
     units, classes = (triton.next_power_of_2(size) for size in sizes[1:])
     (runs, silos, records), dim = (len(clips), *x.shape[:2]), points[0].shape[-1]
-    own, drawn, width = points[0].dim() == 3, weight.dim() == 3, triton.cdiv(inputs + 1, 4) * 4
-    y, weight, x = y.contiguous(), weight.float().contiguous(), x.flatten(2).transpose(1, 2)
+    own = points[0].dim() == 3
+    drawn = weight.dim() == 3
+    width = triton.cdiv(inputs + 1, 4) * 4
+    y = y.contiguous()
+    weight = weight.float().contiguous()
+    x = x.flatten(2).transpose(1, 2)
     length = square(x[:, None])[:, 0].add_(1)
     # a bias is the weight of an input that is always 1; columns are filled up for the products'
     # sake
@@ -89,7 +94,8 @@ def network_sums(
     step = max(1, memory // (held * (len(points) * many + 2 * width)))
     for j in range(0, runs if out.numel() and records else 0, step):
         part = slice(j, j + step)
-        here, some = [p[part].contiguous() for p in points], len(clips[part])
+        here = [p[part].contiguous() for p in points]
+        some = len(clips[part])
         for start in range(0, a.shape[2], many):
             of = a[:, :, start : start + many]
             flows = [_first_layer(p, of, sizes, places) for p in here]
@@ -148,7 +154,10 @@ def _first_layer(point: Tensor, a: Tensor, sizes: Sequence[int], places: Sequenc
     bias's and zeros.
     """
     inputs, hidden, _ = sizes
-    point = point[None] if point.dim() == 2 else point.transpose(0, 1)
+    if point.dim() == 2:
+        point = point[None]
+    else:
+        point = point.transpose(0, 1)
     weight, bias = (
         point[..., place : place + hidden * size]
         for place, size in zip(places, (inputs, 1), strict=False)
@@ -222,7 +231,10 @@ def _between(
         )
         e2 = _slopes(point, hidden, label, h, o, SECOND, SECOND_BIAS, HIDDEN, OUTPUTS)
         e1 = _back(point, hidden, e2, h, o, SECOND, HIDDEN, OUTPUTS)
-        size2 = _exact(hidden, hidden) if DIFFERENCE else _length(hidden, 0)
+        if DIFFERENCE:
+            size2 = _exact(hidden, hidden)
+        else:
+            size2 = _length(hidden, 0)
         sound = (size1 < 1e30) & (size2 < 1e30)
         if DIFFERENCE:
             hidden2 = tl.maximum(

@@ -24,7 +24,8 @@ from silodp.engine.task import Task, scales
 
 SHARED = 48 * 1024
 """Bytes of fast memory that a block may have anywhere."""
-THREADS, STEP = 224, 16
+THREADS = 224
+STEP = 16
 """Of a block of the forward pass; and records that a block takes one after the other."""
 
 
@@ -57,7 +58,8 @@ class Pictures:
         model = compiled(task)
         assert model is not None
         (runs, silos, _), point = task.shape, task.points[0].detach()
-        x, weight = task.x.detach().float().contiguous(), task.weight.float().contiguous()
+        x = task.x.detach().float().contiguous()
+        weight = task.weight.float().contiguous()
         out = torch.zeros(runs, silos, task.problem.dim, device=point.device)
         step = max(1, task.memory // max(1, _bytes(model) * weight.numel()))
         for j in range(0, runs if weight.numel() else 0, step):
@@ -90,7 +92,10 @@ class Network:
     """
 
     def __init__(self, model: Compiled, points: Tensor, x: Tensor, weight: Tensor) -> None:
-        self.model, self.points, self.x, self.weight = model, points, x, weight
+        self.model = model
+        self.points = points
+        self.x = x
+        self.weight = weight
         self.own = points.dim() == 3
         self.shape = len(points), *weight.shape
         self.kernels = _kernels(_sizes(model))
@@ -130,7 +135,9 @@ class Network:
 
     def _rows(self, t: Tensor) -> Tensor:
         """One matrix of records for each point."""
-        return t.flatten(0, 1) if self.own else t.flatten(1, 2)
+        if self.own:
+            return t.flatten(0, 1)
+        return t.flatten(1, 2)
 
     def _layer(self, layer: Any) -> tuple[Tensor, Tensor]:
         point = self.points.flatten(0, -2)
@@ -141,7 +148,8 @@ class Network:
 
     def add(self, slope: Any, y: Tensor, clips: Tensor, out: Tensor) -> None:
         """Adds the clipped sums to out (J, S, d)."""
-        flow, slopes = self.flow, []
+        flow = self.flow
+        slopes = []
         e = slope(self.outputs.permute(1, 0, 3, 2), y).permute(1, 0, 3, 2).contiguous()
         for layer, z in zip(reversed(self.model.chain), reversed(flow[1:]), strict=True):
             if layer.relu:
@@ -170,17 +178,13 @@ class Network:
             silos_first[0].sqrt(), silos_first, self.weight[:, None], clips
         )  # (S, J, n)
         there = self.weight[:, None] != 0
-        there, scale = (
-            (there if sound is None else sound & there).transpose(0, 1),
-            scale.transpose(0, 1),
-        )
+        there = (there if sound is None else sound & there).transpose(0, 1)
+        scale = scale.transpose(0, 1)
         scale = torch.where(there, scale, 0).contiguous()
         self._add_stages(gradient, scale, sizes, out)
         for layer, a, e in zip(self.model.chain, flow, reversed(slopes), strict=False):
-            e, a = (
-                (e * scale[..., None]).masked_fill_(~there[..., None], 0),
-                a.masked_fill(~there[..., None], 0),
-            )
+            e = (e * scale[..., None]).masked_fill_(~there[..., None], 0)
+            a = a.masked_fill(~there[..., None], 0)
             found = torch.bmm(e.flatten(0, 1).transpose(1, 2), a.flatten(0, 1)).view(
                 *out.shape[:2], -1
             )
@@ -268,7 +272,8 @@ def fits(model: Compiled) -> bool:
     """Whether the kernels know it: two stages with square kernels of 3 or 5, and a bias
     everywhere.
     """
-    stages, layers = [*model.stages], [*model.chain]
+    stages = [*model.stages]
+    layers = [*model.chain]
     if len(stages) != 2 or min(part.bias for part in (*stages, *layers)) < 0 or layers[-1].relu:
         return False
     side = stages[0].kernel[0]

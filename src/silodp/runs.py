@@ -94,14 +94,18 @@ class RunFolder:
         """The file of the run's result: the one that is there, or the one to write."""
         result = self.path / "summary.json"
         old = self.path / OLD_RESULT
-        return old if old.exists() and not result.exists() else result
+        if old.exists() and not result.exists():
+            return old
+        return result
 
     # --- what it is ------------------------------------------------------------------------------
 
     def kind(self) -> Kind:
         """Return the kind of run in the folder."""
         if self.configuration.exists():
-            return Kind.COMPARISON if "dataset" in json_in(self.configuration) else Kind.TUNING
+            if "dataset" in json_in(self.configuration):
+                return Kind.COMPARISON
+            return Kind.TUNING
         if self.peers.exists():
             return Kind.PEERS
         if self.journal.exists() or "cards" in json_in(self.description):
@@ -143,29 +147,41 @@ class RunFolder:
             case Kind.PEERS:
                 return self._state_of_peers()
             case Kind.COMPARISON:
-                return State.FINISHED if self.rows() else State.INTERRUPTED
+                if self.rows():
+                    return State.FINISHED
+                return State.INTERRUPTED
             case Kind.TUNING:
-                return State.FINISHED if self.tuning.exists() else State.INTERRUPTED
+                if self.tuning.exists():
+                    return State.FINISHED
+                return State.INTERRUPTED
 
     def _state_of_training(self) -> State:
         if self.result.exists():
             # A result that cannot be read is no reason to train again: the price was paid.
-            return State.FINISHED if json_in(self.result) else State.ENDED
-        return State.INTERRUPTED if self.seed.exists() else State.ENDED
+            if json_in(self.result):
+                return State.FINISHED
+            return State.ENDED
+        if self.seed.exists():
+            return State.INTERRUPTED
+        return State.ENDED
 
     def _state_of_federation(self) -> State:
         if not self.description.exists():
             # Without the order nothing can be resumed, and the silos may have answered.
             return State.ENDED
         finished = self.current_result().get("ended") == "finished"
-        return State.FINISHED if finished else State.INTERRUPTED
+        if finished:
+            return State.FINISHED
+        return State.INTERRUPTED
 
     def _state_of_peers(self) -> State:
         silos = json_in(self.peers).get("silos", ())
         states = {RunFolder(self.path / str(name)).state() for name in silos}
         if State.RUNNING in states:
             return State.RUNNING
-        return State.FINISHED if states == {State.FINISHED} else State.INTERRUPTED
+        if states == {State.FINISHED}:
+            return State.FINISHED
+        return State.INTERRUPTED
 
     # --- what it holds ---------------------------------------------------------------------------
 
@@ -175,7 +191,9 @@ class RunFolder:
         An earlier version left the result of a run that stopped, and was resumed later.
         """
         found = json_in(self.result)
-        return found if found.get("questions", 0) >= len(self.rounds()) else {}
+        if found.get("questions", 0) >= len(self.rounds()):
+            return found
+        return {}
 
     def rounds(self) -> tuple[dict[str, Any], ...]:
         """Return the last line about each question that has come to its end, in order."""

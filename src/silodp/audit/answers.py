@@ -47,8 +47,12 @@ from silodp.silo.service.door import definition_hash
 from silodp.silo.service.masking import Masking
 from silodp.silo.service.policy import Shuffling
 
-N, FEATURES, HELD_OUT, FIRST = 24, 2048, 0.25, 1000
-STEP, STEPS = 1e-3, 3
+N = 24
+FEATURES = 2048
+HELD_OUT = 0.25
+FIRST = 1000
+STEP = 1e-3
+STEPS = 3
 CROWD = 2**20
 """Records whose noise a shuffled question counts on: the price is of all, the noise in a box of 24.
 """
@@ -139,7 +143,9 @@ class Row:
 
     @property
     def steps(self) -> int:
-        return STEPS if "steps" in self.statistic.wire else 1
+        if "steps" in self.statistic.wire:
+            return STEPS
+        return 1
 
 
 def _example(of: dict[type, Any], kind: type) -> Any:
@@ -164,13 +170,11 @@ def answerable() -> tuple[Row, ...]:
     exact = Exact(
         problem, records, partition=lambda name, batches: np.arange(N), held_out_share=HELD_OUT
     )
-    rows, ports = (
-        [],
-        [
-            kinds.values()
-            for kinds in (statistics.STATISTICS, mechanisms.MECHANISMS, samplings.SAMPLINGS)
-        ],
-    )
+    rows = []
+    ports = [
+        kinds.values()
+        for kinds in (statistics.STATISTICS, mechanisms.MECHANISMS, samplings.SAMPLINGS)
+    ]
     for kinds in itertools.product(*ports):
         row = Row(*kinds)  # type: ignore[arg-type]
         query = row.query()
@@ -214,7 +218,9 @@ def world() -> tuple[Problem, Records]:
 def own_part(query: Query) -> np.ndarray:
     """(n,) bool: the records that this question is about."""
     held = held_out(N, HELD_OUT)
-    return held if query.statistic.on_held_out else ~held
+    if query.statistic.on_held_out:
+        return held
+    return ~held
 
 
 def divisor(query: Query) -> float:
@@ -281,12 +287,16 @@ class Answering(Silo):
     budget = Budget(1e12, 1e-5)
 
     def __init__(self, folder: Path, pipeline: Pipeline, mechanism: type) -> None:
-        self.rule = Totals.for_budget(self.budget) if mechanism.total else Renyi(2.0)
+        if mechanism.total:
+            self.rule = Totals.for_budget(self.budget)
+        else:
+            self.rule = Renyi(2.0)
         self.shuffling = (
             Shuffling(public(SEAL), "pseudonym.key", CROWD, 0),
             signing("the audit's pseudonym"),
         )
-        self._asked, self._other = 0, Companion("other-silo", definition_hash(world()[0]))
+        self._asked = 0
+        self._other = Companion("other-silo", definition_hash(world()[0]))
         self.masking = Masking((self._other.member,), colluding=0, least=2)
         self.set_up(folder, pipeline, *world())
 

@@ -29,7 +29,12 @@ def gdp_fit(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
     """
     spread = math.sqrt((first.var(ddof=1) + second.var(ddof=1)) / 2)
     gap = float(second.mean() - first.mean())
-    mu = min(gap / spread, MOST) if spread > 0 else (MOST if gap > 0 else 0.0)
+    if spread > 0:
+        mu = min(gap / spread, MOST)
+    elif gap > 0:
+        mu = MOST
+    else:
+        mu = 0.0
     return mu, math.sqrt(
         mu * mu / (2 * (len(first) + len(second))) + 1 / len(first) + 1 / len(second)
     )
@@ -39,7 +44,9 @@ def upper(errors: int, trials: int, level: float) -> float:
     """Clopper-Pearson: an upper confidence bound on a probability, exceeded by the truth with
     probability at most `level`.
     """
-    return 1.0 if errors >= trials else float(stats.beta.isf(level, errors + 1, trials - errors))
+    if errors >= trials:
+        return 1.0
+    return float(stats.beta.isf(level, errors + 1, trials - errors))
 
 
 def gdp_lower(first: np.ndarray, second: np.ndarray, level: float) -> float:
@@ -63,9 +70,15 @@ def epsilon_lower(first: np.ndarray, second: np.ndarray, delta: float, level: fl
     (epsilon, delta)-DP implies 1 - b <= e^epsilon a + delta for every test. The threshold and
     direction are chosen on the even runs and tested on the odd ones, so the choice costs nothing.
     """
-    best, choice = -math.inf, None
+    best = -math.inf
+    choice = None
     for sign in (1.0, -1.0):
-        x, y = (first, second) if sign > 0 else (-second, -first)
+        if sign > 0:
+            x = first
+            y = second
+        else:
+            x = -second
+            y = -first
         for threshold in np.quantile(
             np.concatenate([x[::2], y[::2]]), np.linspace(0.01, 0.995, 100)
         ):
@@ -73,7 +86,8 @@ def epsilon_lower(first: np.ndarray, second: np.ndarray, delta: float, level: fl
             b = (int((y[::2] <= threshold).sum()) + 1) / (len(y[::2]) + 2)
             value = math.log(max(1 - b - delta, 1e-300) / a) - math.sqrt(1 / (a * len(x[::2])))
             if value > best:
-                best, choice = value, (x[1::2], y[1::2], float(threshold))
+                best = value
+                choice = (x[1::2], y[1::2], float(threshold))
     assert choice is not None
     x, y, threshold = choice
     a = upper(int((x > threshold).sum()), len(x), level / 2)
@@ -91,9 +105,15 @@ def refuted(
     and tested once on the others by Clopper-Pearson. A mechanism's accountant gives an epsilon for
     every delta; few runs see much more at a delta of a tenth than at one of 1e-5.
     """
-    best, choice = -math.inf, None
+    best = -math.inf
+    choice = None
     for sign in (1.0, -1.0):
-        x, y = (first, second) if sign > 0 else (-second, -first)
+        if sign > 0:
+            x = first
+            y = second
+        else:
+            x = -second
+            y = -first
         third = len(x[::3]), len(y[::3])
         for threshold in np.quantile(
             np.concatenate([x[::3], y[::3]]), np.linspace(0.01, 0.995, 100)
@@ -107,7 +127,8 @@ def refuted(
                 )
                 value = (hit - delta - factor * a) / error
                 if value > best:
-                    best, choice = value, (x, y, float(threshold), factor, delta)
+                    best = value
+                    choice = (x, y, float(threshold), factor, delta)
     assert choice is not None
     *scores, threshold, factor, delta = choice
     x, y = (np.delete(some, np.s_[::3]) for some in scores)
@@ -154,7 +175,10 @@ def one_run_p_value(
     q = 1 / (1 + math.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, q))
     below = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, q))
-    alpha = float((below / np.arange(1, correct + 1)).max()) if correct else 0.0
+    if correct:
+        alpha = float((below / np.arange(1, correct + 1)).max())
+    else:
+        alpha = 0.0
     return min(1.0, tail + 2 * canaries * delta * alpha)
 
 

@@ -22,7 +22,10 @@ from silodp.core.problem.person import Person
 from silodp.core.problem.problem import Problem
 from silodp.silo.data.records import Records
 
-STEEP, FAR, OUTPUTS, ROWS = 300.0, -5.0, 4, 20
+STEEP = 300.0
+FAR = -5.0
+OUTPUTS = 4
+ROWS = 20
 RECORDS = 24
 """In each silo. Nothing depends on it: noise follows the sensitivity, 2 clip / n."""
 

@@ -92,7 +92,8 @@ def certify(
     probability at most `level`.
     """
     pairs = list(neighbours(unit, records, features, np.random.default_rng(seed)))
-    found, total = [], len(pairs) * runs
+    found = []
+    total = len(pairs) * runs
     for at, (name, one, other) in enumerate(pairs):
         seen: list[list[np.ndarray]] = [[], []]
         for run in range(runs):

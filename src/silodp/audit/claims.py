@@ -52,7 +52,10 @@ def totals_of(plan: Plan, dimension: int) -> list[tuple[BinomialSum, int]]:
     found = []
     for kind, m in plan.mechanisms.items():
         m = as_total(m)
-        count = 1 if m.sampling.bucket else plan.count(kind, 0)
+        if m.sampling.bucket:
+            count = 1
+        else:
+            count = plan.count(kind, 0)
         found.append(
             (BinomialSum(m.contributions * int(m.noise_bits), m.p, int(m.levels), dimension), count)
         )

@@ -27,7 +27,8 @@ from silodp.server.plan import Plan
 from silodp.silo.service.masking import Masking
 
 RUN = "audit"
-COHORT, COLLUDING = 12, 10
+COHORT = 12
+COLLUDING = 10
 
 
 class Companion:
@@ -36,7 +37,8 @@ class Companion:
     """
 
     def __init__(self, name: str, definition: str) -> None:
-        self.identity, self._key = signing(name), sealing(name)
+        self.identity = signing(name)
+        self._key = sealing(name)
         self.member = f"{name} {public(self.identity)}"
         self.row = offered(
             self.identity, self._key, definition=definition, run=RUN, epoch=bytes(16)
@@ -156,7 +158,8 @@ class Cohort(Deployed):
         """The question, which every honest gate has checked, their maskers, and the colluding
         silos. Refused as the first gate refuses.
         """
-        definition, honest = "0" * 64, [signing(f"honest-{i}") for i in range(len(self.world))]
+        definition = "0" * 64
+        honest = [signing(f"honest-{i}") for i in range(len(self.world))]
         others = [Companion(f"colluding-{i}", definition) for i in range(COLLUDING)]
         pins = [
             *(f"honest-{i} {public(key)}" for i, key in enumerate(honest)),

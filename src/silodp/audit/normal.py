@@ -97,7 +97,8 @@ def _within(z: np.ndarray, what: str, rate: float) -> None:
 def _between(z: np.ndarray, what: str, rate: float) -> None:
     """No release has another's noise, however shifted, nor its mirror image."""
     releases, n = z.shape
-    spectrum, most = np.fft.rfft(z, axis=1), _limit(rate / (releases * (releases - 1) * n))
+    spectrum = np.fft.rfft(z, axis=1)
+    most = _limit(rate / (releases * (releases - 1) * n))
     for a in range(releases - 1):
         for others in (spectrum[a + 1 :].conj(), spectrum[a + 1 :]):
             found = np.abs(np.fft.irfft(spectrum[a] * others, n)).max(1) / math.sqrt(n)
@@ -138,7 +139,8 @@ def from_binomial(counts: np.ndarray, trials: int, p: float, seed: int) -> np.nd
     the distribution function.
     """
     k = np.arange(trials + 1)
-    mass, below = stats.binom.pmf(k, trials, p), stats.binom.cdf(k - 1, trials, p)
+    mass = stats.binom.pmf(k, trials, p)
+    below = stats.binom.cdf(k - 1, trials, p)
     inside = np.clip(counts, 0, trials).astype(np.int64)
     u = below[inside] + mass[inside] * np.random.default_rng(seed).random(counts.shape)
     u = np.where(counts == inside, u, np.where(counts < 0, 1e-300, 1 - 2.0**-53))

@@ -84,7 +84,8 @@ def one_run(
     """Plants the canaries, runs once, guesses, and says which epsilon the guesses refute at 95 %
     confidence.
     """
-    m, guesses = order.canaries, order.guesses or max(1, order.canaries // 4)
+    m = order.canaries
+    guesses = order.guesses or max(1, order.canaries // 4)
     if not 1 <= guesses <= m:
         raise BadInput(
             f"{guesses} guesses about {m} canaries cannot be made; use between 1 and {m}"
@@ -131,7 +132,12 @@ def _planted(x: Tensor, y: Tensor, m: int, coins: Tensor) -> tuple[Records, Reco
     wide = torch.zeros(n + m, features + m)
     wide[:n, :features] = x
     wide[n:, features:] = LOUD * torch.eye(m)
-    low, high = (0.0, 1.0) if not y.is_floating_point() else (-1e3, 1e3)
+    if not y.is_floating_point():
+        low = 0.0
+        high = 1.0
+    else:
+        low = -1e3
+        high = 1e3
     labels = torch.cat([y, (low + (high - low) * coins).to(y.dtype)])
     pairs = wide[n:, None].expand(-1, 2, -1)
     both = Records(
@@ -168,8 +174,12 @@ class _Belief:
         """Takes in one release: what either label contributes, and what the silo's own records do,
         is computed at the point asked about.
         """
-        statistic, mechanism, m, n = query.statistic, query.mechanism, len(both), records.counts[0]
-        clip, batch = torch.as_tensor(mechanism.clip), mechanism.sampling.batch(n)
+        statistic = query.statistic
+        mechanism = query.mechanism
+        m = len(both)
+        n = records.counts[0]
+        clip = torch.as_tensor(mechanism.clip)
+        batch = mechanism.sampling.batch(n)
         multiplier, sensitivity = (
             torch.as_tensor(v).double().flatten()[0]
             for v in (mechanism.noise_multiplier, mechanism.sensitivity(n))
@@ -197,7 +207,8 @@ class _Belief:
         if (
             pull := getattr(statistic, "pull", None)
         ) is not None:  # local steps, as if every local step stood at the first one's point
-            scale, std = -float(statistic.step) * statistic.steps, std * statistic.gain
+            scale = -float(statistic.step) * statistic.steps
+            std = std * statistic.gain
             known = known + (pull[0].double() if isinstance(pull, Tensor) else pull)
         apart = scale * (high - low) / 2 / std
         self._precision += apart @ apart.T

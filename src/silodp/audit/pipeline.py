@@ -194,7 +194,10 @@ class Silo:
     def set_up(self, folder: Path, pipeline: Pipeline, problem: Problem, records: Records) -> None:
         """Makes policy and ledger for these records, and opens the door."""
         folder.mkdir(parents=True)
-        self.pipeline, self._folder, self.problem, self.records = pipeline, folder, problem, records
+        self.pipeline = pipeline
+        self._folder = folder
+        self.problem = problem
+        self.records = records
         self._key = signing("the audit's own server")
         self.policy = Policy(
             silo="silo",
@@ -236,11 +239,10 @@ class Silo:
         with self.pipeline.planted():
             self.ledger = self.pipeline.reopen(self.path)
             own = signing("the audit's own silo")
-            self.masks = (
-                self.pipeline.masker(self.masking, own, self.policy.definition)
-                if self.masking
-                else None
-            )
+            if self.masking:
+                self.masks = self.pipeline.masker(self.masking, own, self.policy.definition)
+            else:
+                self.masks = None
             more: dict[str, Any] = {
                 "registry": self.registry,
                 "shuffling": self.shuffling,

@@ -109,7 +109,8 @@ def losses_of_counts(trials: int, probability: float, shift: int) -> Losses:
         mass = choose + safe * math.log(probability) + (trials - safe) * math.log1p(-probability)
         return np.where(inside, mass, -math.inf)
 
-    p, q = log_mass(k), log_mass(k - shift)
+    p = log_mass(k)
+    q = log_mass(k - shift)
     weights = np.exp(p)
     infinite = np.isneginf(q)
     return (p - q)[~infinite], weights[~infinite], float(weights[infinite].sum())
@@ -123,7 +124,8 @@ def delta_of(releases: Iterable[tuple[Losses, int]], epsilon: float) -> float:
     """
     half = round(LARGEST_LOSS / LOSS_STEP)
     size = 2 * half
-    spectrum, finite = np.ones(size // 2 + 1, complex), 1.0
+    spectrum = np.ones(size // 2 + 1, complex)
+    finite = 1.0
     for (losses, weights, infinite), count in releases:
         at = np.floor(losses / LOSS_STEP).astype(np.int64)
         inside = (at >= -half // count) & (at < half // count)

@@ -59,7 +59,8 @@ def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
     """(releases, coordinates): the noise of as many answers, the first at the door; standard normal
     where it is what the price says.
     """
-    query, at = row.query(), answers.known(row)
+    query = row.query()
+    at = answers.known(row)
     values = torch.stack(
         [silo.put(query)[at], *(silo.direct(query)[at] for _ in range(releases - 1))]
     ).numpy()
@@ -96,10 +97,8 @@ def lattice_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None
         if row.mechanism is not Gaussian or row.steps > 1:
             continue
         query = row.query()
-        gamma, scale = (
-            lattice_step(float(query.mechanism.clip), query.statistic.shape[-1]),
-            answers.divisor(query),
-        )
+        gamma = lattice_step(float(query.mechanism.clip), query.statistic.shape[-1])
+        scale = answers.divisor(query)
         values = torch.stack([silo.direct(query) for _ in range(4)]).numpy()
         whole = np.rint(values * scale / gamma)
         if off := int((gamma * whole / scale != values).sum()):
@@ -114,8 +113,11 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
     Half the noise is seen with probability 0.9999.
     """
-    n, features, releases = 6, 8, 32
-    problem, held = Problem(nn.Linear(features, 1, bias=False), logistic), held_out(n, 0.4)
+    n = 6
+    features = 8
+    releases = 32
+    problem = Problem(nn.Linear(features, 1, bias=False), logistic)
+    held = held_out(n, 0.4)
     records = Records(
         torch.zeros(1, n, features, dtype=torch.float64),
         torch.zeros(1, n, dtype=torch.int64),
@@ -125,10 +127,8 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
     gate = pipeline.open_gate(problem, records, held_out_share=0.4)
     for row in answerable():
         query = row.query(features=features)
-        m, batch = (
-            query.mechanism.clipped(1.5 * query.mechanism.clip),
-            query.mechanism.sampling.batch(n),
-        )
+        m = query.mechanism.clipped(1.5 * query.mechanism.clip)
+        batch = query.mechanism.sampling.batch(n)
         part = held if row.statistic.on_held_out else ~held
         if m.total:
             m, std = (
@@ -153,10 +153,8 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
             )
             / std
         )
-        square, freedom = (
-            float(z.var(0, ddof=1).sum() * (releases - 1)),
-            (releases - 1) * z.shape[1],
-        )
+        square = float(z.var(0, ddof=1).sum() * (releases - 1))
+        freedom = (releases - 1) * z.shape[1]
         low, high = stats.chi2.isf(
             [1 - RATE / 2 / len(answerable()), RATE / 2 / len(answerable())], freedom
         )
@@ -177,14 +175,14 @@ def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
     Caught where somebody is in it in part, or somebody else is. Gentle records are not seen in
     local steps: their gradients change on the way.
     """
-    total, sums, blur = (
-        exact_sum(row.statistic),
-        _as_sum(row, query, value, N, held_out(N, answers.HELD_OUT)),
-        _blur(row, query, N),
-    )
-    counted, rest = np.full(N, -1), sums.clone()
+    total = exact_sum(row.statistic)
+    sums = _as_sum(row, query, value, N, held_out(N, answers.HELD_OUT))
+    blur = _blur(row, query, N)
+    counted = np.full(N, -1)
+    rest = sums.clone()
     for k in np.flatnonzero(answers.own_part(query)):
-        at, own = answers.own_coordinates(int(k)), total[answers.own_coordinates(int(k))]
+        at = answers.own_coordinates(int(k))
+        own = total[answers.own_coordinates(int(k))]
         if row.steps > 1 and k % 4 == 3:
             rest[at] = 0.0
         elif float(own.norm()) > 3 * SURELY * blur:
@@ -272,7 +270,8 @@ def _check_partition(row: Row, query: Query, silo: Answering, seen: np.ndarray) 
 
 
 def _check_charge(row: Row, query: Query, silo: Answering) -> None:
-    m, count = query.mechanism, row.steps
+    m = query.mechanism
+    count = row.steps
     event: Event | TotalEvent
     if m.total:
         event = TotalEvent(
@@ -280,7 +279,8 @@ def _check_charge(row: Row, query: Query, silo: Answering) -> None:
         )
     else:
         event = Event(m.sampling, m.noise_multiplier, count)
-    asked, charged = plain(event), silo.charged()
+    asked = plain(event)
+    charged = silo.charged()
     if not asked.items() <= charged["event"].items():
         raise Caught(f"{row}: charged is {charged['event']}, but asked was {asked}")
     amount = float(silo.rule.price(event, np.asarray(N))[1])
@@ -296,8 +296,10 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Whatever one record holds, it moves no sum by more than twice the clip; and it moves nothing
     that its part is not asked about.
     """
-    n, features = 6, 8
-    problem, held = Problem(nn.Linear(features, 1, bias=False), logistic), held_out(n, 0.4)
+    n = 6
+    features = 8
+    problem = Problem(nn.Linear(features, 1, bias=False), logistic)
+    held = held_out(n, 0.4)
     gates = {
         kind: [
             pipeline.open_gate(problem, r, held_out_share=0.4)
@@ -308,13 +310,12 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     for row, kind in itertools.product(answerable(), gates):
         if row.sampling is not FullBatch:
             continue
-        query, limit = (
-            row.query(loud=False, features=features),
-            float(kind == row.statistic.on_held_out),
-        )
+        query = row.query(loud=False, features=features)
+        limit = float(kind == row.statistic.on_held_out)
         values = [gate.answer(query, [0]).value[0, 0].double() for gate in gates[kind]]
         sums = torch.stack([_as_sum(row, query, value, n, held) for value in values])
-        clip, far = float(query.mechanism.clip), float(torch.cdist(sums, sums).max())
+        clip = float(query.mechanism.clip)
+        far = float(torch.cdist(sums, sums).max())
         if not far <= limit * row.steps * 2 * clip * 1.001 + SURELY * _blur(
             row, query, n
         ) * math.sqrt(2 * sums.shape[1]):
@@ -328,14 +329,18 @@ def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> 
     """(d,): the sum over the records of a batch that an answer of n records tells, noise included;
     of local steps, over all of them.
     """
-    m, batch = query.mechanism, query.mechanism.sampling.batch(n)
+    m = query.mechanism
+    batch = query.mechanism.sampling.batch(n)
     if m.total:
         return (
             (value - int(batch) * (m.levels / 2 + m.p * m.noise_bits))
             * (2 / m.levels)
             * float(m.clip)
         )
-    mean = -value / answers.STEP - row.steps * answers.pull_of(query) if row.steps > 1 else value
+    if row.steps > 1:
+        mean = -value / answers.STEP - row.steps * answers.pull_of(query)
+    else:
+        mean = value
     return mean * (batch * int((held if row.statistic.on_held_out else ~held).sum()) / n)
 
 
@@ -360,10 +365,8 @@ def _variants(n: int, features: int, at: int) -> Iterator[Records]:
         1, n, features, generator=torch.Generator().manual_seed(7), dtype=torch.float64
     )
     for (x, y), gone in itertools.product(hostile_records(features), (False, True)):
-        features_of, labels, missing = (
-            base.clone(),
-            torch.arange(n)[None] % 2,
-            torch.zeros(1, n, features, dtype=torch.bool),
-        )
+        features_of = base.clone()
+        labels = torch.arange(n)[None] % 2
+        missing = torch.zeros(1, n, features, dtype=torch.bool)
         features_of[0, at], labels[0, at], missing[0, at] = x, y, gone
         yield Records(features_of, labels, (n,), ("silo",), missing)

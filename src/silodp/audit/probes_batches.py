@@ -32,7 +32,9 @@ from silodp.silo.data.records import Records
 
 BATCHES = Probes("exact", "gate")
 RATE = 1e-8
-MANY, GROUPS, COINS = 2**16, 16, 0.347
+MANY = 2**16
+GROUPS = 16
+COINS = 0.347
 DRAWS = 10
 """Batches of a row, at least: each local step draws one."""
 TINY = 1e-6
@@ -53,11 +55,18 @@ def question(row: Row) -> Query:
     """The row's question to the crowd, whose every record pulls by its whole clip one way."""
     query = row.query(loud=False, features=2 * GROUPS, sampling=row.sampling(COINS))
     zero = torch.zeros(1, 2 * GROUPS, dtype=torch.float64)
-    change: dict[str, Any] = (
-        {"w": zero + 1, "reference": zero - 1} if "reference" in row.statistic.wire else {"w": zero}
-    )
-    change |= {"step": TINY} if "steps" in row.statistic.wire else {}
-    change |= {"drift": zero} if "drift" in vars(query.statistic) else {}
+    if "reference" in row.statistic.wire:
+        change: dict[str, Any] = {"w": zero + 1, "reference": zero - 1}
+    else:
+        change = {"w": zero}
+    if "steps" in row.statistic.wire:
+        change |= {"step": TINY}
+    else:
+        change |= {}
+    if "drift" in vars(query.statistic):
+        change |= {"drift": zero}
+    else:
+        change |= {}
     made: dict[str, Any] = {
         name: value for name, value in vars(query.statistic).items() if name != "releases"
     } | change
@@ -69,12 +78,10 @@ def drawn(row: Row, pipeline: Pipeline) -> np.ndarray:
     steps.
     """
     problem, records = crowd()
-    gate, query = (
-        pipeline.open_gate(
-            problem, records, partition=lambda name, batches: Keystream().permutation(MANY)
-        ),
-        question(row),
+    gate = pipeline.open_gate(
+        problem, records, partition=lambda name, batches: Keystream().permutation(MANY)
     )
+    query = question(row)
     scale = query.mechanism.sampling.batch(MANY) * 2**0.5 / float(query.mechanism.clip)
     scale /= -TINY if row.steps > 1 else 1.0
     values = np.stack(
@@ -113,7 +120,8 @@ def coins(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def check_coins(row: Row, counts: np.ndarray, rate: float) -> None:
-    each, q = rate / 6, COINS
+    each = rate / 6
+    q = COINS
     heads, tossed = coins_of(row, counts)
     if not _inside(heads, tossed, q, each):
         raise Caught(
@@ -151,7 +159,8 @@ def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """
     rows = [row for row in subsampled() if row.sampling is WithoutReplacement]
     for row in rows:
-        counts, each = drawn(row, pipeline), RATE / len(rows) / 3
+        counts = drawn(row, pipeline)
+        each = RATE / len(rows) / 3
         size = int(COINS * MANY)
         wrong = counts[:, :GROUPS].sum(1) != row.steps * size
         if wrong.any():
@@ -159,7 +168,8 @@ def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
                 f"{row}: a batch has {counts[wrong][0, :GROUPS].sum() / row.steps:g} "
                 f"records where {size} are paid for"
             )
-        group, q = row.steps * MANY // GROUPS, size / MANY
+        group = row.steps * MANY // GROUPS
+        q = size / MANY
         # squares sum to chi-square with 15 degrees of freedom for a batch whose size is fixed, by
         # the multivariate hypergeometric law
         z = (counts - group * q) / np.sqrt(group * q * (1 - q) * MANY / (MANY - 1))

@@ -25,7 +25,9 @@ from silodp.core.statistics import Grad
 from silodp.silo.service.masking import Masking
 
 MASKED = Probes("masker")
-OWN, OTHERS, BITS = 12, 12, 2**10
+OWN = 12
+OTHERS = 12
+BITS = 2**10
 
 
 class Hidden(Silo):
@@ -83,7 +85,8 @@ def tables(pipeline: Pipeline, seed: int, folder: Path) -> None:
     stranger = Companion("stranger", silo.policy.definition)
     good = silo.asked("q")
     rows = {row.identity: row for row in read_table(good.cohort)}
-    first, own = silo.others[0].row, silo.own()
+    first = silo.others[0].row
+    own = silo.own()
 
     def changed(row: Row, **parts: Any) -> Envelope:
         made = {**rows, row.identity: replace(rows[row.identity], **parts)}

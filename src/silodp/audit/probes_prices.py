@@ -94,7 +94,8 @@ class Spending(Silo):
         n: int = 12,
         budget: Budget = BUDGET,
     ) -> None:
-        self.rule, self.budget = rule, budget
+        self.rule = rule
+        self.budget = budget
         problem, records = self.world(n)
         self.set_up(folder, pipeline, problem, records)
 
@@ -136,7 +137,8 @@ def check_spent(
 @PRICES.probe("independent spend")
 def independent_spend(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Until a ledger refuses, its answers together have no more delta than it shows."""
-    multiplier, poisson = 2.2, Poisson(0.3)
+    multiplier = 2.2
+    poisson = Poisson(0.3)
     with pipeline.pricing():
         for name, samplings in (
             ("full batches", [FullBatch()]),
@@ -179,7 +181,8 @@ def independent_spend_of_totals(pipeline: Pipeline, seed: int, folder: Path) -> 
         for row in answerable()
         if row.statistic is Grad and row.mechanism.__name__ == "Shuffled" and row.sampling.whole
     )
-    levels, bits = 1500, 100
+    levels = 1500
+    bits = 100
     query = row.query()
     mechanism = replace(query.mechanism, levels=levels, noise_bits=bits, contributions=CROWD)
     trials = CROWD * bits
@@ -201,7 +204,9 @@ def price_of_a_grown_file(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """A ledger made for 12 records prices by 48, once the file has them: a batch without
     replacement is then a larger part of it.
     """
-    rate, order, multiplier = 0.16, 2.0, 0.35
+    rate = 0.16
+    order = 2.0
+    multiplier = 0.35
     with pipeline.pricing():
         silo = Spending(folder / "silo", pipeline, Renyi(order), budget=Budget(60.0, 1e-5))
         for n in (12, 48):
@@ -274,7 +279,8 @@ class TwoLayers(Silo):
 
     n = 40
     samplings = ("FullBatch", "Poisson")
-    rule, budget = Renyi(2.0), Budget(1e12, 1e-5)
+    rule = Renyi(2.0)
+    budget = Budget(1e12, 1e-5)
 
     def __init__(self, folder: Path, pipeline: Pipeline) -> None:
         random = torch.Generator().manual_seed(8)
@@ -303,7 +309,9 @@ class TwoLayers(Silo):
 @PRICES.probe("two layers")
 def two_layers(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """A full batch of a model with two layers is the mean of gradients that are clipped as one."""
-    silo, clip, multiplier = TwoLayers(folder / "silo", pipeline), 0.5, 1e-3
+    silo = TwoLayers(folder / "silo", pipeline)
+    clip = 0.5
+    multiplier = 1e-3
     query = Query(Grad(silo.w), Gaussian("audit", clip, multiplier))
     off = float((silo.ask("two-layers", query).value[0].double() - silo.mean(clip)).abs().max())
     std = multiplier * 2 * clip / silo.n
@@ -332,7 +340,9 @@ def work_of_a_batch(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 def _check_work(silo: TwoLayers, name: str, query: Query, where: Any, function: str) -> None:
     """Caught unless an answer calls this function once for each chunk of four records."""
-    lock, count, chunks = threading.Lock(), [0], -(-silo.n // 4)
+    lock = threading.Lock()
+    count = [0]
+    chunks = -(-silo.n // 4)
     shipped = getattr(where, function)
 
     def counted(*words: Any, **more: Any) -> Any:
@@ -351,7 +361,9 @@ def _check_work(silo: TwoLayers, name: str, query: Query, where: Any, function: 
 
 # --- the places of persons -----------------------------------------------------------------------
 
-PEOPLE, CAP, SHARE = 60, 3, 0.25
+PEOPLE = 60
+CAP = 3
+SHARE = 0.25
 SCHEMA = Schema.of(
     {
         "person": "patient",
@@ -373,7 +385,8 @@ class People(Silo):
     held_out = SHARE
 
     def __init__(self, folder: Path, pipeline: Pipeline) -> None:
-        self.pipeline, self.age = pipeline, 40
+        self.pipeline = pipeline
+        self.age = 40
         problem = Problem(nn.Linear(2, 1, bias=False), logistic, person=SCHEMA.person)
         table = self.read()
         self.raw = table.raw
@@ -406,7 +419,8 @@ class People(Silo):
 
     def places(self) -> list[set[int]]:
         """Whose rows are at each place."""
-        x, y = self.door._exact._x.double(), self.door._exact._y
+        x = self.door._exact._x.double()
+        y = self.door._exact._y
         numbers = ((x[..., 0] + 1) * 500).round().long()
         return [set(row[there].tolist()) for row, there in zip(numbers, y >= 0, strict=True)]
 
@@ -434,7 +448,8 @@ def places_of_persons(pipeline: Pipeline, seed: int, folder: Path) -> None:
         raise Caught(
             "two silos with the same file give persons the same places: they follow from the file"
         )
-    before, held = one.places(), one.held()
+    before = one.places()
+    held = one.held()
     one.restart()
     if one.places() != before:
         raise Caught("after a restart persons have other places, which no charge knows of")

@@ -88,7 +88,9 @@ def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
     Few coins, beside which half a level is seen: the silos' sums lie anywhere between two levels.
     """
-    world, runs, levels = neighbours(silos=SILOS)[1], 600, 32
+    world = neighbours(silos=SILOS)[1]
+    runs = 600
+    levels = 32
     m = sum(world.counts)
     mechanism = Shuffled("probe", 1.0, levels, 1, m)
     stage = Deployed(world, mechanism, pipeline, (0.0,))
@@ -149,10 +151,8 @@ def channel(pipeline: Pipeline, seed: int, folder: Path) -> None:
 @SHUFFLED_SIMULATION.probe("shares of rounds")
 def shares(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """The rounds' shares of the budget add up, and stop at 1."""
-    rule, query = (
-        Totals.for_budget(BUDGET),
-        Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 20, 60, 36)),
-    )
+    rule = Totals.for_budget(BUDGET)
+    query = Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 20, 60, 36))
     share = float(rule.price(query.event(), np.asarray(12))[1])
     gate = pipeline.gate(Blank(), pipeline.ledger(rule, BUDGET, [12]), dim=DIM, counts=[12])
     answers = 0
@@ -169,11 +169,9 @@ def shares(pipeline: Pipeline, seed: int, folder: Path) -> None:
 # --- deployment: doors, pool, store --------------------------------------------------------------
 
 MEMBERS = 4
-SEAL, SIGN, SERVER = (
-    sealing("the audit's own shuffler"),
-    signing("its signature"),
-    signing("its server"),
-)
+SEAL = sealing("the audit's own shuffler")
+SIGN = signing("its signature")
+SERVER = signing("its server")
 QUERY = Query(Grad(torch.full((1, DIM), 0.5)), Shuffled("audit", 1.0, 20, 2**16, 3 * 12))
 BITS = 20 + 2**16
 
@@ -219,7 +217,8 @@ def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
     another round has other coins.
     """
     member = Member(folder, pipeline, 0)
-    first, again = member.sent("one"), member.sent("two", "1")
+    first = member.sent("one")
+    again = member.sent("two", "1")
     if (
         len(member.box("one")) != box_length(DIM)
         or first.counts.shape != (DIM,)

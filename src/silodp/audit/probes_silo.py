@@ -102,7 +102,9 @@ def seeds(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def _check_noise(pipeline: Pipeline, seeds: Sequence[int]) -> None:
-    dim, counts, multiplier = 1000, (20, 30, 10), 2.0
+    dim = 1000
+    counts = (20, 30, 10)
+    multiplier = 2.0
     blank = Records(torch.zeros(3, 30, dim), torch.zeros(3, 30), counts, ("a", "b", "c"))
     answerer = pipeline.answerer(
         Problem(nn.Linear(dim, 1, bias=False), squared_error), blank, seeds
@@ -145,7 +147,8 @@ def hostile_records(pipeline: Pipeline, seed: int, folder: Path) -> None:
         cases.append(
             (GradDiff(there, w), 0.1 * torch.linalg.vector_norm(there - w, dim=-1, keepdim=True))
         )
-    worst, where = 0.0, ""
+    worst = 0.0
+    where = ""
     for statistic, clip in cases:
         value = answerer.answer(
             Query(statistic, Gaussian("probe", clip, 0.0)), range(len(x))
@@ -257,7 +260,8 @@ def restarts(pipeline: Pipeline, seed: int, folder: Path) -> None:
     refused, never begun anew.
     """
     silo = Silo(folder / "silo", pipeline)
-    price, spent = 0.3 * gdp_mu(BUDGET) ** 2, 0.0
+    price = 0.3 * gdp_mu(BUDGET) ** 2
+    spent = 0.0
     shutil.copy(silo.path, folder / "older")
     for turn in range(6):
         reply = decode_reply(
@@ -289,7 +293,8 @@ def retries(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def check_retries(silo: Silo, frame: bytes) -> None:
-    first, count = silo.handle(frame), silo.ledger.head()
+    first = silo.handle(frame)
+    count = silo.ledger.head()
     for again in ("", " after a restart"):
         if silo.handle(frame) != first:
             raise Caught(f"the same query asked again{again} gets another answer")
@@ -335,7 +340,8 @@ def bare_reply(pipeline: Pipeline, seed: int, folder: Path) -> None:
         head = released.after(head, entry)
         if entry.act == "charge":
             break
-    event, mechanism = reply.event, query.mechanism
+    event = reply.event
+    mechanism = query.mechanism
     facts = (
         reply.silo,
         reply.query_id,
@@ -373,7 +379,8 @@ def on_lattice(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """
     for target in (0.25, 30.0):
         silo = Silo(folder / f"target-{target}", pipeline, target=target)
-        gamma, n = lattice_step(1.0, DIM), silo.records.counts[0]
+        gamma = lattice_step(1.0, DIM)
+        n = silo.records.counts[0]
         with pipeline.planted():  # at the door, and before the door packs it onto a coarser lattice
             own = pipeline.gate(silo.door._exact, Free(), dim=DIM, counts=[n]).answer(
                 question(), [0]

@@ -143,9 +143,10 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
     """
     began = time.monotonic()
     if gate in COUNTED:
-        runs = (
-            runs * 3 // 2 if gate == "deployed masks" and case.epsilon >= 6 else max(100, runs // 4)
-        )
+        if gate == "deployed masks" and case.epsilon >= 6:
+            runs = runs * 3 // 2
+        else:
+            runs = max(100, runs // 4)
     first, second = _scores(case, gate, runs, seed)
     mu, error = gdp_fit(first, second)
     sees = True
@@ -155,7 +156,8 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
         )
         alarm = surely > case.epsilon
     else:  # the claim is not one of Gaussian differential privacy
-        lower, held = epsilon_lower(first, second, case.delta, 0.05), _claims(case, gate)
+        lower = epsilon_lower(first, second, case.delta, 0.05)
+        held = _claims(case, gate)
         alarm = refuted(first, second, held, ALARM)
         sees = refuted(
             *_scores(replace(case, epsilon=FACTOR * case.epsilon), gate, runs, seed + 3 * runs),
@@ -310,7 +312,12 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     for claim, ax in zip(claims, axes[0], strict=True):
         mine = [row for row in rows if row["claimed_epsilon"] == claim]
         for row in mine:
-            dotted = ":" if row["gap"] else "--" if row["gate"] != "simulated" else "-"
+            if row["gap"]:
+                dotted = ":"
+            elif row["gate"] != "simulated":
+                dotted = "--"
+            else:
+                dotted = "-"
             label = f"{name_of(row)}: {row['empirical_epsilon']:.2f}"
             ax.plot(
                 row["curve"]["false_alarm"], row["curve"]["miss"], dotted, linewidth=1, label=label

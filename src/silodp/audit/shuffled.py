@@ -48,7 +48,8 @@ from silodp.server.shuffled import ShuffledFederation
 from silodp.silo.data.records import Records
 from silodp.testing.federation import Recording
 
-SILOS, REHEARSAL = 3, 200
+SILOS = 3
+REHEARSAL = 200
 POINTS = (0.0, 0.3)
 """Where the deployed silos are asked: one round each, as far as a case has rounds."""
 ROUND = "5d" * 32
@@ -144,7 +145,8 @@ class Server(Attacker):
 
     def expected(self, query: Query, world: int) -> Tensor:
         """(J, d): the mean of the total over coins."""
-        m, silos = as_total(query.mechanism), range(len(self._counts))
+        m = as_total(query.mechanism)
+        silos = range(len(self._counts))
         batch = torch.tensor([[m.sampling.batch(n)] for n in self._counts], dtype=torch.float64)
         mean = (
             self._models[world]
@@ -250,7 +252,8 @@ class Deployed:
 
     def counts(self, runs: int) -> Iterator[list[list[np.ndarray]]]:
         """For each run and round: the counts of every silo."""
-        exact, queries = remembering(self.pipeline.exact), self.queries()
+        exact = remembering(self.pipeline.exact)
+        queries = self.queries()
         silos = [
             exact(canary_problem(), self.world.select([i]), partition=no_partition)
             for i in range(len(self.world))
@@ -259,7 +262,8 @@ class Deployed:
             yield [[silo.answer(query, [0])[0, 0].numpy() for silo in silos] for query in queries]
 
     def _total(self, pool: Any, counts: Sequence[np.ndarray]) -> np.ndarray:
-        m, dim = self.mechanism, len(counts[0])
+        m = self.mechanism
+        dim = len(counts[0])
         bits = m.levels + m.noise_bits
         own = zip(self.world.counts, counts, strict=True)
         pool.known = {

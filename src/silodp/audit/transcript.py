@@ -43,7 +43,8 @@ from silodp.silo.data.records import Records
 from silodp.testing.federation import Recording
 from silodp.wire.inprocess import InProcess
 
-CHUNK, REHEARSAL = 1000, 100
+CHUNK = 1000
+REHEARSAL = 100
 CLIP = 1.0
 
 
@@ -93,11 +94,11 @@ def attack(
     """Scores of `runs` independent runs on each of the two data sets. A rehearsal, apart, shows the
     attacker how large the noise really is.
     """
-    problem, worlds = (
-        of_products()
-        if case.algorithm == "one-shot"
-        else (canary_problem(), neighbours(quiet=case.batches.sampled))
-    )
+    if case.algorithm == "one-shot":
+        problem, worlds = of_products()
+    else:
+        problem = canary_problem()
+        worlds = neighbours(quiet=case.batches.sampled)
     return played(
         Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, problem), runs, seed
     )
@@ -143,7 +144,8 @@ class Stage:
         """Runs the algorithm once for each seed on one of the data sets; gives what was heard, and
         an attacker.
         """
-        problem, records = self.problem, self.worlds[world]
+        problem = self.problem
+        records = self.worlds[world]
         gate, answerer = self.pipeline.simulated(problem, records, self.plan, seeds)
         channel, fed = self.federation(gate)
         for _ in self.case.run()(
@@ -169,7 +171,9 @@ class Stage:
 
     def heard(self, silos: tuple[int, ...], release: Answered) -> Tensor | None:
         """What the attacker hears of an answer: silo 0's release."""
-        return release.value[:, silos.index(0)].double() if 0 in silos else None
+        if 0 in silos:
+            return release.value[:, silos.index(0)].double()
+        return None
 
     def rehearse(self, seeds: Sequence[int]) -> list[float]:
         """The real size of each release's noise over its claimed size."""
@@ -193,7 +197,8 @@ def attack_deployed(case: Case, runs: int) -> tuple[np.ndarray, np.ndarray]:
     All runs ask about the same point, so each data set's integer sum is computed once; the noise is
     drawn anew for every run.
     """
-    problem, worlds = canary_problem(), neighbours(silos=1)
+    problem = canary_problem()
+    worlds = neighbours(silos=1)
     query = Query(
         Grad(torch.zeros(1, problem.dim)),
         case.plan(worlds[0].counts, SOUND).mechanisms["minibatch"],
@@ -213,7 +218,8 @@ def attack_gate(
     """Scores of answers of the deployed arithmetic at noise multiplier 1, in two silos that differ
     in a person: each is 1-GDP.
     """
-    problem, scores = person_problem(), []
+    problem = person_problem()
+    scores = []
     query = Query(Grad(problem.initial([0]).double()), Gaussian("gradient", 1.0, 1.0))
     for world in persons(first, quiet=True):
         gate = pipeline.open_gate(problem, world)
@@ -247,13 +253,12 @@ class Attacker:
     """
 
     def __init__(self, models: Sequence[Any], counts: Sequence[int], victim: Any = None) -> None:
-        self._models, self._counts = models, counts
+        self._models = models
+        self._counts = counts
         for model in models if victim else ():
-            model._partitions, model._world, model._generators = (
-                victim._partitions,
-                victim._world,
-                victim._generators,
-            )
+            model._partitions = victim._partitions
+            model._world = victim._world
+            model._generators = victim._generators
 
     def loudness(self, query: Query, value: Tensor) -> float:
         """Size of the noise in what the first data set gives, in units of the claimed one; 1 where
@@ -268,8 +273,10 @@ class Attacker:
         """(J,): log of the density of what was heard (J, d) under the second data set over that
         under the first.
         """
-        sampling, std = query.mechanism.sampling, self._std(query) * loudness
-        first, second = self.expected(query, 0), self.expected(query, 1)
+        sampling = query.mechanism.sampling
+        std = self._std(query) * loudness
+        first = self.expected(query, 0)
+        second = self.expected(query, 1)
         if not sampling.sampled:
             apart = ((value - (first + second) / 2) * (second - first)).sum(-1) / std**2
             return torch.where(std > 0, apart, 0.0)
@@ -285,16 +292,12 @@ class Attacker:
         """(J, d): silo 0's answer without noise if the canary is in the batch; sub-sampled batches
         hold nobody else who pulls.
         """
-        mechanism, sampling = (
-            replace(query.mechanism, noise_multiplier=0.0),
-            query.mechanism.sampling,
-        )
+        mechanism = replace(query.mechanism, noise_multiplier=0.0)
+        sampling = query.mechanism.sampling
         scale = 1.0
         if sampling.sampled:
-            mechanism, scale = (
-                replace(mechanism, sampling=FullBatch()),
-                self._counts[0] / sampling.batch(self._counts[0]),
-            )
+            mechanism = replace(mechanism, sampling=FullBatch())
+            scale = self._counts[0] / sampling.batch(self._counts[0])
         return (
             scale
             * self._models[world].answer(replace(query, mechanism=mechanism), [0])[:, 0].double()

@@ -21,7 +21,9 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.text import visible
 from silodp.host.python_path import safe_children
 
-START, CHOOSE, DEPLOY = "Start", "Choose", "Deploy"
+START = "Start"
+CHOOSE = "Choose"
+DEPLOY = "Deploy"
 MOVED = {
     "card": "export card",
     "certify": "audit certify",

@@ -126,7 +126,11 @@ def _attacks(
         rows = report.audit(
             algorithms, epsilons or report.CLAIMS, runs=runs, seed=seed, tick=tick, given=given
         )
-    answers, failed = ([], {}) if algorithms else report_answers.answers()
+    if algorithms:
+        answers = []
+        failed = {}
+    else:
+        answers, failed = report_answers.answers()
     report.write(rows, folder, answers)
     if as_json:
         flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]

@@ -29,7 +29,8 @@ def ledgers(run: Run) -> list[Checked]:
     told = [s for s in run.silos if s.ledger]
     if run.kind != "federation" or not told:
         return []
-    here, wrong = 0, []
+    here = 0
+    wrong = []
     policies = _policies(run.folder)
     for s in told:
         if (path := _ledger(policies.get(s.name))) is None:
@@ -49,11 +50,10 @@ def ledgers(run: Run) -> list[Checked]:
         ]
     if not here:
         return [Checked(NOT_HERE, f"The silos' ledgers are not on this machine: {HOW}")]
-    rest = (
-        ""
-        if here == len(told)
-        else f" The ledgers of the other {len(told) - here} are not on this machine: {HOW}"
-    )
+    if here == len(told):
+        rest = ""
+    else:
+        rest = f" The ledgers of the other {len(told) - here} are not on this machine: {HOW}"
     whole = (
         "Each ledger on this machine is whole, and has the entry whose hash came with the "
         "silo's last answer."
@@ -87,7 +87,10 @@ def _differs(path: Path, silo: Silo) -> str:
     try:
         ledger.verify()
         heads = [head for _, head in ledger.released_heads()]
-        found = heads[said["count"]] if 0 < said["count"] < len(heads) else ""
+        if 0 < said["count"] < len(heads):
+            found = heads[said["count"]]
+        else:
+            found = ""
         # Releases of an earlier version have the whole chain's count and head.
         whole = {entry.sequence: entry.hash for entry in ledger.entries()}
     except BadInput:
@@ -104,8 +107,13 @@ def _ledger(policy: Path | None) -> Path | None:
     from silodp.silo.service.policy import DaemonSettings
 
     try:
-        path = Path(DaemonSettings.load(policy).ledger) if policy else None
-        return path if path and path.is_file() and os.access(path, os.R_OK) else None
+        if policy:
+            path = Path(DaemonSettings.load(policy).ledger)
+        else:
+            path = None
+        if path and path.is_file() and os.access(path, os.R_OK):
+            return path
+        return None
     except (BadInput, OSError):
         return None
 

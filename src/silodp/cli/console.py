@@ -101,7 +101,10 @@ def item(name: str, words: str) -> None:
     """One line of a list: a name, and beside it what is said of it, in as many lines as that
     takes.
     """
-    head = f"  {name:<14} " if len(name) < 15 else f"  {name} "
+    if len(name) < 15:
+        head = f"  {name:<14} "
+    else:
+        head = f"  {name} "
     text = visible(f"{head}{words}")
     out.print(_wrapped(text, " " * 17) if _read() else text)
 
@@ -116,10 +119,15 @@ def _read() -> bool:
 
 
 def _wrapped(sentence: str, indent: str | None = None) -> str:
-    margin = indent if indent is not None else sentence[: len(sentence) - len(sentence.lstrip())]
+    if indent is not None:
+        margin = indent
+    else:
+        margin = sentence[: len(sentence) - len(sentence.lstrip())]
     text, colon, command = sentence.partition(": silodp ")
     if not command or "`" in command or len(sentence) <= out.width:
-        text, colon, command = sentence, "", ""
+        text = sentence
+        colon = ""
+        command = ""
     whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
     filled = textwrap.fill(
         whole,
@@ -129,7 +137,9 @@ def _wrapped(sentence: str, indent: str | None = None) -> str:
         break_on_hyphens=False,
         replace_whitespace=False,
     ).replace("\0", " ")
-    return f"{filled}:\n{margin}  silodp {command}" if colon else filled
+    if colon:
+        return f"{filled}:\n{margin}  silodp {command}"
+    return filled
 
 
 def say_advice(advice: Any) -> None:
@@ -153,9 +163,13 @@ def table(
     `styles` are those of the rows, in order.
     """
     shown = None if title is None else visible(title)
-    made = Table(title=shown) if box else Table(title=shown, box=None, pad_edge=False)
+    if box:
+        made = Table(title=shown)
+    else:
+        made = Table(title=shown, box=None, pad_edge=False)
     for heading in columns.split("|"):
-        right, whole = heading.rstrip("!").endswith(">"), heading.endswith("!")
+        right = heading.rstrip("!").endswith(">")
+        whole = heading.endswith("!")
         made.add_column(
             visible(heading.rstrip(">!")),
             justify="right" if right else "left",
@@ -182,10 +196,8 @@ def show(*tables: Table) -> None:
             continue
         if one.title:
             say(str(one.title))
-        headings, columns = (
-            [str(column.header) for column in one.columns],
-            [list(column.cells) for column in one.columns],
-        )
+        headings = [str(column.header) for column in one.columns]
+        columns = [list(column.cells) for column in one.columns]
         for first, *rest in zip(*columns, strict=True):
             out.print(f"{headings[0]} {first}")
             for heading, cell in zip(headings[1:], rest, strict=True):
@@ -259,8 +271,12 @@ class Listed:
         found = getattr(
             import_module(f"silodp.cli.{module}"), function or self.name.replace("-", "_")
         )
-        command = found if isinstance(found, click.Command) else self._made(found)
-        command.name, command.short_help = self.name, self.says
+        if isinstance(found, click.Command):
+            command = found
+        else:
+            command = self._made(found)
+        command.name = self.name
+        command.short_help = self.says
         return command
 
     def _made(self, found: Any) -> click.Command:
@@ -299,15 +315,14 @@ class LazyGroup(TyperGroup):
         self._known = Commands(
             {command.name: command for command in self.listed} | dict(self.commands)
         )
-        self.commands, self._listing = self._known, False
+        self.commands = self._known
+        self._listing = False
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         known = self._known.data.get(cmd_name)
-        return (
-            known.listing()
-            if self._listing and isinstance(known, Listed)
-            else self.commands.get(cmd_name)
-        )
+        if self._listing and isinstance(known, Listed):
+            return known.listing()
+        return self.commands.get(cmd_name)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with self._names_only():

@@ -46,7 +46,8 @@ NEEDED = {
     "typer": "0.12",
 }
 ENGINES = {extra: engine for engine, extra in EXTRAS.items()}
-PYTHON, SQLITE = (3, 11), (3, 37, 0)
+PYTHON = (3, 11)
+SQLITE = (3, 37, 0)
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
 LONGEST_SOCKET = 100
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "glusterfs")
@@ -109,10 +110,8 @@ def _tried(check: Callable[[Path], Iterator[Finding]], folder: Path) -> Iterator
 
 
 def _python(folder: Path) -> Iterator[Finding]:
-    said, fix = (
-        f"{sys.version.split()[0]} at {sys.executable}.",
-        f"Install Python {PYTHON[0]}.{PYTHON[1]} or later.",
-    )
+    said = f"{sys.version.split()[0]} at {sys.executable}."
+    fix = f"Install Python {PYTHON[0]}.{PYTHON[1]} or later."
     yield _found("python", "red" * (sys.version_info < PYTHON), said, fix)
 
 
@@ -122,7 +121,10 @@ def _libraries(folder: Path) -> Iterator[Finding]:
         for name, least in NEEDED.items()
         if _numbers(_version(name) or "") < _numbers(least)
     ]
-    said = f"missing or too old: {', '.join(wrong)}." if wrong else f"all {len(NEEDED)} are there."
+    if wrong:
+        said = f"missing or too old: {', '.join(wrong)}."
+    else:
+        said = f"all {len(NEEDED)} are there."
     yield _found(
         "libraries",
         "red" * bool(wrong),
@@ -149,7 +151,10 @@ def _torch(folder: Path) -> Iterator[Finding]:
             "model is approved with it."
         ),
     )
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name(0)
+    else:
+        gpu = ""
     yield Finding(
         "gpu",
         "green",
@@ -241,7 +246,10 @@ def _disk(folder: Path) -> Iterator[Finding]:
         )
         return
     open_to = stat.S_IMODE(where.stat().st_mode) & 0o022
-    said = "others may write to it" if open_to else "only its owner may write to it"
+    if open_to:
+        said = "others may write to it"
+    else:
+        said = "only its owner may write to it"
     fix = f"For a gate's folder run `chmod 700 {where}`."
     yield _found(
         "permissions", "yellow" * bool(open_to), f"{where} keeps permissions, and {said}.", fix
@@ -291,7 +299,10 @@ def _entropy(folder: Path) -> Iterator[Finding]:
         )
         return
     repeats = len(draws) < 4
-    said = "the system's source repeats itself." if repeats else "the system's source is ready."
+    if repeats:
+        said = "the system's source repeats itself."
+    else:
+        said = "the system's source is ready."
     yield _found(
         "entropy",
         "red" * repeats,
@@ -371,13 +382,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _filesystem(path: Path) -> str:
     """The kind of file system that holds the path; "" where the system does not say."""
-    best, kind = "", ""
+    best = ""
+    kind = ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/mounts").read_text().splitlines():
             _, mount, name, *_ = line.split()
             inside = mount == "/" or str(path) == mount or str(path).startswith(f"{mount}/")
             if inside and len(mount) >= len(best):
-                best, kind = mount, name
+                best = mount
+                kind = name
     return kind
 
 

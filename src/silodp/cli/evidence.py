@@ -129,7 +129,10 @@ def evidence(
     checks = archived(run)
     files = _files(run, told, rows, ledger or [], checks)
     place = Path(key or "evidence.key")
-    signing = read_key(place) if place.exists() else make_key(place)
+    if place.exists():
+        signing = read_key(place)
+    else:
+        signing = make_key(place)
     check_name("the name of the run's folder", what.resolve().name)
     out = out_file or Path(f"{what.resolve().name}-evidence.zip")
     about = {
@@ -228,7 +231,10 @@ def _excerpt(path: Path) -> dict[str, Any]:
     found: Any = None
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
-    queries: Any = found.get("queries", []) if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        queries: Any = found.get("queries", [])
+    else:
+        queries = None
     if not (isinstance(queries, list) and all(isinstance(q, dict) for q in queries)):
         raise BadInput(
             f"{path} is not what `silodp ledger show --json` prints; ask the officer for that"

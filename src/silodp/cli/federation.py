@@ -228,13 +228,13 @@ def _chosen(
         asked["data"], tuple(silo), asked["label"], asked["classes"], schema, None, "none"
     )
     loaded = source.load(0)
-    names, counts = loaded.records.names, loaded.records.counts
+    names = loaded.records.names
+    counts = loaded.records.counts
     if asked["data"]:
-        total, silos = sum(counts), asked["silos"]
-        names, counts = (
-            [f"silo-{i + 1}" for i in range(silos)],
-            [total // silos + (i < total % silos) for i in range(silos)],
-        )
+        total = sum(counts)
+        silos = asked["silos"]
+        names = [f"silo-{i + 1}" for i in range(silos)]
+        counts = [total // silos + (i < total % silos) for i in range(silos)]
     trained = [max(1, round(n * (1 - asked["held_out"]))) for n in counts]
     model = advised(
         order, source, loaded, names, trained, budgets_of(order, names, counts, {}), load
@@ -255,16 +255,17 @@ def _make(
     schema: Path | None,
 ) -> dict[str, Any]:
     """Everything but the processes; what federation.json says of it."""
-    site, data, trust, classes = (
-        site_of(asked["engine"]),
-        asked["data"],
-        asked["trust"],
-        asked["classes"],
-    )
+    site = site_of(asked["engine"])
+    data = asked["data"]
+    trust = asked["trust"]
+    classes = asked["classes"]
     from silodp.silo.data.datasets import DATASETS
     from silodp.silo.service.provision import provision
 
-    files = _cut(folder, asked) if data else {_plain(path.stem): path for path in silo}
+    if data:
+        files = _cut(folder, asked)
+    else:
+        files = {_plain(path.stem): path for path in silo}
     if len(files) < len(silo):
         raise BadInput(
             f"the silos' files are {', '.join(map(str, silo))}; each needs a file name of its own"
@@ -275,23 +276,21 @@ def _make(
                 f"the path of {folder} is too long for a socket in it; choose a --folder "
                 "nearer to the root"
             )
-    declared = (
-        tuple(map(str, range(DATASETS[data].load(0, None).classes)))
-        if data
-        else None
-        if classes is None
-        else ()
-        if classes == "number"
-        else tuple(classes.split(","))
-    )
+    if data:
+        declared = tuple(map(str, range(DATASETS[data].load(0, None).classes)))
+    elif classes is None:
+        declared = None
+    elif classes == "number":
+        declared = ()
+    else:
+        declared = tuple(classes.split(","))
     asker = public(make_key(folder / "asker.key"))
     reading = {"label": "label" if data else asked["label"], "classes": declared, "schema": schema}
     reading |= {what: asked[what] for what in ("model", "prox", "feature_map")}
-    totals = (
-        shuffle.totals(trust, folder, files, asker, asked["colluding"], **reading)
-        if trust != "isrl"
-        else {}
-    )
+    if trust != "isrl":
+        totals = shuffle.totals(trust, folder, files, asker, asked["colluding"], **reading)
+    else:
+        totals = {}
     # Replies are not padded (`answer_after`): one person has all silos of such a trial, and would
     # only wait.
     made = [
@@ -388,11 +387,10 @@ def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
     """
     load_state(folder)
     left = stop_all(folder.resolve())
-    said = (
-        "Stopped; ledgers, keys and runs are kept."
-        if not left
-        else f"These still run: {', '.join(map(str, left))}."
-    )
+    if not left:
+        said = "Stopped; ledgers, keys and runs are kept."
+    else:
+        said = f"These still run: {', '.join(map(str, left))}."
     tell({"stopped": not left, "still_running": left}, as_json, said)
 
 
@@ -419,14 +417,18 @@ def _cut(folder: Path, asked: Mapping[str, Any]) -> dict[str, Path]:
 
     from silodp.silo.data.datasets import DATASETS
 
-    data, silos, seed = asked["data"], asked["silos"], asked["seed"]
+    data = asked["data"]
+    silos = asked["silos"]
+    seed = asked["seed"]
     if data not in DATASETS:
         raise BadInput(f"data set {data!r} is unknown; choose one of {', '.join(DATASETS)}")
     if not 1 <= silos <= 1000:
         raise BadInput(f"silos is {silos}; it must be between 1 and 1000")
     train = DATASETS[data].of(seed, None, raw=bool(asked["feature_map"])).train
-    x, y = train.x[train.mask].flatten(1).numpy(), train.y[train.mask].numpy()
-    header, files = ",".join([*(f"f{j}" for j in range(x.shape[1])), "label"]), {}
+    x = train.x[train.mask].flatten(1).numpy()
+    y = train.y[train.mask].numpy()
+    header = ",".join([*(f"f{j}" for j in range(x.shape[1])), "label"])
+    files = {}
     for i, part in enumerate(
         np.array_split(np.random.default_rng(seed).permutation(len(y)), silos)
     ):
@@ -482,11 +484,10 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
             f"epsilon {silo['epsilon']:g} is left."
         )
     say(attested({silo["name"]: silo["checked"] for silo in silos}))
-    said = (
-        ", ".join(found["connected"])
-        if found["connected"] is not None
-        else "the engine does not answer"
-    )
+    if found["connected"] is not None:
+        said = ", ".join(found["connected"])
+    else:
+        said = "the engine does not answer"
     say(f"Connected through {state['engine']}: {said or 'nobody'}.")
     say(ONE_USER)
 
@@ -499,11 +500,9 @@ def attested(checked: Mapping[str, str]) -> str:
         f"as each officer says: {said}" if said else "",
         f"nobody has said so of {lacks} (`silodp silo attest`)" if lacks else "",
     ]
-    return (
-        f"`silodp silo check` was run, {'; '.join(part for part in parts if part)}."
-        if said
-        else f"Of `silodp silo check`, {parts[1]}."
-    )
+    if said:
+        return f"`silodp silo check` was run, {'; '.join(part for part in parts if part)}."
+    return f"Of `silodp silo check`, {parts[1]}."
 
 
 def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:
@@ -516,10 +515,8 @@ def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:
 def _budget(name: str, policy: Path) -> dict[str, Any]:
     from silodp.silo.ledger.durable import DurableLedger
 
-    card, ledger = (
-        json.loads((policy.parent / "silo.json").read_text()),
-        DurableLedger.open(policy.parent / "ledger.db"),
-    )
+    card = json.loads((policy.parent / "silo.json").read_text())
+    ledger = DurableLedger.open(policy.parent / "ledger.db")
     found = {
         "name": name,
         "records": card["records"],

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from silodp.server.order import Order
     from silodp.server.remote import Carrier
 
-RUNS, STOPPED = "federation.json", "stopped.json"
+RUNS = "federation.json"
+STOPPED = "stopped.json"
 
 
 def carrier_of(folder: Path, state: Mapping[str, Any]) -> Carrier:
@@ -120,10 +121,8 @@ def built(card: Card, schema: Schema | None, words: Mapping[str, str]) -> Proble
     """
     from silodp.core.problem.build import Words, build
 
-    task, features = (
-        schema or Task.plain(len(card.classes)),
-        schema.features if schema else card.features,
-    )
+    task = schema or Task.plain(len(card.classes))
+    features = schema.features if schema else card.features
     return build(
         Words(words["model"], task, words["prox"], words["loss"], words["feature_map"]),
         len(features),

@@ -174,10 +174,16 @@ def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> 
             f"there is no interrupted run in {runs} to go on with; give its folder with "
             "--out, or leave out --resume"
         )
-    state = RunFolder(there[-1]).state() if there else State.NOTHING
+    if there:
+        state = RunFolder(there[-1]).state()
+    else:
+        state = State.NOTHING
     if not new and state in (State.RUNNING, State.INTERRUPTED):
         how = "has not come to its end; go on with it by --resume --out " + str(there[-1])
-        how = "goes on now; wait for its end" if state is State.RUNNING else how
+        if state is State.RUNNING:
+            how = "goes on now; wait for its end"
+        else:
+            how = how
         raise BadInput(
             f"the run in {there[-1]} {how}, or start another, at its full price, with --new"
         )

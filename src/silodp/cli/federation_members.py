@@ -118,7 +118,8 @@ def show_certificates(
     """
     if not folder.is_dir():
         raise BadInput(f"{folder} is no folder; give the engine's folder")
-    found, soon = certificates(folder), expiring(folder, days)
+    found = certificates(folder)
+    soon = expiring(folder, days)
     if as_json:
         dump({"certificates": found, "expiring": soon})
     else:

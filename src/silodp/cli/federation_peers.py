@@ -134,7 +134,8 @@ def run_peers(
 
 def _open(place: Path, silos: list[str], *, resume: bool) -> dict[str, Any]:
     """What peers.json says, which a new run gets here."""
-    path, words = RunFolder(place).peers, [word for word in sys.argv[3:] if word not in OWN_FLAGS]
+    path = RunFolder(place).peers
+    words = [word for word in sys.argv[3:] if word not in OWN_FLAGS]
     if resume:
         try:
             about = json.loads(path.read_text())
@@ -208,7 +209,10 @@ def _interrupt(started: Mapping[str, subprocess.Popen]) -> None:
 
 def _ended(name: str, process: subprocess.Popen) -> Ended:
     out, errors = process.communicate()
-    said = errors.strip().splitlines()[-1].removeprefix("silodp: ") if errors.strip() else ""
+    if errors.strip():
+        said = errors.strip().splitlines()[-1].removeprefix("silodp: ")
+    else:
+        said = ""
     if process.returncode < 0:
         said = f"its process was killed by signal {-process.returncode}"
     return Ended(

@@ -68,7 +68,8 @@ def await_gates(
     folder: Path, state: dict[str, Any], started: Mapping[str, subprocess.Popen]
 ) -> None:
     """Wait until all of these listen. Raise BadInput with the last words of one that has ended."""
-    gates, deadline = Direct(shuffle.sites(folder, state)), time.monotonic() + 600
+    gates = Direct(shuffle.sites(folder, state))
+    deadline = time.monotonic() + 600
     while len(gates.names()) < len(started):
         for name, process in started.items():
             if process.poll() is not None:

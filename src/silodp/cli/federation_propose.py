@@ -73,17 +73,24 @@ def propose(
     from silodp.silo.service.policy import STATISTICS
 
     known = click.get_current_context().get_parameter_source("schema")
-    policies = [] if card else [Path(policy) for policy in load_state(folder)["silos"].values()]
+    if card:
+        policies = []
+    else:
+        policies = [Path(policy) for policy in load_state(folder)["silos"].values()]
     paths = card or [policy.parent / "silo.json" for policy in policies]
     now = read_card(paths[0])
     words = words_of(now, model=model, prox=prox, feature_map=feature_map) | {"loss": loss}
     if schema and known == click.core.ParameterSource.DEFAULT_MAP and now.schema == "":
         schema = None  # a project's, of silos that read plain columns
-    read_by = load_schema(schema) if schema else schema_of(now)
+    if schema:
+        read_by = load_schema(schema)
+    else:
+        read_by = schema_of(now)
     if unknown := [name for name in statistic or () if name not in STATISTICS]:
         raise BadInput(f"--statistic is {unknown[0]!r}; it must be one of {', '.join(STATISTICS)}")
     problem = built(now, read_by, words)
-    sources, named = {}, dict(words)
+    sources = {}
+    named = dict(words)
     for what, text in words.items():
         if is_file(text):
             path = Path(parse(text)[0])
@@ -110,18 +117,20 @@ def propose(
                 "code": sorted(sources),
             }
         )
-    beside = f", with {', '.join(sorted(sources))} beside it" if sources else ""
+    if sources:
+        beside = f", with {', '.join(sorted(sources))} beside it"
+    else:
+        beside = ""
     say(
         f"Wrote {file}{beside}: model {words['model']}, {problem.dim} parameters. Nothing "
         "has changed yet."
     )
-    where = (
-        " ".join(map(str, policies))
-        if 0 < len(policies) <= 1
-        else f"{folder}/silos/*/policy.toml"
-        if policies
-        else "policy.toml"
-    )
+    if 0 < len(policies) <= 1:
+        where = " ".join(map(str, policies))
+    elif policies:
+        where = f"{folder}/silos/*/policy.toml"
+    else:
+        where = "policy.toml"
     say(f"Next, at each silo: silodp silo approve {file} {where}")
     own = "".join(
         f" --{what.replace('_', '-')} {shlex.quote(text)}"

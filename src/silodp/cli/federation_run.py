@@ -150,20 +150,28 @@ def run(
         )
     peer = None
     if own_name and card and key_file:
-        cards, signing = [read_card(path) for path in card], read_key(key_file)
+        cards = [read_card(path) for path in card]
+        signing = read_key(key_file)
         carrier = peer = one_peer(own_name, gate, relay, run_id, cards, quorum)
         quorum = len(cards)
     elif hub and card and key_file:
-        carrier, cards, signing = Hub(hub), [read_card(path) for path in card], read_key(key_file)
+        carrier = Hub(hub)
+        cards = [read_card(path) for path in card]
+        signing = read_key(key_file)
     else:
         folder = folder.resolve()
         state = load_state(folder)
-        carrier, signing = carrier_of(folder, state), read_key(folder / "asker.key")
+        carrier = carrier_of(folder, state)
+        signing = read_key(folder / "asker.key")
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
-        shuffler = (
-            Path(state["shuffler"]).parent / "shuffler.json" if state.get("shuffler") else None
-        )
-    mixer = shuffle.shuffler_card(shuffler) if shuffler else None
+        if state.get("shuffler"):
+            shuffler = Path(state["shuffler"]).parent / "shuffler.json"
+        else:
+            shuffler = None
+    if shuffler:
+        mixer = shuffle.shuffler_card(shuffler)
+    else:
+        mixer = None
     place = place_of.place_of_run(
         out_dir, (folder if not away else Path()) / "runs", resume=resume, new=new
     )
@@ -171,8 +179,16 @@ def run(
         order = Order.read(read_run(place), place)
     else:
         masked = not mixer and all(card.rule == "totals" for card in cards)
-        trust = "masks" if masked else "shuffle" if mixer else "isrl"
-        colluding = max(card.colluding for card in cards) if masked else 0
+        if masked:
+            trust = "masks"
+        elif mixer:
+            trust = "shuffle"
+        else:
+            trust = "isrl"
+        if masked:
+            colluding = max(card.colluding for card in cards)
+        else:
+            colluding = 0
         order = replace(
             order,
             trust=trust,
@@ -193,7 +209,10 @@ def run(
         say(attested({card.name: card.checked for card in cards}))
     waits = None
     if (deadline, patience, retry) != (None, None, None):  # then nothing is estimated
-        until = Timeouts.deadline if deadline is None else deadline
+        if deadline is None:
+            until = Timeouts.deadline
+        else:
+            until = deadline
         often = Timeouts.retry if retry is None else retry
         waits = Timeouts(
             deadline=until,

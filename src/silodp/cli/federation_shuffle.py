@@ -17,7 +17,8 @@ from silodp.core.errors import BadInput
 if TYPE_CHECKING:
     from silodp.server.remote_shuffled import Shuffler
 
-SITE, SETTINGS = "shuffler", "shuffler/shuffler.toml"
+SITE = "shuffler"
+SETTINGS = "shuffler/shuffler.toml"
 
 
 def totals(

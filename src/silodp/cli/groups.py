@@ -6,8 +6,12 @@ from __future__ import annotations
 
 from silodp.cli.console import Listed, lazy_group
 
-HERE, TRAIN, MEMBERS = "On this machine", "Train and measure", "Members"
-LOOK, CARE, MOVE = "Look", "Care", "Backups and moves"
+HERE = "On this machine"
+TRAIN = "Train and measure"
+MEMBERS = "Members"
+LOOK = "Look"
+CARE = "Care"
+MOVE = "Backups and moves"
 COMMANDS = "Commands"
 
 stats = lazy_group(

@@ -92,14 +92,17 @@ def create(
     from silodp.silo.data.tables import raw
     from silodp.silo.ledger.durable import DurableLedger, Identity
 
-    declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
+    if classes is None:
+        declared = None
+    elif classes == "number":
+        declared = ()
+    else:
+        declared = tuple(classes.split(","))
     loaded = load_silos([data], label, classes=declared)
     y = loaded.records_raw[0][1]
     budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
-    priced, identity = (
-        rule_by_name(rule, schedule or [], budget),
-        Identity.of(*raw(loaded.cells[0])),
-    )
+    priced = rule_by_name(rule, schedule or [], budget)
+    identity = Identity.of(*raw(loaded.cells[0]))
     made = DurableLedger.create(
         path, rule=priced, budget=budget, records=len(y), identity=identity, anchor=anchor
     )
@@ -126,7 +129,8 @@ def show_ledger(
     Example: `silodp ledger show clinic.ledger`
     """
     opened = ledger_at(path, anchor)
-    summary, queries = summary_of(opened), queries_of(opened)
+    summary = summary_of(opened)
+    queries = queries_of(opened)
     if as_json:
         return dump(summary | {"runs": runs_of(opened, queries), "queries": queries})
     say(
@@ -144,13 +148,17 @@ def show_ledger(
         )
     if not queries:
         return say("Nothing has been asked yet.")
-    latest = queries[len(queries) - last :] if last < len(queries) else queries
+    if last < len(queries):
+        latest = queries[len(queries) - last :]
+    else:
+        latest = queries
     asked = {(q["asker"], q["run"]) for q in latest}
     for run in (run for run in runs_of(opened, queries) if (run["asker"], run["run"]) in asked):
-        study, share = (
-            f", study {run['study']}" if run["study"] else "",
-            rounded_up(100 * run["cost"], 2, "f"),
-        )
+        if run["study"]:
+            study = f", study {run['study']}"
+        else:
+            study = ""
+        share = rounded_up(100 * run["cost"], 2, "f")
         item(
             run["run"][:8],
             f"{run['asked_by']}{study}: {run['questions']} questions, {share} % of the budget",
@@ -211,7 +219,10 @@ def release(
         if run is None or run == o.hold.run or (len(run) >= 8 and o.hold.run.startswith(run))
     ]
     ended = reserve.release(opened, [hold.id for hold in found])
-    said = f"Released {ended} {'hold' if ended == 1 else 'holds'}." if ended else "Nothing is held."
+    if ended:
+        said = f"Released {ended} {'hold' if ended == 1 else 'holds'}."
+    else:
+        said = "Nothing is held."
     tell({"released": ended, "runs": [hold.run for hold in found]}, as_json, said)
 
 
@@ -328,7 +339,9 @@ def _harmless(value: Any) -> Any:
     """A spreadsheet runs a cell that begins like a formula, and some of these words were chosen by
     whoever asked.
     """
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
+        return f"'{value}"
+    return value
 
 
 def _bar(share: float) -> str:

@@ -254,7 +254,10 @@ def fsck(
     found = list(care.look(path, anchor=anchor))
     if not any(not sentence.startswith("warning") for sentence in found):
         opened = ledger_at(path, anchor)
-        own = public(read_key(key_file)) if key_file else ""
+        if key_file:
+            own = public(read_key(key_file))
+        else:
+            own = ""
         found += [
             f"{wrong}."
             for file in seen or ()

@@ -145,7 +145,8 @@ def ui(
     root = runs if runs or silo else Path("runs")
     if root and not root.is_dir():
         raise BadInput(f"{root} is not a directory; give one that holds run folders with --runs")
-    tabs, routes = [], []
+    tabs = []
+    routes = []
     if silo:
         from silodp.silo.service.page import GatePage
 

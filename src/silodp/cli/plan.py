@@ -98,7 +98,8 @@ def plan(
 
         facts = _facts(every, features or FEATURES, classes, schema)
         advice = chosen(order, facts)
-        order, features = advice.order, len(facts.kinds)
+        order = advice.order
+        features = len(facts.kinds)
     if order.model and features and dimension is None and not schema:
         from silodp.core.problem.build import Words, build
 
@@ -149,7 +150,10 @@ def _show_silos(answer: dict, algorithm: str) -> None:
         ]
         title = f"A silo of {silo['records']} records: {algorithm}, {budget}"
         show(table("release|count>|sensitivity>|noise std>|noise multiplier>", rows, title=title))
-        known = f"mu = {shown(silo['mu'])}" if silo["mu"] is not None else NO_MU
+        if silo["mu"] is not None:
+            known = f"mu = {shown(silo['mu'])}"
+        else:
+            known = NO_MU
         say(
             f"Spends epsilon {shown(silo['spent_epsilon'])} in all ({answer['rule']} "
             f"rule); {known}."
@@ -172,18 +176,15 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
 
 def _show_totals(answer: dict, order: Order) -> None:
     """Numerically accounted and proven parameters side by side, for each kind of release."""
-    kinds = (
-        [("", answer)]
-        if "differences" not in answer
-        else [(", anchors", answer), (", differences", answer["differences"])]
-    )
+    if "differences" not in answer:
+        kinds = [("", answer)]
+    else:
+        kinds = [(", anchors", answer), (", differences", answer["differences"])]
     for name, kind in kinds:
-        accounted, proven, bits, noise = (
-            kind["parameters"],
-            kind["proven"],
-            kind["bits_per_silo_round"],
-            kind["noise_std"],
-        )
+        accounted = kind["parameters"]
+        proven = kind["proven"]
+        bits = kind["bits_per_silo_round"]
+        noise = kind["noise_std"]
         rows = (
             ("levels g", accounted["levels"], proven["levels"]),
             ("noise bits b a record and coordinate", accounted["noise_bits"], proven["noise_bits"]),
@@ -209,11 +210,17 @@ def _show_totals(answer: dict, order: Order) -> None:
         )
         say(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
     server, alone = answer["epsilon"].values()
-    local = "no bounded epsilon" if alone is None else shown(alone)
+    if alone is None:
+        local = "no bounded epsilon"
+    else:
+        local = shown(alone)
     whom = "the server" + (
         f" with at most {order.colluding} colluding silos" if order.trust == "masks" else ""
     )
-    verified = "" if order.trust == "masks" else ", which no gate can verify"
+    if order.trust == "masks":
+        verified = ""
+    else:
+        verified = ", which no gate can verify"
     say(
         f"Spends epsilon {shown(server)} at delta {rounded_up(answer['delta'])} against "
         f"{whom}, and {local} {ALONE[order.trust]} "
@@ -298,9 +305,10 @@ def _show_advice(answer: dict[str, Any]) -> None:
                 style="red",
             )
         if needed := entry.get("needed"):
-            few = (
-                f"{min(needed['records'])} to {max(needed['records'])}" if needed["records"] else ""
-            )
+            if needed["records"]:
+                few = f"{min(needed['records'])} to {max(needed['records'])}"
+            else:
+                few = ""
             ways = [f"about {few} records a silo at this epsilon"] * bool(few)
             ways += [
                 f"about epsilon {needed['epsilon']:.2g} with the records that there are"
@@ -315,7 +323,10 @@ def _show_advice(answer: dict[str, Any]) -> None:
             "privacy would be spent for nothing."
         )
     for silo in answer["gives_up"]:
-        mu = f" (mu = {shown(silo['mu'])})" if "mu" in silo else ""
+        if "mu" in silo:
+            mu = f" (mu = {shown(silo['mu'])})"
+        else:
+            mu = ""
         say(
             f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, "
             f"delta {rounded_up(silo['delta'])}{mu}: "

@@ -27,7 +27,8 @@ from silodp.host.schema import schema_text
 from silodp.host.tables import toml
 
 FILE = "silodp.toml"
-SAID, SPEND = "silodp.settings", "silodp.spend"
+SAID = "silodp.settings"
+SPEND = "silodp.spend"
 """What a command's context keeps: options of --settings, and what one run of the project may spend.
 """
 PATHS = ("schema", "silo", "test", "model")
@@ -142,11 +143,15 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
     """
     if folder is None:
         return None
-    settings, own = read_project(folder), {parameter.name for parameter in context.command.params}
+    settings = read_project(folder)
+    own = {parameter.name for parameter in context.command.params}
     budget = settings.pop("budget", None)
     if context.info_name == "up":
         context.meta[SPEND] = settings.get("epsilon")
-        settings["epsilon"] = budget if budget is not None else settings.get("epsilon")
+        if budget is not None:
+            settings["epsilon"] = budget
+        else:
+            settings["epsilon"] = settings.get("epsilon")
         settings |= {"folder": str(folder / "federation")}
     elif context.info_name in ("run", "evaluate", "propose"):
         settings |= {"folder": str(folder / "federation")}
@@ -376,7 +381,8 @@ def init(
             "mlp:HIDDEN or cnn, own for a model.py, or leave it out: then it is chosen"
         )
     files = {"schema.toml": "", "README.md": _readme(word, demo)}
-    left_out, own = 0, []
+    left_out = 0
+    own = []
     if template and (demo or source or types or label or template not in TEMPLATES):
         raise BadInput(
             f"--template is {template!r}; it must be one of {', '.join(TEMPLATES)}, "
@@ -405,7 +411,8 @@ def init(
         form = _form(source)
         names, left_out = _names(source, known, form, asks=asks)
         if asks:
-            files["schema.toml"], left_out = schema_text(form | ask_schema(names, said, label)), 0
+            files["schema.toml"] = schema_text(form | ask_schema(names, said, label))
+            left_out = 0
             own = [os.path.relpath(path, folder.resolve()) for path in ask_silos()]
         else:
             files["schema.toml"] = draft(names, said, label, form)
@@ -413,14 +420,13 @@ def init(
         json.dumps(name)
         for name in own or [n for n in files if n.startswith("data/") and n != "data/test.csv"]
     )
-    test = (
-        (
+    if demo:
+        test = (
             "# Scored in the clear, as it is nobody's; leave it out with real records.\ntest "
             '= "data/test.csv"\n'
         )
-        if demo
-        else ""
-    )
+    else:
+        test = ""
     files[FILE] = SETTINGS.format(
         silos=silos, test=test, model=f'model = "{word}"\n' if word else ""
     )
@@ -450,7 +456,10 @@ def init(
             f"The hospitals are made up: nobody's records. Next: silodp train --project {folder}"
         )
     if template or asks:
-        listed = "" if own else f"List the silos' files in {folder / FILE}. "
+        if own:
+            listed = ""
+        else:
+            listed = f"List the silos' files in {folder / FILE}. "
         return say(
             f"{listed}Next, at each silo: silodp silo check FILE --schema {folder / 'schema.toml'}",
             f"Then: silodp train --project {folder}",
@@ -479,7 +488,10 @@ def draft(
             f"--type names {people[0]!r} and {people[1]!r} as the person; one column says "
             "whose a row is"
         )
-    person = PERSON.format(column=json.dumps(people[0], ensure_ascii=False)) if people else NOBODY
+    if people:
+        person = PERSON.format(column=json.dumps(people[0], ensure_ascii=False))
+    else:
+        person = NOBODY
     said = (
         "# The names below were given by hand, and are in one file's header; nothing of that "
         "file was copied.\n"
@@ -494,11 +506,10 @@ def draft(
     ]
     for name in [name for name in names if name not in (*ignored, *people, label)] or ["NAME"]:
         kind = types.get(name, "")
-        first = (
-            f'type = "{kind}"'
-            if kind
-            else f'type = "{FILL_IN}"                   # number, category or boolean; then, for'
-        )
+        if kind:
+            first = f'type = "{kind}"'
+        else:
+            first = f'type = "{FILL_IN}"                   # number, category or boolean; then, for'
         lines.append(f"[columns.{json.dumps(name, ensure_ascii=False)}]\n{first}\n{COLUMN[kind]}")
     return "\n".join(lines) + LABEL.format(
         column=json.dumps(label or FILL_IN, ensure_ascii=False), fill=FILL_IN
@@ -511,15 +522,13 @@ def _form(source: Path | None) -> dict[str, str]:
     """
     from silodp.silo.data.files import form_of
 
-    return (
-        {
+    if source:
+        return {
             name: value
             for name, value in asdict(form_of(source)).items()
             if value != getattr(Form(), name)
         }
-        if source
-        else {}
-    )
+    return {}
 
 
 def _names(
@@ -571,15 +580,17 @@ def _typed(word: str) -> tuple[str, str]:
 
 
 def _readme(word: str, demo: bool) -> str:
-    own = (
-        "`model.py` has the model, in plain PyTorch."
-        if word == "model.py:build"
-        else f"The model is `{word}`, by name."
-        if word
-        else (
+    if word == "model.py:build":
+        own = "`model.py` has the model, in plain PyTorch."
+    elif word:
+        own = f"The model is `{word}`, by name."
+    else:
+        own = (
             "The model is chosen from public facts when you train; `silodp plan --advise "
             "--schema schema.toml --records ...` shows it beforehand."
         )
-    )
-    todo = "" if demo else " **Fill it in first, from public knowledge.**"
+    if demo:
+        todo = ""
+    else:
+        todo = " **Fill it in first, from public knowledge.**"
     return README.format(model=own, word=word or "MODEL", todo=todo, data=MADE_UP if demo else "")

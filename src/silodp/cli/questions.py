@@ -49,7 +49,9 @@ def ask_schema(names: Sequence[str], types: Mapping[str, str], label: str | None
     say(*FIRST)
     columns = list(names) or asked("Columns that every silo's file has, by commas", _list(1))
     label = label or asked("The column to predict", _one_of(columns))
-    ignored, table, person = [], {}, dict[str, Any]()
+    ignored = []
+    table = {}
+    person = dict[str, Any]()
     task = asked(f"What is {label}: {', '.join(KINDS)}", _one_of(KINDS), "binary")
     predicted = {"task": task, **_label(task, label, columns)}
     for name in (name for name in columns if name not in predicted.values() and name != label):

@@ -121,11 +121,10 @@ def evaluate(
     for silo, trained, own, both in zip(
         *(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True
     ):
-        evaluations = (
-            f"epsilon {shown(own['epsilon'])} for {own['count']} in all; "
-            if own and own["count"] > 1
-            else ""
-        )
+        if own and own["count"] > 1:
+            evaluations = f"epsilon {shown(own['epsilon'])} for {own['count']} in all; "
+        else:
+            evaluations = ""
         say(
             f"{silo['name']}: epsilon {shown(silo['spent_epsilon'])} for this evaluation; "
             f"{evaluations}training spent "
@@ -308,20 +307,23 @@ def federation_evaluate(
         "loss": problem.loss,
     }
     asked["label"] = schema.label if schema else None
-    held, trust = [card.held_out for card in cards], _trust(folder, cards)
+    held = [card.held_out for card in cards]
+    trust = _trust(folder, cards)
     asked_of(**asked)  # what is senseless is said before anything is asked
-    groups = (
-        groups_of(schema, by, trust=trust, feature_map=cards[0].feature_map)
-        if by is not None
-        else None
-    )
+    if by is not None:
+        groups = groups_of(schema, by, trust=trust, feature_map=cards[0].feature_map)
+    else:
+        groups = None
     with interruptible(REPEATED):
         if trust != "isrl":
             from silodp.server.estimates.scoring_total import score_total, shuffled_for
 
             budgets = [least_of_all(budgets)] * len(cards)
             counts = [card.records for card in cards]
-            colluding = max(card.colluding for card in cards) if trust == "masks" else None
+            if trust == "masks":
+                colluding = max(card.colluding for card in cards)
+            else:
+                colluding = None
             query = shuffled_for(
                 w, budgets[0], counts, Order.read(read_run(place), place).least, colluding, **asked
             )
@@ -476,12 +478,11 @@ def _asked_of_each(
     from silodp.server.estimates.groups import KIND, QUESTIONS, score_groups
     from silodp.server.estimates.scoring import as_rows, gaussian_for, score
 
-    held, names, questions = (
-        [card.held_out for card in cards],
-        [card.name for card in cards],
-        QUESTIONS if groups else 1,
-    )
-    seen, without = dict[str, Any](), [dict[str, str]() for _ in range(questions)]
+    held = [card.held_out for card in cards]
+    names = [card.name for card in cards]
+    questions = QUESTIONS if groups else 1
+    seen = dict[str, Any]()
+    without = [dict[str, str]() for _ in range(questions)]
     channels = [
         ask(["beside groups"] if groups else []),
         *([ask(["by", groups.by])] if groups else []),
@@ -516,7 +517,9 @@ def _trust(folder: Path, cards: Sequence[Card]) -> str:
     """Under which trust the federation's silos answer."""
     if load_state(folder).get("shuffler"):
         return "shuffle"
-    return "masks" if all(card.rule == "totals" for card in cards) else "isrl"
+    if all(card.rule == "totals" for card in cards):
+        return "masks"
+    return "isrl"
 
 
 def _channel(
@@ -535,11 +538,10 @@ def _channel(
     from silodp.server.remote_repeated import RepeatedRemote
     from silodp.server.remote_shuffled import ShuffledRemote
 
-    folder, run = folder.resolve(), hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
-    waits, state = (
-        Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline)),
-        load_state(folder),
-    )
+    folder = folder.resolve()
+    run = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
+    waits = Timeouts(deadline=deadline, limit=deadline, retry=min(10.0, deadline))
+    state = load_state(folder)
     again = f"run `silodp federation {asked[0]}` again"
     about: dict[str, Any] = {
         "run": run,
@@ -582,7 +584,8 @@ def _charged(
 
     found = []
     for card, budget in zip(cards, budgets, strict=True):
-        times, epsilon = sum(channel.charges[card.name] for channel in channels), budget.epsilon
+        times = sum(channel.charges[card.name] for channel in channels)
+        epsilon = budget.epsilon
         if times < questions:  # a part so small that delta alone covers it is not nothing
             epsilon = times and (
                 gdp_epsilon(gdp_mu(budget) * math.sqrt(times / questions), budget.delta) or epsilon

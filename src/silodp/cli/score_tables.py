@@ -28,7 +28,8 @@ def show_evaluation(answer: Mapping[str, Any]) -> None:
     """The score of all records, then groups, as far as there are any, and whose answers are not in
     them.
     """
-    scores, groups = answer["scores"], answer.get("groups", {})
+    scores = answer["scores"]
+    groups = answer.get("groups", {})
     if scores:
         _show_scores(scores)
     _show_without("all records", answer)
@@ -91,7 +92,10 @@ def _show_scores(rows: Sequence[dict]) -> None:
 def show_survival(answer: dict) -> None:
     rows = []
     for row in answer["curve"]:
-        share = "too noisy" if row["survival"] is None else f"{100 * row['survival']:.1f} %"
+        if row["survival"] is None:
+            share = "too noisy"
+        else:
+            share = f"{100 * row['survival']:.1f} %"
         rows.append(
             (
                 f"{row['time']:g}",
@@ -139,11 +143,10 @@ def show_charged(silos: Sequence[dict]) -> None:
                 f"{rounded_up(silo['delta'])} for this."
             )
         else:
-            by = (
-                f"; its ledger, of the rule {silo['rule']}, may count more"
-                if "rule" in silo
-                else ", in its ledger with the rest"
-            )
+            if "rule" in silo:
+                by = f"; its ledger, of the rule {silo['rule']}, may count more"
+            else:
+                by = ", in its ledger with the rest"
             say(
                 f"{silo['name']}: at most epsilon {shown(silo['epsilon'])} at delta "
                 f"{rounded_up(silo['delta'])}{by}."

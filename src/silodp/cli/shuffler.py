@@ -138,7 +138,8 @@ def status(settings: SettingsFile, as_json: Json = False) -> None:
     from silodp.shuffler.store import RoundStore
 
     found = ShufflerSettings.load(settings)
-    runs, words = running(found.store, "store"), tally(found.log)
+    runs = running(found.store, "store")
+    words = tally(found.log)
     seal, sign = map(public, read_keys(found))
     passed = RoundStore(Path(found.store), seal=seal, sign=sign).since(0)
     declined = {

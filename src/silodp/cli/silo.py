@@ -174,13 +174,21 @@ def init(
             "the silo's name would be 'silo', as its folder's; --name gives it the one by "
             "which the server's operator knows it"
         )
-    declared = None if classes is None else () if classes == "number" else tuple(classes.split(","))
+    if classes is None:
+        declared = None
+    elif classes == "number":
+        declared = ()
+    else:
+        declared = tuple(classes.split(","))
     askers = [text.rpartition("=") for text in asker or ()]
     if len({bool(name) for name, _, _ in askers}) > 1:
         raise BadInput(
             "--asker is a key at one place and NAME=KEY at another; give a name to each, or to none"
         )
-    masking = Masking((), colluding, least) if least else None
+    if least:
+        masking = Masking((), colluding, least)
+    else:
+        masking = None
     made = provision(
         folder,
         data=data,
@@ -341,12 +349,11 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     from silodp.silo.service.pause import paused
     from silodp.silo.service.policy import DaemonSettings, Policy
 
-    rules, place = Policy.load(policy), DaemonSettings.load(policy)
-    runs, opened, words = (
-        running(place.ledger),
-        DurableLedger.open(Path(place.ledger)),
-        tally(place.log),
-    )
+    rules = Policy.load(policy)
+    place = DaemonSettings.load(policy)
+    runs = running(place.ledger)
+    opened = DurableLedger.open(Path(place.ledger))
+    words = tally(place.log)
     count, head = opened.head()
     acts = [entry.act for entry in opened.entries()]
     passed = ("answered", "repeated", "held", "released", "offered", "started", "stopped", "late")
@@ -385,7 +392,10 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
         f"{left_of(found['used'])} of the budget is left."
     )
     refused = [f"{code} {times}" for code, times in found["refused"].items()]
-    said = f"{sum(found['refused'].values())} ({', '.join(refused)})" if refused else "none"
+    if refused:
+        said = f"{sum(found['refused'].values())} ({', '.join(refused)})"
+    else:
+        said = "none"
     say(f"Answered {found['answered']}, repeated {found['repeated']}, refused {said}.")
     if rules.answer_after:
         say(

@@ -143,8 +143,10 @@ def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, A
     """What the officer was shown, and whether it is approved; nothing of the study has run."""
     from silodp.silo.ledger.durable import DurableLedger
 
-    name, opened = found.rules.silo, DurableLedger.open(Path(found.place.ledger))
-    spent, left = shown(opened.spent()), left_of(opened.used())
+    name = found.rules.silo
+    opened = DurableLedger.open(Path(found.place.ledger))
+    spent = shown(opened.spent())
+    left = left_of(opened.used())
     answer = {
         "silo": name,
         "study": found.study.study,
@@ -192,7 +194,10 @@ def _approve(found: Proposed, answer: dict[str, Any], by: str, quiet: bool) -> d
     if found.approved or not answer["approved"]:
         return answer
     name = found.rules.silo
-    before = tally(found.place.log)["started"] if running(found.place.ledger) else None
+    if running(found.place.ledger):
+        before = tally(found.place.log)["started"]
+    else:
+        before = None
     approving(found, by, registry_of(found.policy), tell=(lambda _: None) if quiet else say)
     gate = _taken_up(found, before)
     if not quiet:
@@ -230,7 +235,10 @@ def registry_of(policy: Path) -> Path | None:
     from silodp.cli.federation_files import state_in
 
     silos = policy.parent.parent
-    own = (state_in(silos.parent) or {}).get("registry") if silos.name == "silos" else None
+    if silos.name == "silos":
+        own = (state_in(silos.parent) or {}).get("registry")
+    else:
+        own = None
     return Path(own) / "ledgers" if own else None
 
 
@@ -258,7 +266,10 @@ def attest(
 
     today = datetime.now(UTC).date()
     try:
-        day = datetime.fromisoformat(on).date() if on else today
+        if on:
+            day = datetime.fromisoformat(on).date()
+        else:
+            day = today
     except ValueError:
         day = None
     if day is None or day > today:
@@ -282,10 +293,9 @@ def key(policy: PolicyFile, as_json: Json = False) -> None:
     """
     from silodp.silo.service.policy import DaemonSettings
 
-    name, own = (
-        read_toml("policy", policy).get("silo"),
-        public(read_key(DaemonSettings.load(policy).key)),
-    )  # askers may still be missing
+    # askers may still be missing
+    name = read_toml("policy", policy).get("silo")
+    own = public(read_key(DaemonSettings.load(policy).key))
     words = fingerprint(own)
     tell(
         {"silo": name, "key": own, "words": words}, as_json, f"{name}: {own}", f"Its words: {words}"
@@ -332,7 +342,10 @@ def trust(
             f"these are not the words of the key in {other}; nothing is pinned: ask "
             f"{card.name}'s officer for its silo.json again"
         )
-    masking = pin(policy, [f"{card.name} {card.key}"]) if words is not None else None
+    if words is not None:
+        masking = pin(policy, [f"{card.name} {card.key}"])
+    else:
+        masking = None
     if as_json:
         return dump({"silo": card.name, "key": card.key, "pinned": masking is not None})
     if (

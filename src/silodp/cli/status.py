@@ -54,7 +54,8 @@ def status(
 
 
 def _project(folder: Path) -> dict[str, Any]:
-    settings, runs = read_project(folder), _runs(folder / "runs")
+    settings = read_project(folder)
+    runs = _runs(folder / "runs")
     found = {
         "kind": "project",
         "folder": str(folder),
@@ -99,7 +100,10 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
             )
             continue
         record = RunFolder(path).description
-        about = json.loads(record.read_text("utf-8")) if record.exists() else {}
+        if record.exists():
+            about = json.loads(record.read_text("utf-8"))
+        else:
+            about = {}
         spent = max((silo.together for silo in run.silos), default=None)
         held_out = bool(
             about.get("source", {}).get("held_out")
@@ -153,14 +157,12 @@ def _together(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
     if not last:
         return None
     same, spent = together(Path(last["folder"]))
-    return (
-        {
+    if len(same) > 1:
+        return {
             "runs": len(same),
             "silos": {name: {"epsilon": e, "delta": d} for name, (e, d) in spent.items()},
         }
-        if len(same) > 1
-        else None
-    )
+    return None
 
 
 def _federation(folder: Path) -> dict[str, Any] | None:
@@ -182,11 +184,9 @@ def _gate(folder: Path) -> dict[str, Any]:
     from silodp.silo.service.policy import DaemonSettings, Policy
 
     path = folder / "policy.toml"
-    rules, card, opened = (
-        Policy.load(path),
-        read_card(folder / "silo.json"),
-        DurableLedger.open(Path(DaemonSettings.load(path).ledger)),
-    )
+    rules = Policy.load(path)
+    card = read_card(folder / "silo.json")
+    opened = DurableLedger.open(Path(DaemonSettings.load(path).ledger))
     charges = [entry for entry in opened.entries() if entry.act == "charge"]
     return {
         "name": rules.silo,
@@ -210,17 +210,16 @@ def _silo(folder: Path) -> dict[str, Any]:
     from silodp.silo.service.policy import DaemonSettings
 
     path = folder / "policy.toml"
-    own, runs = _gate(folder), running(DaemonSettings.load(path).ledger)
-    steps = (
-        []
-        if own["checked"]
-        else [f'silodp silo attest {path} --by "NAME"   # once `silodp silo check` was run']
-    )
-    steps += (
-        [f"silodp ledger show {DaemonSettings.load(path).ledger}"]
-        if runs
-        else [f"silodp silo serve {path}"]
-    )
+    own = _gate(folder)
+    runs = running(DaemonSettings.load(path).ledger)
+    if own["checked"]:
+        steps = []
+    else:
+        steps = [f'silodp silo attest {path} --by "NAME"   # once `silodp silo check` was run']
+    if runs:
+        steps += [f"silodp ledger show {DaemonSettings.load(path).ledger}"]
+    else:
+        steps += [f"silodp silo serve {path}"]
     return {"kind": "silo", "folder": str(folder), "running": runs, "silos": [own], "next": steps}
 
 
@@ -259,7 +258,10 @@ def _next(found: dict[str, Any], folder: Path) -> list[str]:
 
 def _after(run: dict[str, Any], option: str, evaluate: str) -> list[str]:
     """What may be done with the last run."""
-    again = "silodp train" if run["kind"] == "train" else "silodp federation run"
+    if run["kind"] == "train":
+        again = "silodp train"
+    else:
+        again = "silodp federation run"
     place = _short(run["folder"])
     if run["state"] is State.INTERRUPTED:
         return [f"{again} {option} --resume --out {place}"]
@@ -273,11 +275,14 @@ def _after(run: dict[str, Any], option: str, evaluate: str) -> list[str]:
     if run["state"] is not State.FINISHED:
         return [f"{again} {option} --new"]
     use = [f"silodp predict {place} NEW.csv --out risks.csv", f"silodp report {place}"]
-    return [evaluate.format(place), *use] if run["held_out"] and not run["evaluations"] else use
+    if run["held_out"] and not run["evaluations"]:
+        return [evaluate.format(place), *use]
+    return use
 
 
 def _next_of_federation(found: dict[str, Any], option: str) -> list[str]:
-    silos, folder = found["silos"], _short(found["folder"])
+    silos = found["silos"]
+    folder = _short(found["folder"])
     if not found["running"]:
         return [f"silodp federation up --folder {folder}"]
     wanted = max(
@@ -318,12 +323,16 @@ def _short(path: str) -> str:
 def _show(found: dict[str, Any]) -> None:
     say(f"{found['kind'].capitalize()} {found['folder']}")
     if schema := found.get("schema"):
-        said = (
-            f"{len(schema['columns'])} columns, predicts {schema['label']} ({schema['task']})"
-            if schema.get("columns")
-            else "none"
-        )
-        unit = f", protects each person by {schema['person']}" if schema.get("person") else ""
+        if schema.get("columns"):
+            said = (
+                f"{len(schema['columns'])} columns, predicts {schema['label']} ({schema['task']})"
+            )
+        else:
+            said = "none"
+        if schema.get("person"):
+            unit = f", protects each person by {schema['person']}"
+        else:
+            unit = ""
         item("schema", said + unit if schema["ready"] else "not ready: " + schema["why"])
     if found["kind"] == "project":
         item("silos' files", ", ".join(map(_short, found["files"])) or "none on this machine")
@@ -334,11 +343,17 @@ def _show(found: dict[str, Any]) -> None:
             f"{name} {shown(spent['epsilon'])}" for name, spent in together["silos"].items()
         )
         item("in simulation", f"over {together['runs']} runs of the same files, epsilon: {said}")
-    federation = found["federation"] if found["kind"] == "project" else found
+    if found["kind"] == "project":
+        federation = found["federation"]
+    else:
+        federation = found
     if found["kind"] == "silo":
         item("gate", "runs" if found["running"] else "does not run")
     elif federation and "engine" in federation:
-        does = "runs" if federation["running"] else "is stopped"
+        if federation["running"]:
+            does = "runs"
+        else:
+            does = "is stopped"
         item("federation", f"{does}, {len(federation['silos'])} silos over {federation['engine']}")
     for silo in (federation or {}).get("silos", ()):
         _show_silo(silo)
@@ -357,24 +372,23 @@ def _run_words(run: dict[str, Any]) -> str:
         f", study {run['study']}" if run["study"] else ""
     )
     what += f", {run['model']}" * bool(run["model"]) + f" by {run['algorithm']}"
-    spent = (
-        f", epsilon {shown(run['spent_at_most'])} at most{run['provided']}"
-        if run["spent_at_most"] is not None
-        else ""
-    )
+    if run["spent_at_most"] is not None:
+        spent = f", epsilon {shown(run['spent_at_most'])} at most{run['provided']}"
+    else:
+        spent = ""
     figures = ", ".join(f"{name} {value:.3f}" for name, value in run["found"].items())
-    scored = (
-        f"; evaluated: {figures or 'too noisy to say'}" if run["evaluations"] else "; not evaluated"
-    )
+    if run["evaluations"]:
+        scored = f"; evaluated: {figures or 'too noisy to say'}"
+    else:
+        scored = "; not evaluated"
     return what + spent + scored * (run["state"] is State.FINISHED)
 
 
 def _show_silo(silo: dict[str, Any]) -> None:
-    study = (
-        f"the study {silo['study']} ({silo['model']})"
-        if silo["study"]
-        else f"the model {silo['model']}"
-    )
+    if silo["study"]:
+        study = f"the study {silo['study']} ({silo['model']})"
+    else:
+        study = f"the model {silo['model']}"
     item(
         silo["name"],
         (

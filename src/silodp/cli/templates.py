@@ -43,11 +43,10 @@ kg, cm, g/dl, mg/dl, mmol/l.
 
 
 def _measured(omop: bool) -> str:
-    where = (
-        "MEASUREMENT.value_as_number, concept {}, the last before the index date"
-        if omop
-        else "Observation.valueQuantity, LOINC {}, the last before the index date"
-    )
+    if omop:
+        where = "MEASUREMENT.value_as_number, concept {}, the last before the index date"
+    else:
+        where = "Observation.valueQuantity, LOINC {}, the last before the index date"
     return "".join(
         NUMBER.format(name=n, range=r, missing=m, where=where.format(concept if omop else loinc))
         for n, r, m, concept, loinc in MEASURED

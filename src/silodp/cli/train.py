@@ -92,7 +92,10 @@ def train(
     if resume and new:
         raise BadInput("--resume goes on with a run and --new starts another; give one of them")
     first = (project or Path()) / "runs" / "train"
-    folder = folder_to_resume(out_dir, first) if resume else folder_for(out_dir, first, new=new)
+    if resume:
+        folder = folder_to_resume(out_dir, first)
+    else:
+        folder = folder_for(out_dir, first, new=new)
     source = Source(data, tuple(silo or ()), label, classes, schema, test, scale, held_out)
     if resume:
         fields = {"silo": "silos", "from_theory": "noise"}
@@ -136,10 +139,14 @@ def _show_together(folder: Path) -> None:
 
 
 def _show(summary: dict) -> None:
-    alone, rows = ALONE.get(summary["trust"]), []
+    alone = ALONE.get(summary["trust"])
+    rows = []
     for s in summary["silos"]:
         local = s.get("local_epsilon_at_most")
-        own = ("no bound" if local is None else shown(local),) if alone else ()
+        if alone:
+            own = ("no bound" if local is None else shown(local),)
+        else:
+            own = ()
         rows.append(
             (
                 s["name"],

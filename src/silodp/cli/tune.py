@@ -130,7 +130,8 @@ def tune(
     folder = out_dir or Path("runs") / "tune"
     if trials < 1:
         raise BadInput(f"trials is {trials}; it must be 1 or more")
-    seed, order = order.seed, replace(order, seed=None)
+    seed = order.seed
+    order = replace(order, seed=None)
     with (
         interruptible(KEPT.format(folder)),
         progress("trying", quiet=as_json or order.trust == "central") as tick,
@@ -160,7 +161,10 @@ def tune(
                     "--repetitions and --seed belong to --silo; free data cost nothing, "
                     "and each of --trials has its own seed"
                 )
-            shape = _shape(records, silos, features, len(names) or 2, signal) if records else None
+            if records:
+                shape = _shape(records, silos, features, len(names) or 2, signal)
+            else:
+                shape = None
             search = lab.FreeSearch(
                 order, ranges, data, shape, tuple(map(str, public or ())), label, names, trials
             )
@@ -226,7 +230,8 @@ def _show_tuning(answer: dict) -> None:
     headings = "|".join(
         column if column == "algorithm" else f"{column.replace('_', ' ')}>" for column in columns
     )
-    chosen, candidates = answer["chosen"], answer["candidates"]
+    chosen = answer["chosen"]
+    candidates = answer["candidates"]
     rows = (
         [c if isinstance(c, str) else f"{c:.4g}" for c in (row.get(name, "") for name in columns)]
         for row in candidates

@@ -89,11 +89,17 @@ def predict(
             f"This is the personal model of {opened.about[PERSONAL]}: not private, so "
             "never send it."
         )
-    used = default_threshold(opened.schema) if threshold is None else threshold
+    if threshold is None:
+        used = default_threshold(opened.schema)
+    else:
+        used = threshold
     if out_file:
         atomic.write_out(out_file, rows_of.to_csv(index=False, float_format="%.7g"))
     if as_json:
-        rows = {} if out_file else {"rows": rows_of.to_dict("records")}
+        if out_file:
+            rows = {}
+        else:
+            rows = {"rows": rows_of.to_dict("records")}
         return dump(
             {
                 "count": len(rows_of),
@@ -104,11 +110,12 @@ def predict(
             | rows
         )
     if out_file:
-        decided = (
-            ""
-            if used is None
-            else f"; {opened.schema.label.classes[1]} is predicted from a risk of {used:.4g} on"
-        )
+        if used is None:
+            decided = ""
+        else:
+            decided = (
+                f"; {opened.schema.label.classes[1]} is predicted from a risk of {used:.4g} on"
+            )
         say(f"Wrote {len(rows_of)} predictions to {out_file}{decided}.")
     else:
         put(rows_of.to_csv(index=False, float_format="%.7g"))

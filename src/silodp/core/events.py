@@ -57,10 +57,8 @@ class Event:
         several, or senseless.
         """
         try:
-            multiplier, count = (
-                np.asarray(self.noise_multiplier, dtype=np.float64),
-                operator.index(self.count),
-            )
+            multiplier = np.asarray(self.noise_multiplier, dtype=np.float64)
+            count = operator.index(self.count)
         except (TypeError, ValueError):
             raise Refused("noise") from None
         if multiplier.size != 1:
@@ -113,7 +111,9 @@ class TotalEvent:
         """What somebody learns who sees the silo's own counts: they are under the noise of its
         `own` records alone.
         """
-        return self if own is None else replace(self, contributions=own)
+        if own is None:
+            return self
+        return replace(self, contributions=own)
 
     def single(self) -> TotalEvent:
         if not all(

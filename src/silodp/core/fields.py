@@ -10,7 +10,11 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 Kind = TypeVar("Kind")
-POINT, VECTOR, INTEGER, REAL, NAME = "point", "vector", "integer", "real", "name"
+POINT = "point"
+VECTOR = "vector"
+INTEGER = "integer"
+REAL = "real"
+NAME = "name"
 """A tensor (1, d), a tensor (k,), a whole number, a number or one per run, and a short text."""
 
 
@@ -23,7 +27,8 @@ def discovered(base: type[Kind], package: str, path: Iterable[str]) -> dict[str,
     """
     for module in pkgutil.iter_modules(path):
         importlib.import_module(f"{package}.{module.name}")
-    found, left = {}, [base]
+    found = {}
+    left = [base]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()

@@ -37,7 +37,10 @@ def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
     shown = f"{value:.{digits}{style}}"
     if math.isnan(value) or float(shown) >= value * (1 - 1e-9):
         return shown
-    before = math.floor(math.log10(value)) + 1 if style == "g" else 0
+    if style == "g":
+        before = math.floor(math.log10(value)) + 1
+    else:
+        before = 0
     return f"{value + 0.5 * 10 ** (before - digits):.{digits}{style}}"
 
 
@@ -56,11 +59,15 @@ def left_of(used: float, decimals: int = 1) -> str:
 
 # --- scores --------------------------------------------------------------------------------------
 
-ACCURACY, BALANCED, AUC, LARGER = "accuracy", "balanced accuracy", "auc", "larger class"
+ACCURACY = "accuracy"
+BALANCED = "balanced accuracy"
+AUC = "auc"
+LARGER = "larger class"
 """Figures of classes by name; the last is the share of the larger class, so the accuracy of always
 saying that one.
 """
-IN_THE_LARGE, SLOPE = "calibration in the large", "calibration slope"
+IN_THE_LARGE = "calibration in the large"
+SLOPE = "calibration slope"
 """Mean predicted risk less the observed share, and by how much that share rises with the risk."""
 WIDEST = 0.5
 """Of what a figure can be at all (0 to 1 for an AUC or an accuracy, 0 to the cap for a loss): what

@@ -41,19 +41,22 @@ Row = Mapping[str, Any]
 def said(row: Row, name: str) -> Mapping[str, Any] | None:
     """A figure that the noise has not drowned."""
     figure = row["figures"].get(name)
-    return None if figure is None or figure["value"] is None or figure.get("too_noisy") else figure
+    if figure is None or figure["value"] is None or figure.get("too_noisy"):
+        return None
+    return figure
 
 
 def interval(name: str, figure: Mapping[str, Any]) -> tuple[float, float]:
     """95 per cent, by noise and sampling together."""
-    value, low, high = figure["value"], figure["low"], figure["high"]
+    value = figure["value"]
+    low = figure["low"]
+    high = figure["high"]
     own = Z * (figure.get("sampling") or 0.0)
-    low, high = value - math.hypot(value - low, own), value + math.hypot(high - value, own)
-    return (
-        (low, high)
-        if name in (IN_THE_LARGE, SLOPE)
-        else (max(low, 0.0), min(high, 1.0) if name in SHARES else high)
-    )
+    low = value - math.hypot(value - low, own)
+    high = value + math.hypot(high - value, own)
+    if name in (IN_THE_LARGE, SLOPE):
+        return (low, high)
+    return (max(low, 0.0), min(high, 1.0) if name in SHARES else high)
 
 
 def short(row: Row, name: str) -> str:
@@ -63,7 +66,8 @@ def short(row: Row, name: str) -> str:
     if (figure := said(row, name)) is None:
         return "too noisy"
     low, high = interval(name, figure)
-    form, between = ".2f" if name in SHARES else ".3g", " to " if low < 0 else "-"
+    form = ".2f" if name in SHARES else ".3g"
+    between = " to " if low < 0 else "-"
     return f"{figure['value']:{form}} ({low:{form}}{between}{high:{form}})"
 
 
@@ -147,7 +151,8 @@ def verdict(row: Row) -> str:
 
 
 def _beside_the_larger_class(row: Row) -> list[str]:
-    accuracy, larger = said(row, ACCURACY), said(row, LARGER)
+    accuracy = said(row, ACCURACY)
+    larger = said(row, LARGER)
     if not accuracy or not larger or interval(ACCURACY, accuracy)[0] > interval(LARGER, larger)[1]:
         return []
     return [
@@ -163,7 +168,12 @@ def _calibrated(row: Row) -> list[str]:
     words = []
     if off := said(row, IN_THE_LARGE):
         low, high = interval(IN_THE_LARGE, off)
-        which = "too high" if low > 0 else "too low" if high < 0 else ""
+        if low > 0:
+            which = "too high"
+        elif high < 0:
+            which = "too low"
+        else:
+            which = ""
         amount = (
             f"by {100 * abs(off['value']):.1f} points ({100 * min(abs(low), abs(high)):.1f} to "
             f"{100 * max(abs(low), abs(high)):.1f})"
@@ -219,7 +229,9 @@ def differences(groups: Row) -> str:
     as many comparisons, and the intervals are so much wider that all of them hold together with 95
     per cent (Bonferroni).
     """
-    rows, by, worse = groups["rows"], groups["by"], []
+    rows = groups["rows"]
+    by = groups["by"]
+    worse = []
     wider = NormalDist().inv_cdf(1 - 0.025 / (len(rows) if len(rows) > 2 else 1)) / Z
     heard = [
         (row, own, rest)
@@ -227,10 +239,8 @@ def differences(groups: Row) -> str:
         if (own := said(row, ACCURACY)) and (rest := said(row["rest"], ACCURACY))
     ]
     for row, own, rest in heard:
-        above, below = (
-            interval(ACCURACY, own)[1] - own["value"],
-            rest["value"] - interval(ACCURACY, rest)[0],
-        )
+        above = interval(ACCURACY, own)[1] - own["value"]
+        below = rest["value"] - interval(ACCURACY, rest)[0]
         if own["value"] + wider * above < rest["value"] - wider * below:
             worse.append(
                 f"{row['name']}, {short(row, ACCURACY)} against "
@@ -241,11 +251,10 @@ def differences(groups: Row) -> str:
             f"Whether the model is worse for some by {by} cannot be said: the noise drowns the "
             "groups."
         )
-    drowned = (
-        f" The noise drowns {len(rows) - len(heard)} of {len(rows)} groups."
-        if len(heard) < len(rows)
-        else ""
-    )
+    if len(heard) < len(rows):
+        drowned = f" The noise drowns {len(rows) - len(heard)} of {len(rows)} groups."
+    else:
+        drowned = ""
     if not worse:
         return (
             f"No difference by {by} can be seen at this price, which does not say that there "
@@ -306,7 +315,8 @@ def ranking(rows: Mapping[str, Row]) -> tuple[list[Standing], str]:
 
 
 def _why(found: Sequence[Standing], name: str) -> list[str]:
-    words, first = [], found[0]
+    words = []
+    first = found[0]
     if first.tied:
         words.append(
             f"{first.name} cannot be told from {_listed(first.tied)}: their 95 % intervals overlap."
@@ -327,4 +337,6 @@ def _why(found: Sequence[Standing], name: str) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -58,7 +58,8 @@ class FullBatch(Sampling):
     """Every record of the silo."""
 
     wire: ClassVar = {}
-    whole, sampled = True, False
+    whole = True
+    sampled = False
 
     def batch(self, n: int) -> float:
         return n

@@ -36,7 +36,9 @@ def visible(text: object, most: int = SHOWN) -> str:
         shown = shown[:most]
     if not _PLAIN.fullmatch(shown):
         shown = "".join(map(_escaped, shown))
-    return f"{shown} ... and {cut} more characters" if cut > 0 else shown
+    if cut > 0:
+        return f"{shown} ... and {cut} more characters"
+    return shown
 
 
 def visible_lines(text: str) -> str:
@@ -87,4 +89,6 @@ def _escaped(character: str) -> str:
     code = ord(character)
     if code < 0x100:
         return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    return f"\\U{code:08x}"

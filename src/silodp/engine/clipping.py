@@ -126,13 +126,17 @@ def task(
         and (found := behind(problem))
         and x.shape[:2].numel() * found[0].width * w.dtype.itemsize <= memory
     ):
-        x, problem = found[0](x.to(w.dtype)), found[1]  # once for all runs, and the rest is a chain
-    limits = (
-        None
-        if limit is None or reference is None
-        else torch.as_tensor(limit, dtype=torch.float64, device=w.device).reshape(-1, 1)
-    )
-    limits = limits if limits is None else limits.clamp(max=1e300).expand(w.shape[0], 1)
+        # once for all runs, and the rest is a chain
+        x = found[0](x.to(w.dtype))
+        problem = found[1]
+    if limit is None or reference is None:
+        limits = None
+    else:
+        limits = torch.as_tensor(limit, dtype=torch.float64, device=w.device).reshape(-1, 1)
+    if limits is None:
+        limits = limits
+    else:
+        limits = limits.clamp(max=1e300).expand(w.shape[0], 1)
     return Task(problem, points, x, y, weight, clips, memory, limits)
 
 

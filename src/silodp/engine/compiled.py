@@ -23,7 +23,8 @@ from silodp.engine.structured import numbers
 from silodp.engine.task import Task
 
 LOSSES: list[Loss] = [cross_entropy, logistic, squared_error]
-MOST, STEPS = 16, 128
+MOST = 16
+STEPS = 128
 """Linear layers, or stages, and ops of a sequence model, as `c/vectors.c` has it."""
 
 
@@ -71,10 +72,13 @@ _COMPILED: WeakKeyDictionary[Problem, dict[Any, Compiled | None]] = WeakKeyDicti
 
 def compiled(task: Task) -> Compiled | None:
     """None if a module, the loss or a shape is not for C."""
-    problem, x, y = task.problem, task.x, task.y
+    problem = task.problem
+    x = task.x
+    y = task.y
     if (root := read(problem)) is None:
         return None
-    models, key = _COMPILED.setdefault(problem, {}), (x.shape[2:], x.dtype, y.shape[2:], y.dtype)
+    models = _COMPILED.setdefault(problem, {})
+    key = (x.shape[2:], x.dtype, y.shape[2:], y.dtype)
     if key not in models:
         models[key] = None
         for build in (_Layers, _Sequence):
@@ -87,7 +91,8 @@ def compiled(task: Task) -> Compiled | None:
 class _Builder:
     def __init__(self, problem: Problem) -> None:
         ends = [*itertools.accumulate(problem.sizes)]
-        self.problem, self.places = problem, dict(zip(problem.shapes, [0, *ends], strict=False))
+        self.problem = problem
+        self.places = dict(zip(problem.shapes, [0, *ends], strict=False))
 
     def weight_and_bias(self, node: Node, *shapes: dict[str, tuple[int, ...]]) -> tuple[int, int]:
         """Where they lie in a point, -1 for one that is not there. A parameter may have been
@@ -107,7 +112,8 @@ class _Builder:
         layer = node.module
         if not isinstance(layer, nn.Linear) or layer.in_features != width:
             raise _Other
-        weight, bias = (layer.out_features, width), (layer.out_features,)
+        weight = (layer.out_features, width)
+        bias = (layer.out_features,)
         return (
             width,
             layer.out_features,
@@ -124,7 +130,9 @@ class _Builder:
         }
         if not fits.get(self.problem.loss):
             raise _Other
-        return width if self.problem.loss is squared_error else 1
+        if self.problem.loss is squared_error:
+            return width
+        return 1
 
 
 class _Layers(_Builder):
@@ -136,7 +144,8 @@ class _Layers(_Builder):
         )
         shape = tuple(x.shape[2:])
         if rest and type(first := rest[0].module) is nn.Unflatten:
-            shape, rest = tuple(first.unflattened_size), rest[1:]
+            shape = tuple(first.unflattened_size)
+            rest = rest[1:]
             if min(shape) < 1 or tuple(x.shape[2:]) != (
                 math.prod(shape),
             ):  # torch would make out a size of -1
@@ -176,7 +185,8 @@ class _Layers(_Builder):
         (node, *rest), pool, relu = modules, [1, 1], False
         layer = node.module
         while rest and type(rest[0].module) in (nn.ReLU, nn.MaxPool2d):
-            after, rest = rest[0].module, rest[1:]
+            after = rest[0].module
+            rest = rest[1:]
             if type(after) is nn.MaxPool2d:
                 if pool != [1, 1] or not side_by_side(after):
                     raise _Other
@@ -192,7 +202,10 @@ class _Layers(_Builder):
         ) and conv_known(layer, 4)
         if len(shape) != 3 or not plain or shape[0] != whole[1]:
             raise _Other
-        padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
+        if isinstance(layer.padding, str):
+            padding = (0, 0)
+        else:
+            padding = layer.padding
         sizes = [shape[1 + i] + 2 * padding[i] - layer.kernel_size[i] + 1 for i in (0, 1)]
         if min(sizes[i] // pool[i] for i in (0, 1)) < 1:
             raise _Other
@@ -245,7 +258,9 @@ class _Sequence(_Builder):
 
     def put(self, node: Node) -> None:
         """Appends the ops of a node, for an input of (rows, width)."""
-        module, start, width = node.module, len(self.ops), self.width
+        module = node.module
+        start = len(self.ops)
+        width = self.width
         if isinstance(module, nn.Sequential):
             before = self.rows, width
             if type(module) is Residual:
@@ -260,7 +275,10 @@ class _Sequence(_Builder):
             table = (module.num_embeddings, module.embedding_dim)
             if self.ops or table[0] > 2**24:  # tokens reach C as float32
                 raise _Other
-            padding = -1 if module.padding_idx is None else module.padding_idx
+            if module.padding_idx is None:
+                padding = -1
+            else:
+                padding = module.padding_idx
             self.op(
                 EMBEDDING,
                 table[1],
@@ -280,7 +298,8 @@ class _Sequence(_Builder):
             self.op(ATTENTION, width // 3, setting=module.heads)
         elif isinstance(module, MeanPool):
             self.op(POOL, width)
-            self.rows, self.pooled = 1, True
+            self.rows = 1
+            self.pooled = True
         elif isinstance(module, nn.ReLU) or (
             isinstance(module, nn.GELU) and module.approximate == "none"
         ):

@@ -42,12 +42,10 @@ def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
     (Copies of strided views: on a CPU functional.unfold takes seven times as long.)
     """
     if _in_strips(layer):
-        sw, dw, kw, width = (
-            layer.stride[1],
-            layer.dilation[1],
-            layer.kernel_size[1],
-            _places(layer, a)[1],
-        )
+        sw = layer.stride[1]
+        dw = layer.dilation[1]
+        kw = layer.kernel_size[1]
+        width = _places(layer, a)[1]
         a = a.permute(0, 2, 3, 1).contiguous()
         record, row, column, channel = a.stride()
         strips = a.as_strided(
@@ -87,13 +85,11 @@ def padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
         ]
     else:
         whole = [2 * size for size in layer.padding]
-    return (
-        functional.pad(
+    if any(whole):
+        return functional.pad(
             a, [size for both in reversed(whole) for size in (both // 2, both - both // 2)]
         )
-        if any(whole)
-        else a
-    )
+    return a
 
 
 def _places(layer: nn.Conv2d, a: Tensor) -> list[int]:
@@ -130,14 +126,20 @@ def convolution(
     if a.is_meta:  # shapes alone are wanted, and not every torch has shapes for the call below
         return functional.conv2d(a, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
     if weight.dim() == 5:
-        biases = [None] * len(weight) if bias is None else bias
+        if bias is None:
+            biases = [None] * len(weight)
+        else:
+            biases = bias
         return torch.cat(
             [
                 convolution(layer, *own, spare)
                 for own in zip(a.chunk(len(weight)), weight, biases, strict=True)
             ]
         )
-    benchmark, deterministic, cudnn, allow_tf32 = a.is_cuda, True, True, False
+    benchmark = a.is_cuda
+    deterministic = True
+    cudnn = True
+    allow_tf32 = False
     settings = (
         layer.stride,
         [0, 0],
@@ -173,7 +175,8 @@ def conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tenso
 
 def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
     if _in_strips(layer):
-        step, length = layer.dilation[0] * e.shape[3], e.shape[2] * e.shape[3]
+        step = layer.dilation[0] * e.shape[3]
+        length = e.shape[2] * e.shape[3]
         rows = [
             torch.bmm(e.flatten(2), u[:, k * step : k * step + length])
             for k in range(layer.kernel_size[0])
@@ -227,5 +230,8 @@ class _MaxPool(torch.autograd.Function):
 
 
 def pair(setting: int | tuple[int, ...]) -> list[int]:
-    both = [setting] if isinstance(setting, int) else [*setting]
+    if isinstance(setting, int):
+        both = [setting]
+    else:
+        both = [*setting]
     return both * 2 if len(both) == 1 else both

@@ -43,7 +43,9 @@ class Ghost:
         return bool(chain(task.problem, task.x))
 
     def sum(self, task: Task) -> Tensor:
-        layers, chunk, task = chain(task.problem, task.x), task.chunk, task.laid_out()
+        layers = chain(task.problem, task.x)
+        chunk = task.chunk
+        task = task.laid_out()
         size = task.bytes(
             4
             * sum(
@@ -57,7 +59,10 @@ class Ghost:
             points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]
             weight = task.weight[s, j if task.weight.shape[1] > 1 else slice(None), n]
             x = task.x[s, n].clone(memory_format=torch.contiguous_format)
-            limits = None if task.limits is None else task.limits[j]
+            if task.limits is None:
+                limits = None
+            else:
+                limits = task.limits[j]
             _add(
                 task.problem,
                 layers,
@@ -137,7 +142,9 @@ def _flow(
     problem: Problem, layers: list[Node], own: list[Parameters], a: Tensor, y: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The inputs of the Linear layers, and the gradients of each record's loss by their outputs."""
-    inputs, kept, slopes = [], [], []
+    inputs = []
+    kept = []
+    slopes = []
     owned = False
     for node, p in zip(layers, own, strict=True):
         if linear := type(node.module) is nn.Linear:
@@ -220,19 +227,21 @@ def _deactivate(module: nn.Module, kept: tuple[Tensor, Tensor], e: Tensor) -> Te
 
 def _forward(p: Parameters, a: Tensor) -> Tensor:
     """The layer's outputs (S, J, h, n), newly made, for inputs (S, J or 1, f, n)."""
-    weight, bias = p["weight"], p.get("bias")
+    weight = p["weight"]
+    bias = p.get("bias")
     silos, runs, (rows, columns) = a.shape[0], weight.shape[1], weight.shape[2:]
     if a.shape[1] > 1:
         z = torch.matmul(weight, a)
-        return z if bias is None else z.add_(bias[..., None])
+        if bias is None:
+            return z
+        return z.add_(bias[..., None])
     stacked = weight.reshape(-1, runs * rows, columns).expand(
         silos, -1, -1
     )  # the same input for all runs: one product for all
-    z = (
-        torch.bmm(stacked, a.squeeze(1))
-        if bias is None
-        else torch.baddbmm(bias.reshape(-1, runs * rows, 1), stacked, a.squeeze(1))
-    )
+    if bias is None:
+        z = torch.bmm(stacked, a.squeeze(1))
+    else:
+        z = torch.baddbmm(bias.reshape(-1, runs * rows, 1), stacked, a.squeeze(1))
     return z.view(silos, runs, rows, -1)
 
 
@@ -263,7 +272,9 @@ def contract(names: Container[str], terms: list[Term]) -> dict[str, Tensor]:
     total = _outer(*terms[0])
     for term in terms[1:]:
         total += _outer(*term)
-    return {"weight": total, "bias": terms[0].e.sum(-1)} if "bias" in names else {"weight": total}
+    if "bias" in names:
+        return {"weight": total, "bias": terms[0].e.sum(-1)}
+    return {"weight": total}
 
 
 def _outer(a: Tensor, e: Tensor) -> Tensor:
@@ -299,5 +310,6 @@ def _products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """||u||^2, ||v||^2 and u.v over features in float64, where products of float32 numbers are
     exact: they are about to cancel.
     """
-    u, v = u.double(), v.double()
+    u = u.double()
+    v = v.double()
     return (u * u).sum(-2), (v * v).sum(-2), (u * v).sum(-2)

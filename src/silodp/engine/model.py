@@ -133,11 +133,15 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
             if child is not None
         ]
         known = _pooled_first([child for child in children if child is not None])
-        return Node(module, children=known) if len(known) == len(children) and not own else None
+        if len(known) == len(children) and not own:
+            return Node(module, children=known)
+        return None
     if type(module) in LAYERS:
         used += [prefix + name for name in own]
         fits = set(own) <= {"weight", "bias"} and _owned(module, own)
-        return Node(module, {name: prefix + name for name in own}) if fits else None
+        if fits:
+            return Node(module, {name: prefix + name for name in own})
+        return None
     if type(module) in ELEMENTWISE:
         if getattr(module, "inplace", False):
             module = copy.copy(module)
@@ -145,11 +149,9 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
         return Node(module)
     flatten = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
     flatten |= type(module) is nn.Unflatten and module.dim == 1
-    return (
-        Node(module)
-        if (flatten or type(module) in AXES) and not getattr(module, "return_indices", False)
-        else None
-    )
+    if (flatten or type(module) in AXES) and not getattr(module, "return_indices", False):
+        return Node(module)
+    return None
 
 
 def _pooled_first(nodes: list[Node]) -> tuple[Node, ...]:
@@ -203,7 +205,9 @@ def sequence(node: Node | None) -> list[Node]:
         return []
     if type(node.module) is nn.Sequential:
         found = [sequence(child) for child in node.children]
-        return [child for part in found for child in part] if all(found) else []
+        if all(found):
+            return [child for part in found for child in part]
+        return []
     return [] if node.children else [node]
 
 
@@ -211,7 +215,8 @@ def chain(problem: Problem, x: Tensor) -> list[Node]:
     """The model as Linear layers, all trained, and element-wise modules, for records x (S, n,
     *features); empty if it is no such chain.
     """
-    flat, layers = x.dim() == 3, []
+    flat = x.dim() == 3
+    layers = []
     for node in sequence(read(problem)) if x.is_floating_point() and x.dim() >= 3 else ():
         if type(node.module) is nn.Flatten:
             flat = True
@@ -219,8 +224,6 @@ def chain(problem: Problem, x: Tensor) -> list[Node]:
             layers.append(node)
         else:
             return []
-    return (
-        layers
-        if sorted(name for node in layers for name in node.names.values()) == sorted(problem.shapes)
-        else []
-    )
+    if sorted(name for node in layers for name in node.names.values()) == sorted(problem.shapes):
+        return layers
+    return []

@@ -116,9 +116,9 @@ def standard_normals(generator: np.random.Generator, out: np.ndarray) -> None:
     """Fills out, float32 and contiguous, with the generator's next normals: by `c/normals.c` a few
     times as fast as by NumPy, and the same for any number of threads.
     """
-    made, known = (
-        library(),
-        type(generator) is np.random.Generator and type(generator.bit_generator) is np.random.PCG64,
+    made = library()
+    known = (
+        type(generator) is np.random.Generator and type(generator.bit_generator) is np.random.PCG64
     )
     if (
         made is not None
@@ -160,7 +160,8 @@ class Native:
     """Sum in C, by `c/native.c`."""
 
     def supports(self, task: Task) -> bool:
-        point, model = task.points[0], compiled(task)
+        point = task.points[0]
+        model = compiled(task)
         if (
             task.limits is not None
             or library() is None
@@ -181,7 +182,8 @@ class Native:
         )
         assert made is not None
         assert model is not None
-        points, weight = task.points, task.weight
+        points = task.points
+        weight = task.weight
         least = 16 if model.ops else 1024
         pieces = max(
             1, min(16 // max(1, silos), records // least)
@@ -195,16 +197,16 @@ class Native:
                 (task.clips, torch.float64),
             )
         )
-        step = (
-            runs if pieces == 1 else max(1, task.memory // max(1, 4 * silos * pieces * problem.dim))
-        )
+        if pieces == 1:
+            step = runs
+        else:
+            step = max(1, task.memory // max(1, 4 * silos * pieces * problem.dim))
         for j in range(0, runs, max(1, step)):
             part = slice(j, j + step)
-            into = (
-                out[part]
-                if pieces == 1
-                else out.new_empty(*out[part].shape[:2], pieces, problem.dim)
-            )
+            if pieces == 1:
+                into = out[part]
+            else:
+                into = out.new_empty(*out[part].shape[:2], pieces, problem.dim)
             own = [
                 weight[part] if weight.dim() == 3 else weight,
                 *(point[part] for point in points),

@@ -18,8 +18,12 @@ class Records:
         return True
 
     def sum(self, task: Task) -> Tensor:
-        rows = task.x.shape[2:].numel() if task.problem.person else 0
-        size, task = task.bytes(3 * (task.problem.dim + rows)), task.laid_out()
+        if task.problem.person:
+            rows = task.x.shape[2:].numel()
+        else:
+            rows = 0
+        size = task.bytes(3 * (task.problem.dim + rows))
+        task = task.laid_out()
         out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
         for j, s, n in chunks(task.shape, size, task.memory, task.memory):
             points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]
@@ -51,7 +55,10 @@ def _add(
     gradients = _gradients(problem, points, x, y, limits)
     norm = torch.linalg.vector_norm(gradients, dim=-1, dtype=torch.float64)
     scale, sound = scales(norm, [norm.square()], weight, clips)
-    sound = torch.ones_like(scale, dtype=torch.bool) if sound is None else sound
+    if sound is None:
+        sound = torch.ones_like(scale, dtype=torch.bool)
+    else:
+        sound = sound
     gradients = torch.where(
         sound[..., None], gradients, 0
     )  # always, so that what a product reads lies the same way
@@ -74,11 +81,10 @@ def _gradients(
         if len(w) > 1:  # a point for each silo
             return vmap(vmap(records, (0, None, None)))(w, x, y)
         flat = x.flatten(0, 1), y.flatten(0, 1)
-        found = (
-            records(w[0, 0], *flat)[None]
-            if w.shape[1] == 1
-            else vmap(records, (0, None, None))(w[0], *flat)
-        )
+        if w.shape[1] == 1:
+            found = records(w[0, 0], *flat)[None]
+        else:
+            found = vmap(records, (0, None, None))(w[0], *flat)
         return found.unflatten(1, y.shape[:2]).transpose(0, 1)
 
     def limited(w: Tensor) -> Tensor:
@@ -91,4 +97,6 @@ def _gradients(
         )
 
     found = limited(points[0])
-    return found if len(points) == 1 else found - limited(points[1])
+    if len(points) == 1:
+        return found
+    return found - limited(points[1])

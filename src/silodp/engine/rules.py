@@ -77,7 +77,8 @@ class Outer:
     """
 
     def __init__(self, terms: list[Term], names: set[str]) -> None:
-        self.terms, self.names = terms, names
+        self.terms = terms
+        self.names = names
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         if len(self.terms) == 1:
@@ -110,12 +111,14 @@ class Tokens:
     def __init__(self, layer: nn.Embedding, tokens: Tensor, e: Tensor) -> None:
         if layer.padding_idx is not None:
             e = e.masked_fill((tokens == layer.padding_idx)[..., None], 0)
-        self.records, table = len(tokens), layer.num_embeddings
+        self.records = len(tokens)
+        table = layer.num_embeddings
         place = (
             tokens.flatten(1) + table * torch.arange(self.records, device=tokens.device)[:, None]
         )
         places, row = place.flatten().unique(return_inverse=True)
-        self.record, self.token = places // table, places % table
+        self.record = places // table
+        self.token = places % table
         self.rows = e.new_zeros(len(places), layer.embedding_dim).index_add_(
             0, row, e.reshape(-1, layer.embedding_dim)
         )
@@ -191,7 +194,8 @@ def _whole(weight: Callable[..., Tensor], bias: Callable[..., Tensor]) -> Callab
 
 
 def _linear_forward(layer: nn.Linear, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    weight, bias = p["weight"], p.get("bias")
+    weight = p["weight"]
+    bias = p.get("bias")
     if weight.dim() == 2:
         return functional.linear(a, weight, bias)
     z = torch.bmm(a.reshape(len(weight), -1, a.shape[-1]), weight.transpose(1, 2))
@@ -199,12 +203,17 @@ def _linear_forward(layer: nn.Linear, p: Parameters, a: Tensor, u: Tensor) -> Te
 
 
 def _affine(layer: nn.Module, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
-    z = u * p["weight"] if "weight" in p else u.clone()
+    if "weight" in p:
+        z = u * p["weight"]
+    else:
+        z = u.clone()
     return z + p["bias"] if "bias" in p else z
 
 
 def _sum_places(layer: nn.Conv2d | nn.GroupNorm, e: Tensor) -> Tensor:
-    return e.flatten(2).sum(2) if e.dim() > 2 else e.clone()
+    if e.dim() > 2:
+        return e.flatten(2).sum(2)
+    return e.clone()
 
 
 def _sum_rows(layer: nn.LayerNorm, e: Tensor) -> Tensor:

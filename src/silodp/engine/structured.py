@@ -36,7 +36,10 @@ class Structured:
         return task.limits is None and numbers(task.problem, task.x) is not None
 
     def sum(self, task: Task) -> Tensor:
-        threads = torch.get_num_threads() if task.points[0].device.type == "cpu" else 1
+        if task.points[0].device.type == "cpu":
+            threads = torch.get_num_threads()
+        else:
+            threads = 1
         fit = min(task.chunk, task.memory // threads) // task.bytes(
             numbers(task.problem, task.x) or 1
         )
@@ -65,7 +68,10 @@ def _jobs(
     """Silos that are done together, as many parts as keep all threads busy; and the records of each
     silo that are, where not all `fit`.
     """
-    parts = silos if alone else math.ceil(silos / max(1, fit // max(1, records)))
+    if alone:
+        parts = silos
+    else:
+        parts = math.ceil(silos / max(1, fit // max(1, records)))
     parts = min(silos, math.ceil(parts / threads) * threads)
     step = max(1, math.ceil(records / math.ceil(max(1, records) / fit)))
     for i in range(parts):
@@ -83,7 +89,9 @@ class _Work:
     def __init__(self, task: Task) -> None:
         root = read(task.problem)
         assert root is not None
-        self.task, self.root, self.own = task, root, task.points[0].shape[0] > 1
+        self.task = task
+        self.root = root
+        self.own = task.points[0].shape[0] > 1
         self.alone = self.own and not several(task.problem, root)
         self.constants = task.problem.constants(task.points[0])
         self.out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
@@ -94,10 +102,8 @@ class _Work:
     def add(self, run: int, silo: slice, pieces: list[slice]) -> None:
         """Adds the clipped sums of some silos in the runs that have this mask: all, or one."""
         task = self.task
-        mask, rows = (
-            task.weight[:, run],
-            torch.arange(task.shape[1], device=task.weight.device)[silo, None],
-        )
+        mask = task.weight[:, run]
+        rows = torch.arange(task.shape[1], device=task.weight.device)[silo, None]
         for n in pieces:
             chosen = self.orders[run][silo, n]
             scale = mask[rows, chosen]
@@ -179,7 +185,8 @@ def numbers(problem: Problem, x: Tensor) -> int | None:
     """
     if (root := read(problem)) is None:
         return None
-    widths, key = _WIDTHS.setdefault(problem, {}), (x.shape[2:], x.dtype, x.device.type)
+    widths = _WIDTHS.setdefault(problem, {})
+    key = (x.shape[2:], x.dtype, x.device.type)
     if key not in widths:
         widths[key] = _width(problem, root, x)
     return widths[key]
@@ -244,7 +251,8 @@ class Pass:
     def __init__(
         self, problem: Problem, w: Tensor, constants: Parameters, shared: dict[nn.Module, Tensor]
     ) -> None:
-        self.trained, self.shared = problem.split(w), shared
+        self.trained = problem.split(w)
+        self.shared = shared
         self.parameters = self.trained | constants
         self.taps: list[Tap] = []
         self.made = 0
@@ -259,7 +267,8 @@ class Pass:
         return z
 
     def _through(self, node: Node, a: Tensor) -> Tensor:
-        module, rule = node.module, RULES.get(type(node.module))
+        module = node.module
+        rule = RULES.get(type(node.module))
         if isinstance(module, nn.Sequential):
             z = a
             for child in node.children:
@@ -270,7 +279,10 @@ class Pass:
         if rule is None:
             if AXES.get(type(module), a.dim()) != a.dim():
                 raise _Unknown
-            z = max_pool(module, a) if type(module) is nn.MaxPool2d else module(a)
+            if type(module) is nn.MaxPool2d:
+                z = max_pool(module, a)
+            else:
+                z = module(a)
             self.made += z.numel()
             return z
         if not rule.known(module, a.dim()):
@@ -318,7 +330,8 @@ def parts(
         passes.append([(tap.node, Term(tap.u, e)) for tap, e in zip(run.taps, slopes, strict=True)])
     found = []
     for layer in zip(*passes, strict=True):
-        node, terms = layer[0][0], [term for _, term in layer]
+        node = layer[0][0]
+        terms = [term for _, term in layer]
         names = {name: full for name, full in node.names.items() if full in problem.shapes}
         found.append(
             (names, RULES[type(node.module)].part(node.module, _terms(*terms), set(names)))
@@ -338,8 +351,6 @@ def _terms(one: Term, other: Term | None = None) -> list[Term]:
     if other is None:
         return [one]
     rise = one.e - other.e
-    return (
-        [Term(one.a, rise)]
-        if one.a is other.a
-        else [Term(one.a, rise), Term(one.a - other.a, other.e)]
-    )
+    if one.a is other.a:
+        return [Term(one.a, rise)]
+    return [Term(one.a, rise), Term(one.a - other.a, other.e)]

@@ -56,7 +56,9 @@ class Task:
 
     @property
     def chunk(self) -> int:
-        return min(CHUNK, self.memory) if self.points[0].device.type == "cpu" else self.memory
+        if self.points[0].device.type == "cpu":
+            return min(CHUNK, self.memory)
+        return self.memory
 
     def bytes(self, numbers: int) -> int:
         """Of so many numbers at each point."""
@@ -70,7 +72,11 @@ class Task:
             self.weight[:, None] if self.weight.dim() == 2 else self.weight.transpose(0, 1)
         ).to(self.dtype)
         points = [(p[None] if p.dim() == 2 else p.transpose(0, 1)).detach() for p in self.points]
-        x, y = self.x.detach().to(self.dtype) if self.x.is_floating_point() else self.x, self.y
+        if self.x.is_floating_point():
+            x = self.x.detach().to(self.dtype)
+        else:
+            x = self.x
+        y = self.y
         if not bool(
             weight.all()
             # what padding holds must not stop the model or the loss, nor be seen by a product's

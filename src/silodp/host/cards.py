@@ -26,4 +26,6 @@ def read_card(path: Path) -> Card:
 
 def schema_of(card: Card) -> Schema | None:
     """The public schema by which the silo reads its file, if it does by one."""
-    return Schema.parse(card.schema, f"the card of {card.name}") if card.schema else None
+    if card.schema:
+        return Schema.parse(card.schema, f"the card of {card.name}")
+    return None

@@ -23,10 +23,11 @@ def certificates(folder: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError, OSError):
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
             subject = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-            digest, name = (
-                certificate.fingerprint(hashes.SHA256()).hex(),
-                str(subject[0].value) if subject else path.name,
-            )
+            digest = certificate.fingerprint(hashes.SHA256()).hex()
+            if subject:
+                name = str(subject[0].value)
+            else:
+                name = path.name
             until = certificate.not_valid_after_utc
             found[digest] = {
                 "subject": name,
@@ -42,7 +43,10 @@ def expiring(folder: Path, soon: int = SOON) -> list[str]:
     said = []
     for one in sorted(certificates(folder), key=lambda one: one["days"]):
         if one["days"] < soon:
-            when = f"expires in {one['days']} days" if one["days"] >= 0 else "has expired"
+            if one["days"] >= 0:
+                when = f"expires in {one['days']} days"
+            else:
+                when = "has expired"
             said.append(
                 f"the certificate of {one['subject']} {when}, on {one['until']}; the "
                 "server's operator renews it: silodp federation renew"

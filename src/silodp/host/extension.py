@@ -52,7 +52,9 @@ def file_hash(text: str) -> str:
     a model's shapes, but not what its `forward` does.
     """
     path = Path(parse(text)[0])
-    return hashlib.sha256(path.read_bytes()).hexdigest() if is_file(text) and path.is_file() else ""
+    if is_file(text) and path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""
 
 
 @cache

@@ -16,16 +16,15 @@ class Frames(Mapping[str, bytes]):
         """`most` is how long a reply to any of them can be, in bytes: whoever reads a longer one
         may hang up.
         """
-        self._parts, self.most = dict(parts), most
+        self._parts = dict(parts)
+        self.most = most
 
     @classmethod
     def of(cls, frames: Mapping[str, bytes]) -> Frames:
         """The same frames, none of which is copied."""
-        return (
-            frames
-            if isinstance(frames, cls)
-            else cls({name: (frame, b"") for name, frame in frames.items()})
-        )
+        if isinstance(frames, cls):
+            return frames
+        return cls({name: (frame, b"") for name, frame in frames.items()})
 
     @classmethod
     def sharing(
@@ -34,7 +33,8 @@ class Frames(Mapping[str, bytes]):
         """One frame after another, of which the end from `cut` on is held once where it is that of
         the frame before.
         """
-        parts, tail = dict[str, tuple[bytes, bytes]](), b""
+        parts = dict[str, tuple[bytes, bytes]]()
+        tail = b""
         for name, frame in frames:
             at = cut(frame)
             if len(frame) - at != len(tail) or not frame.endswith(tail):
@@ -56,7 +56,9 @@ class Frames(Mapping[str, bytes]):
     def end(self) -> bytes:
         """What all of them end with, where they hold it once."""
         ends = {id(tail): tail for _, tail in self._parts.values()}
-        return next(iter(ends.values())) if len(ends) == 1 else b""
+        if len(ends) == 1:
+            return next(iter(ends.values()))
+        return b""
 
     def __getitem__(self, name: str) -> bytes:
         head, tail = self._parts[name]

@@ -67,9 +67,13 @@ class Server:
         log: Log,
         after: float = 0.0,
     ) -> None:
-        self._site, self._handle, self._log, self._after = site, handle, log, after
+        self._site = site
+        self._handle = handle
+        self._log = log
+        self._after = after
         self._limit = min(limit, site.maximum_frame)
-        self._users, self._group = users_of(site.couriers), group_of(site.socket_group)
+        self._users = users_of(site.couriers)
+        self._group = group_of(site.socket_group)
         self._refusals = {code: _framed(refuse(code)) for code in LINE_CODES}
         self._jobs: queue.SimpleQueue[
             tuple[bytes, float, queue.SimpleQueue[bytes | None]] | None
@@ -116,7 +120,8 @@ class Server:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[socket.socket]:
-        path, site = Path(self._site.socket), self._site
+        path = Path(self._site.socket)
+        site = self._site
         _remove_stale(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             mask = os.umask(
@@ -160,7 +165,10 @@ class Server:
             return self._turn_away(line, "peer")
         with self._guard:
             full = len(self._open) >= self._site.connections
-            slowest = next(iter(self._awaited), None) if full else None
+            if full:
+                slowest = next(iter(self._awaited), None)
+            else:
+                slowest = None
             if slowest is not None:
                 self._forget(slowest)
                 with contextlib.suppress(OSError):
@@ -193,7 +201,8 @@ class Server:
             size = int.from_bytes(self._receive(line, 4), "big")
             if size > self._limit:
                 return self._turn_away(line, "size")
-            frame, reply = self._receive(line, size), queue.SimpleQueue()
+            frame = self._receive(line, size)
+            reply = queue.SimpleQueue()
             with self._guard:
                 if line not in self._open or self._stopping.is_set():
                     return
@@ -210,7 +219,8 @@ class Server:
         """Exactly so many bytes, within the timeout from now on for all of them; memory grows with
         what has come, not with what was announced.
         """
-        received, deadline = bytearray(), time.monotonic() + self._site.timeout
+        received = bytearray()
+        deadline = time.monotonic() + self._site.timeout
         while len(received) < size:
             if (left := deadline - time.monotonic()) <= 0:
                 raise TimeoutError
@@ -226,16 +236,16 @@ class Server:
         self._awaited.pop(line, None)
 
     def _work(self) -> None:
-        late, free = 0, 0.0
+        late = 0
+        free = 0.0
         while (job := self._jobs.get()) is not None:
             frame, came, reply = job
             due = max(came, free) + self._after
             try:
-                answer = (
-                    self._refusals["stopping"]
-                    if self._stopping.is_set()
-                    else _framed(self._handle(frame))
-                )
+                if self._stopping.is_set():
+                    answer = self._refusals["stopping"]
+                else:
+                    answer = _framed(self._handle(frame))
             except Exception:  # not even memory for a refusal
                 answer = self._refusals["internal"]
             if self._after:
@@ -256,7 +266,8 @@ class Server:
         """
         with self._guard:
             self._stopping.set()
-            threads, silent = list(self._open.values()), list(self._awaited)
+            threads = list(self._open.values())
+            silent = list(self._awaited)
         for line in silent:
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RD)

@@ -16,7 +16,8 @@ def sole(file: str, what: str = "ledger", *, patience: float = 2.0) -> Iterator[
     """Holds the file for one daemon, by whatever path it is named; waits a little, since `running`
     holds it for an instant.
     """
-    handle, deadline = _opened(file, what), time.monotonic() + patience
+    handle = _opened(file, what)
+    deadline = time.monotonic() + patience
     try:
         while not lock(handle):
             if time.monotonic() > deadline:

@@ -40,7 +40,8 @@ class Log:
         except OSError as error:
             raise BadInput(f"the log {path} cannot be written: {error.strerror}") from None
         self._handler.handleError = lambda record: None
-        self._json, self._guard = os.environ.get("SILODP_LOG") == "json", threading.Lock()
+        self._json = os.environ.get("SILODP_LOG") == "json"
+        self._guard = threading.Lock()
         self._unsent: list[str] = []
 
     def line(self, words: str, *, at_once: bool = False) -> None:
@@ -56,7 +57,8 @@ class Log:
         since how long it took to make is not to be told.
         """
         with self._guard:
-            unsent, self._unsent = self._unsent, []
+            unsent = self._unsent
+            self._unsent = []
         for words in unsent:
             self._write(words)
 

@@ -105,7 +105,8 @@ def _written(samples: Iterable[tuple[str, str]]) -> str:
     """Lines of samples, each with its metric's name, in whose order they come: what a metric says
     stands before its first.
     """
-    lines, last = [], ""
+    lines = []
+    last = ""
     for name, line in samples:
         if name != last:
             kind, says = METRICS[name]

@@ -100,15 +100,15 @@ def open_model(
         )
     own = {what: _own_copy(what, about, (code or {}).get(what)) for what in CODE}
     try:
-        schema = (
-            Schema.parse(about["schema"], str(path))
-            if "schema" in about
-            else plain_schema(**json.loads(about["plain"]))
-        )
-        raw, mapped = (
-            len(schema.features),
-            feature_map(own["feature_map"], load, schema.shape) if own["feature_map"] else None,
-        )
+        if "schema" in about:
+            schema = Schema.parse(about["schema"], str(path))
+        else:
+            schema = plain_schema(**json.loads(about["plain"]))
+        raw = len(schema.features)
+        if own["feature_map"]:
+            mapped = feature_map(own["feature_map"], load, schema.shape)
+        else:
+            mapped = None
         known = (
             schema if "schema" in about else schema.task
         )  # as in training, where a file without a schema has plain numbers
@@ -148,9 +148,10 @@ def facts(**words: str) -> dict[str, str]:
     for what, text in words.items():
         if not text:
             continue
-        found[what] = (
-            f"{Path(parse(text)[0]).name}{text[len(parse(text)[0]) :]}" if is_file(text) else text
-        )
+        if is_file(text):
+            found[what] = f"{Path(parse(text)[0]).name}{text[len(parse(text)[0]) :]}"
+        else:
+            found[what] = text
         if is_file(text):
             found[f"{what}_sha256"] = file_hash(text)
     return found
@@ -160,7 +161,8 @@ def _own_copy(what: str, about: dict[str, str], given: str | None) -> str:
     """The word to build by; of FILE.py:NAME the copy that was given, if it is the file that was
     trained with.
     """
-    word, option = about.get(what, ""), "--" + what.replace("_", "-")
+    word = about.get(what, "")
+    option = "--" + what.replace("_", "-")
     if not is_file(word):
         return word
     if not given or not is_file(given):

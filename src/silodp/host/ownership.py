@@ -33,7 +33,11 @@ LINKS = 40
 def group_of(name: str) -> int:
     """The number of the group that may open a socket; "" is the process's own."""
     try:
-        return int(name) if name.isdigit() else grp.getgrnam(name).gr_gid if name else os.getegid()
+        if name.isdigit():
+            return int(name)
+        if name:
+            return grp.getgrnam(name).gr_gid
+        return os.getegid()
     except KeyError:
         raise BadInput(
             f"socket_group is {name!r}; it must be a group of this machine, or its number"
@@ -103,7 +107,11 @@ def changeable(path: str | Path) -> str | None:
             shared = step if _others_write(step, found) else ""
             if shared and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
                 return _sentence(_too_open(step, found), step, path)
-        return _shared(shared) if shared else _within(path) if os.path.isdir(path) else None
+        if shared:
+            return _shared(shared)
+        if os.path.isdir(path):
+            return _within(path)
+        return None
     except OSError as error:
         return (
             f"who may change {path} cannot be seen ({error.strerror}); every folder on the way "
@@ -115,7 +123,9 @@ def _steps(path: str | Path) -> Iterator[tuple[str, os.stat_result]]:
     """Every folder, link and file on the way from the root, as the system itself goes; ends where
     nothing is yet.
     """
-    ahead, here, links = [*reversed(Path(os.getcwd(), path).parts[1:])], "/", 0
+    ahead = [*reversed(Path(os.getcwd(), path).parts[1:])]
+    here = "/"
+    links = 0
     yield here, os.lstat(here)
     while ahead:
         if (name := ahead.pop()) == "..":
@@ -160,14 +170,12 @@ def _raise(error: OSError) -> None:
 def _not_ours(step: str, found: os.stat_result) -> str:
     if found.st_uid in (0, os.geteuid()):
         inherited = stat.S_ISDIR(found.st_mode) and _listed(step, "default")
-        return (
-            (
+        if inherited:
+            return (
                 f"{step} has a default access list, which would let other users at what is "
                 "made in it; use setfacl -k"
             )
-            if inherited
-            else ""
-        )
+        return ""
     return (
         f"{step} belongs to {_name(found.st_uid)}; it must belong to root or to "
         f"{_name(os.geteuid())}, the user that serves: use chown"
@@ -178,12 +186,18 @@ def _others_write(step: str, found: os.stat_result) -> bool:
     """A link has no mode of its own, and to write to a socket is to knock. With an access list the
     group's bits are the most that it gives.
     """
-    mode = 0 if stat.S_ISLNK(found.st_mode) or stat.S_ISSOCK(found.st_mode) else found.st_mode
+    if stat.S_ISLNK(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+        mode = 0
+    else:
+        mode = found.st_mode
     return bool(mode & 0o2 or (mode & 0o20 and (_listed(step) or not _alone_in(found.st_gid))))
 
 
 def _too_open(step: str, found: os.stat_result) -> str:
-    list_of_its_own = ", and setfacl -b, for it has an access list" if _listed(step) else ""
+    if _listed(step):
+        list_of_its_own = ", and setfacl -b, for it has an access list"
+    else:
+        list_of_its_own = ""
     return (
         f"{step} has mode {stat.S_IMODE(found.st_mode):04o}, so that another user could write "
         f"it; use chmod go-w{list_of_its_own}"
@@ -198,7 +212,9 @@ def _shared(folder: str) -> str:
 
 
 def _sentence(wrong: str, step: str, path: str | Path) -> str:
-    return wrong if step == str(path) else f"{wrong} (it is on the way to {path})"
+    if step == str(path):
+        return wrong
+    return f"{wrong} (it is on the way to {path})"
 
 
 def _name(user: int) -> str:
@@ -222,7 +238,8 @@ def _alone_in(group: int) -> bool:
     its right to write is then nobody's.
     """
     try:
-        own, members = pwd.getpwuid(os.geteuid()), grp.getgrgid(group).gr_mem
+        own = pwd.getpwuid(os.geteuid())
+        members = grp.getgrgid(group).gr_mem
     except KeyError:
         return False
     others = [

@@ -14,7 +14,8 @@ from typing import IO
 
 OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """Not for child processes, and bytes as they are."""
-NO_LINK, AT_ONCE = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 FOLDER = getattr(os, "O_DIRECTORY", 0)
 """0 on Windows, where a folder cannot be opened."""
 _FAR = 2**40
@@ -26,7 +27,10 @@ def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = 
     """Whether this process has the file's lock now, which goes when the file is closed. Windows has
     no shared one: there, each is alone.
     """
-    handle = file if isinstance(file, int) else file.fileno()
+    if isinstance(file, int):
+        handle = file
+    else:
+        handle = file.fileno()
     try:
         import fcntl
     except ImportError:
@@ -41,7 +45,8 @@ def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = 
 
 
 def _windows(handle: int, wait: bool) -> bool:
-    msvcrt, here = importlib.import_module("msvcrt"), os.lseek(handle, 0, os.SEEK_CUR)
+    msvcrt = importlib.import_module("msvcrt")
+    here = os.lseek(handle, 0, os.SEEK_CUR)
     try:
         while True:
             os.lseek(handle, _FAR, os.SEEK_SET)
@@ -61,11 +66,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """One process at a time. The folder itself is what is locked, so that no file is added to it;
     on Windows a file in it.
     """
-    handle = (
-        os.open(folder, os.O_RDONLY | FOLDER | OWN)
-        if FOLDER
-        else os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | OWN)
-    )
+    if FOLDER:
+        handle = os.open(folder, os.O_RDONLY | FOLDER | OWN)
+    else:
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | OWN)
     try:
         lock(handle, wait=True)
         yield

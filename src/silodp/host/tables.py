@@ -137,4 +137,6 @@ def toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return str(value).lower()
-    return value.isoformat() if isinstance(value, date) else repr(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    return repr(value)

@@ -52,12 +52,15 @@ def application(
     """The app on this port, with the pages of runs under `root` and those that the caller adds;
     `check` looks at what pages must not import. With a `password` every page asks for it.
     """
-    pages = Runs(root, [("Runs", "/"), *tabs], check) if root is not None else None
+    if root is not None:
+        pages = Runs(root, [("Runs", "/"), *tabs], check)
+    else:
+        pages = None
     first = Route("/", pages.all if pages else lambda request: RedirectResponse(tabs[0][1]))
-    own = (
-        []
-        if pages is None
-        else [
+    if pages is None:
+        own = []
+    else:
+        own = [
             Route("/live", pages.all_live),
             Route("/compare", pages.compare),
             Route("/report/{name:path}", pages.report),
@@ -65,7 +68,6 @@ def application(
             Route("/run/{name:path}", pages.one),
             Route("/evidence/{name:path}", pages.evidence),
         ]
-    )
     script = Route("/live.js", lambda request: Response(SCRIPT, media_type="text/javascript"))
     icon = Route("/favicon.ico", lambda request: Response(status_code=204))
     return Starlette(
@@ -83,7 +85,9 @@ class Runs:
     """The pages of the runs under one directory."""
 
     def __init__(self, root: Path, tabs: Tabs, check: Check | None = None) -> None:
-        self._root, self._tabs, self._check = root, tabs, check
+        self._root = root
+        self._tabs = tabs
+        self._check = check
         self._checked: dict[tuple[Path, str], list[Checked]] = {}
 
     def all(self, request: Request) -> Response:
@@ -195,14 +199,15 @@ def _row(name: str, run: runs.Run) -> tuple[object, ...]:
         aria_label=f"Compare {name}",
     )
     most = max(run.silos, key=lambda s: s.spent, default=None)
-    spent = f"{shown(most.spent)} of {rounded_up(most.epsilon, 6)}" if most else "-"
+    if most:
+        spent = f"{shown(most.spent)} of {rounded_up(most.epsilon, 6)}"
+    else:
+        spent = "-"
     if most and most.evaluated:
         spent += f"; {shown(max(s.together[0] for s in run.silos))} with evaluations"
     link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
-    what, done = (
-        tag("span", title(run), class_="small soft"),
-        tag("span", f"{run.done} of {run.total}", class_="small soft"),
-    )
+    what = tag("span", title(run), class_="small soft")
+    done = tag("span", f"{run.done} of {run.total}", class_="small soft")
     return join([link, what]), join([_state(run), done]), _quality(run), spent, box
 
 
@@ -211,7 +216,10 @@ def _quality(run: runs.Run) -> Markup:
     found = row_of(run)
     if not found or not (name := quality.measure(found[1])):
         return tag("span", "not asked" if run.kind != "compare" and not found else "-")
-    where = "held-out" if found[0] == "held-out" else "test, not private"
+    if found[0] == "held-out":
+        where = "held-out"
+    else:
+        where = "test, not private"
     return join(
         [
             quality.short(found[1], name),
@@ -226,8 +234,12 @@ def _state(run: runs.Run) -> Markup:
 
 def _exports(name: str, run: runs.Run, found: Sequence[Checked]) -> Markup:
     """What to take away: both stand alone."""
-    path, bare = quote(name), run.folder.resolve().name
-    folder = bare if run.folder.is_absolute() else run.folder
+    path = quote(name)
+    bare = run.folder.resolve().name
+    if run.folder.is_absolute():
+        folder = bare
+    else:
+        folder = run.folder
     links = [
         tag("a", "The report, to print and sign", href=f"/report/{path}", id="to-report"),
         tag(

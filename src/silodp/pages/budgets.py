@@ -33,16 +33,17 @@ def budgets(run: Run) -> Markup:
         )
         for q, kind in dict((c[0], c[1]) for s in run.silos for c in s.charges).items()
     ]
-    columns, caption = (
-        ("question", "kind", *(s.name for s in run.silos)),
-        "What each question cost each silo, as a share of its budget",
-    )
+    columns = ("question", "kind", *(s.name for s in run.silos))
+    caption = "What each question cost each silo, as a share of its budget"
     history = table(caption, columns, rows, numbers=(0, *range(2, len(columns))))
     note = (
         "Each piece of a bar is one charge. Shares add up; epsilons do not, so half of the bar "
         "is less than half of ε."
     )
-    every = folded("charges", "Every charge in numbers", history) if rows else ""
+    if rows:
+        every = folded("charges", "Every charge in numbers", history)
+    else:
+        every = ""
     parts = (
         tag("p", note, class_="soft small"),
         *bars,
@@ -66,7 +67,10 @@ def so_far(run: Run) -> Markup | str:
         alike.setdefault(tuple((x, round(y, 3)) for x, y in _risen(s, last)), []).append(s)
     groups = sorted(alike.values(), key=lambda group: -group[0].used)
     left_out = len(groups) > MOST
-    groups = [groups[0], groups[-1]] if left_out else groups
+    if left_out:
+        groups = [groups[0], groups[-1]]
+    else:
+        groups = groups
     lines = [
         Series(_names(group, len(run.silos)), _risen(group[0], last), i, ("", "dash", "dot")[i % 3])
         for i, group in enumerate(groups)
@@ -76,11 +80,12 @@ def so_far(run: Run) -> Markup | str:
         "Share of the budget after each question. "
         f"{'At the end' if run.state == 'finished' else 'So far'}: {'; '.join(ends)}."
     )
-    said += f" Of {len(run.silos)} silos, the most and the least spent one." if left_out else ""
-    top, ticks = (
-        max(1.0, *(s.used for s in run.silos)),
-        [x for x in rounded(0, last, 6) if x == int(x)],
-    )
+    if left_out:
+        said += f" Of {len(run.silos)} silos, the most and the least spent one."
+    else:
+        said += ""
+    top = max(1.0, *(s.used for s in run.silos))
+    ticks = [x for x in rounded(0, last, 6) if x == int(x)]
     name = "Spent so far, question by question"
     return chart(
         name,
@@ -102,12 +107,16 @@ def _risen(s: Silo, last: int) -> list[tuple[float, float]]:
         if question > points[-1][0]:
             points.append((float(question), points[-1][1]))
         points.append((question + 1.0, points[-1][1] + share))
-    return points if points[-1][0] == last else [*points, (float(last), points[-1][1])]
+    if points[-1][0] == last:
+        return points
+    return [*points, (float(last), points[-1][1])]
 
 
 def _names(group: list[Silo], of: int) -> str:
     if len(group) == of > 1:
-        return "both silos" if of == 2 else f"all {of} silos"
+        if of == 2:
+            return "both silos"
+        return f"all {of} silos"
     return ", ".join(s.name for s in group[:3]) + (
         f" and {len(group) - 3} more" if len(group) > 3 else ""
     )
@@ -122,7 +131,10 @@ def spent(run: Run, s: Silo) -> str:
     """Training, evaluations and both together, each by its own figure: evaluations are priced
     beside the budget, not out of it.
     """
-    whom = " against the server" if run.rule == "totals" else ""
+    if run.rule == "totals":
+        whom = " against the server"
+    else:
+        whom = ""
     said = (
         f"ε {shown(s.spent)} of {rounded_up(s.epsilon, 6)} spent{whom} in training at δ "
         f"{rounded_up(s.delta)}, {left_of(s.used)} of the budget left, "
@@ -133,7 +145,10 @@ def spent(run: Run, s: Silo) -> str:
         + "."
     )
     if s.local is not None:
-        local = f"ε {shown(s.local)}" if math.isfinite(s.local) else "no bound"
+        if math.isfinite(s.local):
+            local = f"ε {shown(s.local)}"
+        else:
+            local = "no bound"
         said += (
             " Under this silo's own noise alone, "
             f"{ALONE.get(str(run.about.get('trust')), '')}: {local}."

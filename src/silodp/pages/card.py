@@ -74,11 +74,23 @@ def facts(run: Run) -> dict[str, Any]:
 
 
 def _what(run: Run, about: dict[str, str]) -> str:
-    schema = Schema.parse(about["schema"], "the model") if "schema" in about else None
+    if "schema" in about:
+        schema = Schema.parse(about["schema"], "the model")
+    else:
+        schema = None
     plain = json.loads(about.get("plain", "{}"))
-    columns = [column.name for column in schema.columns] if schema else plain.get("features", [])
-    classes = schema.label.classes if schema else plain.get("classes", [])
-    label = f"{schema.label.name} ({schema.label.task})" if schema else str(plain.get("label", ""))
+    if schema:
+        columns = [column.name for column in schema.columns]
+    else:
+        columns = plain.get("features", [])
+    if schema:
+        classes = schema.label.classes
+    else:
+        classes = plain.get("classes", [])
+    if schema:
+        label = f"{schema.label.name} ({schema.label.task})"
+    else:
+        label = str(plain.get("label", ""))
     rows = {
         "model": f"{about.get('model')}, {run.about.get('parameters')} parameters",
         "predicts": label + (f": {', '.join(classes)}" if classes else ""),
@@ -182,8 +194,13 @@ def _groups(run: Run) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    lines = [columns, ["---"] * len(columns), *rows] if rows else []
-    return ["", *(f"| {' | '.join(map(_cell, line))} |" for line in lines)] if rows else []
+    if rows:
+        lines = [columns, ["---"] * len(columns), *rows]
+    else:
+        lines = []
+    if rows:
+        return ["", *(f"| {' | '.join(map(_cell, line))} |" for line in lines)]
+    return []
 
 
 def _cell(value: object) -> str:
@@ -192,20 +209,19 @@ def _cell(value: object) -> str:
 
 
 def _unit(run: Run) -> str:
-    what = (
-        "one person, with all of its rows"
-        if run.of_persons
-        else "one record, a row of a silo's file"
-    )
-    return (
-        what
-        if not run.about.get("user_level")
-        else "one record; budgets were given for a whole silo"
-    )
+    if run.of_persons:
+        what = "one person, with all of its rows"
+    else:
+        what = "one record, a row of a silo's file"
+    if not run.about.get("user_level"):
+        return what
+    return "one record; budgets were given for a whole silo"
 
 
 def _mu(s: Silo) -> float | None:
-    return gdp_mu(Budget(*s.together)) if s.gaussian else None
+    if s.gaussian:
+        return gdp_mu(Budget(*s.together))
+    return None
 
 
 def _tuned(run: Run) -> bool:

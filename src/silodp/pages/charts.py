@@ -63,15 +63,21 @@ def chart(
     if not xs:
         return tag("p", "There is nothing to draw yet.", class_="soft")
     high = top or max(highs) * 1.05 or 1.0
-    low_x, high_x = min(xs), max(xs)
-    x_marks, y_marks = (
-        list(ticks) if ticks is not None else rounded(low_x, high_x, 6),
-        rounded(low, high, 5),
-    )
+    low_x = min(xs)
+    high_x = max(xs)
+    if ticks is not None:
+        x_marks = list(ticks)
+    else:
+        x_marks = rounded(low_x, high_x, 6)
+    y_marks = rounded(low, high, 5)
 
     def draw(width: int, height: int) -> Markup:
-        left, right, above, below = 64 if percent else 54, 12, 10, 40
-        wide, tall = width - left - right, height - above - below
+        left = 64 if percent else 54
+        right = 12
+        above = 10
+        below = 40
+        wide = width - left - right
+        tall = height - above - below
         move = math.log if log else float
 
         def at(x: float, y: float) -> tuple[float, float]:
@@ -154,7 +160,8 @@ def chart(
 
 
 def _line(s: Series, path: Points, at: Callable, floor: float) -> list[Markup]:
-    colour, parts = f"s{s.colour}", []
+    colour = f"s{s.colour}"
+    parts = []
     words = _path(path)
     if s.band:
         edges = [

@@ -12,12 +12,10 @@ from silodp.core.errors import BadInput
 from silodp.pages import evidence, runs
 from silodp.pages.markup import Markup, join, sentence, tag
 
-VERIFIED, PARTLY, DIFFERS, NOT_HERE = (
-    "verified",
-    "verified in part",
-    "does not match",
-    "not checked here",
-)
+VERIFIED = "verified"
+PARTLY = "verified in part"
+DIFFERS = "does not match"
+NOT_HERE = "not checked here"
 STATES = {VERIFIED: "finished", PARTLY: "finished", DIFFERS: "refused", NOT_HERE: "soft"}
 """What a badge says, and the class that colours it."""
 
@@ -81,7 +79,10 @@ def _compared(path: Path, run: runs.Run) -> Checked:
     try:
         found = evidence.verify(path.read_bytes())
     except (BadInput, OSError) as error:
-        why = f"is refused: {error}" if isinstance(error, BadInput) else "cannot be read"
+        if isinstance(error, BadInput):
+            why = f"is refused: {error}"
+        else:
+            why = "cannot be read"
         return Checked(DIFFERS, f"The evidence {path.name} {why}.")
     if found.about.get("fingerprint") != runs.fingerprint(run.folder):
         made = f"made {found.about.get('made', 'at some time')}"

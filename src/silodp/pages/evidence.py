@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 LABEL = b"silodp evidence 1\n"
-MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
+MANIFEST = "manifest.json"
+SIGNATURE = "manifest.sig"
 LIMIT = 256 * 2**20
 ABOUT = ("run", "kind", "made", "silodp")
 """What a manifest has of the run, each a name that is shown to the reader."""
@@ -68,9 +69,11 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
                     "`silodp export evidence`"
                 )
             members = {member.filename: archive.read(member) for member in archive.infolist()}
-        manifest, signature = members[MANIFEST], bytes.fromhex(members[SIGNATURE].decode("ascii"))
+        manifest = members[MANIFEST]
+        signature = bytes.fromhex(members[SIGNATURE].decode("ascii"))
         about = json.loads(manifest)
-        files, signer = dict(about.pop("files")), str(about.pop("key"))
+        files = dict(about.pop("files"))
+        signer = str(about.pop("key"))
         if not signed_by(bytes.fromhex(signer), signature, LABEL + manifest):
             raise BadInput(
                 "the manifest is not what was signed: the archive has been changed, and "

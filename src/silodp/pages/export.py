@@ -69,7 +69,10 @@ def to_mlflow(run: Run, folder: Path) -> None:
         ) from None
     client = mlflow.MlflowClient(tracking_uri=folder.resolve().as_uri())
     known = client.get_experiment_by_name("silodp")
-    experiment = known.experiment_id if known else client.create_experiment("silodp")
+    if known:
+        experiment = known.experiment_id
+    else:
+        experiment = client.create_experiment("silodp")
     made = client.create_run(experiment, run_name=str(run.folder.name)).info.run_id
     for name, value in parameters(run).items():
         client.log_param(made, name, value[:500])

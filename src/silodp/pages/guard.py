@@ -54,7 +54,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, port: int, password: str | None = None) -> None:
         """With a password every page asks for it, by whatever name."""
-        self._app, self._password = app, password
+        self._app = app
+        self._password = password
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +84,8 @@ class Guard:
             return "This page needs the password that `silodp ui` printed when it began.\n", 401
         if scope["method"] in ("GET", "HEAD"):
             return None
-        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site", "same-origin")
+        origin = headers.get(b"origin")
+        site = headers.get(b"sec-fetch-site", "same-origin")
         if origin != f"http://{headers[b'host']}" or site != "same-origin":
             return "Only this page's own form may do that.\n", 403
         return None

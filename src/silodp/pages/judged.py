@@ -55,7 +55,10 @@ def headline(run: Run) -> list[tuple[str, str]]:
     if not (found := row_of(run)):
         return []
     basis, row = found
-    where = "held-out records" if basis == "held-out" else "test records, not private"
+    if basis == "held-out":
+        where = "held-out records"
+    else:
+        where = "test records, not private"
     pairs = []
     for name in (BALANCED, AUC):
         if name in row["figures"]:
@@ -80,7 +83,10 @@ def judged(run: Run) -> list[Markup]:
             "Nobody has asked held-out records yet, so this page says what the model cost and "
             "not what it is worth. "
         )
-        command = "federation evaluate" if run.kind == "federation" else "evaluate"
+        if run.kind == "federation":
+            command = "federation evaluate"
+        else:
+            command = "evaluate"
         return [
             section(
                 "judged",
@@ -89,12 +95,14 @@ def judged(run: Run) -> list[Markup]:
             )
         ]
     basis, row = found
-    scores = run.scored[-1]["scores"] if basis == "held-out" else [row]
-    which = (
-        f", the last of {len(run.scored)} evaluations"
-        if basis == "held-out" and len(run.scored) > 1
-        else ""
-    )
+    if basis == "held-out":
+        scores = run.scored[-1]["scores"]
+    else:
+        scores = [row]
+    if basis == "held-out" and len(run.scored) > 1:
+        which = f", the last of {len(run.scored)} evaluations"
+    else:
+        which = ""
     parts = [tag("p", words, class_="lead") if (words := quality.verdict(row)) else ""]
     rows = [(name.replace("auc", "AUC"), *quality.cells(row, name)) for name in row["figures"]]
     parts.append(
@@ -120,17 +128,21 @@ def judged(run: Run) -> list[Markup]:
 
 def _by_groups(run: Run, scores: Sequence[Mapping[str, Any]] = ()) -> list[Markup]:
     """What was found of groups, and why something in it, or in the scores above, is too noisy."""
-    parts, rows = [], [*scores]
+    parts = []
+    rows = [*scores]
     for groups in grouped(run):
         columns, lines = quality.by_group(groups)
         parts.append(table(f"By {groups['by']}", columns, lines, numbers=range(1, len(columns))))
         parts.append(tag("p", f"{quality.differences(groups)} {groups['note']}".rstrip()))
         rows += groups["rows"]
-    return [*parts, tag("p", WHY, class_="soft small")] if quality.noisy(rows) else parts
+    if quality.noisy(rows):
+        return [*parts, tag("p", WHY, class_="soft small")]
+    return parts
 
 
 def _reliability(row: Mapping[str, Any]) -> list[Markup]:
-    rows, bins = quality.reliable(row), row.get("reliability", ())
+    rows = quality.reliable(row)
+    bins = row.get("reliability", ())
     if not rows:
         return []
     middle = [((b["risk_low"] + b["risk_high"]) / 2, b) for b in bins]
@@ -181,11 +193,10 @@ def ranked(named: Sequence[tuple[str, Run]]) -> list[Markup]:
                 )
             ]
     without = [name for name, run in trained if not row_of(run)]
-    why = (
-        f"{', '.join(without)}: nobody has asked held-out records"
-        if without
-        else "they were not judged on records of one kind"
-    )
+    if without:
+        why = f"{', '.join(without)}: nobody has asked held-out records"
+    else:
+        why = "they were not judged on records of one kind"
     return [section("ranking", "Which is better", tag("p", f"They are not ranked: {why}."))]
 
 
@@ -209,7 +220,10 @@ def _order(
     for s in standings:
         accuracy = quality.said(s.row, ACCURACY)
         place = f"{s.place}{' (tied)' if s.tied else ''}"
-        error = f"{1 - accuracy['value']:.1%}" if accuracy else "-"
+        if accuracy:
+            error = f"{1 - accuracy['value']:.1%}"
+        else:
+            error = "-"
         lines.append(
             (
                 place,

@@ -23,7 +23,9 @@ class Markup(str):
 
 
 def text(value: object) -> Markup:
-    return value if isinstance(value, Markup) else Markup(_escaped(value))
+    if isinstance(value, Markup):
+        return value
+    return Markup(_escaped(value))
 
 
 def _escaped(value: object) -> str:

@@ -117,14 +117,18 @@ def lead(run: Run) -> str:
     """The run in two sentences."""
     if run.kind == "compare":
         n = sum(s["records"] for s in run.about.get("silos", ()))
-        data = f" {n} training records in {_some(run.about['silos'])}," if n else ""
+        if n:
+            data = f" {n} training records in {_some(run.about['silos'])},"
+        else:
+            data = ""
         return (
             f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random "
             f"splits, {run.about.get('rounds')} rounds. {run.said}"
         )
     most, delta = (max((s.together[i] for s in run.silos), default=0.0) for i in (0, 1))
     done = f"{run.done} of {run.total} rounds"
-    covered, beside = "in training and its evaluations", ""
+    covered = "in training and its evaluations"
+    beside = ""
     if run.kind == "federation":
         evaluated = any(s.evaluated for s in run.silos)
         covered = "in this training run" + " and its evaluations" * evaluated
@@ -132,7 +136,10 @@ def lead(run: Run) -> str:
             f" {'Profiles' if evaluated else 'Evaluations, profiles'} and other runs over the "
             "same silos are not in it: each silo's ledger adds them."
         )
-    early = "" if run.state == "finished" else f" {EARLY}"
+    if run.state == "finished":
+        early = ""
+    else:
+        early = f" {EARLY}"
     return (
         f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is "
         f"({shown(most)}, {rounded_up(delta)})‑differentially private for each of its "
@@ -202,11 +209,10 @@ def figures(run: Run) -> Markup:
 
 def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
     compared = run.kind == "compare"
-    parts = (
-        [what(run), errors(run)]
-        if compared
-        else [*judged(run), what(run), *shapes(run), curve(run), budgets(run)]
-    )
+    if compared:
+        parts = [what(run), errors(run)]
+    else:
+        parts = [*judged(run), what(run), *shapes(run), curve(run), budgets(run)]
     return [*parts, trade_off(run, audit), not_protected(run)]
 
 
@@ -216,7 +222,10 @@ def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
 def what(run: Run) -> Markup:
     about = run.about
     shape = about.get("features")
-    shape = " × ".join(map(str, shape)) if isinstance(shape, list) else shape
+    if isinstance(shape, list):
+        shape = " × ".join(map(str, shape))
+    else:
+        shape = shape
     settings = {k: v for k, v in (about.get("settings") or {}).items() if k != "rounds"}
     if run.kind == "federation":
         settings = {
@@ -275,11 +284,12 @@ def what(run: Run) -> Markup:
         (s.name, s.records or "?", rounded_up(s.epsilon, 6), rounded_up(s.delta)) for s in run.silos
     ]
     rows = rows or [(s.get("name"), s.get("records") or "?") for s in about.get("silos", ())]
-    caption, listed, ran = (
-        "The silos, and the budget of each for this run" if run.silos else "The silos",
-        "",
-        "",
-    )
+    if run.silos:
+        caption = "The silos, and the budget of each for this run"
+    else:
+        caption = "The silos"
+    listed = ""
+    ran = ""
     if rows:
         listed = table(
             caption, ("silo", "records", "ε", "δ")[: len(rows[0])], rows, numbers=(1, 2, 3)
@@ -310,26 +320,29 @@ def times(run: Run) -> list[tuple[str, str]]:
 
 
 def _length(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 # --- 2: error by epsilon, or the training curve --------------------------------------------------
 
 
 def curve_name(curve: str) -> str:
-    stem, noise = curve, ""
+    stem = curve
+    noise = ""
     for end, words in (("-paper", ", the paper's noise"), ("-open", ", not private")):
         if stem.endswith(end):
-            stem, noise = stem.removesuffix(end), words
-    stem, phase = (
-        (stem.removesuffix("-diff"), ", phase > 1") if stem.endswith("-diff") else (stem, "")
-    )
+            stem = stem.removesuffix(end)
+            noise = words
+    if stem.endswith("-diff"):
+        stem = stem.removesuffix("-diff")
+        phase = ", phase > 1"
+    else:
+        stem = stem
+        phase = ""
     return f"{WORDS.get(stem, stem)}{phase}{noise}"
 
 
@@ -341,7 +354,8 @@ def errors(run: Run) -> Markup:
         words = f"{run.done} of {run.total} batches of runs are done; there is a figure at the end."
         return section("error", "Error by epsilon", tag("p", words))
     epsilons = sorted({r["epsilon"] for r in run.rows if r["epsilon"]})
-    exact, paper = [], []
+    exact = []
+    paper = []
     for name, rows in by.items():
         stem = name.removesuffix("-paper").removesuffix("-open")
         colour = COLOURS.get(stem, 7)
@@ -388,7 +402,10 @@ def errors(run: Run) -> Markup:
         more = (
             r["epsilon"] and r["spent_epsilon"] and r["spent_epsilon"] > r["epsilon"] * (1 + 1e-9)
         )
-        spent = shown(r["spent_epsilon"]) if r["spent_epsilon"] else "no bound"
+        if r["spent_epsilon"]:
+            spent = shown(r["spent_epsilon"])
+        else:
+            spent = "no bound"
         rows.append(
             (
                 curve_name(r["curve"]),
@@ -415,11 +432,10 @@ def curve(run: Run) -> Markup:
     answered = [r for r in run.rounds if r.get("norm") is not None]
     heading = "Training, and how much of it is noise"
     if not answered:
-        why = (
-            "No question has been answered yet."
-            if run.rounds or run.state == "running"
-            else "This folder has no progress.jsonl."
-        )
+        if run.rounds or run.state == "running":
+            why = "No question has been answered yet."
+        else:
+            why = "This folder has no progress.jsonl."
         return section("curve", heading, tag("p", why))
     at = [(r["question"] + 1, r) for r in answered]
     length = chart(
@@ -447,7 +463,10 @@ def curve(run: Run) -> Markup:
         percent=True,
         top=1.0,
     )
-    middle = median(s for _, s in run.noise_shares) if run.noise_shares else 0.0
+    if run.noise_shares:
+        middle = median(s for _, s in run.noise_shares)
+    else:
+        middle = 0.0
     plain = tag(
         "p",
         (
@@ -554,8 +573,6 @@ def _some(silos: Sequence[Any]) -> str:
 def _number(value: Any) -> str | None:
     if value is None:
         return None
-    return (
-        f"{value:g}"
-        if isinstance(value, int | float) and not (isinstance(value, float) and math.isnan(value))
-        else str(text(value))
-    )
+    if isinstance(value, int | float) and not (isinstance(value, float) and math.isnan(value)):
+        return f"{value:g}"
+    return str(text(value))

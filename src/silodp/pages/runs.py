@@ -73,7 +73,9 @@ class Silo:
     @property
     def together(self) -> tuple[float, float]:
         """(epsilon, delta) of the training and of its evaluations."""
-        return self.evaluated.together if self.evaluated else (self.spent, self.delta)
+        if self.evaluated:
+            return self.evaluated.together
+        return (self.spent, self.delta)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,9 @@ class Run:
     @property
     def provided(self) -> str:
         """What its spends hold under, to be said after them."""
-        return f", {UNCHANGED}" if self.about.get("partitioned") else ""
+        if self.about.get("partitioned"):
+            return f", {UNCHANGED}"
+        return ""
 
     @property
     def gaussian(self) -> bool:
@@ -182,7 +186,9 @@ def _without_folders(value: Any) -> Any:
     """FILE.py:NAME without the folders of whoever's machine it was on: pages are signed and handed
     on.
     """
-    return re.sub(r"[^\s,]*/(?=[^/\s,]+\.py\b)", "", value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return re.sub(r"[^\s,]*/(?=[^/\s,]+\.py\b)", "", value)
+    return value
 
 
 @contextlib.contextmanager
@@ -237,7 +243,10 @@ def audits(path: Path) -> list[dict[str, Any]]:
     """The rows of an audit: audit.json in a folder of `silodp audit`, or what `silodp audit --json`
     has printed.
     """
-    file = path / "audit.json" if path.is_dir() else path
+    if path.is_dir():
+        file = path / "audit.json"
+    else:
+        file = path
     rows = json_in(file).get("rows")
     needed = {"algorithm", "claimed_epsilon", "empirical_epsilon", "lower_bound", "alarm"}
     if (
@@ -255,7 +264,11 @@ def audits_beside(folder: Path, given: Path | None) -> list[dict[str, Any]]:
     """The rows of the audit that was given, or else of the one in the run's folder; none where
     there is none.
     """
-    return audits(given) if given else audits(folder) if (folder / "audit.json").exists() else []
+    if given:
+        return audits(given)
+    if (folder / "audit.json").exists():
+        return audits(folder)
+    return []
 
 
 def check_trained(run: Run, what: str) -> None:
@@ -303,8 +316,12 @@ def _trained(files: RunFolder, about: dict[str, Any]) -> Run:
             "goes on with it."
         )
     environment = json_in(files.environment) if summary else {}
-    total, done = int(about.get("rounds") or len(rounds)), rounds[-1]["round"] if rounds else 0
-    evaluations = lines_in(files.evaluations) if summary else ()
+    total = int(about.get("rounds") or len(rounds))
+    done = rounds[-1]["round"] if rounds else 0
+    if summary:
+        evaluations = lines_in(files.evaluations)
+    else:
+        evaluations = ()
     return Run(
         folder,
         "train",
@@ -329,7 +346,10 @@ def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
     summary = json_in(files.result)
     rounds = files.rounds()
     # While it runs, and after it has gone on, the result is that of an earlier stop.
-    current = {} if state is State.RUNNING else files.current_result()
+    if state is State.RUNNING:
+        current = {}
+    else:
+        current = files.current_result()
     said = "It was stopped before its end; `silodp federation run --resume` goes on with it."
     if state is State.RUNNING:
         said = "It is training."
@@ -338,15 +358,14 @@ def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
     elif current:
         said = f"It ended early: {current['ended']}."
     ends = {s["name"]: s for s in current.get("silos", ())}
-    charged, silos, rule = (
-        (*rounds, *files.ahead()),
-        [],
-        "totals" if order.get("trust") in ("masks", "shuffle") else "gdp",
-    )
-    budgets, evaluations = (
-        {silo["name"]: silo for silo in found.get("silos", ())},
-        lines_in(files.evaluations),
-    )
+    charged = (*rounds, *files.ahead())
+    silos = []
+    if order.get("trust") in ("masks", "shuffle"):
+        rule = "totals"
+    else:
+        rule = "gdp"
+    budgets = {silo["name"]: silo for silo in found.get("silos", ())}
+    evaluations = lines_in(files.evaluations)
     for card in cards:
         budget = budgets.get(card["name"]) or {
             name: card[name] for name in ("name", "records", "epsilon", "delta")
@@ -402,7 +421,10 @@ def _compared(files: RunFolder) -> Run:
                 if row.get("curve") == "done" and row.get("spent_epsilon")
             }
     rows = files.rows()
-    said = "It is finished." if rows else "It is not finished; the same command goes on with it."
+    if rows:
+        said = "It is finished."
+    else:
+        said = "It is not finished; the same command goes on with it."
     environment = json_in(files.environment)
     total = int(data.get("units", 0)) or len(units)
     return Run(
@@ -431,7 +453,10 @@ def _silo(
     """`end` is what was counted once the run was over: of evaluations that came later, their own
     sum and, in `in_all`, that of everything.
     """
-    name, before, charges, dropped = about["name"], 0.0, [], {}
+    name = about["name"]
+    before = 0.0
+    charges = []
+    dropped = {}
     for r in rounds:
         after = float(r["used"].get(name, before))
         if after > before:
@@ -444,16 +469,16 @@ def _silo(
         )
         if code := r["dropped"].get(name):
             dropped[code] = dropped.get(code, 0) + 1
-    epsilon, delta = float(about["epsilon"]), float(about["delta"])
+    epsilon = float(about["epsilon"])
+    delta = float(about["delta"])
     spent = end.get("spent_epsilon")
     if spent is None:
         spent = _so_far(rounds, name, Budget(epsilon, delta), before, rule)
     evaluated = None
     if in_all := end.get("in_all"):
-        before, together = (
-            before or 1.0,
-            (float(in_all["epsilon"]), float(in_all["delta"])),
-        )  # 1: a folder without progress.jsonl
+        # 1: a folder without progress.jsonl
+        before = before or 1.0
+        together = (float(in_all["epsilon"]), float(in_all["delta"]))
         own = end.get("evaluations") or {
             "count": 0,
             "epsilon": math.nan,
@@ -515,6 +540,6 @@ def _so_far(
         return 0.0
     if name in rounds[-1].get("epsilon", {}):
         return max(float(r.get("epsilon", {}).get(name, 0.0)) for r in rounds)
-    return (
-        gdp_epsilon(gdp_mu(budget) * used**0.5, budget.delta) if rule == "gdp" else budget.epsilon
-    )
+    if rule == "gdp":
+        return gdp_epsilon(gdp_mu(budget) * used**0.5, budget.delta)
+    return budget.epsilon

@@ -30,7 +30,10 @@ def screen(title: str, tabs: Tabs, here: str, *content: object, live: bool = Fal
         class_="bar",
     )
     skip = tag("a", "To the content", href="#main", class_="skip")
-    told = tag("p", "", id="told", class_="unseen", role="status") if live else ""
+    if live:
+        told = tag("p", "", id="told", class_="unseen", role="status")
+    else:
+        told = ""
     foot = tag(
         "footer",
         tag(
@@ -65,7 +68,8 @@ async def follow(request: Request, made: Callable[[], Markup]) -> Response:
         return HTMLResponse(first)
 
     async def events() -> AsyncIterator[str]:
-        found, last = first, ""
+        found = first
+        last = ""
         while True:
             lines = "\n".join(f"data: {line}" for line in found.replace("\r", " ").split("\n"))
             yield (

@@ -42,13 +42,21 @@ def shapes(run: Run) -> list[Markup]:
         model = open_model(run.folder)
     except BadInput as error:
         return [section("shapes", "The curves", tag("p", f"They cannot be drawn: {error}."))]
-    basis, last = model.reading.model[0], model.reading.model[1]  # type: ignore[index]
+    basis = model.reading.model[0]  # type: ignore[index]
+    last = model.reading.model[1]  # type: ignore[index]
     assert isinstance(basis, Shapes)
     noise = spread(run)
-    label, names = model.schema.label, model.schema.features
-    unit = (label.range[1] - label.range[0]) / 2 if label.task == "regression" else 1.0
+    label = model.schema.label
+    names = model.schema.features
+    if label.task == "regression":
+        unit = (label.range[1] - label.range[0]) / 2
+    else:
+        unit = 1.0
     weight = last.weight.detach().double() * unit
-    outputs = figures(model.schema)[: len(weight)] if len(weight) > 1 else ("adds",)
+    if len(weight) > 1:
+        outputs = figures(model.schema)[: len(weight)]
+    else:
+        outputs = ("adds",)
     up = UNITS.get(label.task, "log-odds").format(
         label.classes[1] if label.task == "binary" else label.name
     )
@@ -56,18 +64,21 @@ def shapes(run: Run) -> list[Markup]:
         basis.curves(weight)[:MOST],
         (float(f(basis.curves(weight))) for f in (torch.min, torch.max)),
     )
-    width = unit * noise * basis.mix.norm(dim=1) if noise else torch.zeros(len(basis.mix))
-    low, high = low - float(width.max()), high + float(width.max())
+    if noise:
+        width = unit * noise * basis.mix.norm(dim=1)
+    else:
+        width = torch.zeros(len(basis.mix))
+    low = low - float(width.max())
+    high = high + float(width.max())
     drawn = []
     for j, place in enumerate(basis.numbers):
         across = _knots(model, basis, place)
         series = []
         for k, (name, values) in enumerate(zip(outputs, curves[:, j].tolist(), strict=False)):
-            band = (
-                [(v - w, v + w) for v, w in zip(values, width.tolist(), strict=True)]
-                if noise and len(curves) == 1
-                else ()
-            )
+            if noise and len(curves) == 1:
+                band = [(v - w, v + w) for v, w in zip(values, width.tolist(), strict=True)]
+            else:
+                band = ()
             series.append(Series(name, list(zip(across, values, strict=True)), k, band=band))
         drawn.append(
             chart(names[place], "", series, across="", up=up, shape="small", low=low, top=high)
@@ -83,7 +94,8 @@ def shapes(run: Run) -> list[Markup]:
         )
     rest = []
     if basis.others:
-        columns, own = basis.mix.shape[1] * len(basis.numbers), unit * noise
+        columns = basis.mix.shape[1] * len(basis.numbers)
+        own = unit * noise
         rows = [
             (
                 names[place],
@@ -139,5 +151,9 @@ def _knots(model: Stored, basis: Shapes, place: int) -> list[float]:
     column = next(c for c in model.schema.columns if c.name == model.schema.features[place])
     scaled = torch.linspace(-basis.reach, basis.reach, len(basis.mix), dtype=torch.float64)
     scaled = scaled * model.reading.scale[place] + model.reading.mean[place]
-    low, high = (-1.0, 1.0) if column.range == ANY else column.range
+    if column.range == ANY:
+        low = -1.0
+        high = 1.0
+    else:
+        low, high = column.range
     return (low + (scaled + 1) / 2 * (high - low)).tolist()

@@ -72,7 +72,9 @@ def trust_of(run: Run) -> str:
 def against(run: Run) -> str:
     """From whom a record is protected."""
     words = AGAINST.get(trust_of(run), "")
-    return SIMULATED + words[0].lower() + words[1:] if run.kind == "train" else words
+    if run.kind == "train":
+        return SIMULATED + words[0].lower() + words[1:]
+    return words
 
 
 def covered(run: Run) -> str:
@@ -178,14 +180,15 @@ def registry(run: Run, told: Told, day: str, version: str) -> str:
 
 
 def _mechanisms(run: Run, version: str) -> str:
-    noise = (
-        "Gaussian noise, simulated in floating point: this run was a simulation, in one process"
-        if run.kind == "train"
-        else (
+    if run.kind == "train":
+        noise = (
+            "Gaussian noise, simulated in floating point: this run was a simulation, in one process"
+        )
+    else:
+        noise = (
             "discrete noise on an integer lattice from the operating system's entropy, sums "
             "exact in integers"
         )
-    )
     return (
         f"silodp {version}: whole records are clipped, then {noise}. Timing: replies can be "
         "padded by policy. Records are read by the silo's gate process alone."
@@ -212,7 +215,8 @@ def nist(run: Run, audited: bool) -> str:
         f"{s.name} epsilon {shown(s.together[0])}, delta {rounded_up(s.together[1])}"
         for s in run.silos
     )
-    deployed, groups = run.kind != "train", grouped(run)
+    deployed = run.kind != "train"
+    groups = grouped(run)
     return sheet(
         "NIST SP 800-226, layer by layer",
         (
@@ -356,7 +360,10 @@ def _evaluated(run: Run) -> list[tuple[str, str, str]]:
     """What each evaluation may have cost, in one line."""
     rows = []
     for number, found in enumerate(run.evaluations, 1):
-        by = f", by {found['groups']['by']}" if "groups" in found else ""
+        if "groups" in found:
+            by = f", by {found['groups']['by']}"
+        else:
+            by = ""
         each = "; ".join(
             (
                 f"{s['name']} {'epsilon' if 'spent_epsilon' in s else 'at most epsilon'} "

@@ -18,10 +18,8 @@ def page_of(answer: dict[str, Any]) -> str:
         "The band is a 95 % interval at each time; it includes the privacy noise. Whoever was "
         "lost within a bin counts half in it."
     )
-    line, last = (
-        Series("share", points, 0, band=band, dots=True),
-        max(row["time"] for row in answer["curve"]),
-    )
+    line = Series("share", points, 0, band=band, dots=True)
+    last = max(row["time"] for row in answer["curve"])
     drawn = chart(
         "Share without the event",
         said,
@@ -34,11 +32,10 @@ def page_of(answer: dict[str, Any]) -> str:
     )
     rows = []
     for row in answer["curve"]:
-        known = (
-            (f"{row['survival']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}")
-            if row["survival"] is not None
-            else ("too noisy",) * 2
-        )
+        if row["survival"] is not None:
+            known = (f"{row['survival']:.1%}", f"{row['low']:.1%} to {row['high']:.1%}")
+        else:
+            known = ("too noisy",) * 2
         rows.append((f"{row['time']:g}", *known))
     paid = [
         (

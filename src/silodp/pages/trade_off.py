@@ -48,14 +48,14 @@ class Claim:
 
     @property
     def said(self) -> str:
-        return (
-            f"μ = {shown(self.mu)}"
-            if self.gaussian
-            else f"ε = {shown(self.epsilon)}, δ = {rounded_up(self.delta)}"
-        )
+        if self.gaussian:
+            return f"μ = {shown(self.mu)}"
+        return f"ε = {shown(self.epsilon)}, δ = {rounded_up(self.delta)}"
 
     def misses(self, alarms: float) -> float:
-        return misses(self.mu, alarms) if self.gaussian else floor(self.epsilon, self.delta, alarms)
+        if self.gaussian:
+            return misses(self.mu, alarms)
+        return floor(self.epsilon, self.delta, alarms)
 
     def curve(self) -> list[tuple[float, float]]:
         """Points to join by lines; of (epsilon, delta) alone these are the corners, so that no line
@@ -64,7 +64,8 @@ class Claim:
         if not self.gaussian:
             corner = (1 - self.delta) / (1 + math.exp(min(self.epsilon, 700.0)))
             return [(0.0, 1 - self.delta), (corner, corner), (1 - self.delta, 0.0), (1.0, 0.0)]
-        inner, ends = [i / 100 for i in range(1, 100)], [1e-6, 1e-4, 1e-3, 4e-3]
+        inner = [i / 100 for i in range(1, 100)]
+        ends = [1e-6, 1e-4, 1e-3, 4e-3]
         return [
             (0.0, 1.0),
             *((a, self.misses(a)) for a in (*ends, *inner, *(1 - e for e in reversed(ends)))),
@@ -121,11 +122,12 @@ def claims_of(run: Run) -> list[Claim]:
     """One claim for silos that differ little, at the most that any of them has spent."""
     if run.kind == "compare":
         n = min((s["records"] for s in run.about.get("silos", ())), default=0)
-        return (
-            [Claim(f"ε = {e:g}", e, 1 / n**2, run.gaussian) for e in run.about.get("epsilons", ())]
-            if n > 1
-            else []
-        )
+        if n > 1:
+            return [
+                Claim(f"ε = {e:g}", e, 1 / n**2, run.gaussian)
+                for e in run.about.get("epsilons", ())
+            ]
+        return []
     groups: dict[str, list[Claim]] = {}
     for s in run.silos:
         if s.spent > 0:

@@ -81,7 +81,10 @@ class Mean:
         if waited is not None:
             self._room += waited.nbytes
         if value is None:
-            value = self._read(silo) if waited is None else waited
+            if waited is None:
+                value = self._read(silo)
+            else:
+                value = waited
         weight = self._weights[silo]
         numbers = value.astype(np.float64, copy=False)
         if self._sum is None:

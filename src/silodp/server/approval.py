@@ -32,9 +32,9 @@ OLDER = (
 
 def approves(card: Card) -> str:
     """What the silo approves, for people: the study's name, where it has one, and the model."""
-    return (
-        f"the study {card.study} (model {card.model})" if card.study else f"the model {card.model}"
-    )
+    if card.study:
+        return f"the study {card.study} (model {card.model})"
+    return f"the model {card.model}"
 
 
 def disagreement(cards: Sequence[Card]) -> str:

@@ -112,7 +112,8 @@ class Uniform(Everyone):
                 f"choose between 1 and {silos}"
             )
         super().__init__(silos)
-        self.answering, self.least = answering, least
+        self.answering = answering
+        self.least = least
         self._random = np.random.default_rng(seed)
 
     def draw(self) -> tuple[int, ...]:
@@ -137,7 +138,8 @@ class Balanced(Everyone):
                 f"{answering} of {silos} silos cannot take part; choose between 1 and {silos}"
             )
         super().__init__(silos)
-        self.answering, self.seed = answering, seed
+        self.answering = answering
+        self.seed = seed
         self._draws = self._order()
 
     def _order(self) -> Iterator[tuple[int, ...]]:
@@ -151,7 +153,8 @@ class Balanced(Everyone):
                 fresh = random.permutation(self.silos).tolist()
                 late = [s for s in fresh if s not in pack]
                 pack += late + [s for s in fresh if s not in late]
-            hand, pack = pack[: self.answering], pack[self.answering :]
+            hand = pack[: self.answering]
+            pack = pack[self.answering :]
             yield tuple(sorted(hand))
 
     def draw(self) -> tuple[int, ...]:
@@ -175,10 +178,14 @@ class Federation:
         participation: Everyone,
         weights: Weights = Weights(),  # noqa: B008 -- frozen
     ) -> None:
-        self._channel, self._participation, self._weights = channel, participation, weights
-        self._combining = (
-            channel if isinstance(channel, Combining) else None
-        )  # once: to look at a protocol takes 0.1 ms
+        self._channel = channel
+        self._participation = participation
+        self._weights = weights
+        # once: to look at a protocol takes 0.1 ms
+        if isinstance(channel, Combining):
+            self._combining = channel
+        else:
+            self._combining = None
         self.check: Callable[[Query, Sequence[int]], None] | None = None
         """Looks at each question before it is asked, and raises where it may not be."""
 
@@ -201,10 +208,8 @@ class Federation:
             mean, silos = self._combining.combined(query, asked, self._weights)
         else:
             answers = self._channel.ask(query, asked)
-            mean, silos = (
-                query.mechanism.combine(answers.value, answers.silos, self._weights),
-                answers.silos,
-            )
+            mean = query.mechanism.combine(answers.value, answers.silos, self._weights)
+            silos = answers.silos
         if len(silos) < len(asked):
             self._participation.missed(silos)
         return mean, silos

@@ -61,7 +61,8 @@ def _different(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """What differs, by name; of an order, and of where the records lie, word by word."""
     names = set()
     for name in asked.keys() | found.keys():
-        one, other = asked.get(name), found.get(name)
+        one = asked.get(name)
+        other = found.get(name)
         if (
             one != other
             and isinstance(one, dict)

@@ -34,7 +34,8 @@ from silodp.host.portable import OWN, lock, sync_folder
 from silodp.server.replies import Replies
 
 VERSION = 2
-_LENGTH, _HASH = 8, 32
+_LENGTH = 8
+_HASH = 32
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Journal:
         """Opens the journal of this run, or makes a new one if there is none; another run's, or a
         damaged one, is BadInput.
         """
-        self.path, self.replies = path, Replies()
+        self.path = path
+        self.replies = Replies()
         try:
             new = not path.exists()
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | OWN, 0o600), "r+b")
@@ -88,7 +90,9 @@ class Journal:
             raise BadInput(
                 f"another process runs with the journal {path}; wait for its end, or stop it"
             )
-        self._head, self._ended, self.reached = bytes(_HASH), False, -1
+        self._head = bytes(_HASH)
+        self._ended = False
+        self.reached = -1
         """The last question that may have gone out before the journal was opened: the one after the
         last that is here, or none of a new one.
         """
@@ -163,9 +167,12 @@ class Journal:
         """Cuts off a mark at the end, with the questions before it that nobody replied to and no
         iterate was made of.
         """
-        begin, head = self._file.tell(), self._head
+        begin = self._file.tell()
+        head = self._head
         unanswered: list[tuple[int, int]] = []
-        cut, start, self.reached = None, begin, 0
+        cut = None
+        start = begin
+        self.reached = 0
         while cut is None and (header := self._next()):
             if "stopped" in header:
                 cut = min(
@@ -174,11 +181,10 @@ class Journal:
                 )
             elif "sequence" in header:
                 self.reached = header["sequence"] + 1
-                unanswered = (
-                    []
-                    if header["heard"] or header["replies"]
-                    else [*unanswered, (header["sequence"], start)]
-                )
+                if header["heard"] or header["replies"]:
+                    unanswered = []
+                else:
+                    unanswered = [*unanswered, (header["sequence"], start)]
             start = self._file.tell()
         if cut is not None:
             self._file.truncate(cut)
@@ -197,7 +203,10 @@ class Journal:
         }
         header |= {"heard": {name: vars(heard) for name, heard in told.heard.items()}}
         header |= {"replies": [[name, len(raw)] for name, raw in told.replies.items()]}
-        value = [] if told.value is None else [np.ascontiguousarray(told.value)]
+        if told.value is None:
+            value = []
+        else:
+            value = [np.ascontiguousarray(told.value)]
         header |= {"value": [[part.dtype.str, part.shape] for part in value]}
         self.replies.sync()
         self._append(
@@ -212,7 +221,8 @@ class Journal:
 
     def _append(self, header: dict[str, Any], *parts: bytes | memoryview) -> None:
         text = json.dumps(header).encode()
-        payload, head = (len(text).to_bytes(4, "big"), text, *parts), hashlib.sha256(self._head)
+        payload = (len(text).to_bytes(4, "big"), text, *parts)
+        head = hashlib.sha256(self._head)
         self._file.write(sum(map(len, payload)).to_bytes(_LENGTH, "big"))
         for part in payload:  # which may be long: none is copied
             head.update(part)
@@ -228,7 +238,10 @@ class Journal:
         size = int.from_bytes(self._file.read(_LENGTH), "big")
         end = start + _LENGTH + size + _HASH
         whole = os.fstat(self._file.fileno()).st_size
-        payload = self._file.read(size) if end <= whole else b""
+        if end <= whole:
+            payload = self._file.read(size)
+        else:
+            payload = b""
         head = hashlib.sha256(self._head + payload).digest()
         if size and end <= whole and self._file.read(_HASH) == head:
             self._head = head

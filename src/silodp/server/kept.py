@@ -28,7 +28,9 @@ class Kept:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count, self._like = folder, 0, torch.empty(0)
+        self._folder = folder
+        self._count = 0
+        self._like = torch.empty(0)
         self._file: IO[bytes] | None = None
 
     def append(self, w: Tensor) -> None:
@@ -44,7 +46,8 @@ class Kept:
                 f"an iterate cannot be kept in {self._folder} ({error.strerror}); make "
                 "room there, and resume the run"
             ) from None
-        self._count, self._like = self._count + 1, w
+        self._count = self._count + 1
+        self._like = w
 
     def __len__(self) -> int:
         return self._count

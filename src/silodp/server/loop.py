@@ -111,7 +111,10 @@ class Run:
         the folder has model and summary.
         """
         start = self.problem.initial([self._coin])
-        kept = deque[Tensor](maxlen=1) if self.made.order.output == "last" else Kept(self.folder)
+        if self.made.order.output == "last":
+            kept = deque[Tensor](maxlen=1)
+        else:
+            kept = Kept(self.folder)
         fed: Keeping | None = None
         try:
             if is_file(self.made.algorithm.name):

@@ -182,7 +182,10 @@ class Order:
                     "weights by precision belong to --trust isrl: a total, or a curator, "
                     "counts each record alike; leave them out"
                 )
-            noise = "--from-theory" if self.noise == "theory" else "--noise"
+            if self.noise == "theory":
+                noise = "--from-theory"
+            else:
+                noise = "--noise"
             ruled = self.rule is not None and self.totals  # binomial noise has a rule of its own
             for name, given in (
                 (noise, self.noise != "exact"),
@@ -244,7 +247,10 @@ class Order:
     @classmethod
     def read(cls, found: object, folder: Path) -> Order:
         """The order in the run.json of this folder."""
-        order = found.get("order") if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping):
+            order = found.get("order")
+        else:
+            order = None
         if not isinstance(order, Mapping):
             raise BadInput(
                 f"{folder} holds no run with an order that this version can read; it may "
@@ -328,7 +334,9 @@ def targets(order: Order, names: Sequence[str], counts: Sequence[int]) -> list[B
         finite(own)
         given = delta[name]
         found.append(Budget(own, default_delta(n) if given is None else given))
-    return found if order.trust == "isrl" else [least_of_all(found)] * len(found)
+    if order.trust == "isrl":
+        return found
+    return [least_of_all(found)] * len(found)
 
 
 def budgets_of(
@@ -359,11 +367,9 @@ def with_default_delta(order: Order, names: Sequence[str], counts: Sequence[int]
     """
     given = by_silo("delta", order.delta, names)
     mine = {name: n for name, n in zip(names, counts, strict=True) if given[name] is None}
-    return (
-        mine
-        if order.trust == "isrl" or not mine
-        else dict([max(mine.items(), key=lambda pair: pair[1])])
-    )
+    if order.trust == "isrl" or not mine:
+        return mine
+    return dict([max(mine.items(), key=lambda pair: pair[1])])
 
 
 def by_silo(field: str, words: Sequence[str], names: Sequence[str]) -> dict[str, float | None]:

@@ -21,16 +21,18 @@ def output(iterates: Iterable[Tensor] | Kept, rule: str = "last", *, seed: int =
     """
     if rule not in RULES:
         raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
-    points = (
-        iterates
-        if isinstance(iterates, Kept)
-        else list(deque(iterates, maxlen=1 if rule == "last" else None))
-    )
+    if isinstance(iterates, Kept):
+        points = iterates
+    else:
+        points = list(deque(iterates, maxlen=1 if rule == "last" else None))
     if not len(points):
         raise BadInput("the algorithm made no step; give it at least one round")
     if rule == "random":
         return points[int(np.random.default_rng(seed).integers(len(points)))]
-    first = len(points) // 2 if rule == "tail" else len(points) - 1
+    if rule == "tail":
+        first = len(points) // 2
+    else:
+        first = len(points) - 1
     total = points[first]
     for place in range(first + 1, len(points)):
         total = total + points[place]

@@ -19,7 +19,9 @@ def paper_multipliers(algorithm: str, budget: Budget, settings: dict) -> dict[st
     (eps n)^2. mb-sgd: 8 L^2 R ln(2/delta) / (eps n)^2; local-sgd takes the same constant with one
     composition for each of its R x steps local steps.
     """
-    rounds, log1, log2 = settings["rounds"], math.log(1 / budget.delta), math.log(2 / budget.delta)
+    rounds = settings["rounds"]
+    log1 = math.log(1 / budget.delta)
+    log2 = math.log(2 / budget.delta)
     match algorithm:
         case "spider":
             return {

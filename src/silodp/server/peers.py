@@ -66,7 +66,9 @@ class Peer:
     """
 
     def __init__(self, silo: str, gate: Carrier, relay: Relay) -> None:
-        self._silo, self._gate, self._relay = silo, gate, relay
+        self._silo = silo
+        self._gate = gate
+        self._relay = relay
         self._seen: set[str] = set()
 
     def holds(
@@ -81,7 +83,8 @@ class Peer:
         """Own reply from the own gate, published; the others' as they are published, within
         `timeout` seconds.
         """
-        deadline, replies = time.monotonic() + timeout, dict[str, bytes]()
+        deadline = time.monotonic() + timeout
+        replies = dict[str, bytes]()
         if own := frames.get(self._silo):
             replies = self._gate.exchange({self._silo: own}, timeout)
             if self._silo in replies:
@@ -121,7 +124,8 @@ class PeerHolds(RunHolds):
         **settings: Any,
     ) -> None:
         super().__init__(cards, gate, plan, **settings)
-        self._silo, self._relay = silo, relay
+        self._silo = silo
+        self._relay = relay
         self._last = b"", b""  # to the own gate, and from it
 
     def _take(self) -> None:
@@ -133,7 +137,9 @@ class PeerHolds(RunHolds):
             raise
 
     def _frame(self, name: str) -> bytes:
-        return super()._frame(name) if name == self._silo else b""
+        if name == self._silo:
+            return super()._frame(name)
+        return b""
 
     def _ask(self, name: str, frame: bytes, until: float) -> HoldReply | str:
         if name == self._silo:
@@ -159,7 +165,8 @@ class PeerHolds(RunHolds):
         """
         content = self._relay.get(self._place(name)) or bytes(4)
         size = 4 + int.from_bytes(content[:4], "big")
-        frame, raw = content[4:size], content[size:]
+        frame = content[4:size]
+        raw = content[size:]
         if not raw:
             return "silent"
         try:
@@ -170,11 +177,9 @@ class PeerHolds(RunHolds):
         wanted = HoldRequest(
             name, self._run, request.hold, card.definition, request.number, self._events[name]
         )
-        return (
-            self._opened(card, request.hold, frame, raw)
-            if frame == encode_hold(wanted, self._key)
-            else "forged"
-        )
+        if frame == encode_hold(wanted, self._key):
+            return self._opened(card, request.hold, frame, raw)
+        return "forged"
 
     def _place(self, name: str) -> str:
         return hashlib.sha256(f"{self._run}/hold/{name}".encode()).hexdigest()

@@ -53,7 +53,9 @@ class DryRun:
     """A federation without silos: it notes what is asked, and answers zero."""
 
     def __init__(self, participation: Everyone, silos: int, log: list[Asked]) -> None:
-        self._participation, self._silos, self._log = participation, silos, log
+        self._participation = participation
+        self._silos = silos
+        self._log = log
 
     def mean(self, query: Query) -> Tensor:
         self._log.append(Asked(query.mechanism.kind, query.event(), self._participation.draw()))
@@ -76,7 +78,9 @@ class DryRun:
 class Nowhere:
     """A problem of one dimension, for dry runs."""
 
-    dim, model, loss = 1, torch.nn.Linear(1, 1, bias=False), staticmethod(squared_error)
+    dim = 1
+    model = torch.nn.Linear(1, 1, bias=False)
+    loss = staticmethod(squared_error)
 
     def prox(self, w: Tensor, step) -> Tensor:
         return w
@@ -149,12 +153,15 @@ class Plan:
         """The mu with which the whole run is mu-GDP, (J, N): sqrt of what the gdp rule counts. None
         under other rules, where none is known.
         """
-        return np.sqrt(self.rule.total(self._buckets())) if self.rule.name == "gdp" else None
+        if self.rule.name == "gdp":
+            return np.sqrt(self.rule.total(self._buckets()))
+        return None
 
     def _buckets(self) -> dict[str, np.ndarray]:
         buckets: dict[str, np.ndarray] = {}
         for asked in self.asked:
-            event, mechanism = asked.event, self.mechanisms[asked.kind]
+            event = asked.event
+            mechanism = self.mechanisms[asked.kind]
             key, price = self.rule.price(mechanism.noisy(event), np.asarray(self.counts))
             answers = np.isin(np.arange(len(self.counts)), asked.silos)
             buckets[key] = buckets.get(key, 0.0) + np.where(answers, price, 0.0)
@@ -370,7 +377,9 @@ def _default_rule(events: Sequence[Event | TotalEvent]) -> str:
     kinds = {type(e.sampling) for e in events}
     if not kinds & {Poisson, WithoutReplacement}:
         return "gdp"
-    return "renyi" if kinds & {WithoutReplacement, DisjointBatches} else "committed"
+    if kinds & {WithoutReplacement, DisjointBatches}:
+        return "renyi"
+    return "committed"
 
 
 def _rule(

@@ -126,25 +126,32 @@ def prepare(
         order = by_theorem(order, theorem, min(counts))
     settings = algorithm.schedule(order.schedule)
     samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
-    mine = list(budgets) if budgets else budgets_of(order, names, counts, samplings)
+    if budgets:
+        mine = list(budgets)
+    else:
+        mine = budgets_of(order, names, counts, samplings)
     participation = participation_by_name(order.participation, len(counts), order.coins)
     participation()  # refuses what cannot take part
     run = prepared(algorithm, settings, order.step)
     why = _why_together(order)
-    rehearsed = (
-        _together(run, f"{algorithm.name} asks silos one by one, {why}", order.totals)
-        if why
-        else run
-    )
+    if why:
+        rehearsed = _together(run, f"{algorithm.name} asks silos one by one, {why}", order.totals)
+    else:
+        rehearsed = run
     who = participation()
     if order.trust == "central":
-        mine, counts, who = [least_of_all(mine)], [sum(counts)], Everyone(1)
+        mine = [least_of_all(mine)]
+        counts = [sum(counts)]
+        who = Everyone(1)
     runs = [[replace(budget, epsilon=epsilon) for budget in mine] for epsilon in epsilons] or [mine]
     if order.totals:
         plan = _totals(order, algorithm, samplings, runs, counts, who, dimension, rehearsed, scaled)
     else:
         plan = _gaussian(order, settings, runs, counts, who, rehearsed, scaled)
-        plan = _with_theorems_noise(plan, theorem) if theorem else plan
+        if theorem:
+            plan = _with_theorems_noise(plan, theorem)
+        else:
+            plan = plan
     return Prepared(order, algorithm, settings, samplings, mine, plan, run, participation)
 
 
@@ -210,7 +217,9 @@ def _why_together(order: Order) -> str:
         return "and a curator answers for all of them at once; use an algorithm that asks for means"
     if order.totals:
         return "and the server sees totals alone; use an algorithm that asks for means"
-    return "and counts them alike; leave --weights out" if order.weights != "equal" else ""
+    if order.weights != "equal":
+        return "and counts them alike; leave --weights out"
+    return ""
 
 
 def _together(run: Run, why: str, totals: bool) -> Run:
@@ -226,7 +235,9 @@ def _together(run: Run, why: str, totals: bool) -> Run:
 
 class _Together:
     def __init__(self, fed: Any, why: str, totals: bool) -> None:
-        self._fed, self._why, self._totals = fed, why, totals
+        self._fed = fed
+        self._why = why
+        self._totals = totals
 
     def mean(self, query: Query) -> Tensor:
         return self.measure(query).mean
@@ -289,7 +300,10 @@ def _totals(
         )
     least, (mechanisms, shares) = least_of(order, who), asks(order)
     budgets = [least_of_all(row) for row in runs]
-    colluding = order.colluding if order.trust == "masks" else None
+    if order.trust == "masks":
+        colluding = order.colluding
+    else:
+        colluding = None
     return calibrate_shuffled(
         run,
         mechanisms,
@@ -335,9 +349,15 @@ def prescription(
     order: Order, budget: Budget, counts: Sequence[int], dimension: int | None
 ) -> theory.Prescription:
     """The theorem of the order's algorithm at the order's constants, for the smallest silo."""
-    counts = [sum(counts)] if order.trust == "central" else counts
+    if order.trust == "central":
+        counts = [sum(counts)]
+    else:
+        counts = counts
     _, _, answering = order.participation.rpartition(":")
-    asked = int(answering) if answering.isdecimal() and len(counts) > 1 else len(counts)
+    if answering.isdecimal() and len(counts) > 1:
+        asked = int(answering)
+    else:
+        asked = len(counts)
     return theory.prescribe(order.algorithm, constants_of(order, budget, counts, dimension, asked))
 
 
@@ -379,7 +399,10 @@ def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
         )
     assert order.lipschitz is not None
     assert order.smoothness is not None
-    out = "last" if found.output in ("w_R", "w_S") else "random"
+    if found.output in ("w_R", "w_S"):
+        out = "last"
+    else:
+        out = "random"
     made = replace(
         order,
         rounds=found.rounds * found.restarts,
@@ -391,8 +414,14 @@ def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
         return replace(made, phase=found.phase, slope=order.smoothness, sampling="full")
     if found.inner_steps:
         rate = found.batch / n
-        rate = rate if math.floor(rate * n) >= found.batch else math.nextafter(rate, 1.0)
-        sampled = f"anchor=full,refine=without-replacement:{rate!r}" if found.batch < n else "full"
+        if math.floor(rate * n) >= found.batch:
+            rate = rate
+        else:
+            rate = math.nextafter(rate, 1.0)
+        if found.batch < n:
+            sampled = f"anchor=full,refine=without-replacement:{rate!r}"
+        else:
+            sampled = "full"
         return replace(
             made, inner=found.inner_steps, restarts=found.restarts, slope=math.inf, sampling=sampled
         )
@@ -407,15 +436,17 @@ def _with_theorems_noise(plan: Plan, found: theory.Prescription) -> Plan:
     std["refine"] = found.noise.get("sigma_2_hat", found.noise.get("sigma_2"))
     noisy = {}
     for kind, m in plan.mechanisms.items():
-        largest = m.clipped(2 * m.clip) if kind == "refine" else m
+        if kind == "refine":
+            largest = m.clipped(2 * m.clip)
+        else:
+            largest = m
         sigma = std[kind]
-        noisy[kind] = (
-            m
-            if sigma is None
-            else replace(
+        if sigma is None:
+            noisy[kind] = m
+        else:
+            noisy[kind] = replace(
                 m, noise_multiplier=_rows([[sigma / largest.sensitivity(n) for n in plan.counts]])
             )
-        )
     made = replace(plan, mechanisms=noisy)
     for budget, spent in zip(plan.budgets[0], made.spent()[0].tolist(), strict=True):
         if not spent <= budget.epsilon:

@@ -59,12 +59,11 @@ def measured_norms(
     steps' noises add up to if gradient and prox operator did not bend them: step x std x sqrt(steps
     x d).
     """
-    statistic, mechanism = query.statistic, query.mechanism
+    statistic = query.statistic
+    mechanism = query.mechanism
     dimension = int(statistic.shape[-1])
-    clip, grown = (
-        float(torch.as_tensor(mechanism.clip).max()),
-        math.sqrt(dimension) * statistic.gain,
-    )
+    clip = float(torch.as_tensor(mechanism.clip).max())
+    grown = math.sqrt(dimension) * statistic.gain
     own = [mechanism.of(i).event().multiplier for i in silos]
     noises = [
         m * 2 * clip / mechanism.sampling.batch(counts[i]) * grown
@@ -93,7 +92,8 @@ def measured_total(
     """The same of a shuffler's total (1, d) over these silos: what their mean tells, and of no silo
     anything but that it is in it.
     """
-    mechanism, dimension = as_total(query.mechanism), int(total.shape[-1])
+    mechanism = as_total(query.mechanism)
+    dimension = int(total.shape[-1])
     clip, levels, bits = (
         torch.as_tensor(v).double().max().item()
         for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)

@@ -90,15 +90,17 @@ class RunHolds:
             for card in sorted(cards, key=lambda card: card.name)
             if events[card.name]
         }
-        self._events, self._carrier, self._run, self._key = events, carrier, run, key
-        self._timeouts, self._quorum, self._report, self._pause = (
-            timeouts,
-            min(quorum, len(self._cards)),
-            report,
-            pause,
-        )
+        self._events = events
+        self._carrier = carrier
+        self._run = run
+        self._key = key
+        self._timeouts = timeouts
+        self._quorum = min(quorum, len(self._cards))
+        self._report = report
+        self._pause = pause
         self._open: dict[str, str] = {}  # silo: the id of what was asked for, held or perhaps held
-        self._again, self._number = 0.0, 0
+        self._again = 0.0
+        self._number = 0
         self.held: dict[str, HoldReply] = {}
 
     def keep(self) -> None:
@@ -127,7 +129,8 @@ class RunHolds:
             )
             for name, id in self._open.items()
         }
-        self._open, self.held = {}, {}
+        self._open = {}
+        self.held = {}
         if frames:
             dict(
                 Sending(self._carrier, min(self._timeouts.retry, RELEASING)).send(frames, RELEASING)
@@ -150,7 +153,8 @@ class RunHolds:
         """Asks gate after gate; the first refusal, if there is one. BadInput, with nothing held, if
         fewer than the quorum answer.
         """
-        begin, missing = time.monotonic(), dict.fromkeys(self._cards, "silent")
+        begin = time.monotonic()
+        missing = dict.fromkeys(self._cards, "silent")
         frames = {name: self._frame(name) for name in self._cards}
         while True:
             for name in list(missing):
@@ -209,12 +213,14 @@ class RunHolds:
         sending = Sending(self._carrier, self._timeouts.quick.retry)
         while True:
             raw = dict(sending.send({name: frame}, until - time.monotonic())).get(name)
-            missed = "removed" if name in sending.removed else "silent"
-            got = (
-                self._opened(self._cards[name], self._open[name], frame, raw)
-                if raw is not None
-                else missed
-            )
+            if name in sending.removed:
+                missed = "removed"
+            else:
+                missed = "silent"
+            if raw is not None:
+                got = self._opened(self._cards[name], self._open[name], frame, raw)
+            else:
+                got = missed
             if not isinstance(got, str) or got not in PASSING or until <= time.monotonic():
                 return got
             sending.pause(until - time.monotonic())
@@ -226,17 +232,21 @@ class RunHolds:
         if isinstance(reply := opened(raw, card.key, frame, decode_hold_reply), str):
             return reply
         wanted = card.name, self._run, id, hashlib.sha256(frame[OVERHEAD:]).hexdigest()
-        return reply if (reply.silo, reply.run, reply.hold, reply.digest) == wanted else "forged"
+        if (reply.silo, reply.run, reply.hold, reply.digest) == wanted:
+            return reply
+        return "forged"
 
     def _sentence(self, name: str, reply: HoldReply) -> str:
         """What is needed, and what is left where the silo says so; nobody has paid anything."""
         card = self._cards[name]
-        needed = (
-            f"{rounded_up(100 * reply.needed, 1, 'f')} %" if reply.needed is not None else "more"
-        )
-        left = (
-            "" if reply.left is None else f", and {np.floor(1000 * reply.left) / 10:.1f} % is left"
-        )
+        if reply.needed is not None:
+            needed = f"{rounded_up(100 * reply.needed, 1, 'f')} %"
+        else:
+            needed = "more"
+        if reply.left is None:
+            left = ""
+        else:
+            left = f", and {np.floor(1000 * reply.left) / 10:.1f} % is left"
         said = {
             "budget": ("" if left else ", which has less left", "use a smaller --epsilon"),
             "taken": (

@@ -220,7 +220,10 @@ class Remote:
     ) -> tuple[Tensor, tuple[int, ...]]:
         """Return (1, 1, d) with weights and (1, M, d) without, and the silos that are in it."""
         numbers, frames = self._make_frames(query, silos)
-        recorded = self._journal.read() if self._journal else None
+        if self._journal:
+            recorded = self._journal.read()
+        else:
+            recorded = None
         if recorded is None:
             heard, mean = self._collect_mean(query, numbers, frames, weights)
             members = [number for name, number in numbers.items() if name in heard]
@@ -438,7 +441,10 @@ class Remote:
         # An algorithm may ask silos one by one. Then any of them may be absent, unless all of the
         # run's silos must answer.
         alone = len(numbers) == 1 and self._quorum < len(self._cards)
-        need = 0 if alone else min(self._quorum, len(numbers))
+        if alone:
+            need = 0
+        else:
+            need = min(self._quorum, len(numbers))
         if not all(self._reply_key(name) in self._replies for name in frames):
             self._before((*self.lost, (query.event(), tuple(frames))))
         question = Question(numbers)
@@ -594,11 +600,15 @@ class Remote:
         except Refused:
             return FORGED
         if isinstance(reply, Refusal):
-            return reply.code if believed(reply.code, reply.digest, frame()) else FORGED
+            if believed(reply.code, reply.digest, frame()):
+                return reply.code
+            return FORGED
         wanted = (card.name, self._query_id(silo), self._digests[card.name])
         if (reply.silo, reply.query_id, reply.digest) != wanted:
             return FORGED
-        return reply if self._fits(reply, query) else INVALID_CODE
+        if self._fits(reply, query):
+            return reply
+        return INVALID_CODE
 
     def _stored_box(self, query: Query, name: str, silo: int) -> bytes:
         """Return the sealed or masked counts in a reply that lies on the disk."""

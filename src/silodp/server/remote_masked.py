@@ -72,7 +72,10 @@ class MaskedRemote(Remote):
             cohort = {name: silo for name, silo in wanted.items() if name in rows}
             self._table = write_table(rows.values())
             frames = self._make_frames(query, list(cohort.values()))[1]
-            recorded = self._journal.read() if self._journal else None
+            if self._journal:
+                recorded = self._journal.read()
+            else:
+                recorded = None
             if recorded is None:
                 heard, total = self._collect_total(query, cohort, frames, mechanism)
                 tries += 1
@@ -159,7 +162,10 @@ class MaskedRemote(Remote):
         """
         frames = {name: self._key_request(silo) for name, silo in numbers.items()}
         self._digests = {name: body_digest(frame) for name, frame in frames.items()}
-        recorded = self._journal.read() if self._journal else None
+        if self._journal:
+            recorded = self._journal.read()
+        else:
+            recorded = None
         if recorded is None:
             rows, codes = self._ask_keys(numbers, frames)
         else:

@@ -254,7 +254,10 @@ class ShuffledRemote(Remote):
                     return got
                 if isinstance(got, Declined) and got.code not in LATER:
                     return got
-                last = got.code if isinstance(got, Declined) else got
+                if isinstance(got, Declined):
+                    last = got.code
+                else:
+                    last = got
             sending.pause()
         raise StopRun(
             f"the shuffler gave no total for question {self._sequence + 1} ({last}); what "
@@ -279,9 +282,13 @@ class ShuffledRemote(Remote):
         except Refused:
             return FORGED
         if isinstance(got, Declined):
-            return got if believed(got.code, got.digest, frame) else FORGED
+            if believed(got.code, got.digest, frame):
+                return got
+            return FORGED
         round = self._envelope(query, 0).shuffle_round
-        return got if (got.round, len(got.totals)) == (round, dimension) else FORGED
+        if (got.round, len(got.totals)) == (round, dimension):
+            return got
+        return FORGED
 
     def _recorded_total(self, query: Query, boxes: int, recorded: Round) -> Passed:
         """Return the total in the journal. The boxes are gone, but the shuffler has signed that it

@@ -95,7 +95,8 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
     """The order ready to run over these silos: each one's budget for it is its own, or what the
     order says, which must be less.
     """
-    names, counts = [card.name for card in cards], [card.records for card in cards]
+    names = [card.name for card in cards]
+    counts = [card.records for card in cards]
     if order.user_level or order.delta or order.rule not in (None, "gdp"):
         raise BadInput(
             "over a network delta, rule and unit are those of the silos' own ledgers; "
@@ -125,7 +126,8 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
 
 def budgets_over(order: Order, cards: Sequence[Card]) -> list[Budget]:
     """Each silo's budget for the run: its own, or what the order says, which must be less."""
-    asked, budgets = by_silo("epsilon", order.epsilon, [card.name for card in cards]), []
+    asked = by_silo("epsilon", order.epsilon, [card.name for card in cards])
+    budgets = []
     for card in cards:
         epsilon = asked[card.name]
         if epsilon is not None and not 0 < epsilon <= card.epsilon:
@@ -141,15 +143,18 @@ def advised(order: Order, cards: Sequence[Card]) -> Advice:
     """The order with everything chosen that it leaves open, from the silos' cards; the model is the
     one that they approve.
     """
-    card, names = cards[0], tuple(c.name for c in cards)
-    task = (
-        Schema.parse(card.schema, f"the card of {card.name}")
-        if card.schema
-        else Task.plain(len(card.classes))
-    )
+    card = cards[0]
+    names = tuple(c.name for c in cards)
+    if card.schema:
+        task = Schema.parse(card.schema, f"the card of {card.name}")
+    else:
+        task = Task.plain(len(card.classes))
     counts = tuple(c.records - c.held_out for c in cards)
     said = [set(c.statistics) for c in cards if c.statistics]
-    allowed = tuple(sorted(set.intersection(*said))) if said else None
+    if said:
+        allowed = tuple(sorted(set.intersection(*said)))
+    else:
+        allowed = None
     facts = Facts(
         names,
         counts,
@@ -169,7 +174,8 @@ def _check_room(plan: Plan, cards: Sequence[Card]) -> None:
     room is likely and not certain.
     """
     for i, card in enumerate(cards):
-        own, buckets = Totals.for_budget(Budget(card.epsilon, card.delta)), dict[str, np.ndarray]()
+        own = Totals.for_budget(Budget(card.epsilon, card.delta))
+        buckets = dict[str, np.ndarray]()
         for asked in plan.asked:
             if i in asked.silos:
                 bucket, price = own.price(asked.event, np.asarray(card.records))
@@ -189,11 +195,10 @@ def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
     wanted = "totals" if trust in TOTALS else "gdp"
     for card in cards:
         if card.rule != wanted:
-            planned = (
-                "of totals is planned for totals"
-                if trust in TOTALS
-                else "with noise of each silo's own is planned for gdp"
-            )
+            if trust in TOTALS:
+                planned = "of totals is planned for totals"
+            else:
+                planned = "with noise of each silo's own is planned for gdp"
             raise BadInput(
                 f"silo {card.name} keeps its ledger by the rule {card.rule}; a run "
                 f"{planned}, at every silo"
@@ -311,7 +316,10 @@ class NetworkRun(Run):
         )
 
     def _connected(self) -> Federation:
-        kind = ShuffledFederation if self.made.order.totals else Federation
+        if self.made.order.totals:
+            kind = ShuffledFederation
+        else:
+            kind = Federation
         weights = self.made.weights(
             [card.records for card in self._cards], [card.held_out for card in self._cards]
         )

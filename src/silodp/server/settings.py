@@ -37,14 +37,15 @@ def default_shares(
                 f"{algorithm.name} has no anchors and differences, but "
                 f"{', '.join(algorithm.kinds)}; leave the anchors' share out"
             )
-        return (
-            dict.fromkeys(algorithm.kinds, 1 / len(algorithm.kinds))
-            if len(algorithm.kinds) > 1
-            else None
-        )
+        if len(algorithm.kinds) > 1:
+            return dict.fromkeys(algorithm.kinds, 1 / len(algorithm.kinds))
+        return None
     if anchor is None:
         q = max(2, settings.get("phase") or settings.get("inner") or 2)
-        ratio = 2.0 if math.isinf(settings.get("slope", 1.0)) else 0.25
+        if math.isinf(settings.get("slope", 1.0)):
+            ratio = 2.0
+        else:
+            ratio = 0.25
         odds = math.sqrt(2 / (q * (q - 1))) / ratio
         anchor = odds / (1 + odds)
     if not 0 < anchor < 1:
@@ -77,7 +78,9 @@ def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sam
             value = math.nan
         if not 0 < value <= 1:
             raise BadInput(f"sampling {text!r} needs a rate between 0 and 1, such as {name}:0.1")
-        return Poisson(value) if name == "poisson" else WithoutReplacement(value)
+        if name == "poisson":
+            return Poisson(value)
+        return WithoutReplacement(value)
     raise BadInput(
         f"sampling {text!r} is unknown; use full, disjoint, poisson:RATE or "
         "without-replacement:RATE"
@@ -115,7 +118,8 @@ def participation_by_name(text: str, silos: int, seed: int) -> Callable[[], Ever
             f"participation {text!r} is unknown; use all, uniform:M, random:M, random:L:M "
             "or balanced:M"
         )
-    answering, least = int(numbers[-1]), int(numbers[0]) if len(numbers) > 1 else 1
+    answering = int(numbers[-1])
+    least = int(numbers[0]) if len(numbers) > 1 else 1
     if name == "balanced":
         return lambda: Balanced(silos, answering, seed=seed)
     return lambda: Uniform(silos, answering, seed=seed, least=least if name == "random" else None)

@@ -38,7 +38,10 @@ def plan_several(
     The mechanisms of order i are named i/KIND, and i/score; what is left over where there is no
     order goes to the scaling.
     """
-    rest = 1 - SCALING_SHARE if scaled is not None and orders else 1.0
+    if scaled is not None and orders:
+        rest = 1 - SCALING_SHARE
+    else:
+        rest = 1.0
     mechanisms: dict[str, Gaussian] = {}
     shares: dict[str, float] = {}
     if scaled is not None:

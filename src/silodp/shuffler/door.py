@@ -52,8 +52,14 @@ class ShufflerDoor:
         clock: Callable[[], float] = time.time,
         noted: Callable[[RoundNote], None] = lambda note: None,
     ) -> None:
-        self._pool, self._store, self._key, self._askers = pool, store, key, frozenset(askers)
-        self._most, self._limit, self._clock, self._noted = rounds_per_hour, limit, clock, noted
+        self._pool = pool
+        self._store = store
+        self._key = key
+        self._askers = frozenset(askers)
+        self._most = rounds_per_hour
+        self._limit = limit
+        self._clock = clock
+        self._noted = noted
         self._lock = threading.Lock()
         self._note = RoundNote("passed")
 
@@ -64,11 +70,10 @@ class ShufflerDoor:
             try:
                 reply = self._answer(frame)
             except Exception as error:
-                code = (
-                    error.code
-                    if isinstance(error, Refused) and error.code in DECLINED
-                    else "internal"
-                )
+                if isinstance(error, Refused) and error.code in DECLINED:
+                    code = error.code
+                else:
+                    code = "internal"
                 self._note = replace(self._note, code=code)
                 reply = encode_outcome(Declined(code, hashlib.sha256(frame).hexdigest()), self._key)
             with contextlib.suppress(Exception):  # a full disk stops no total that was stored

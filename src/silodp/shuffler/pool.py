@@ -45,7 +45,9 @@ class Pool:
     def __init__(
         self, private_key: X25519PrivateKey, roster: Collection[str], *, largest: int
     ) -> None:
-        self._key, self._roster, self._largest = private_key, frozenset(roster), largest
+        self._key = private_key
+        self._roster = frozenset(roster)
+        self._largest = largest
 
     def total(self, request: Request) -> Passed:
         """The total of the boxes that count; NoTotal("too-few" | "range") if there is none."""

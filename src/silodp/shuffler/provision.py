@@ -72,7 +72,8 @@ def provision(
         **SITE_DEFAULTS,
     }
     settings = ShufflerSettings.of(found | changes)
-    seal, sign = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    seal = X25519PrivateKey.generate()
+    sign = Ed25519PrivateKey.generate()
     card = {"seal": public(seal), "sign": public(sign)}
     files = {
         "shuffler.toml": table_text(asdict(settings) | {"roster": tuple(members)}, COMMENTS),

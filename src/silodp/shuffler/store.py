@@ -36,7 +36,8 @@ class RoundStore:
 
     def __init__(self, path: Path, *, seal: str, sign: str) -> None:
         """Raises BadInput unless the file is there, whole and that of these keys."""
-        self._path, self._keys = path, (seal, sign)
+        self._path = path
+        self._keys = (seal, sign)
         try:
             with contextlib.closing(connect(self._path)) as connection:
                 found = tuple(

@@ -36,8 +36,11 @@ class Gate:
         self, answerer: Answerer, ledger: Ledger, *, dim: int, counts: Sequence[int], runs: int = 1
     ) -> None:
         """`runs` is J: how many points a query has, each with noise and a charge of its own."""
-        self._answerer, self.ledger = answerer, ledger
-        self._dim, self._counts, self._runs = dim, tuple(counts), runs
+        self._answerer = answerer
+        self.ledger = ledger
+        self._dim = dim
+        self._counts = tuple(counts)
+        self._runs = runs
 
     def answer(self, query: Query, silos: Sequence[int]) -> Release:
         """Checks, charges, then looks at records. Raises Refused with a fixed code, before any

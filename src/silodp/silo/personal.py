@@ -29,7 +29,9 @@ from silodp.silo.service.daemon import approved_map, approved_problem
 from silodp.silo.service.policy import DaemonSettings, Policy
 
 PULLS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-FOLDS, FEWEST, STEPS = 5, 20, 60
+FOLDS = 5
+FEWEST = 20
+STEPS = 60
 STAYS = (
     "The personal model is NOT private: it has seen the records without noise, and whoever "
     "has it may learn about single patients. "
@@ -56,7 +58,8 @@ def personalise(policy: Path, trained: Path) -> Personal:
     """Fits the model in a run's folder, or its file, to the records of the silo whose policy this
     is, and writes it into `personal` beside it.
     """
-    place, silo = DaemonSettings.load(policy), Policy.load(policy).silo
+    place = DaemonSettings.load(policy)
+    silo = Policy.load(policy).silo
     schema = find_schema(place)
     data = read_records(place, schema)
     problem = approved_problem(place, data.x.shape[-1], schema)
@@ -76,7 +79,8 @@ def personalise(policy: Path, trained: Path) -> Personal:
             f"{trained} is not the model {place.model} that the policy approves; "
             "personalise one that this silo has trained"
         ) from None
-    x, y = records.x[0].double(), records.y[0]
+    x = records.x[0].double()
+    y = records.y[0]
     if len(y) < FEWEST:
         raise BadInput(
             f"the silo has {len(y)} records; a personal model needs {FEWEST} or more to be tried on"
@@ -114,7 +118,9 @@ def fitted(problem: Problem, start: Tensor, x: Tensor, y: Tensor, pull: float) -
 
     steps.step(closure)
     found = w.detach()
-    return found if bool(torch.isfinite(found).all()) else start
+    if bool(torch.isfinite(found).all()):
+        return found
+    return start
 
 
 def _chosen(problem: Problem, start: Tensor, x: Tensor, y: Tensor) -> Personal:
@@ -125,7 +131,8 @@ def _chosen(problem: Problem, start: Tensor, x: Tensor, y: Tensor) -> Personal:
     shared = _losses(problem, start, x, y)
     tried = {pull: torch.empty_like(shared) for pull in PULLS}
     for k in range(FOLDS):
-        kept, out = torch.from_numpy(fold != k), torch.from_numpy(fold == k)
+        kept = torch.from_numpy(fold != k)
+        out = torch.from_numpy(fold == k)
         for pull in PULLS:
             tried[pull][out] = _losses(
                 problem, fitted(problem, start, x[kept], y[kept], pull), x[out], y[out]

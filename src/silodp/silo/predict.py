@@ -38,14 +38,16 @@ def predict(
         )
     if model.schema.images:
         names, rows = read_unsorted(path, model.schema.images)
-        kept, notes = {"file": np.array(names, object)}, []
+        kept = {"file": np.array(names, object)}
+        notes = []
     else:
         rows, cells = read_rows(path, model.schema)
         if unknown := [name for name in keep if name not in cells]:
             raise BadInput(
                 f"{path} has no column {unknown[0]!r} to keep; give --keep one of its columns"
             )
-        kept, notes = {name: _texts(cells[name]) for name in keep}, outside(model.schema, rows)
+        kept = {name: _texts(cells[name]) for name in keep}
+        notes = outside(model.schema, rows)
     return said(model, rows, threshold, kept), notes
 
 

@@ -25,15 +25,23 @@ def advised(
     """The order with everything chosen that it leaves open, for silos that train on so many
     records.
     """
-    features, task = loaded.records.features, source.read_by or Task.plain(loaded.classes)
+    features = loaded.records.features
+    task = source.read_by or Task.plain(loaded.classes)
     if order.feature_map:
-        shape = source.read_by.shape if source.read_by else ()
-        features, task = (
-            feature_map(order.feature_map, load, shape).width(features),
-            source.read_by.task if source.read_by else task,
-        )
+        if source.read_by:
+            shape = source.read_by.shape
+        else:
+            shape = ()
+        features = feature_map(order.feature_map, load, shape).width(features)
+        if source.read_by:
+            task = source.read_by.task
+        else:
+            task = task
     kinds = kinds_of(task, features, "number" if loaded.scale == "public" else "standard")
-    scaled = features if loaded.scale == "private" else None
+    if loaded.scale == "private":
+        scaled = features
+    else:
+        scaled = None
     return choose(
         order, Facts(tuple(names), tuple(counts), kinds, task, tuple(budgets), scaled), load=load
     )

@@ -82,11 +82,10 @@ def wrong(problem: Problem, records: Records, w: Tensor) -> Records:
     with torch.no_grad():
         scores = problem.outputs(w, records.x.flatten(0, 1))[0]
     labels = records.y.flatten()
-    missed = (
-        (scores.squeeze(-1) > 0) != (labels > 0)
-        if scores.shape[-1] == 1
-        else scores.argmax(-1) != labels
-    )
+    if scores.shape[-1] == 1:
+        missed = (scores.squeeze(-1) > 0) != (labels > 0)
+    else:
+        missed = scores.argmax(-1) != labels
     missed = (missed | ~torch.isfinite(scores).all(-1)).float().reshape(*records.y.shape, 1)
     return Records(missed * records.mask.unsqueeze(-1), records.y, records.counts, records.names)
 
@@ -129,8 +128,12 @@ def search_charged(
     Goes on where it stopped: noise comes from a seed that the folder keeps, so that what is done
     again says the same again.
     """
-    order, central = search.order, search.order.trust == "central"
-    repetitions = repetitions_by_name(search.repetitions) if search.repetitions else None
+    order = search.order
+    central = search.order.trust == "central"
+    if search.repetitions:
+        repetitions = repetitions_by_name(search.repetitions)
+    else:
+        repetitions = None
     if order.totals:
         raise BadInput(
             f"trust {order.trust} is no trust of a tuning; use isrl (the server sees every "
@@ -144,14 +147,14 @@ def search_charged(
     if search.classes < 2:
         raise BadInput("the score is a share of wrong classes; give --classes, 2 or more of them")
     wanted = replace(search, counts=records.counts, code=code_of(order))
-    budgets, large = (
-        targets(order, records.names, records.counts),
-        with_default_delta(order, records.names, records.counts),
-    )
+    budgets = targets(order, records.names, records.counts)
+    large = with_default_delta(order, records.names, records.counts)
     if central:
         flat = records.mask.flatten()
-        x, y = records.x.flatten(2).flatten(0, 1)[flat], records.y.flatten()[flat]
-        records, budgets = Records.of([(x, y)], ["pool"]), budgets[:1]
+        x = records.x.flatten(2).flatten(0, 1)[flat]
+        y = records.y.flatten()[flat]
+        records = Records.of([(x, y)], ["pool"])
+        budgets = budgets[:1]
     else:
         records = Records(records.x.flatten(2), records.y, records.counts, records.names)
     problem = problem_of(order, records.x.shape[2:], search.classes)
@@ -175,7 +178,10 @@ def search_charged(
     open_hidden(hidden)
     trials.hidden, trials.seed = hidden, seed_of(hidden, seed, records)
     warn_of_delta(large)
-    answer = trials.compose(tick) if repetitions is None else trials.select(repetitions, tick)
+    if repetitions is None:
+        answer = trials.compose(tick)
+    else:
+        answer = trials.select(repetitions, tick)
     best = answer.pop("file")
     if central:
         renew(folder)
@@ -210,32 +216,39 @@ class _Trials:
         budgets: Sequence[Budget],
         repetitions: Repetitions | None,
     ) -> None:
-        self.search, self.problem, self.records, self.tried, self.budgets = (
-            search,
-            problem,
-            records,
-            tried,
-            budgets,
-        )
+        self.search = search
+        self.problem = problem
+        self.records = records
+        self.tried = tried
+        self.budgets = budgets
         if repetitions is None:
             self.plan = self._plan(tried, budgets, scaling=search.scale)
             return
         (budget,) = budgets
-        self.beside = SCALING_SHARE * gdp_mu(budget) ** 2 if search.scale else 0.0
+        if search.scale:
+            self.beside = SCALING_SHARE * gdp_mu(budget) ** 2
+        else:
+            self.beside = 0.0
         self.mu = selected_mu(repetitions, budget, beside=self.beside)
-        self.once = (
-            self._plan([], [self._budget(math.sqrt(self.beside), budget.delta)], scaling=True)
-            if self.beside
-            else None
-        )
+        if self.beside:
+            self.once = self._plan(
+                [], [self._budget(math.sqrt(self.beside), budget.delta)], scaling=True
+            )
+        else:
+            self.once = None
         each = self._budget(self.mu, budget.delta)
         self.each = [self._plan([candidate], [each], scaling=False) for candidate in tried]
 
     def compose(self, tick: Tick) -> dict:
         """Every candidate within one budget, on one ledger: the server sees them all."""
-        plan, tried = self.plan, self.tried
+        plan = self.plan
+        tried = self.tried
         ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)
-        records, scaling = self._scaled(plan, ledger) if self.search.scale else (self.records, {})
+        if self.search.scale:
+            records, scaling = self._scaled(plan, ledger)
+        else:
+            records = self.records
+            scaling = {}
         scores = []
         for i, candidate in enumerate(tried):
             path = self.hidden / f"{i:03d}.safetensors"
@@ -274,7 +287,8 @@ class _Trials:
         else leaves.
         """
         (budget,), tried, mu = self.budgets, self.tried, self.mu
-        records, scaling = self.records, {}
+        records = self.records
+        scaling = {}
         if self.once:
             records, scaling = self._scaled(
                 self.once,
@@ -282,7 +296,8 @@ class _Trials:
             )
         coins = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(0x7E,)))
         runs = draw(repetitions, float(coins.random()))
-        best, file = None, None
+        best = None
+        file = None
         for k in range(runs):
             index = int(coins.integers(len(tried)))
             plan = self.each[index]
@@ -292,7 +307,8 @@ class _Trials:
                 self._carry_out(0, tried[index], plan, ledger, records, path, scaling, stream=k)
             value = float(load_file(path)["score"])
             if best is None or value < best[0]:
-                best, file = (value, index), path
+                best = (value, index)
+                file = path
             tick(k + 1, runs)
         spent = selected_epsilon(repetitions, GaussianRun(mu), budget.delta, beside=self.beside)
         score, index = best or (None, 0)
@@ -323,13 +339,15 @@ class _Trials:
     def _connect(
         self, records: Records, ledger: MemoryLedger, stream: tuple[int, ...]
     ) -> Federation:
-        everyone, alike = Everyone(len(records)), Weights("equal", records.counts)
+        everyone = Everyone(len(records))
+        alike = Weights("equal", records.counts)
         return connect(
             "isrl", self.problem, records, ledger, [(self.seed, *stream)], everyone, alike
         )
 
     def _scaled(self, plan: Plan, ledger: MemoryLedger) -> tuple[Records, dict[str, Tensor]]:
-        fed, given = self._connect(self.records, ledger, (0, 0)), plan.mechanisms
+        fed = self._connect(self.records, ledger, (0, 0))
+        given = plan.mechanisms
         mean, scale = learn_scaling(
             fed, self.records.x.shape[2], ranges=given["ranges"], moments=given["moments"]
         )

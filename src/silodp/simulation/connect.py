@@ -45,7 +45,8 @@ def simulate(
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
     totals = any(m.total for m in plan.mechanisms.values())
     weights = Weights("records" if totals else "equal", records.counts)
-    trust, who = "shuffle" if totals else "isrl", participation or Everyone(len(records))
+    trust = "shuffle" if totals else "isrl"
+    who = participation or Everyone(len(records))
     return connect(trust, problem, records, ledger, seeds, who, weights), ledger
 
 
@@ -114,7 +115,8 @@ class Curator(Simulated):
         """Which records are in a batch is drawn among all of them, whoever takes part: no record is
         in two batches of a partition.
         """
-        present, self.present = self.present, tuple(range(len(self._apart)))
+        present = self.present
+        self.present = tuple(range(len(self._apart)))
         weight = super()._weight(sampling, silos)
         self.present = present
         if len(present) == len(self._apart):
@@ -125,10 +127,11 @@ class Curator(Simulated):
 
     def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
         """Of those that take part, on average."""
-        whole, present = super()._batch(sampling, silos), sum(self._apart[i] for i in self.present)
-        return (
-            whole if len(self.present) == len(self._apart) else whole * (present / sum(self._apart))
-        )
+        whole = super()._batch(sampling, silos)
+        present = sum(self._apart[i] for i in self.present)
+        if len(self.present) == len(self._apart):
+            return whole
+        return whole * (present / sum(self._apart))
 
 
 class _ToCurator:
@@ -137,7 +140,8 @@ class _ToCurator:
     """
 
     def __init__(self, gate: Gate, curator: Curator) -> None:
-        self._gate, self._curator = gate, curator
+        self._gate = gate
+        self._curator = curator
 
     def ask(self, query: Query, silos: Sequence[int]) -> Release:
         self._curator.present = tuple(silos)

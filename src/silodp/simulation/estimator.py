@@ -85,7 +85,10 @@ class _Private(BaseEstimator):
 
     def _fit(self, x: Any, y: Any, silo: Any) -> Any:
         """Trains; afterwards `trained_` has the model, and `spent_` what each silo has spent."""
-        frames = by_silo(x) if isinstance(x, Mapping | list | tuple) else {}
+        if isinstance(x, Mapping | list | tuple):
+            frames = by_silo(x)
+        else:
+            frames = {}
         if frames and all(isinstance(frame, pd.DataFrame) for frame in frames.values()):
             source = self._of_frames(frames, y, silo)
         else:
@@ -116,7 +119,10 @@ class _Private(BaseEstimator):
         if self.schema is not None:
             raise BadInput("a schema reads frames: give fit a list of them, one for each silo")
         x, y = validate_data(self, x, y, dtype=np.float64, ensure_min_samples=2)
-        who = np.zeros(len(y), int) if silo is None else np.asarray(silo)
+        if silo is None:
+            who = np.zeros(len(y), int)
+        else:
+            who = np.asarray(silo)
         if who.shape != (len(y),):
             raise BadInput(
                 f"silo has the shape {who.shape}; it must have one name for each of the "
@@ -198,7 +204,10 @@ class Classifier(ClassifierMixin, _Private):
 
     def _targets(self, y: np.ndarray) -> tuple[np.ndarray, Sequence[Any]]:
         check_classification_targets(y)
-        self.classes_ = np.unique(y) if self.target is None else np.asarray(self.target)
+        if self.target is None:
+            self.classes_ = np.unique(y)
+        else:
+            self.classes_ = np.asarray(self.target)
         if len(self.classes_) < 2:
             raise BadInput(
                 "y has one class only; a classifier needs two or more: give the public "
@@ -234,7 +243,9 @@ class Regressor(RegressorMixin, _Private):
         check_is_fitted(self, "trained_")
         found = self._said(X)[:, -1]
         low, high = self.target or (-1.0, 1.0)
-        return found if self.schema is not None else low + (found + 1) / 2 * (high - low)
+        if self.schema is not None:
+            return found
+        return low + (found + 1) / 2 * (high - low)
 
     def _targets(self, y: np.ndarray) -> tuple[np.ndarray, None]:
         low, high = self.target or (-1.0, 1.0)

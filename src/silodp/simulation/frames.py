@@ -95,10 +95,15 @@ class Trained:
         answer = evaluate_run(
             self._place, epsilon=str(epsilon), bins=bins, cap=cap, seed=seed, source=self.source
         )
-        row, rows = answer["scores"][0], {}
+        row = answer["scores"][0]
+        rows = {}
         for name, figure in row["figures"].items():
             seen = quality.said(row, name)
-            low, high = quality.interval(name, seen) if seen else (figure["low"], figure["high"])
+            if seen:
+                low, high = quality.interval(name, seen)
+            else:
+                low = figure["low"]
+                high = figure["high"]
             rows[name] = {
                 "value": seen and seen["value"],
                 "low": low,
@@ -178,13 +183,17 @@ def run(source: Held, settings: Mapping[str, Any], out: str | Path | None = None
     """Trains by an Order of these settings, in `out` or in a folder that goes when nobody holds the
     result any more.
     """
-    order, told = order_of(settings), list[Advice]()
+    order = order_of(settings)
+    told = list[Advice]()
     code = {
         name: text
         for name in ("model", "feature_map")
         if (text := getattr(order, name)) and is_file(text)
     }
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="silodp-")) / "run"
+    if out is not None:
+        folder = Path(out)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix="silodp-")) / "run"
     try:
         summary = train_source(order, source, folder, told=told.append)
         chosen = tuple(line for advice in told for line in lines(advice))
@@ -208,7 +217,10 @@ def order_of(settings: Mapping[str, Any]) -> Order:
     for name in ("epsilon", "delta", "settings"):
         if name in words:
             given = words[name]
-            pairs = given.items() if isinstance(given, Mapping) else [(None, given)]
+            if isinstance(given, Mapping):
+                pairs = given.items()
+            else:
+                pairs = [(None, given)]
             words[name] = tuple(
                 str(value) if key is None else f"{key}={value}" for key, value in pairs
             )
@@ -226,17 +238,17 @@ def order_of(settings: Mapping[str, Any]) -> Order:
 
 
 def by_silo(frames: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
-    return (
-        dict(frames)
-        if isinstance(frames, Mapping)
-        else {f"silo-{i}": frame for i, frame in enumerate(frames)}
-    )
+    if isinstance(frames, Mapping):
+        return dict(frames)
+    return {f"silo-{i}": frame for i, frame in enumerate(frames)}
 
 
 def schema_of(given: str | Path | Mapping[str, Any] | Schema) -> Schema:
     if isinstance(given, Schema):
         return given
-    return Schema.of(given) if isinstance(given, Mapping) else load_schema(given)
+    if isinstance(given, Mapping):
+        return Schema.of(given)
+    return load_schema(given)
 
 
 def by_schema(frames: Mapping[str, pd.DataFrame], schema: Schema, held_out: float = 0.0) -> Held:
@@ -260,7 +272,8 @@ def plainly(
     refused. `about` is of the Source.
     """
     pairs = [(x, _targets(silo, y, classes)) for silo, (x, y) in zip(silos, parts, strict=True)]
-    records, k = Records.of(pairs, silos), len(classes or ())
+    records = Records.of(pairs, silos)
+    k = len(classes or ())
     held: dict[str, Any] = {"names": tuple(map(str, classes or ())), **about}
     if ranges is None:
         return Held(**held, loaded=Loaded(records, k, tuple(features), None, "private"))
@@ -299,11 +312,9 @@ def cells_of(frame: pd.DataFrame) -> dict[str, np.ndarray]:
 
 def _plain(column: pd.Series) -> np.ndarray:
     values = column.to_numpy()
-    return (
-        values
-        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
-        else column.astype(object).to_numpy()
-    )
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        return values
+    return column.astype(object).to_numpy()
 
 
 def _numbers(name: str, frame: pd.DataFrame) -> np.ndarray:

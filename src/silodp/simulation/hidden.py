@@ -28,9 +28,9 @@ def hidden_of(folder: Path, *, central: bool) -> Path:
     """A curator's is beside the folder, which is made at the end alone: the times of a folder tell
     how long it took, and so how many runs.
     """
-    return (
-        folder.resolve().parent / f".{folder.resolve().name}.secret" if central else folder / "runs"
-    )
+    if central:
+        return folder.resolve().parent / f".{folder.resolve().name}.secret"
+    return folder / "runs"
 
 
 def open_hidden(hidden: Path) -> None:
@@ -55,7 +55,8 @@ def kept_seed(path: Path, given: int | None, records: Records) -> int:
     if path.exists():
         try:
             kept = json.loads(path.read_text())
-            seed, mark = int(kept["seed"]), str(kept["records"])
+            seed = int(kept["seed"])
+            mark = str(kept["records"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadInput(
                 f"the seed {path} cannot be read ({type(error).__name__}); restore it, or "
@@ -67,7 +68,10 @@ def kept_seed(path: Path, given: int | None, records: Records) -> int:
                 "them, or choose another --out"
             )
         return seed
-    seed = secrets.randbits(128) if given is None else given
+    if given is None:
+        seed = secrets.randbits(128)
+    else:
+        seed = given
     atomic.write(path, json.dumps({"seed": seed, "records": _mark(str(seed), records)}))
     return seed
 

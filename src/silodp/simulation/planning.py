@@ -44,12 +44,18 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
         return planned_totals(order, records, names, dimension)
     promised = targets(order, names, records)
     made = prepare(order, names, records, dimension=dimension)
-    plan, order, budgets, counts = made.plan, made.order, made.budgets, tuple(records)
+    plan = made.plan
+    order = made.order
+    budgets = made.budgets
+    counts = tuple(records)
     if order.trust == "central":
         counts = (_curated(made.participation(), records),)
     spent = np.broadcast_to(plan.spent(), (1, len(budgets)))[0]
     found = plan.mu()
-    mu = None if found is None else np.broadcast_to(found, (1, len(budgets)))[0].tolist()
+    if found is None:
+        mu = None
+    else:
+        mu = np.broadcast_to(found, (1, len(budgets)))[0].tolist()
     silos = [
         {
             "records": n,
@@ -126,7 +132,10 @@ def warn_of_delta(records: Mapping[str, int]) -> None:
         if default_delta(n) > 1e-3
     ]
     if large:
-        more = f" and {len(large) - 8} more" if len(large) > 8 else ""
+        if len(large) > 8:
+            more = f" and {len(large) - 8} more"
+        else:
+            more = ""
         sentence = (
             "silodp: few records make a large default delta, 1/n^2: "
             f"{', '.join(large[:8])}{more}; --delta sets another"
@@ -136,7 +145,10 @@ def warn_of_delta(records: Mapping[str, int]) -> None:
 
 def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
     mechanism = plan.mechanisms[kind]
-    largest = mechanism.clipped(2 * clip) if kind == "refine" else mechanism
+    if kind == "refine":
+        largest = mechanism.clipped(2 * clip)
+    else:
+        largest = mechanism
     multiplier = float(torch.as_tensor(mechanism.noise_multiplier).reshape(1, -1)[0, silo])
     sensitivity = float(largest.sensitivity(n))
     return {
@@ -155,7 +167,9 @@ def _mean_noise(made: Prepared, kind: str, counts: Sequence[int]) -> float:
     Each silo's noise has an axis of its own, on which the mechanism's own mean leaves the silo's
     share of it.
     """
-    who, mechanism, weights = made.participation(), made.plan.mechanisms[kind], made.weights(counts)
+    who = made.participation()
+    mechanism = made.plan.mechanisms[kind]
+    weights = made.weights(counts)
     stds = torch.tensor(
         [
             _release(made.plan, kind, i, n, made.order.clip)["noise_std"]
@@ -214,21 +228,20 @@ def planned_totals(
     """
     made = prepare(order, names, records, dimension=dimension)
     assert dimension is not None
-    budget, sampling, who = (
-        made.budgets[0],
-        next(iter(made.samplings.values())),
-        made.participation(),
-    )
+    budget = made.budgets[0]
+    sampling = next(iter(made.samplings.values()))
+    who = made.participation()
     batches = sorted(int(sampling.batch(n)) for n in records)
-    answering, released = (
-        getattr(who, "answering", who.silos),
-        next(iter(made.plan.mechanisms.values())).contributions,
-    )
+    answering = getattr(who, "answering", who.silos)
+    released = next(iter(made.plan.mechanisms.values())).contributions
     kinds = _kinds(order, names, records, made.budgets)
     mechanisms = [made.plan.mechanisms[kind.name] for kind in kinds]
     found = [shuffle.Parameters(int(m.levels), int(m.noise_bits), m.p) for m in mechanisms]
     local = _spent(kinds, found, batches[0], dimension, budget.delta)
-    seen_by = "shuffler" if order.trust == "shuffle" else "all_others"
+    if order.trust == "shuffle":
+        seen_by = "shuffler"
+    else:
+        seen_by = "all_others"
     spent = {
         "server": _spent(kinds, found, released, dimension, budget.delta),
         seen_by: local if math.isfinite(local) else None,
@@ -266,7 +279,8 @@ def _kinds(
     """The kinds of release with the noise multipliers that fill the one budget under ISRL-DP in
     every silo.
     """
-    silos, plan = len(records), prepare(order.under("isrl"), names, records, budgets=budgets).plan
+    silos = len(records)
+    plan = prepare(order.under("isrl"), names, records, budgets=budgets).plan
     plan = replace(plan, asked=plan.asked + shuffled.asked_again(plan.asked, order.drops))
     return [
         _Kind(

@@ -112,7 +112,9 @@ def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
             f"{given} holds a run already ({state}), and nothing is written over; choose "
             "another --out"
         )
-    return last if not state else first.with_name(f"{first.name}-{_number(last, first) + 1}")
+    if not state:
+        return last
+    return first.with_name(f"{first.name}-{_number(last, first) + 1}")
 
 
 def folder_to_resume(given: Path | None, first: Path) -> Path:
@@ -155,7 +157,10 @@ def unused(given: Path | None, first: Path, result: str) -> Path:
 
 def _numbered(first: Path) -> list[Path]:
     """`first` and first-2, first-3, ... as far as they are there, the latest last."""
-    beside = first.parent.iterdir() if first.parent.is_dir() else ()
+    if first.parent.is_dir():
+        beside = first.parent.iterdir()
+    else:
+        beside = ()
     return sorted(
         (path for path in beside if _number(path, first)), key=lambda path: _number(path, first)
     )
@@ -163,13 +168,11 @@ def _numbered(first: Path) -> list[Path]:
 
 def _number(path: Path, first: Path) -> int:
     number = path.name.removeprefix(f"{first.name}-")
-    return (
-        1
-        if path.name == first.name
-        else int(number)
-        if number != path.name and number.isdecimal()
-        else 0
-    )
+    if path.name == first.name:
+        return 1
+    if number != path.name and number.isdecimal():
+        return int(number)
+    return 0
 
 
 def open_folder(folder: Path, config: object) -> None:

@@ -113,13 +113,13 @@ def _evaluate(
             f"the run in {folder} has held nothing out; train with --held-out 0.2 to "
             "evaluate on records it has not seen"
         )
-    groups = (
-        groups_of(source.read_by, by, trust=order.trust, feature_map=order.feature_map)
-        if by is not None
-        else None
-    )
+    if by is not None:
+        groups = groups_of(source.read_by, by, trust=order.trust, feature_map=order.feature_map)
+    else:
+        groups = None
     loaded = source.load(order.coins, raw=bool(order.feature_map))
-    records, classes = loaded.records, loaded.classes
+    records = loaded.records
+    classes = loaded.classes
     if [s["name"] for s in spent["silos"]] != list(records.names):
         raise BadInput(
             f"the data of the run in {folder} have other silos now; evaluate on the files "
@@ -138,9 +138,15 @@ def _evaluate(
             "column; leave it out"
         )
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
-    before = files.evaluations.read_text("utf-8").splitlines() if files.evaluations.exists() else ()
+    if files.evaluations.exists():
+        before = files.evaluations.read_text("utf-8").splitlines()
+    else:
+        before = ()
     purpose = f"evaluate {len(before)} {bins} {cap!r}{f' by {by}' if groups else ''}"
-    label = source.read_by.label if source.read_by else None
+    if source.read_by:
+        label = source.read_by.label
+    else:
+        label = None
     asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
     if order.totals:
         (found, paid), seen = (
@@ -150,15 +156,14 @@ def _evaluate(
     else:
         fed, ledger = _connected(problem, held, budgets, seed, purpose)
         questions = QUESTIONS if groups else 1
-        seen = (
-            {
+        if groups:
+            seen = {
                 "groups": score_groups(
                     fed, w, gaussian_for(KIND, budgets, questions), groups, held.counts
                 )
             }
-            if groups
-            else {}
-        )
+        else:
+            seen = {}
         found = score(
             fed,
             w,
@@ -210,7 +215,8 @@ def _in_total(
         w, budget, held.counts, None, order.colluding if order.trust == "masks" else None, **asked
     )
     ledger = MemoryLedger(Totals.for_budget(budget), budget, held.counts)
-    everyone, seeds = Everyone(len(held)), [_coins(seed, f"{purpose} {budget!r}")]
+    everyone = Everyone(len(held))
+    seeds = [_coins(seed, f"{purpose} {budget!r}")]
     seen = list[Channel]()
     connect(
         order.trust,
@@ -233,11 +239,10 @@ def profile_data(order: Order, source: Source) -> dict:
     """A profile of the silos' own files or of a built-in set, within the order's budgets."""
     loaded = replace(source, scale="none").load(order.coins, holes=True)
     names = loaded.features or tuple(f"f{j}" for j in range(loaded.records.features))
-    labels = (
-        source.read_by.label.classes
-        if source.read_by
-        else tuple(source.class_names(loaded.classes))
-    )
+    if source.read_by:
+        labels = source.read_by.label.classes
+    else:
+        labels = tuple(source.class_names(loaded.classes))
 
     def ask(fed: Federation, budgets: list[Budget]) -> dict:
         mechanism = gaussian_for("profile", budgets, releases(labels))
@@ -273,7 +278,10 @@ def _asked(
     problem = build(
         Words("linear", Task.plain(0)), records.features, load=load
     )  # a gate has a model even where nobody asks about it
-    problem.person = source.read_by.person if source.read_by else None
+    if source.read_by:
+        problem.person = source.read_by.person
+    else:
+        problem.person = None
     fed, ledger = _connected(problem, records, budgets, order.seed, purpose)
     found = ask(fed, budgets)
     warn_of_delta(with_default_delta(order, records.names, records.counts))
@@ -355,7 +363,8 @@ def spent_of(folder: Path) -> dict:
 def _model(
     folder: Path, order: Order, source: Source, raw: int, features: int, classes: int
 ) -> tuple[Problem, Tensor, Tensor, Tensor]:
-    problem, model = build(words_of(order, source, classes), raw, load=load), order.model or MODEL
+    problem = build(words_of(order, source, classes), raw, load=load)
+    model = order.model or MODEL
     try:
         with safe_open(RunFolder(folder).model, "pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
@@ -391,7 +400,10 @@ def _add_up(spent: dict, paid: list[dict], *, gaussian: bool) -> None:
         if (
             before or "in_all" not in silo
         ):  # else an earlier version has left a sum without its parts
-            own = _both(before, price, gaussian=gaussian) if before else price
+            if before:
+                own = _both(before, price, gaussian=gaussian)
+            else:
+                own = price
             silo["evaluations"] = {"count": before["count"] + 1 if before else 1, **own}
         silo["in_all"] = _both(
             silo.get("in_all", training), price, gaussian=gaussian and spent["rule"] == "gdp"

@@ -61,14 +61,22 @@ class Source:
     @cached_property
     def read_by(self) -> Schema | None:
         """The public schema by which the silos' files are read, where there is one."""
-        return load_schema(self.schema) if self.schema else None
+        if self.schema:
+            return load_schema(self.schema)
+        return None
 
     def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
         """All records, public ranges applied; `seed` says how a built-in set is cut, and `raw` that
         a map of features wants its pixels.
         """
-        loaded = self._by_schema(self.read_by) if self.read_by else self._plainly(seed, holes, raw)
-        scale = "none" if self.data or self.read_by else self.scale
+        if self.read_by:
+            loaded = self._by_schema(self.read_by)
+        else:
+            loaded = self._plainly(seed, holes, raw)
+        if self.data or self.read_by:
+            scale = "none"
+        else:
+            scale = self.scale
         if scale in ("private", "none"):
             return Loaded(*loaded, scale)
         records, classes, features, test = loaded
@@ -85,16 +93,17 @@ class Source:
         """The classes of files that are read without a schema, or of a built-in set; none for a
         number.
         """
-        return (
-            self.classes.split(",")
-            if self.classes and classes
-            else [str(k) for k in range(classes)]
-        )
+        if self.classes and classes:
+            return self.classes.split(",")
+        return [str(k) for k in range(classes)]
 
     def words(self) -> dict[str, Any]:
         """For run.json: plain JSON, with absolute paths."""
         files = {name: path.resolve() for name in PATHS if (path := getattr(self, name))}
-        scale = self.scale if self.scale in ("private", "none") else Path(self.scale).resolve()
+        if self.scale in ("private", "none"):
+            scale = self.scale
+        else:
+            scale = Path(self.scale).resolve()
         words = (
             asdict(self)
             | {"silos": [path.resolve() for path in self.silos], "scale": scale}
@@ -141,13 +150,12 @@ class Source:
                 )
             split = DATASETS[self.data].of(seed, None, raw=raw)
             return split.train, split.classes, (), (split.test_x, split.test_y)
-        declared = (
-            None
-            if self.classes is None
-            else ()
-            if self.classes == "number"
-            else tuple(self.classes.split(","))
-        )
+        if self.classes is None:
+            declared = None
+        elif self.classes == "number":
+            declared = ()
+        else:
+            declared = tuple(self.classes.split(","))
         loaded = load_silos(self.silos, self.label, classes=declared, holes=holes)
         classes = 2 if declared is None else len(declared)
         return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
@@ -170,8 +178,14 @@ class Source:
                 "--label, --classes and --scale"
             )
         loaded = load_by_schema(self.silos, schema)
-        test = read_table(self.test, schema.by_row) if self.test else None
-        held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y)) if test else None
+        if self.test:
+            test = read_table(self.test, schema.by_row)
+        else:
+            test = None
+        if test:
+            held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y))
+        else:
+            held_out = None
         return (
             Records.of(loaded.records_raw, loaded.names),
             len(loaded.classes),
@@ -184,7 +198,10 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
     """Public ranges, (features, 2): a TOML or JSON table of feature = [low, high]."""
     try:
         text = path.read_text()
-        table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        if path.suffix == ".json":
+            table = json.loads(text)
+        else:
+            table = tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise BadInput(
             f"the ranges file {path} cannot be read ({error}); --scale takes private, "
@@ -217,7 +234,8 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
 
 
 def with_ranges(records: Records, ranges: Tensor) -> Records:
-    low, high = ranges[:, 0], ranges[:, 1]
+    low = ranges[:, 0]
+    high = ranges[:, 1]
     x = (2 * (records.x.double() - low) / (high - low) - 1).clamp(-1, 1).float()
     return Records(
         x * records.mask.unsqueeze(-1), records.y, records.counts, records.names, records.missing

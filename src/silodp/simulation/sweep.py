@@ -105,7 +105,9 @@ class Arm:
             )
             or {}
         )
-        return f"{shares['anchor']:.3g}" if "anchor" in shares else ""
+        if "anchor" in shares:
+            return f"{shares['anchor']:.3g}"
+        return ""
 
     def points(self, epsilons: Sequence[float]) -> list[dict[str, float]]:
         """The runs of the batch: the grid, for each epsilon."""
@@ -133,12 +135,10 @@ def run_arm(
     `draw` says which of the draws of all noise it is: runs of one trial and draw share theirs,
     whatever their epsilon. `engines` compute the clipped sums.
     """
-    order, points, records, device = (
-        replace(arm.order, seed=trial),
-        arm.points(epsilons),
-        split.train,
-        split.train.x.device,
-    )
+    order = replace(arm.order, seed=trial)
+    points = arm.points(epsilons)
+    records = split.train
+    device = split.train.x.device
     made = prepare(
         order,
         records.names,
@@ -174,10 +174,8 @@ def run_arm(
     start = problem.initial([trial]).to(device).expand(len(points), -1)
     mechanisms = {kind: m.clipped(clip) for kind, m in made.mechanisms.items()}
     w = output(made.algorithm.run(fed, problem, start, **made.settings | columns, **mechanisms))
-    loss, error = (
-        training_loss(problem, w, split.train),
-        error_rate(problem, w, split.test_x, split.test_y),
-    )
+    loss = training_loss(problem, w, split.train)
+    error = error_rate(problem, w, split.test_x, split.test_y)
     claims = ledger.epsilon().max(1).tolist()
     for point, a, b, spent in zip(points, loss.tolist(), error.tolist(), claims, strict=True):
         yield {
@@ -228,11 +226,12 @@ def _spread(
     many as keep it busy and it has room for.
     """
     cores = os.cpu_count() or 1
-    room = (
-        min(SHARING, cores, max(1, torch.cuda.get_device_properties(0).total_memory // 2**33))
-        if on_gpu
-        else 0
-    )
+    if on_gpu:
+        room = min(
+            SHARING, cores, max(1, torch.cuda.get_device_properties(0).total_memory // 2**33)
+        )
+    else:
+        room = 0
     groups = [
         (some, most)
         for some, most in ((on_gpu, min(room, len(on_gpu))), (tasks, min(cores, len(tasks))))

@@ -50,7 +50,9 @@ class Shape:
 
 def signal_by_name(text: str) -> float:
     try:
-        return SIGNALS[text] if text in SIGNALS else float(text)
+        if text in SIGNALS:
+            return SIGNALS[text]
+        return float(text)
     except ValueError:
         raise BadInput(
             f"signal {text!r} is unknown; use {', '.join(SIGNALS)}, or the accuracy of the "

@@ -51,7 +51,10 @@ def together(folder: Path) -> tuple[list[Run], Spent]:
     """
     own = sources(folder)
     same = [run for run in trainings(folder.parent) if own and sources(run.folder) == own]
-    names = [silo.name for silo in same[0].silos] if same else []
+    if same:
+        names = [silo.name for silo in same[0].silos]
+    else:
+        names = []
     return same, {
         name: composed(silo for run in same for silo in run.silos if silo.name == name)
         for name in names

@@ -91,14 +91,16 @@ def train(
     What the order leaves open is chosen from public facts, and `told` to the caller. Nothing is
     written before all that can be refused has been checked.
     """
-    open_order, samplings = order.algorithm == AUTO, {}
+    open_order = order.algorithm == AUTO
+    samplings = {}
     if not open_order:
         order = replace(order, model=order.model or MODEL)
         find(order.algorithm).schedule(order.schedule)
         samplings = samplings_by_name(order.sampling, find(order.algorithm), order.rounds)
     loaded = source.load(order.coins, raw=bool(order.feature_map))
     refuse_others(folder)
-    records, mark = loaded.records, None
+    records = loaded.records
+    mark = None
     budgets = budgets_of(order, records.names, records.counts, samplings)
     large = with_default_delta(order, records.names, records.counts)
     if source.held_out:
@@ -106,7 +108,8 @@ def train(
             mark_of(records),
             split_records(records, source.held_out, places_key(order.seed)),
         )
-    code, advice = Code(), None
+    code = Code()
+    advice = None
     if open_order:
         told(
             advice := advised(
@@ -119,7 +122,10 @@ def train(
     if resume:
         refuse_imports(order.algorithm, *own_files.values())
     records = mapped(records, order, source, code.load)
-    scaled = records.x.shape[-1] if loaded.scale == "private" else None
+    if loaded.scale == "private":
+        scaled = records.x.shape[-1]
+    else:
+        scaled = None
     made = prepare(
         order, records.names, records.counts, budgets=budgets, dimension=problem.dim, scaled=scaled
     )
@@ -128,11 +134,10 @@ def train(
         (go_on if resume else begin)(folder)
         files = RunFolder(folder)
         seed = kept_seed(files.seed, order.seed, records)
-        coin = (
-            int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16)
-            if order.seed is None
-            else order.seed
-        )
+        if order.seed is None:
+            coin = int(hashlib.sha256(f"public coin {seed}".encode()).hexdigest()[:7], 16)
+        else:
+            coin = order.seed
         if mark and not files.record_mark.exists():
             atomic.write(files.record_mark, mark, mode=0o644)
         names = loaded.features or [f"x{j}" for j in range(loaded.records.features)]
@@ -171,7 +176,10 @@ def train(
         if loaded.test is not None:
             x, y = loaded.test
             function = map_of(order, source, code.load)
-            x = function.of(x.flatten(1)) if function else x.flatten(1)
+            if function:
+                x = function.of(x.flatten(1))
+            else:
+                x = x.flatten(1)
             simulation.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
         warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
         tick(0, run.total)
@@ -194,7 +202,8 @@ def to_resume(
     else.
     """
     was_order, was_source = read_back(folder)
-    was, now = was_order.words() | was_source.words(), order.words() | source.words()
+    was = was_order.words() | was_source.words()
+    now = order.words() | source.words()
     if differs := sorted(name for name in given if name in now and now[name] != was[name]):
         raise BadInput(
             f"the run in {folder} was begun with another {', '.join(differs)}; leave that "
@@ -214,8 +223,13 @@ def words_of(order: Order, source: Source, classes: int) -> Words:
 
 
 def map_of(order: Order, source: Source, load: Load) -> FeatureMap | None:
-    shape = source.read_by.shape if source.read_by else ()
-    return feature_map(order.feature_map, load, shape) if order.feature_map else None
+    if source.read_by:
+        shape = source.read_by.shape
+    else:
+        shape = ()
+    if order.feature_map:
+        return feature_map(order.feature_map, load, shape)
+    return None
 
 
 def mapped(records: Records, order: Order, source: Source, load: Load) -> Records:
@@ -355,12 +369,12 @@ class _Simulation:
         self._iterates = 0
         self._counts = tuple(made.plan.counts)  # of a curator's ledger: one silo with all records
         self._ledger = MemoryLedger(made.plan.rule, made.plan.budgets.tolist(), self._counts)
-        self._totals, self._rounds, self._values = (
-            [SeenTotals() for _ in records.names],
-            list[dict[str, Any]](),
-            dict[str, Tensor](),
-        )
-        self._question, self._stage, self._asked = 0, 0, [0, 0]
+        self._totals = [SeenTotals() for _ in records.names]
+        self._rounds = list[dict[str, Any]]()
+        self._values = dict[str, Tensor]()
+        self._question = 0
+        self._stage = 0
+        self._asked = [0, 0]
         features = records.x.shape[-1]
         self._scaling = (
             torch.zeros(features, dtype=torch.float64),
@@ -371,11 +385,9 @@ class _Simulation:
     @property
     def budgets(self) -> list[Any]:
         """Of each silo."""
-        return (
-            self.made.budgets
-            if len(self.made.budgets) == len(self.records.names)
-            else self.made.budgets * len(self.records.names)
-        )
+        if len(self.made.budgets) == len(self.records.names):
+            return self.made.budgets
+        return self.made.budgets * len(self.records.names)
 
     def connect(self) -> Federation:
         """Learns the scaling first, within the budget, where that is wanted: the records are scaled
@@ -397,15 +409,25 @@ class _Simulation:
         return self._connected(self.made.participation())
 
     def _connected(self, who: Everyone) -> Federation:
-        seeds, weights = [(self._seed, self._stage + 1)], self.made.weights(self.records.counts)
-        trust, watched = self.made.order.trust, lambda channel: _Watched(channel, self.seen)
+        seeds = [(self._seed, self._stage + 1)]
+        weights = self.made.weights(self.records.counts)
+        trust = self.made.order.trust
         return connect(
-            trust, self.problem, self.records, self._ledger, seeds, who, weights, watched
+            trust,
+            self.problem,
+            self.records,
+            self._ledger,
+            seeds,
+            who,
+            weights,
+            lambda channel: _Watched(channel, self.seen),
         )
 
     def seen(self, query: Query, asked: Sequence[int], answer: Answered) -> None:
         """Queries are public and releases are private already, so both may be stored."""
-        mechanism, trust, names = query.mechanism, self.made.order.trust, self.records.names
+        mechanism = query.mechanism
+        trust = self.made.order.trust
+        names = self.records.names
         stage = int(self._stage and "ranges" in self.made.plan.mechanisms)
         name = f"{stage}/{self._asked[stage]:05d}"
         self._asked[stage] += 1
@@ -471,14 +493,18 @@ class _Simulation:
 
     def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
         """Return the words of the order, and how the records were scaled."""
-        order, schema = self.made.order, self._source.read_by
+        order = self.made.order
+        schema = self._source.read_by
         words = facts(
             model=order.model or MODEL,
             prox=order.prox,
             loss=order.loss,
             feature_map=order.feature_map,
         )
-        words |= {"schema": schema.text} if schema else {"plain": self._reads}
+        if schema:
+            words |= {"schema": schema.text}
+        else:
+            words |= {"plain": self._reads}
         return words, {
             "scaling.mean": self._scaling[0].float(),
             "scaling.scale": self._scaling[1].float(),
@@ -486,7 +512,8 @@ class _Simulation:
 
     def result(self, w: Tensor, iterates: int, ended: str) -> dict[str, Any]:
         """Return what was asked and spent. Write the transcript and the environment."""
-        order, rounds = self.made.order, self._rounds
+        order = self.made.order
+        rounds = self._rounds
         atomic.write(self.files.releases, save(self._values), mode=0o644)
         atomic.write(
             self.files.transcript,
@@ -517,7 +544,8 @@ class _Watched:
     def __init__(
         self, inner: Channel, seen: Callable[[Query, Sequence[int], Answered], None]
     ) -> None:
-        self._inner, self._seen = inner, seen
+        self._inner = inner
+        self._seen = seen
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answered:
         answer = self._inner.ask(query, silos)

@@ -71,13 +71,12 @@ class Ranges:
             )
         found = []
         for r, q in pairs:
-            name = (
-                order.algorithm
-                if order.algorithm not in (AUTO, "spider")
-                else "mb-sgd"
-                if q == 1
-                else "spider"
-            )
+            if order.algorithm not in (AUTO, "spider"):
+                name = order.algorithm
+            elif q == 1:
+                name = "mb-sgd"
+            else:
+                name = "spider"
             found.append(replace(order, algorithm=name, rounds=r, phase=q, inner=q))
         schedules = [(order.algorithm, scheduled(order)) for order in found]
         # one without phases has one for each number of rounds
@@ -148,7 +147,9 @@ class FreeSearch:
     def split(self, trial: int) -> Split:
         if self.shape:
             return synthetic(self.shape, self.shape.records, trial)
-        return DATASETS[self.data].load(trial, None) if self.data else _public_split(self, trial)
+        if self.data:
+            return DATASETS[self.data].load(trial, None)
+        return _public_split(self, trial)
 
 
 def _public_split(search: FreeSearch, trial: int) -> Split:
@@ -159,8 +160,10 @@ def _public_split(search: FreeSearch, trial: int) -> Split:
         [Path(p) for p in search.public], search.label, classes=search.classes or None
     ).records_raw
     every = np.concatenate([np.asarray(x, np.float64) for x, _ in silos])
-    mean, scale = every.mean(0), every.std(0) + 1e-12
-    train, test = [], []
+    mean = every.mean(0)
+    scale = every.std(0) + 1e-12
+    train = []
+    test = []
     for i, (x, y) in enumerate(silos):
         order = np.random.default_rng((trial, i)).permutation(len(y))
         x, y, cut = ((np.asarray(x) - mean) / scale)[order], np.asarray(y)[order], len(y) * 4 // 5
@@ -236,10 +239,8 @@ def finish(folder: Path, answer: dict, order: Order) -> dict:
     own.
     """
     answer["settings"] = str(RunFolder(folder).settings)
-    usual, words = (
-        Order(order.algorithm).words(),
-        replace(order, model=order.model or MODEL).words(),
-    )
+    usual = Order(order.algorithm).words()
+    words = replace(order, model=order.model or MODEL).words()
     chosen = {"algorithm", "step", "clip", *find(order.algorithm).settings}
     own = {name for name in words if words[name] != usual[name]} - {*SCHEDULE, *SPENT}
     said = {name: words[name] for name in words if name in chosen | own}

@@ -60,20 +60,18 @@ def check_algorithm(
     that the ledger is charged, in order, what the dry run priced, to at least 99.9 % of every
     silo's budget and never above; that runs advanced together are the runs one at a time.
     """
-    name = (
-        algorithm
-        if isinstance(algorithm, str)
-        else getattr(algorithm, "name", "") or getattr(algorithm, "__name__", repr(algorithm))
-    )
+    if isinstance(algorithm, str):
+        name = algorithm
+    else:
+        name = getattr(algorithm, "name", "") or getattr(algorithm, "__name__", repr(algorithm))
     batches = sampling or FullBatch()
     with one_sentence(name):
-        found = (
-            algorithm
-            if isinstance(algorithm, Algorithm)
-            else find(algorithm)
-            if isinstance(algorithm, str)
-            else Algorithm.of(algorithm, name)
-        )
+        if isinstance(algorithm, Algorithm):
+            found = algorithm
+        elif isinstance(algorithm, str):
+            found = find(algorithm)
+        else:
+            found = Algorithm.of(algorithm, name)
         for which, settings in (("long", long), ("short", short)):
             _check_settings(found, settings, which)
         check_narrow(
@@ -202,7 +200,8 @@ def check_charges(
         f"{algorithm.name}: the ledger was charged {len(charged)} events for {len(asked)} "
         "queries, or other ones"
     )
-    spent, planned = ledger.epsilon()[0], np.broadcast_to(plan.spent(), (1, len(records)))[0]
+    spent = ledger.epsilon()[0]
+    planned = np.broadcast_to(plan.spent(), (1, len(records)))[0]
     for i, budget in enumerate(budgets):
         where = f"{algorithm.name}: silo {i} spent {spent[i]:.6f} of epsilon = {budget.epsilon}"
         assert spent[i] <= budget.epsilon, f"{where}, which is too much"
@@ -224,9 +223,14 @@ def check_runs_do_not_mix(
     """Three runs with their own step, clip, slope, noise, start and seed give what each gives
     alone.
     """
-    seeds, factor = [5, 6, 5], torch.tensor([[1.0], [0.5], [0.25]])
-    clips, steps = 2.0 * factor.sqrt(), step * factor
-    slopes = {"slope": settings["slope"] * (1 + factor)} if "slope" in settings else {}
+    seeds = [5, 6, 5]
+    factor = torch.tensor([[1.0], [0.5], [0.25]])
+    clips = 2.0 * factor.sqrt()
+    steps = step * factor
+    if "slope" in settings:
+        slopes = {"slope": settings["slope"] * (1 + factor)}
+    else:
+        slopes = {}
     noise = factor.double() * torch.linspace(0.1, 0.3, len(records), dtype=torch.float64)
     start = torch.randn(3, problem.dim, generator=torch.Generator().manual_seed(1))
     plan = _unpriced(algorithm, clips, noise, sampling, records.counts)
@@ -255,7 +259,9 @@ class _Narrow:
     """A federation with `mean`, `measure`, `cohort` and `each` and nothing else."""
 
     def __init__(self, name: str, fed: Port, asked: list[Query]) -> None:
-        self._name, self._fed, self._asked = name, fed, asked
+        self._name = name
+        self._fed = fed
+        self._asked = asked
 
     def mean(self, query: Query) -> Tensor:
         assert isinstance(query, Query), (
@@ -285,7 +291,9 @@ class _ProxAlone:
     """A problem of which an algorithm sees `prox` and `dim`."""
 
     def __init__(self, name: str, problem: Problem) -> None:
-        self._name, self.prox, self.dim = name, problem.prox, problem.dim
+        self._name = name
+        self.prox = problem.prox
+        self.dim = problem.dim
 
     def __getattr__(self, attribute: str) -> None:
         raise AssertionError(

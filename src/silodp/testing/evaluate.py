@@ -45,7 +45,10 @@ def error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def _error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     scores = problem.outputs(w, x)
     said = predicted(problem.loss, scores)
-    wrong = (said > 0) != (y > 0) if scores.shape[-1] == 1 else said != y
+    if scores.shape[-1] == 1:
+        wrong = (said > 0) != (y > 0)
+    else:
+        wrong = said != y
     return (wrong | ~torch.isfinite(scores).all(-1)).double().mean(-1)
 
 

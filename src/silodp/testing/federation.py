@@ -50,7 +50,8 @@ def check_federation(make: Make) -> None:
     records = Records.of(
         [(random.normal(i, 1, (n, 3)), random.normal(size=n)) for i, n in enumerate((9, 14, 6, 11))]
     )
-    problem, everyone = Problem(nn.Linear(3, 1), squared_error), Everyone(len(records))
+    problem = Problem(nn.Linear(3, 1), squared_error)
+    everyone = Everyone(len(records))
     here, there = torch.randn(2, 1, problem.dim, generator=torch.Generator().manual_seed(0))
     silent = Gaussian("check", 0.8, 0.0)
     query = Query(Grad(here), silent)
@@ -60,12 +61,11 @@ def check_federation(make: Make) -> None:
         Query(Grad(here), silent.clipped(0.0)),
         Query(Grad(there), silent.clipped(1e6)),
     )
-    ours, theirs = (
-        make(problem, records, everyone),
-        simulated_federation(problem, records, everyone),
-    )
+    ours = make(problem, records, everyone)
+    theirs = simulated_federation(problem, records, everyone)
     for asked in (query, *others):
-        got, wanted = ours.mean(asked), theirs.mean(asked)
+        got = ours.mean(asked)
+        wanted = theirs.mean(asked)
         assert got.shape == wanted.shape == asked.statistic.shape, (
             f"{_name(asked)}: a mean has shape {tuple(got.shape)}"
         )
@@ -84,12 +84,11 @@ def check_federation(make: Make) -> None:
         _assert_close(
             make(problem, records, Fixed(members)).mean(query), each[list(members)].mean(0), wrong
         )
-    draws, fed = (
-        Uniform(len(records), 2, seed=3),
-        make(problem, records, Uniform(len(records), 2, seed=3)),
-    )
+    draws = Uniform(len(records), 2, seed=3)
+    fed = make(problem, records, Uniform(len(records), 2, seed=3))
     for turn in range(6):
-        members, port = draws.draw(), fed.cohort() if turn % 2 else fed
+        members = draws.draw()
+        port = fed.cohort() if turn % 2 else fed
         for again in range(3 if turn % 2 else 1):
             wrong = f"turn {turn}, question {again + 1}: the answer is not that of silos {members}"
             _assert_close(port.mean(query), each[list(members)].mean(0), wrong)

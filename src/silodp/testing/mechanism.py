@@ -29,7 +29,8 @@ from silodp.silo.gate import Answerer
 Make = Callable[[Problem, Records, Sequence[int]], Answerer]
 FALSE_ALARM = 1e-6
 DIM = 10_000
-LOCAL, STEP = 3, 0.5
+LOCAL = 3
+STEP = 0.5
 
 
 def check_mechanism(
@@ -57,7 +58,8 @@ def check_mechanism(
 
 
 def _check_price(mechanism: Gaussian, counts: Sequence[int]) -> None:
-    one, other = mechanism.event(), mechanism.clipped(mechanism.clip / 7).event()
+    one = mechanism.event()
+    other = mechanism.clipped(mechanism.clip / 7).event()
     n = np.asarray(counts)
     for rule in [GDP()] * (not mechanism.sampling.sampled) + [Renyi(8.0)]:
         key, price = rule.price(one, n)
@@ -86,7 +88,8 @@ def _check_reach(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
     clip = float(mechanism.clip)
     silent = replace(mechanism, noise_multiplier=0.0)
     limits = [float(mechanism.sensitivity(n)) for n in counts]
-    origin, across = torch.zeros(1, 4), torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    origin = torch.zeros(1, 4)
+    across = torch.tensor([[0.0, 1.0, 0.0, 0.0]])
     gradients = [_pulling(counts, x=(1.0, 1.0, 1.0), y=sign * 1e6 * clip) for sign in (1, -1)]
     differences = [
         _pulling(counts, x=(sign * 1e4 * max(1.0, clip), 1.0, 0.0), y=0.0) for sign in (1, -1)
@@ -98,7 +101,8 @@ def _check_reach(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
     ]
     problem = Problem(nn.Linear(3, 1), squared_error)
     for statistic, (here, there), factor in cases:
-        name, farthest = type(statistic).__name__, [0.0] * len(counts)
+        name = type(statistic).__name__
+        farthest = [0.0] * len(counts)
         for trial in range(
             60
         ):  # the same seed draws the same batches, so only the replaced record differs
@@ -147,7 +151,8 @@ def _check_noise(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
     limit = stats.norm.isf(FALSE_ALARM / len(vectors) / (len(vectors) - 1)) / DIM**0.5
     matrix = torch.corrcoef(torch.stack(list(vectors.values()))).fill_diagonal_(0)
     a, b = divmod(int(matrix.abs().argmax()), len(vectors))
-    names, r = list(vectors), float(matrix[a, b])
+    names = list(vectors)
+    r = float(matrix[a, b])
     assert abs(r) < limit, (
         f"{mechanism}: the noise of ({names[a]}) and of ({names[b]}) is not independent: "
         f"correlation {r:.3f}, not below {limit:.3f}"
@@ -158,7 +163,8 @@ def _check_proportion(
     mechanism: Gaussian, answerer: Make, counts: Sequence[int], seed: int
 ) -> None:
     """clipped(c): the noise follows c, down to none at c = 0."""
-    problem, records = Problem(nn.Linear(DIM, 1, bias=False), squared_error), _blank(counts)
+    problem = Problem(nn.Linear(DIM, 1, bias=False), squared_error)
+    records = _blank(counts)
     w = torch.zeros(1, DIM)
     for factor in (0.01, 3.0, 0.0):
         there = mechanism.clipped(mechanism.clip * factor)
@@ -221,7 +227,8 @@ def _pulling(counts: Sequence[int], *, x: tuple[float, float, float], y: float) 
     """
     silos = []
     for n in counts:
-        features, targets = np.zeros((n, 3)), np.zeros(n)
+        features = np.zeros((n, 3))
+        targets = np.zeros(n)
         features[0], targets[0] = x, y
         silos.append((features, targets))
     return Records.of(silos)

@@ -123,7 +123,9 @@ class _Case:
     y: Tensor
 
     def __str__(self) -> str:
-        return "Grad" if self.reference is None else "GradDiff"
+        if self.reference is None:
+            return "Grad"
+        return "GradDiff"
 
     @property
     def ones(self) -> Tensor:
@@ -154,7 +156,10 @@ class _Case:
 
     def at(self, runs: slice, silos: slice) -> _Case:
         """The same with some of the runs and silos."""
-        reference = None if self.reference is None else self.reference[runs]
+        if self.reference is None:
+            reference = None
+        else:
+            reference = self.reference[runs]
         return replace(self, w=self.w[runs], reference=reference, x=self.x[silos], y=self.y[silos])
 
     def median(self) -> float:
@@ -165,7 +170,8 @@ class _Case:
 def _check_loop(case: _Case, tolerance: float) -> None:
     median = case.median()
     for clip in (torch.inf, 2 * median, median, median / 10):
-        fast, slow = case.sum(case.ones, clip), case.loop(clip)
+        fast = case.sum(case.ones, clip)
+        slow = case.loop(clip)
         assert fast.shape == slow.shape, (
             f"{case}: shape {tuple(fast.shape)} instead of (J, S, d) = {tuple(slow.shape)}"
         )
@@ -279,7 +285,8 @@ def _check_bad_records(case: _Case) -> None:
         x = case.x.clone()
         x[0, 0] = value
         bad = replace(case, x=x)
-        one, all_ = bad.sum(alone, clip), bad.sum(bad.ones, clip)
+        one = bad.sum(alone, clip)
+        all_ = bad.sum(bad.ones, clip)
         norm = float(one.double().norm(dim=-1).max())
         assert norm <= clip * (1 + CLIP_TOLERANCE), (
             f"{case}: a record of {value} contributes norm {norm:.9g} under clip {clip:.9g}"

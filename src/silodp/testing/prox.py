@@ -32,7 +32,10 @@ def check_prox(
     maps a cvxpy variable y to (f1(y) as a cvxpy expression, constraints); if given, cvxpy must find
     the same minimiser.
     """
-    name = prox.__name__ if isinstance(prox, type) else type(prox).__name__
+    if isinstance(prox, type):
+        name = prox.__name__
+    else:
+        name = type(prox).__name__
     assert not isinstance(prox, type), f"{name} is a class; give an object of it, with its numbers"
     for part, form in (("value", "value(w)"), ("__call__", "__call__(w, step)")):
         assert callable(getattr(prox, part, None)), (
@@ -40,7 +43,8 @@ def check_prox(
             "__call__(w, step)"
         )
     random = torch.Generator().manual_seed(seed)
-    w, step = _points(dim, random, dtype), _steps(random, dtype)
+    w = _points(dim, random, dtype)
+    step = _steps(random, dtype)
     with one_sentence(name):
         _check_shapes(prox, w, step)
         _check_optimal(prox, w, step, random)
@@ -73,7 +77,8 @@ def _tolerance(w: Tensor) -> float:
 
 def _check_shapes(prox: Prox, w: Tensor, step: Tensor) -> None:
     before = w.clone()
-    y, value = prox(w, step), prox.value(w)
+    y = prox(w, step)
+    value = prox.value(w)
     for part, found in (("prox", y), ("value", value)):
         assert isinstance(found, Tensor), (
             f"{prox}: {part} gives {type(found).__name__}, not a tensor"
@@ -95,7 +100,9 @@ def _check_optimal(prox: Prox, w: Tensor, step: Tensor, random: torch.Generator)
     """
     y = prox(w, step)
     z = _candidates(prox, y, random)  # (k, 6, dim)
-    f_y, f_z, s = prox.value(y), prox.value(z), step[..., 0]
+    f_y = prox.value(y)
+    f_z = prox.value(z)
+    s = step[..., 0]
     objective_y = s * f_y + (y - w).square().sum(-1) / 2
     objective_z = s * f_z + (z - w).square().sum(-1) / 2
     scale = 1 + objective_y + (w - y).norm(dim=-1) * ((z - y).norm(dim=-1) + y.norm(dim=-1))
@@ -204,7 +211,8 @@ def _check_against_cvxpy(prox: Prox, w: Tensor, step: Tensor, reference: Referen
         )
         problem.solve(solver=cp.CLARABEL)
         theirs = torch.as_tensor(y.value, dtype=w.dtype)
-        error, allowed = (ours - theirs).norm(), max(1e-4, _tolerance(w)) * (1 + row.norm())
+        error = (ours - theirs).norm()
+        allowed = max(1e-4, _tolerance(w)) * (1 + row.norm())
         assert error <= allowed, (
             f"{prox}: differs from cvxpy's minimiser by {error:.2g}, more than {allowed:.2g}"
         )

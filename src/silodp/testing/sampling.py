@@ -150,7 +150,8 @@ def _check_empty(world: _World, sampling: Poisson) -> None:
 
 def _check_without_replacement(world: _World, sampling: WithoutReplacement) -> None:
     sizes = [int(sampling.rate * n) for n in world.counts]
-    first, second = world.members(sampling), world.members(sampling)
+    first = world.members(sampling)
+    second = world.members(sampling)
     for who in (first, second):
         world.assert_sizes(who, sizes, f"{sampling}")
         world.assert_even(
@@ -167,18 +168,17 @@ def _binomial_fit(sizes: np.ndarray, n: int, rate: float) -> float:
     more.
     """
     expected = stats.binom.pmf(np.arange(n + 1), n, rate) * len(sizes)
-    cells, room = np.zeros(n + 1, int), 0.0
+    cells = np.zeros(n + 1, int)
+    room = 0.0
     for k in range(n):
         room += expected[k]
         cells[k + 1] = cells[k] + (room >= 5 and expected[k + 1 :].sum() >= 5)
         room = 0.0 if cells[k + 1] > cells[k] else room
     wanted = np.bincount(cells, weights=expected)
     got = np.bincount(cells, weights=np.bincount(sizes, minlength=n + 1))
-    return (
-        float(stats.chisquare(got, wanted * got.sum() / wanted.sum()).pvalue)
-        if len(wanted) > 1
-        else 1.0
-    )
+    if len(wanted) > 1:
+        return float(stats.chisquare(got, wanted * got.sum() / wanted.sum()).pvalue)
+    return 1.0
 
 
 class _World:
@@ -203,7 +203,10 @@ class _World:
         """(runs, silos, records): each record's weight in the batch, plus noise of standard
         deviation 2 x NOISE.
         """
-        silos = range(len(self.counts)) if silos is None else silos
+        if silos is None:
+            silos = range(len(self.counts))
+        else:
+            silos = silos
         value = self._answerer.answer(
             Query(Grad(self._w), Gaussian("check", 1.0, NOISE, sampling)), silos
         )
@@ -219,7 +222,10 @@ class _World:
         assert bool(((who == 0) | (who == 1)).all()), (
             f"{sampling}: a record counts {float(who.abs().max()):.0f} times in one batch"
         )
-        real = self.real if silos is None else self.real[list(silos)]
+        if silos is None:
+            real = self.real
+        else:
+            real = self.real[list(silos)]
         assert not bool(who[:, ~real].any()), f"{sampling}: a padding row was taken for a record"
         return who.bool()
 

@@ -54,7 +54,8 @@ def check_statistic(
     `hostile_records` makes some to begin with.
     """
     clip = float(statistic.norm if clip is None else clip)  # type: ignore[union-attr]
-    query, n = Query(statistic, Gaussian("check", clip, 1.0)), others + 1
+    query = Query(statistic, Gaussian("check", clip, 1.0))
+    n = others + 1
     check(query, dim, [n])
     releases = statistic.releases
     assert type(releases) is int, (

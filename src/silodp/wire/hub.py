@@ -35,7 +35,8 @@ from silodp.host.frames import Frames
 from silodp.wire.many import Exchange
 from silodp.wire.socket import Incoming, Unreached, _connect, _left
 
-MAX_HEADER, MAX_BYTES = 2**20, 2**32
+MAX_HEADER = 2**20
+MAX_BYTES = 2**32
 LONGEST = 3600.0
 """Seconds that a question may keep a courier, whatever the server says."""
 LONG = 2**20
@@ -91,7 +92,8 @@ class Hub:
             try:
                 _connect(line, self.path, deadline)
                 _send(line, header, pieces, deadline)
-                incoming, more = Incoming(line), True
+                incoming = Incoming(line)
+                more = True
                 while more:
                     found = _read(incoming, deadline)
                     more = found[0].get("more")
@@ -153,20 +155,16 @@ class Turns(Generic[T]):
         at_once: int,
         beyond: float = 0.0,
     ) -> None:
-        self._ask, self._deadline, self._beyond, self._open = (
-            ask,
-            time.monotonic() + timeout,
-            beyond,
-            True,
-        )
+        self._ask = ask
+        self._deadline = time.monotonic() + timeout
+        self._beyond = beyond
+        self._open = True
         self._due = [
             (0.0, place, name) for place, name in enumerate(random.sample(names, len(names)))
         ]
-        self._threads, self._count, self._guard = (
-            min(at_once, len(names)),
-            len(names),
-            threading.Lock(),
-        )
+        self._threads = min(at_once, len(names))
+        self._count = len(names)
+        self._guard = threading.Lock()
         self._came: queue.Queue[tuple[str, T | None]] = queue.Queue(1)
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
@@ -202,9 +200,9 @@ class Turns(Generic[T]):
 
     def _turn(self, name: str) -> T | Later | None:
         try:
-            return (
-                self._ask(name, left) if (left := self._deadline - time.monotonic()) > 0 else None
-            )
+            if (left := self._deadline - time.monotonic()) > 0:
+                return self._ask(name, left)
+            return None
         except Exception:  # a silo's, or the engine's
             return None
 
@@ -266,7 +264,9 @@ def _serve(
         if header["ask"] not in ("exchange", "sharing"):
             raise ValueError("there are two questions")
         began = time.monotonic()
-        found, count, kept = exchange(frames, float(header["timeout"])), 0, dict[str, bytes]()
+        found = exchange(frames, float(header["timeout"]))
+        count = 0
+        kept = dict[str, bytes]()
         for name, reply in cast(
             "Iterable[tuple[str, bytes]]", found.items() if isinstance(found, Mapping) else found
         ):

@@ -43,7 +43,8 @@ class ThroughShuffler:
     """
 
     def __init__(self, gate: Answers, counts: Sequence[int]) -> None:
-        self._gate, self._counts = gate, tuple(counts)
+        self._gate = gate
+        self._counts = tuple(counts)
 
     def ask(self, query: Query, silos: Sequence[int]) -> Total:
         release = self._gate.answer(query, silos)

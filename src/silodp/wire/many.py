@@ -24,7 +24,9 @@ ROOM = LARGEST = 2**28
 """Bytes of replies that are held at once, and of one reply: a longer one, or one longer than the
 question allows, is not read.
 """
-TURN, PACE, PIECE = 5.0, 2**24, 2**20
+TURN = 5.0
+PACE = 2**24
+PIECE = 2**20
 """Seconds for which the others wait for a reply, and one more for each PACE bytes of it; the most
 that is read at once.
 """
@@ -36,13 +38,17 @@ class _Line:
     """A connection: what is still to be sent, and what has come."""
 
     def __init__(self, name: str, line: socket.socket, frames: Frames) -> None:
-        self.name, self.line, self._most = name, line, min(LARGEST, frames.most)
+        self.name = name
+        self.line = line
+        self._most = min(LARGEST, frames.most)
         self.out = [
             memoryview(piece)
             for piece in (frames.size(name).to_bytes(4, "big"), *frames.pieces(name))
             if piece
         ]
-        self.came, self._length, self.waited_for = bytearray(), b"", 0.0
+        self.came = bytearray()
+        self._length = b""
+        self.waited_for = 0.0
 
     @property
     def lacking(self) -> int:
@@ -86,10 +92,12 @@ class Exchange:
     """
 
     def __init__(self, paths: Mapping[str, str], frames: Frames, timeout: float) -> None:
-        self._paths, self._frames = paths, frames
+        self._paths = paths
+        self._frames = frames
         self._outside = [name for name in frames if name in paths and frames.size(name) < 2**32]
         self._open: set[_Line] = set()
-        self._held, self._paused = 0, 0.0
+        self._held = 0
+        self._paused = 0.0
         self._deadline = self._now() + timeout
         self._first: tuple[_Line | None, float] = None, 0.0
 
@@ -100,16 +108,15 @@ class Exchange:
                 if self._held < ROOM:
                     self._first = None, 0.0
                     self._connect(selector)
-                    ready = (
-                        [
+                    if self._open:
+                        ready = [
                             key.data
                             for key, _ in selector.select(
                                 min(left, AGAIN) if self._outside else left
                             )
                         ]
-                        if self._open
-                        else []
-                    )
+                    else:
+                        ready = []
                 else:
                     ready = self._alone(left, selector)
                 for line in ready:
@@ -151,7 +158,8 @@ class Exchange:
         """Sends or reads what can be now; whether the reply is whole. A line that fails is let go
         of.
         """
-        before, whole = len(line.came), False
+        before = len(line.came)
+        whole = False
         try:
             if line.out:
                 self._send(line, selector)
@@ -188,10 +196,8 @@ class Exchange:
 
     def _alone(self, left: float, selector: selectors.BaseSelector) -> list[_Line]:
         """The one that lacks least, as long as it may keep the others."""
-        line, now = (
-            min((line for line in self._open if line.came), key=lambda line: line.lacking),
-            self._now(),
-        )
+        line = min((line for line in self._open if line.came), key=lambda line: line.lacking)
+        now = self._now()
         if line is self._first[0]:
             line.waited_for += now - self._first[1]
         self._first = line, now
@@ -202,7 +208,8 @@ class Exchange:
         return [line]
 
     def _given(self, line: _Line) -> Iterator[tuple[str, bytes]]:
-        reply, line.came = bytes(line.came), bytearray()
+        reply = bytes(line.came)
+        line.came = bytearray()
         begin = time.monotonic()
         yield line.name, reply
         self._held -= len(reply)

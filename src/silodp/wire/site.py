@@ -81,7 +81,8 @@ class Processes:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._file = folder, folder / "processes.json"
+        self._folder = folder
+        self._file = folder / "processes.json"
 
     def started(self) -> dict[str, tuple[int, str]]:
         with contextlib.suppress(FileNotFoundError):

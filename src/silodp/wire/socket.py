@@ -43,7 +43,8 @@ class Socket:
 
     def __init__(self, path: str | Path, *, limit: int = 2**30) -> None:
         """`limit` is the longest frame or reply, in bytes, that is carried."""
-        self.path, self.limit = str(path), limit
+        self.path = str(path)
+        self.limit = limit
 
     def ask(self, frame: bytes, timeout: float) -> bytes:
         """The gate's reply to the frame within `timeout` seconds in all; else Unreached."""
@@ -91,7 +92,8 @@ class _Line(io.RawIOBase):
     """For the reader: as much as there is, until the deadline."""
 
     def __init__(self, line: socket.socket) -> None:
-        self._line, self.deadline = line, 0.0
+        self._line = line
+        self.deadline = 0.0
 
     def readable(self) -> bool:
         return True

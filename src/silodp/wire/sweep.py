@@ -24,7 +24,9 @@ class Sweep:
     """
 
     def __init__(self, room: int = ROOM) -> None:
-        self._room, self._carried, self._guard = room, 0, threading.Lock()
+        self._room = room
+        self._carried = 0
+        self._guard = threading.Lock()
 
     def begin(self) -> None:
         """What is there once the process has started stays, and is looked at no more: a look takes

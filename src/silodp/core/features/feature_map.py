@@ -60,7 +60,8 @@ class FeatureMap:
         and twice, since both must be the same.
         """
         try:
-            found, again = self.unchecked(x), self.unchecked(x.flip(0)).flip(0)
+            found = self.unchecked(x)
+            again = self.unchecked(x.flip(0)).flip(0)
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(
@@ -84,7 +85,8 @@ class FeatureMap:
         same. Return the bits, for a comparison with another process.
         """
         x = _every_size(features)
-        back, twice = torch.arange(len(x)).flip(0), torch.arange(len(x)).repeat_interleave(2)
+        back = torch.arange(len(x)).flip(0)
+        twice = torch.arange(len(x)).repeat_interleave(2)
         orders = [torch.arange(len(x)), back, twice, torch.cat([back, twice])]
         alone = torch.cat([self._tried_bits(row[None]) for row in x])
         for order in orders:
@@ -100,7 +102,8 @@ class FeatureMap:
         """Return a digest (n, 32) of what one copy of the function makes of each record, in order;
         of a record on which it raises, of that.
         """
-        function, found = self._copy(), []
+        function = self._copy()
+        found = []
         for row in x:
             try:
                 made = torch.as_tensor(function(row.clone())).detach().double().contiguous()
@@ -174,30 +177,33 @@ class FeatureMap:
         return row.new_full((width,), torch.nan)
 
     def unchecked(self, x: Tensor) -> Tensor:
-        return (
-            self._shipped(self.function, x)
-            if isinstance(self.function, maps.Constants)
-            else self._alone(self.function, x)
-        )
+        if isinstance(self.function, maps.Constants):
+            return self._shipped(self.function, x)
+        return self._alone(self.function, x)
 
     @property
     def at_once(self) -> int:
         """How many records its kernels are given at a time."""
-        return CHUNK if isinstance(self.function, maps.Constants) else 1
+        if isinstance(self.function, maps.Constants):
+            return CHUNK
+        return 1
 
     def _alone(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         rows = [torch.as_tensor(function(row.clone()), dtype=x.dtype) for row in x]
         return torch.stack(rows) if rows else x
 
     def _shipped(self, constants: maps.Constants, x: Tensor) -> Tensor:
-        shape, parts = maps.shape_of(x.shape[1], self.shape), []
+        shape = maps.shape_of(x.shape[1], self.shape)
+        parts = []
         for start in range(0, len(x), CHUNK):
             part = x[start : start + CHUNK]
             whole = torch.cat([part, part.new_zeros(CHUNK - len(part), part.shape[1])]).float()
             parts.append(
                 maps.of(self.text, whole.reshape(CHUNK, *shape), constants)[: len(part)].to(x.dtype)
             )
-        return torch.cat(parts) if parts else x.new_zeros(0, maps.parse(self.text)[1])
+        if parts:
+            return torch.cat(parts)
+        return x.new_zeros(0, maps.parse(self.text)[1])
 
 
 def _every_size(features: int) -> Tensor:

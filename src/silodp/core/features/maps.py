@@ -22,7 +22,8 @@ NORM = 3.0
 """Of every record's features: beside it the 1 of a model's offset takes little of what the clip
 allows.
 """
-MOST, USUAL = 256, 128
+MOST = 256
+USUAL = 128
 
 
 def parse(text: str) -> tuple[str, int]:

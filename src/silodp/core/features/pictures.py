@@ -13,8 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BINS, CELL, PATCH, GRID = 9, 4, 6, 3
-THRESHOLD, CONTRAST = 0.25, 10 / 255**2
+BINS = 9
+CELL = 4
+PATCH = 6
+GRID = 3
+THRESHOLD = 0.25
+CONTRAST = 10 / 255**2
 LIMIT = 0.4
 """The most that one direction may weigh in a block of cells, whose norm is 1."""
 
@@ -22,27 +26,31 @@ LIMIT = 0.4
 def sized(x: Tensor, channels: int, side: int) -> Tensor:
     """Pictures (n, c, h, w) within [-1, 1] as (n, channels, side, side) within [0, 1]."""
     x = ((x + 1) / 2).clamp(0, 1)
-    x = x.mean(1, keepdim=True) if channels == 1 else x.expand(-1, 3, -1, -1)
-    return (
-        x
-        if x.shape[2:] == (side, side)
-        else F.interpolate(
-            x, size=(side, side), mode="bilinear", antialias=True, align_corners=False
-        )
-    )
+    if channels == 1:
+        x = x.mean(1, keepdim=True)
+    else:
+        x = x.expand(-1, 3, -1, -1)
+    if x.shape[2:] == (side, side):
+        return x
+    return F.interpolate(x, size=(side, side), mode="bilinear", antialias=True, align_corners=False)
 
 
 def edges(x: Tensor) -> Tensor:
     """HOG: (n, c, s, s) to blocks of 2 x 2 cells, (n, 4 BINS, s/CELL - 1, s/CELL - 1); of several
     channels the steepest counts.
     """
-    gx, gy = F.pad(x, (1, 1, 0, 0), mode="replicate"), F.pad(x, (0, 0, 1, 1), mode="replicate")
-    gx, gy = gx[..., 2:] - gx[..., :-2], gy[:, :, 2:] - gy[:, :, :-2]
+    gx = F.pad(x, (1, 1, 0, 0), mode="replicate")
+    gy = F.pad(x, (0, 0, 1, 1), mode="replicate")
+    gx = gx[..., 2:] - gx[..., :-2]
+    gy = gy[:, :, 2:] - gy[:, :, :-2]
     steepest = (gx.square() + gy.square()).argmax(1, keepdim=True)
-    gx, gy = gx.gather(1, steepest), gy.gather(1, steepest)
-    length, angle = (gx.square() + gy.square()).sqrt(), torch.atan2(gy, gx) / math.pi * BINS % BINS
+    gx = gx.gather(1, steepest)
+    gy = gy.gather(1, steepest)
+    length = (gx.square() + gy.square()).sqrt()
+    angle = torch.atan2(gy, gx) / math.pi * BINS % BINS
     low = angle.floor()
-    share, low = angle - low, low.long() % BINS
+    share = angle - low
+    low = low.long() % BINS
     flat = torch.zeros(len(x), BINS, *x.shape[2:], dtype=x.dtype)
     flat = flat.scatter_add(1, low, length * (1 - share)).scatter_add(
         1, (low + 1) % BINS, length * share
@@ -89,7 +97,9 @@ def photo(x: Tensor, filters: Tensor, offset: Tensor) -> Tensor:
     blocks = (blocks + mirrored_edges(blocks))[..., :4] / 2
     colours = F.avg_pool2d(x, 8)
     colours = (colours + colours.flip(3))[..., :2] / 2
-    answers, half, parts = responses(x, filters, offset), len(filters) // 2, []
+    answers = responses(x, filters, offset)
+    half = len(filters) // 2
+    parts = []
     for side in (answers, -answers):
         pooled = F.adaptive_avg_pool2d(F.relu(side - THRESHOLD), GRID)
         pooled = (pooled + torch.cat([pooled[:, half:], pooled[:, :half]], 1).flip(3)) / 2
@@ -107,7 +117,8 @@ def boxed(x: Tensor) -> Tensor:
     """What a digit's strokes span, stretched over 8 x 8 means: (n, 1, 28, 28) to (n, 1, 8, 8). A
     narrow one is not made wide.
     """
-    side, on = x.shape[-1], x[:, 0] > 0.2
+    side = x.shape[-1]
+    on = x[:, 0] > 0.2
     at = torch.arange(side)
 
     def span(any_on: Tensor) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,10 @@ class Gaussian(Mechanism):
         own.
         """
         known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64).cpu()
-        known = known[..., list(silos)] if known.ndim and known.shape[-1] > 1 else known
+        if known.ndim and known.shape[-1] > 1:
+            known = known[..., list(silos)]
+        else:
+            known = known
         return known.reshape(-1, known.shape[-1] if known.ndim else 1).expand(-1, len(silos))
 
     def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:

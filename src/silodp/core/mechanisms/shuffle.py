@@ -85,7 +85,8 @@ def binomial(random_bytes: RandomBytes, trials: int, p: float, size: int) -> np.
     ):  # more coins than memory should hold at once: binomials of one p add up
         draws += binomial(random_bytes, _CHUNK_COINS, p, size)
         trials -= _CHUNK_COINS
-    words, ands = -(-trials // 64), -math.frexp(p)[1] + 1
+    words = -(-trials // 64)
+    ands = -math.frexp(p)[1] + 1
     if words == 0:
         return draws
     last = np.uint64(2 ** ((trials - 1) % 64 + 1) - 1)
@@ -273,12 +274,19 @@ def least_bits(fits: Callable[[int], bool], guess: int, most: int) -> int | None
     """The least b with fits(b), for noise of which more always fits; None where even `most` does
     not.
     """
-    low, high = 0, min(most, max(1, guess))
+    low = 0
+    high = min(most, max(1, guess))
     while not fits(high):
         if high == most:
             return None
-        low, high = high, min(most, math.ceil(high * 1.1) + 1)
+        low = high
+        high = min(most, math.ceil(high * 1.1) + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        if fits(middle):
+            low = low
+            high = middle
+        else:
+            low = middle
+            high = high
     return high

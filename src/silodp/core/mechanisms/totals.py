@@ -65,14 +65,14 @@ class Shuffled(Mechanism):
             raise Refused("statistic")
         if self.sampling.sampled:
             raise Refused("sampling")
-        levels, bits = torch.as_tensor(self.levels), torch.as_tensor(self.noise_bits)
+        levels = torch.as_tensor(self.levels)
+        bits = torch.as_tensor(self.noise_bits)
         if any(t.shape not in ((), (runs, 1)) or t.dtype != torch.int64 for t in (levels, bits)):
             raise Refused("noise")
-        most = (
-            MAX_TRIALS // self.contributions
-            if type(self.contributions) is int and self.contributions >= 1
-            else 0
-        )
+        if type(self.contributions) is int and self.contributions >= 1:
+            most = MAX_TRIALS // self.contributions
+        else:
+            most = 0
         if not (
             bool(((levels >= 1) & (levels <= MAX_LEVELS)).all())
             and bool(((bits >= 1) & (bits <= most)).all())

@@ -64,7 +64,8 @@ def gdp_delta(mu: float, epsilon: float) -> float:
         return 0.0
     if math.isinf(mu):
         return 1.0
-    a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
+    a = -epsilon / mu + mu / 2
+    b = -epsilon / mu - mu / 2
     # exp(eps + log Phi(b)) never overflows, since log Phi(b) <= -eps for b below a
     return float(max(0.0, special.ndtr(a) - math.exp(min(0.0, epsilon + special.log_ndtr(b)))))
 
@@ -210,7 +211,10 @@ def sum_with_partitions(buckets: Buckets) -> np.ndarray:
     worst: dict[str, np.ndarray] = {}
     for key, amount in buckets.items():
         part = key.rsplit("/", 1)[0]
-        worst[part] = np.maximum(worst[part], amount) if part in worst else np.asarray(amount)
+        if part in worst:
+            worst[part] = np.maximum(worst[part], amount)
+        else:
+            worst[part] = np.asarray(amount)
     return sum(worst.values(), np.zeros(()))
 
 

@@ -142,17 +142,26 @@ def _reach(trials: int, p: float, log_inverse: float) -> int:
     def enough(x: int) -> bool:
         if x >= trials:
             return True
-        hits, misses, expected = x + 1, trials - x - 1, trials * p
+        hits = x + 1
+        misses = trials - x - 1
+        expected = trials * p
         divergence = hits * math.log1p((hits - expected) / expected)
         if misses:
             divergence += misses * math.log1p((misses - trials * (1 - p)) / (trials * (1 - p)))
         # the numerators are exact, so up to MAX_WINDOW the two terms cancel to within 1e-8
         return divergence >= log_inverse * (1 + 1e-9) + 1e-6
 
-    low, high = math.ceil(trials * p) - 1, trials  # not enough below the mean, enough at the end
+    # not enough below the mean, enough at the end
+    low = math.ceil(trials * p) - 1
+    high = trials
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        if enough(middle):
+            low = low
+            high = middle
+        else:
+            low = middle
+            high = high
     return high
 
 
@@ -263,11 +272,12 @@ def _cells(trials: int, p: float, levels: int, tail: float) -> _Cells | None:
     weights = to_the_left + to_the_right
 
     dense = np.arange(1, min(levels, 32) + 1)
-    sparse = (
-        np.ceil(np.geomspace(32, levels, max(2, math.ceil(math.log(levels / 32) / 0.05) + 1)))
-        if levels > 32
-        else dense
-    )
+    if levels > 32:
+        sparse = np.ceil(
+            np.geomspace(32, levels, max(2, math.ceil(math.log(levels / 32) / 0.05) + 1))
+        )
+    else:
+        sparse = dense
     shifts = np.unique(np.minimum(np.concatenate([dense, sparse]), levels)).astype(np.int64)
     losses = _losses(trials, p, nodes, shifts)
     doubt = (
@@ -303,8 +313,14 @@ def divergence_per_square(release: BinomialSum, order: float, tail: float) -> fl
         )
     worst = 0.0
     for p in {release.p, 1 - release.p}:
-        cells = _cells(release.trials, p, release.levels, tail) if release.trials else None
-        worst = math.inf if cells is None else max(worst, cells.divergence_per_square(order))
+        if release.trials:
+            cells = _cells(release.trials, p, release.levels, tail)
+        else:
+            cells = None
+        if cells is None:
+            worst = math.inf
+        else:
+            worst = max(worst, cells.divergence_per_square(order))
         if math.isinf(worst):
             break
     return worst
@@ -361,7 +377,8 @@ def _least(divergence: Callable[[float], float], delta: float) -> float:
         return math.inf
     from scipy import optimize  # slow to load
 
-    low, high = ORDERS[max(best - 1, 0)], ORDERS[min(best + 1, len(ORDERS) - 1)]
+    low = ORDERS[max(best - 1, 0)]
+    high = ORDERS[min(best + 1, len(ORDERS) - 1)]
     refined = optimize.minimize_scalar(
         at, bounds=(float(low), float(high)), method="bounded", options={"maxiter": 8}
     )

@@ -18,8 +18,10 @@ def root(
     relative: float = 1e-13,
 ) -> float:
     """The place between low and high, to this accuracy; the function's signs there must differ."""
-    before, x = float(low), float(high)
-    f_before, f = _number(function(before)), _number(function(x))
+    before = float(low)
+    x = float(high)
+    f_before = _number(function(before))
+    f = _number(function(x))
     if f_before == 0 or f == 0:
         return before if f_before == 0 else x
     if math.copysign(1, f_before) == math.copysign(1, f):
@@ -27,15 +29,15 @@ def root(
             f"the function has no change of sign between {low:g} and {high:g}: it is "
             f"{f_before:g} and {f:g} there"
         )
-    other, f_other, step, last = (
-        before,
-        f_before,
-        x - before,
-        x - before,
-    )  # the root is between x and other
+    # the root is between x and other
+    other = before
+    f_other = f_before
+    step = x - before
+    last = x - before
     for _ in range(STEPS):
         if f_before != 0 and f != 0 and math.copysign(1, f_before) != math.copysign(1, f):
-            other, f_other = before, f_before
+            other = before
+            f_other = f_before
             step = last = x - before
         if abs(f_other) < abs(f):
             before, x, other = x, other, x
@@ -44,18 +46,22 @@ def root(
         half = (other - x) / 2
         if f == 0 or abs(half) < least:
             return x
-        tried = (
-            _step(x, before, other, f, f_before, f_other)
-            if abs(last) > least and abs(f) < abs(f_before)
-            else math.inf
-        )
-        last, step = (
-            (step, tried)
-            if 2 * abs(tried) < min(abs(last), 3 * abs(half) - least)
-            else (half, half)
-        )
-        before, f_before = x, f
-        x += step if abs(step) > least else math.copysign(least, half)
+        if abs(last) > least and abs(f) < abs(f_before):
+            tried = _step(x, before, other, f, f_before, f_other)
+        else:
+            tried = math.inf
+        if 2 * abs(tried) < min(abs(last), 3 * abs(half) - least):
+            last = step
+            step = tried
+        else:
+            last = half
+            step = half
+        before = x
+        f_before = f
+        if abs(step) > least:
+            x += step
+        else:
+            x += math.copysign(least, half)
         f = _number(function(x))
     raise RuntimeError(f"no root was found in {STEPS} steps between {low:g} and {high:g}")
 
@@ -75,7 +81,8 @@ def _step(
     try:
         if before == other:
             return -f * (x - before) / (f - f_before)
-        slope, steep = (f_before - f) / (before - x), (f_other - f) / (other - x)
+        slope = (f_before - f) / (before - x)
+        steep = (f_other - f) / (other - x)
         return -f * (f_other * steep - f_before * slope) / (steep * slope * (f_other - f_before))
     except ZeroDivisionError:
         return math.inf

@@ -105,11 +105,9 @@ def _spent(budget: Budget, order: float, share: float) -> float:
 
 def _gaussian_share(budget: Budget, order: float, noise_multiplier: float) -> float:
     room = _room(budget, order)
-    return (
-        order / (2 * noise_multiplier**2) / room * (1 + 1e-12)
-        if room > 0 and noise_multiplier > 0
-        else math.inf
-    )
+    if room > 0 and noise_multiplier > 0:
+        return order / (2 * noise_multiplier**2) / room * (1 + 1e-12)
+    return math.inf
 
 
 @functools.lru_cache(maxsize=65536)
@@ -125,10 +123,8 @@ def total_share(
     """x of the module's claim for one total; infinite where the noise is too little to be
     accounted.
     """
-    release, room = (
-        BinomialSum(contributions * int(noise_bits), p, int(levels), dimension),
-        _room(budget, order),
-    )
+    release = BinomialSum(contributions * int(noise_bits), p, int(levels), dimension)
+    room = _room(budget, order)
     if room <= 0 or release.trials == 0:
         return math.inf
     part = _part(release, order, room)

@@ -152,7 +152,9 @@ class PoissonRepetitions:
             raise BadInput(f"the mean number of runs is {self.mean:g}; it must be 1 or more")
 
     def probability(self, k: int) -> float:
-        return math.exp(k * math.log(self.mean) - self.mean - math.lgamma(k + 1)) if k >= 0 else 0.0
+        if k >= 0:
+            return math.exp(k * math.log(self.mean) - self.mean - math.lgamma(k + 1))
+        return 0.0
 
     def size(self, k: int) -> float:
         return 1 + k * math.log(self.mean) + self.mean + math.lgamma(k + 3)
@@ -212,10 +214,13 @@ def draw(repetitions: Repetitions, uniform: float) -> int:
 
     `drawn_apart` says how far from the law that is, and `selected_epsilon` charges it to delta.
     """
-    k, before, below = 0, -1.0, repetitions.probability(0)
+    k = 0
+    before = -1.0
+    below = repetitions.probability(0)
     while below <= uniform and (below > before or k <= repetitions.mean):
         k += 1
-        before, below = below, below + repetitions.probability(k)
+        before = below
+        below = below + repetitions.probability(k)
     return k
 
 
@@ -229,12 +234,15 @@ def drawn_apart(repetitions: Repetitions) -> float:
     loses one. And the sum stops where it no longer grows: what is left of 1 goes to the last K,
     2^-53 or, where the tail is long, some thousands of it.
     """
-    k, before, below = 0, -1.0, repetitions.probability(0)
+    k = 0
+    before = -1.0
+    below = repetitions.probability(0)
     errors = below * repetitions.size(0) * 2.0**-47
     while below > before or k <= repetitions.mean:
         k += 1
         weight = repetitions.probability(k)
-        before, below = below, below + weight
+        before = below
+        below = below + weight
         errors += weight * repetitions.size(k) * 2.0**-47
     return abs(1 - below) + 2 * errors + (k + 2) * 2.0**-51
 
@@ -253,7 +261,9 @@ def selected_epsilon(
     e^epsilon P'[S | X'] + d + (1 + e^epsilon) t, and epsilon is taken at the d that this leaves of
     delta; infinite if it leaves none.
     """
-    apart, cut, found = drawn_apart(repetitions), 0.0, 0.0
+    apart = drawn_apart(repetitions)
+    cut = 0.0
+    found = 0.0
     while cut < delta:
         found = _selected_exactly(repetitions, run, delta - cut, beside)
         needed = (1 + math.exp(min(found, 700.0))) * apart

@@ -40,7 +40,9 @@ class Shapes(nn.Module):
 
     def __init__(self, features: int, numbers: Sequence[int], knots: int, reach: float) -> None:
         super().__init__()
-        self.features, self.numbers, self.reach = features, tuple(numbers), reach
+        self.features = features
+        self.numbers = tuple(numbers)
+        self.reach = reach
         self.others = tuple(i for i in range(features) if i not in self.numbers)
         self.register_buffer("mix", torch.tensor(bends(knots)))
 
@@ -53,7 +55,8 @@ class Shapes(nn.Module):
             torch.as_tensor(places, dtype=torch.long, device=x.device)
             for places in (self.numbers, self.others)
         )
-        mix, last = self.mix.to(x), self.mix.shape[0] - 1
+        mix = self.mix.to(x)
+        last = self.mix.shape[0] - 1
         at = (x.index_select(-1, numbers).clamp(-self.reach, self.reach) / self.reach + 1) * (
             last / 2
         )
@@ -85,7 +88,8 @@ def bends(knots: int) -> tuple[tuple[float, ...], ...]:
     (c_1 / c_j)^(1/2), which falls as 1 / j^2; the smoothest is as large as the line. Rounded, so
     that it is the same on every machine and has the same hash.
     """
-    between, ends = np.eye(knots, k=1), np.zeros(knots)
+    between = np.eye(knots, k=1)
+    ends = np.zeros(knots)
     ends[[0, -1]] = 1
     mass = (4 * np.eye(knots) - 2 * np.diag(ends) + between + between.T) / (
         6 * (knots - 1)
@@ -107,12 +111,16 @@ def additive(text: str, features: int, numbers: Sequence[int] | None) -> Shapes:
     """
     _, *words = text.split(":")
     try:
-        knots, reach = (
-            int(words[0]),
-            float(words[1]) if len(words) == 2 else 3.0 if numbers is None else 1.0,
-        )
+        knots = int(words[0])
+        if len(words) == 2:
+            reach = float(words[1])
+        elif numbers is None:
+            reach = 3.0
+        else:
+            reach = 1.0
     except (ValueError, IndexError):
-        knots, reach = 0, 0.0
+        knots = 0
+        reach = 0.0
     if not (3 <= knots <= MOST and 0 < reach < 1e6 and len(words) <= 2):
         raise BadInput(
             f"model {text!r} needs a number of knots from 3 to {MOST}, such as additive:8; "

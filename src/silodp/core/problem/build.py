@@ -55,26 +55,37 @@ def build(words: Words, features: int, *, load: Load) -> Problem:
     """The Problem that the words name, for records of so many raw features. What a FILE.py makes is
     tried on made-up records.
     """
-    schema = words.task if isinstance(words.task, Schema) else None
-    task, shape = (
-        (words.task.task, words.task.shape) if isinstance(words.task, Schema) else (words.task, ())
-    )
+    if isinstance(words.task, Schema):
+        schema = words.task
+    else:
+        schema = None
+    if isinstance(words.task, Schema):
+        task = words.task.task
+        shape = words.task.shape
+    else:
+        task = words.task
+        shape = ()
     mapped = None
     if words.features:
         from silodp.core.features.feature_map import feature_map
 
         mapped = feature_map(words.features, load, shape)
     if mapped:
-        features, shape = mapped.width(features), ()
+        features = mapped.width(features)
+        shape = ()
     if is_file(words.model):
         model, loss = _own_model(words.model, load, features, task)
     else:
         model, loss = model_by_name(
             words.model, features, task, shape, schema.numbers if schema and not mapped else None
         )
-    loss = loss_by_name(words.loss, load) if words.loss else loss
+    if words.loss:
+        loss = loss_by_name(words.loss, load)
+    else:
+        loss = loss
     about = {"schema": schema.hash if schema else "", "features": mapped.source if mapped else ""}
-    unit, zero = schema.person if schema else None, words.model in ("linear", "logistic")
+    unit = schema.person if schema else None
+    zero = words.model in ("linear", "logistic")
     problem = Problem(model, loss, prox_by_name(words.prox, load), **about, zero=zero, person=unit)
     if words.files:
         _try(words, problem, features, task)
@@ -144,18 +155,19 @@ def _try(words: Words, problem: Problem, features: int, task: Task) -> None:
     problem, w = problem.by_row, problem.initial([0])
     if is_file(words.model) or words.loss:
         one = task.classes == 2 and words.model.partition(":")[0] in ("logistic", "additive")
-        hint = (
-            f"{words.model} has one output for two classes, the logit of the second"
-            if one
-            else "mend it"
-        )
-        x, name = (
-            made_up(ROWS, features).to(w.dtype),
-            f"the loss {words.loss}" if words.loss else f"the loss of {words.model}",
-        )
+        if one:
+            hint = f"{words.model} has one output for two classes, the logit of the second"
+        else:
+            hint = "mend it"
+        x = made_up(ROWS, features).to(w.dtype)
+        if words.loss:
+            name = f"the loss {words.loss}"
+        else:
+            name = f"the loss of {words.model}"
         try_loss(problem, x, targets(task, w.dtype), name, hint)
     with said(f"the prox {words.prox} cannot be run"):
-        moved, f1 = problem.prox(w, 0.5), problem.prox.value(w)
+        moved = problem.prox(w, 0.5)
+        f1 = problem.prox.value(w)
         if (moved.shape, f1.shape) != (w.shape, (1,)):
             raise BadInput(
                 f"the prox {words.prox} should give a point as long as the one that it "

@@ -55,7 +55,9 @@ def _cross_entropy_slope(output: Tensor, target: Tensor) -> Tensor:
     seen = (
         not output.is_cuda and int(hit.count_nonzero()) == target.numel()
     )  # to look at numbers is to wait for a GPU
-    return slope if seen else slope.mul_(hit.any(2, keepdim=True))
+    if seen:
+        return slope
+    return slope.mul_(hit.any(2, keepdim=True))
 
 
 def _logistic_slope(output: Tensor, target: Tensor) -> Tensor:
@@ -63,7 +65,10 @@ def _logistic_slope(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _squared_error_slope(output: Tensor, target: Tensor) -> Tensor:
-    rows = target[..., None] if target.dim() == 2 else target
+    if target.dim() == 2:
+        rows = target[..., None]
+    else:
+        rows = target
     return (output - rows.movedim(1, -1)[:, None].to(output.dtype)).mul_(2)
 
 
@@ -155,7 +160,8 @@ class Hazard:
 
     def _at_risk(self, target: Tensor, bins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         code = target.long()[..., None]
-        last, event = code.div(2, rounding_mode="floor"), code % 2 == 1
+        last = code.div(2, rounding_mode="floor")
+        event = code % 2 == 1
         return bins < last, (bins == last) & event, (code >= 0) & (code <= 2 * self.bins)
 
 
@@ -235,7 +241,9 @@ def predicted(loss: Loss, output: Tensor) -> Tensor:
     """
     if isinstance(loss, Poisson | Ordinal):
         return loss.predicted(output)
-    return (output[..., 0] > 0).long() if output.shape[-1] == 1 else output.argmax(-1)
+    if output.shape[-1] == 1:
+        return (output[..., 0] > 0).long()
+    return output.argmax(-1)
 
 
 def slope_of(loss: Loss) -> Callable[[Tensor, Tensor], Tensor] | None:

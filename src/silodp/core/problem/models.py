@@ -25,7 +25,10 @@ def model_by_name(
     A number of classes stands for the plain task: 0 is regression. `numbers` are the places of the
     features that are number columns, within [-1, 1]; without a schema they are None, and all are.
     """
-    task = Task.plain(task) if isinstance(task, int) else task
+    if isinstance(task, int):
+        task = Task.plain(task)
+    else:
+        task = task
     name, _, argument = text.partition(":")
     if name not in ("linear", "logistic", "additive", "mlp", "cnn"):
         raise BadInput(

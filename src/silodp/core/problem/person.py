@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMBINE = ("mean", "sum")
-ROWS, MOST = 8, 1000
+ROWS = 8
+MOST = 1000
 """The cap where the schema names none, and the largest that it may name."""
 BY_ROW = (
     "Each row is protected, not each person: whoever has several rows is protected less. A "
@@ -43,7 +44,9 @@ class Person:
 
         real = present(y)
         total = torch.where(real, each, 0).sum(-1)
-        return total if self.combine == "sum" else total / real.sum(-1).clamp(min=1)
+        if self.combine == "sum":
+            return total
+        return total / real.sum(-1).clamp(min=1)
 
     def said(self) -> str:
         return (
@@ -54,7 +57,9 @@ class Person:
 
 def unit(person: Person | None) -> str:
     """One sentence: what epsilon is for."""
-    return f"{person.said()}.".replace("epsilon", "Epsilon", 1) if person else BY_ROW
+    if person:
+        return f"{person.said()}.".replace("epsilon", "Epsilon", 1)
+    return BY_ROW
 
 
 def nowhere(floating: bool) -> float:
@@ -89,7 +94,8 @@ def averaged(
     import torch
 
     def of_persons(x: Tensor, y: Tensor) -> Tensor:
-        real, total = present(y), torch.zeros(())
+        real = present(y)
+        total = torch.zeros(())
         for own, target, there in zip(
             *(part.split(at_once, 1) for part in (x, filled(y), real)), strict=True
         ):

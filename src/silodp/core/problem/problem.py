@@ -57,7 +57,10 @@ class Problem:
         self.loss = loss
         self.slope = slope_of(loss)
         self.known_loss = self.slope is not None
-        self.schema, self.features, self.zero, self.person = schema, features, zero, person
+        self.schema = schema
+        self.features = features
+        self.zero = zero
+        self.person = person
         self.prox: Prox = Zero() if prox is None else prox
         self.shapes = {
             name: p.shape for name, p in self.model.named_parameters() if p.requires_grad
@@ -134,7 +137,9 @@ class Problem:
         def one(point: Tensor) -> Tensor:
             return functional_call(self.model, self.split(point) | constants, (x,))
 
-        return one(w[0])[None] if w.shape[0] == 1 else vmap(one)(w)
+        if w.shape[0] == 1:
+            return one(w[0])[None]
+        return vmap(one)(w)
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """f0(w, x) of each record, (J, n), for points w (J, d), records x (n, ...) and targets y
@@ -154,15 +159,17 @@ class Problem:
         def row(x: Tensor, y: Tensor) -> Tensor:
             return self.record_loss(functional_call(self.model, parameters, (x[None],))[0], y)
 
-        return self.person.loss(vmap(row)(x, filled(y)), y) if self.person else row(x, y)
+        if self.person:
+            return self.person.loss(vmap(row)(x, filled(y)), y)
+        return row(x, y)
 
     def record_losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of each record from outputs (n, ...) and targets (n, ...), (n,); an unknown loss
         sees one record at a time.
         """
-        return (
-            self.loss(output, target) if self.known_loss else vmap(self.record_loss)(output, target)
-        )
+        if self.known_loss:
+            return self.loss(output, target)
+        return vmap(self.record_loss)(output, target)
 
     def record_loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of one record, or row, alone, from its output and target without a record
@@ -183,9 +190,18 @@ class Problem:
             f"prox {_prox_name(self.prox)}",
             f"model {self.model!r}",
         ]
-        lines += [f"schema {self.schema}"] if self.schema else []
-        lines += [f"features {self.features}"] if self.features else []
-        lines += [f"person {self.person.rows} rows {self.person.combine}"] if self.person else []
+        if self.schema:
+            lines += [f"schema {self.schema}"]
+        else:
+            lines += []
+        if self.features:
+            lines += [f"features {self.features}"]
+        else:
+            lines += []
+        if self.person:
+            lines += [f"person {self.person.rows} rows {self.person.combine}"]
+        else:
+            lines += []
         lines += [
             f"mode {name or '.'} {'train' if m.training else 'eval'}"
             for name, m in self.model.named_modules()
@@ -261,10 +277,14 @@ def _prox_name(prox: Prox) -> str:
     """Its fields and, where it or what it is a part of comes from a user's own file, that file's
     hash.
     """
-    found, inner = [], prox
+    found = []
+    inner = prox
     while inner is not None:
-        found, inner = [*found, source(inner)], getattr(inner, "prox", None)
-    return " ".join([shown(prox), *filter(None, found)]) if any(found) else repr(prox)
+        found = [*found, source(inner)]
+        inner = getattr(inner, "prox", None)
+    if any(found):
+        return " ".join([shown(prox), *filter(None, found)])
+    return repr(prox)
 
 
 def shown(thing: object) -> str:

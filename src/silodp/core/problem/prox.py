@@ -75,9 +75,16 @@ class _ByCoordinate:
 
     def value(self, w: Tensor) -> Tensor:
         l1, l2, low, high = self.parts()
-        found, slack = w.new_zeros(w.shape[:-1]), _slack(w)
-        found = found if l1 is None else found + l1 * w.abs().sum(-1)
-        found = found if l2 is None else found + l2 / 2 * w.square().sum(-1)
+        found = w.new_zeros(w.shape[:-1])
+        slack = _slack(w)
+        if l1 is None:
+            found = found
+        else:
+            found = found + l1 * w.abs().sum(-1)
+        if l2 is None:
+            found = found
+        else:
+            found = found + l2 / 2 * w.square().sum(-1)
         if low is None or high is None:
             return found
         return found + _indicator(
@@ -86,8 +93,14 @@ class _ByCoordinate:
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
         l1, l2, low, high = self.parts()
-        w = w if l1 is None else _soft_threshold(w, l1 * _factor(step, w))
-        w = w if l2 is None else w / (1 + l2 * _factor(step, w))
+        if l1 is None:
+            w = w
+        else:
+            w = _soft_threshold(w, l1 * _factor(step, w))
+        if l2 is None:
+            w = w
+        else:
+            w = w / (1 + l2 * _factor(step, w))
         return w if low is None else w.clamp(low, high)
 
 
@@ -366,7 +379,10 @@ def by_name(text: str, own: Callable[[str], Prox] | None = None) -> Prox:
     """
     words = text.split(":")
     try:
-        prox = own(text) if own and words[0].endswith(".py") and words[1:] else _parse(words, own)
+        if own and words[0].endswith(".py") and words[1:]:
+            prox = own(text)
+        else:
+            prox = _parse(words, own)
     except BadInput:
         raise
     except ValueError:

@@ -34,7 +34,10 @@ def plain_schema(
     """What is known of a file that was read without a schema: numbers, with public ranges or none,
     and a class or a number to predict.
     """
-    pairs = [(float(low), float(high)) for low, high in ranges] if ranges else [ANY] * len(features)
+    if ranges:
+        pairs = [(float(low), float(high)) for low, high in ranges]
+    else:
+        pairs = [ANY] * len(features)
     columns = tuple(
         Column(name, "number", range=pair) for name, pair in zip(features, pairs, strict=True)
     )
@@ -68,7 +71,9 @@ class Reading(nn.Module):
         mapped: FeatureMap | None = None,
     ) -> None:
         super().__init__()
-        self.schema, self.task, self.mapped = schema, schema.task, mapped
+        self.schema = schema
+        self.task = schema.task
+        self.mapped = mapped
         self.model = _with(problem, w)
         self.register_buffer("mean", scaling[0])
         self.register_buffer("scale", scaling[1])
@@ -95,29 +100,31 @@ class Reading(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         said = self.task.read(self.model(self.features(rows)))
-        return (
-            self.low + (said + 1) / 2 * (self.high - self.low)
-            if self.task.kind == "regression"
-            else said
-        )
+        if self.task.kind == "regression":
+            return self.low + (said + 1) / 2 * (self.high - self.low)
+        return said
 
     def _features(self, column: Column, cell: Tensor) -> Tensor:
         gone = torch.isnan(cell)
         if column.type == "category":
             places = torch.arange(len(column.categories), dtype=cell.dtype)
-            values, said = (cell == places).to(cell.dtype), column.missing is not None
+            values = (cell == places).to(cell.dtype)
+            said = column.missing is not None
         else:
-            low, high = column.range if column.type == "number" else (0.0, 1.0)
-            filled, said = (
-                torch.where(gone, torch.full_like(cell, float(column.missing or 0)), cell),
-                column.indicator,
-            )
-            values = (
-                filled
-                if (low, high) == ANY
-                else (2 * (filled.clamp(low, high) - low) / (high - low) - 1).clamp(-1, 1)
-            )
-        return torch.cat([values, gone.to(cell.dtype)], 1) if said else values
+            if column.type == "number":
+                low, high = column.range
+            else:
+                low = 0.0
+                high = 1.0
+            filled = torch.where(gone, torch.full_like(cell, float(column.missing or 0)), cell)
+            said = column.indicator
+            if (low, high) == ANY:
+                values = filled
+            else:
+                values = (2 * (filled.clamp(low, high) - low) / (high - low) - 1).clamp(-1, 1)
+        if said:
+            return torch.cat([values, gone.to(cell.dtype)], 1)
+        return values
 
 
 def _with(problem: Problem, w: Tensor) -> nn.Module:
@@ -176,7 +183,10 @@ def sheet(schema: Schema) -> dict[str, Any]:
     for column in schema.columns:
         own = column.table() | {"name": column.name}
         columns.append({k: v for k, v in own.items() if not (k == "range" and column.range == ANY)})
-    about: dict[str, Any] = {"columns": columns} if columns else {"images": list(schema.shape)}
+    if columns:
+        about: dict[str, Any] = {"columns": columns}
+    else:
+        about = {"images": list(schema.shape)}
     return (
         about
         | ({"missing_codes": list(schema.missing_codes)} if schema.missing_codes else {})

@@ -65,7 +65,8 @@ from silodp.core.problem.task import KINDS, Task
 from silodp.core.text import check_name, is_name
 
 TYPES = ("number", "category", "boolean")
-OTHER, OWN = "other", "own"
+OTHER = "other"
+OWN = "own"
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,10 @@ class Column:
 
     @property
     def features(self) -> tuple[str, ...]:
-        names = (
-            [f"{self.name}={c}" for c in self.categories]
-            if self.type == "category"
-            else [self.name]
-        )
+        if self.type == "category":
+            names = [f"{self.name}={c}" for c in self.categories]
+        else:
+            names = [self.name]
         return (
             *names,
             *([f"{self.name} missing"] if self.indicator or self.missing == OWN else []),
@@ -137,7 +137,10 @@ class Column:
             "category": {"categories": list(self.categories)},
             "boolean": {},
         }[self.type]
-        rule = {} if self.missing is None else {"missing": self.missing}
+        if self.missing is None:
+            rule = {}
+        else:
+            rule = {"missing": self.missing}
         return (
             {"type": self.type}
             | own
@@ -195,7 +198,10 @@ class Label:
                 "event": self.columns[1],
                 "edges": list(self.edges),
             }
-        where = {"column": self.columns[0]} if self.columns else {}
+        if self.columns:
+            where = {"column": self.columns[0]}
+        else:
+            where = {}
         if self.task == "count":
             return {"task": self.task} | where | {"most": int(self.range[1])}
         if self.task == "regression":
@@ -260,13 +266,17 @@ class Schema:
         )
         if ("columns" in table) == ("images" in table):
             raise BadInput(f"{source} must have either [columns.NAME] tables or one table [images]")
-        images = _images(source, table["images"]) if "images" in table else None
-        columns = () if images else _columns(source, table["columns"])
+        if "images" in table:
+            images = _images(source, table["images"])
+        else:
+            images = None
+        if images:
+            columns = ()
+        else:
+            columns = _columns(source, table["columns"])
         codes = _texts(source, "missing_codes", table.get("missing_codes", []))
-        label, ignore = (
-            _label(source, table.get("label"), images is not None),
-            _texts(source, "ignore", table.get("ignore", [])),
-        )
+        label = _label(source, table.get("label"), images is not None)
+        ignore = _texts(source, "ignore", table.get("ignore", []))
         schema = cls(
             columns,
             images,
@@ -292,11 +302,9 @@ class Schema:
     @cached_property
     def features(self) -> tuple[str, ...]:
         """Names of the features, in order."""
-        return (
-            self.images.features
-            if self.images
-            else tuple(name for column in self.columns for name in column.features)
-        )
+        if self.images:
+            return self.images.features
+        return tuple(name for column in self.columns for name in column.features)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -324,7 +332,8 @@ class Schema:
     @property
     def task(self) -> Task:
         label, (low, high) = self.label, self.label.range
-        most, huber = high if label.task == "count" else 0.0, 2 * label.huber / (high - low)
+        most = high if label.task == "count" else 0.0
+        huber = 2 * label.huber / (high - low)
         return Task(
             label.task,
             len(label.classes),
@@ -343,16 +352,18 @@ class Schema:
             what: dict[str, Any] = {"images": vars(self.images)}
         else:
             what = {"columns": {column.name: column.table() for column in self.columns}}
-        codes = {"missing_codes": list(self.missing_codes)} if self.missing_codes else {}
-        unit = (
-            {
+        if self.missing_codes:
+            codes = {"missing_codes": list(self.missing_codes)}
+        else:
+            codes = {}
+        if self.person:
+            unit = {
                 "person": self.person.column,
                 "rows_per_person": self.person.rows,
                 "combine": self.person.combine,
             }
-            if self.person
-            else {}
-        )
+        else:
+            unit = {}
         return json.dumps(codes | unit | what | {"label": self.label.table()})
 
     @property
@@ -375,11 +386,9 @@ def _person(source: str, table: Mapping[str, Any]) -> Person | None:
             f"{source}: person is {table['person']!r}, but images have no columns; leave "
             "it out, and keep one image of each person"
         )
-    column, rows, combine = (
-        _text(source, "person", table["person"]),
-        table.get("rows_per_person", ROWS),
-        table.get("combine", "mean"),
-    )
+    column = _text(source, "person", table["person"])
+    rows = table.get("rows_per_person", ROWS)
+    combine = table.get("combine", "mean")
     whole = type(rows) is int and 1 <= rows <= MOST
     require(
         whole,
@@ -402,9 +411,13 @@ def _columns(source: str, tables: Any) -> tuple[Column, ...]:
 
 
 def _column(source: str, name: str, table: Any) -> Column:
-    kind: Any = table.get("type") if isinstance(table, dict) else None
+    if isinstance(table, dict):
+        kind: Any = table.get("type")
+    else:
+        kind = None
     require(kind in TYPES, f"{source}: type", kind, f"one of {', '.join(TYPES)}")
-    missing, indicator = table.get("missing"), table.get("indicator", False)
+    missing = table.get("missing")
+    indicator = table.get("indicator", False)
     missing = None if missing == "refuse" else missing
     told = isinstance(indicator, bool) and not (indicator and missing is None)
     require(
@@ -453,7 +466,8 @@ def _images(source: str, table: Any) -> Images:
             value,
             "an integer from 1 to 1024",
         )
-    channels, resize = table.get("channels"), table.get("resize")
+    channels = table.get("channels")
+    resize = table.get("resize")
     require(channels in (1, 3), f"{source}: channels", channels, "1 (grey) or 3 (colour)")
     require(
         isinstance(resize, bool),
@@ -480,15 +494,14 @@ def _label(source: str, table: Any, images: bool) -> Label:
     _known(
         source, table, ("task", *(field for field in fields if not (images and field == "column")))
     )
-    columns = (
-        ()
-        if images
-        else tuple(
+    if images:
+        columns = ()
+    else:
+        columns = tuple(
             _text(source, name, table.get(name))
             for name in fields
             if name in ("time", "event", "column")
         )
-    )
     if task == "survival":
         edges: Any = table.get("edges")
         rising = (

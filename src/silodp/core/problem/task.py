@@ -32,11 +32,9 @@ class Task:
     @classmethod
     def plain(cls, classes: int) -> Task:
         """The task of a label that is one of so many classes, or a number if there are none."""
-        return (
-            cls("regression")
-            if classes == 0
-            else cls("binary" if classes == 2 else "multiclass", classes)
-        )
+        if classes == 0:
+            return cls("regression")
+        return cls("binary" if classes == 2 else "multiclass", classes)
 
     def head(self, *, one_logit: bool = False) -> tuple[int, Loss]:
         """The outputs that a model needs and the loss on them; with one_logit two classes share one
@@ -52,11 +50,12 @@ class Task:
             return 1, losses.Poisson(self.most)
         if self.kind == "ordinal":
             return self.classes - 1, losses.Ordinal(self.classes)
-        outputs, loss = (
-            (1, losses.logistic)
-            if one_logit and self.classes == 2
-            else (self.classes, losses.cross_entropy)
-        )
+        if one_logit and self.classes == 2:
+            outputs = 1
+            loss = losses.logistic
+        else:
+            outputs = self.classes
+            loss = losses.cross_entropy
         return outputs, losses.Weighted(loss, self.weights) if self.weights else loss
 
     def read(self, output: Tensor) -> Tensor:

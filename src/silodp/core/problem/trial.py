@@ -69,7 +69,8 @@ def try_model(problem: Problem, x: Tensor, name: str) -> Tensor:
     with contextlib.suppress(Exception), torch.no_grad():  # larger records than any before
         _outputs(problem, away, 1000 * x)
     with said(f"{name} cannot be run twice"):
-        again, back = _outputs(problem, away, x), _outputs(problem, away, x.flip(0)).flip(0)
+        again = _outputs(problem, away, x)
+        back = _outputs(problem, away, x.flip(0)).flip(0)
     if not (_same(together, again) and _same(together, back)):
         raise BadInput(
             f"{name} remembers records: it gives other outputs once it has seen others; keep "
@@ -89,7 +90,8 @@ def try_loss(problem: Problem, x: Tensor, y: Tensor, name: str, hint: str = "men
     start, away = (
         _outputs(problem, w, x)[torch.arange(len(y)) % len(x)] for w in _points(problem, x)
     )
-    width, single = "x".join(map(str, start.shape[1:])) or "1", []
+    width = "x".join(map(str, start.shape[1:])) or "1"
+    single = []
     for output, target in zip(away, y, strict=True):
         with said(
             (
@@ -182,16 +184,12 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 
 def _shape(found: Any) -> str:
-    return (
-        f"numbers of shape {tuple(found.shape)}"
-        if isinstance(found, Tensor)
-        else type(found).__name__
-    )
+    if isinstance(found, Tensor):
+        return f"numbers of shape {tuple(found.shape)}"
+    return type(found).__name__
 
 
 def _label(target: Tensor) -> str:
-    return (
-        f"label {int(target)}"
-        if not target.dim() and not target.is_floating_point()
-        else f"target {target.tolist()}"
-    )
+    if not target.dim() and not target.is_floating_point():
+        return f"label {int(target)}"
+    return f"target {target.tolist()}"

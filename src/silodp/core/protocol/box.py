@@ -28,7 +28,8 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from silodp.core.errors import Refused
 from silodp.core.protocol.signature import signed_by
 
-_MAGIC, _INFO = b"SDPC\x01", b"silodp shuffle 1 "
+_MAGIC = b"SDPC\x01"
+_INFO = b"silodp shuffle 1 "
 _HEAD = struct.Struct("<5s32sQQQQ")
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _ENCRYPTION = 32 + 16  # HPKE's encapsulated key and tag
@@ -77,7 +78,9 @@ def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Con
     if len(plain) < _HEAD.size + 96:
         raise Refused("malformed")
     magic, name, demanded, records, bits, dimension = _HEAD.unpack_from(plain)
-    signed, key, signature = plain[:-96], plain[-96:-64], plain[-64:]
+    signed = plain[:-96]
+    key = plain[-96:-64]
+    signature = plain[-64:]
     if (
         magic != _MAGIC
         or name.hex() != round

@@ -49,7 +49,8 @@ from silodp.core.query import Query
 from silodp.core.sampling import SAMPLINGS
 from silodp.core.statistics import STATISTICS
 
-QUERY, REPLY = b"SDPQ", b"SDPR"
+QUERY = b"SDPQ"
+REPLY = b"SDPR"
 MAX_HEADER = 2**13
 """Bytes of a body's header. All names are short, so a longer one is junk, and is refused before it
 is parsed.
@@ -190,7 +191,10 @@ def _read_query(fields: dict, tensors: Tensors) -> Envelope:
         name(fields["query"]),
         hexhash(fields["model"]),
     )
-    cohort = tensors["cohort"].tobytes() if mechanism.masked else b""
+    if mechanism.masked:
+        cohort = tensors["cohort"].tobytes()
+    else:
+        cohort = b""
     return Envelope(*names, query, fields.get("round", ""), fields.get("attempt", 0), cohort)
 
 
@@ -260,10 +264,8 @@ def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
             name(fields["refused"]), hexhash(fields["digest"]) if "digest" in fields else ""
         )
     names = name(fields["silo"]), name(fields["query"]), hexhash(fields["digest"])
-    event, at = (
-        read_event(fields["event"]),
-        (integer(fields["ledger"]["count"]), hexhash(fields["ledger"]["head"])),
-    )
+    event = read_event(fields["event"])
+    at = (integer(fields["ledger"]["count"]), hexhash(fields["ledger"]["head"]))
     if event.total:
         return Sealed(*names, tensors["box"].tobytes(), event, *at)
     if "packed" not in fields:
@@ -330,9 +332,11 @@ def _split(body: bytes) -> tuple[dict, dict[str, np.ndarray]]:
         raise BadInput("the header is longer than the body or than any header may be")
     header = json.loads(body[8 : 8 + size])
     fields = json.loads(header.pop("__metadata__")["silodp"])
-    tensors, start = {}, 8 + size
+    tensors = {}
+    start = 8 + size
     for key in sorted(header):
-        dtype, shape = _DTYPES[header[key]["dtype"]], [integer(n) for n in header[key]["shape"]]
+        dtype = _DTYPES[header[key]["dtype"]]
+        shape = [integer(n) for n in header[key]["shape"]]
         end = start + math.prod(shape) * dtype.itemsize
         part = memoryview(body)[
             start:end

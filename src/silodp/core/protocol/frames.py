@@ -36,13 +36,12 @@ def sign_frame(
     """The frame of a body, or of the pieces of one, signed where there is a key; nothing in it is
     encrypted.
     """
-    signed, pieces = magic + version.to_bytes(1), (body,) if isinstance(body, bytes) else body
+    signed = magic + version.to_bytes(1)
+    pieces = (body,) if isinstance(body, bytes) else body
     key, signature = _UNSIGNED
     if private_key is not None:
-        key, signature = (
-            private_key.public_key().public_bytes_raw(),
-            private_key.sign(b"".join((signed, *pieces))),
-        )
+        key = private_key.public_key().public_bytes_raw()
+        signature = private_key.sign(b"".join((signed, *pieces)))
     return b"".join((signed, key, signature, sum(map(len, pieces)).to_bytes(8, "little"), *pieces))
 
 
@@ -58,7 +57,9 @@ def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | Non
         raise Refused("malformed")
     if frame[4] not in SPOKEN:
         raise Refused("version")
-    key, signature, body = frame[5:37], frame[37:101], frame[OVERHEAD:]
+    key = frame[5:37]
+    signature = frame[37:101]
+    body = frame[OVERHEAD:]
     if int.from_bytes(frame[101:OVERHEAD], "little") != len(body):
         raise Refused("malformed")
     if (key, signature) == _UNSIGNED:

@@ -40,9 +40,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from silodp.core.errors import BadInput, Refused
 from silodp.core.protocol.signature import signed_by
 
-_KEY, _PAIR = b"silodp masks 1 key", b"silodp masks 1 pair"
+_KEY = b"silodp masks 1 key"
+_PAIR = b"silodp masks 1 pair"
 _ROW = struct.Struct("<32s16s32s64sQ")
-ROW, EPOCH = _ROW.size, 16
+ROW = _ROW.size
+EPOCH = 16
 MODULI = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 """Bits of the modulus, and the words that are added modulo 2 to the power of it."""
 MOST_TRIALS = 2**53
@@ -112,7 +114,10 @@ def read_table(raw: bytes) -> tuple[Row, ...]:
     """Rows in strictly rising order of identities, so that nobody is in a cohort twice, each with
     noise; Refused("cohort") on any other bytes.
     """
-    rows = tuple(Row(*fields) for fields in _ROW.iter_unpack(raw)) if len(raw) % ROW == 0 else ()
+    if len(raw) % ROW == 0:
+        rows = tuple(Row(*fields) for fields in _ROW.iter_unpack(raw))
+    else:
+        rows = ()
     rising = all(a.identity < b.identity for a, b in itertools.pairwise(rows))
     if (
         len(rows) < 2
@@ -190,7 +195,10 @@ def masked(
             vector = stream(
                 pair_key(secret_with(own, other), mine, other, digest), len(words), modulus
             )
-            words = words + vector if mine.identity < other.identity else words - vector
+            if mine.identity < other.identity:
+                words = words + vector
+            else:
+                words = words - vector
     return words.tobytes()
 
 

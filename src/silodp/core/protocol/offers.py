@@ -20,7 +20,8 @@ from silodp.core.protocol.frames import COMMON, OVERHEAD, VERSION, open_by, open
 from silodp.core.protocol.masks import Row
 from silodp.core.protocol.quote import parsed_json
 
-KEYS, OFFER = b"SDPM", b"SDPO"
+KEYS = b"SDPM"
+OFFER = b"SDPO"
 LIMIT = OVERHEAD + 2**10
 _PARTS = {"identity": 32, "epoch": 16, "key": 32, "signature": 64}
 

@@ -53,8 +53,13 @@ class Packing:
         width = LEAST
         while most * FINE > scale * 2.0 ** (8 * width - 1):
             width += 1
-        coarser = max(0, math.ceil(math.log2(most / 2.0 ** (8 * width - 1))) + 1) if most else 0
-        return cls(math.ldexp(step, coarser), divisor, width) if width <= 6 else None
+        if most:
+            coarser = max(0, math.ceil(math.log2(most / 2.0 ** (8 * width - 1))) + 1)
+        else:
+            coarser = 0
+        if width <= 6:
+            return cls(math.ldexp(step, coarser), divisor, width)
+        return None
 
     def packed(self, value: np.ndarray) -> np.ndarray:
         """(d, width) bytes of the numbers (d,), little-endian in two's complement."""
@@ -67,7 +72,8 @@ class Packing:
 
     def unpacked(self, data: np.ndarray) -> np.ndarray:
         """The numbers (d,) in float64."""
-        spare, found = self._size - self.width, np.empty(len(data))
+        spare = self._size - self.width
+        found = np.empty(len(data))
         for start in range(0, len(data), BLOCK):  # in the memory of a block
             part = data[start : start + BLOCK]
             wide = (

@@ -37,7 +37,8 @@ from silodp.core.protocol.frames import (
     sign_frame,
 )
 
-HOLD, HELD = b"SDPH", b"SDPK"
+HOLD = b"SDPH"
+HELD = b"SDPK"
 LIMIT = OVERHEAD + 2**18
 """Bytes of the longest frame about a hold: a run of 1,500 batches of a partition fits."""
 MOST = 64
@@ -197,7 +198,10 @@ def _reply_body(reply: HoldReply) -> bytes:
         "seconds": integer(reply.seconds),
         "silo": name(reply.silo),
     }
-    fields |= {"code": name(reply.code)} if reply.code else {}
+    if reply.code:
+        fields |= {"code": name(reply.code)}
+    else:
+        fields |= {}
     fields |= {
         field: real(value)
         for field in ("needed", "left")

@@ -23,7 +23,8 @@ from silodp.core.errors import BadInput
 from silodp.core.protocol import frames
 from silodp.core.protocol.box import box_length
 
-REQUEST, OUTCOME = b"SDPB", b"SDPT"
+REQUEST = b"SDPB"
+OUTCOME = b"SDPT"
 DROPPED: dict[str, str] = {
     "malformed": "It is not a box that this shuffler can open, for this round.",
     "signature": "Its content is not signed by the pseudonym that it names.",
@@ -55,12 +56,10 @@ DECLINED: dict[str, str] = {
     "internal": "The shuffler could not answer, for a reason that has to do with no count.",
 }
 """Why nothing is passed on."""
-_REQUEST, _PASSED, _DECLINED, _DROP = (
-    struct.Struct("<32sQQQ"),
-    struct.Struct("<B32sQQQQ"),
-    struct.Struct("<B32s16s"),
-    struct.Struct("<32s16s"),
-)
+_REQUEST = struct.Struct("<32sQQQ")
+_PASSED = struct.Struct("<B32sQQQQ")
+_DECLINED = struct.Struct("<B32s16s")
+_DROP = struct.Struct("<32s16s")
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 

@@ -41,7 +41,9 @@ class Cells(Rowed):
     def norm(self) -> float:
         """The smallest clip that may be asked for: half of the reach's root, rounded up."""
         half = math.sqrt(self.reach) / 2
-        return half if 4 * Fraction(half) ** 2 >= self.reach else math.nextafter(half, math.inf)
+        if 4 * Fraction(half) ** 2 >= self.reach:
+            return half
+        return math.nextafter(half, math.inf)
 
     @property
     def shape(self) -> tuple[int, ...]:

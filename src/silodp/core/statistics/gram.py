@@ -20,7 +20,8 @@ from silodp.core.statistics.statistic import Rowed, Rows
 
 MAX_FACTORS = 2**11
 """At most: a query is a few numbers, and must not make a silo allocate more than it may be sent."""
-DIAGONAL, CROSS = 29, 41
+DIAGONAL = 29
+CROSS = 41
 """Squares and products of two factors are released in this proportion, which is 1 to sqrt(2) from
 below: 41^2 = 2 x 29^2 - 1.
 """
@@ -67,7 +68,10 @@ class Gram(Rowed):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        runs = len(self.bound) if isinstance(self.bound, Tensor) and self.bound.ndim else 1
+        if isinstance(self.bound, Tensor) and self.bound.ndim:
+            runs = len(self.bound)
+        else:
+            runs = 1
         return runs, self.size * (self.size + 1) // 2
 
     @property
@@ -107,11 +111,10 @@ class Gram(Rowed):
             raise Refused("shape")
 
     def factors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        bound = (
-            float(self.bound.flatten()[min(run, self.bound.numel() - 1)])
-            if isinstance(self.bound, Tensor)
-            else self.bound
-        )
+        if isinstance(self.bound, Tensor):
+            bound = float(self.bound.flatten()[min(run, self.bound.numel() - 1)])
+        else:
+            bound = self.bound
 
         def factors(x: Tensor, y: Tensor) -> Tensor:
             x = x.flatten(1)[:, : self.features].double()

@@ -68,7 +68,10 @@ class GroupScore(Cells):
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
         """The model sees one record at a time, as for a `Score`."""
-        w = self.w[run] if dtype is None else self.w[run].to(dtype)
+        if dtype is None:
+            w = self.w[run]
+        else:
+            w = self.w[run].to(dtype)
         parameters = problem.split(w) | problem.constants(w)
 
         def one(x: Tensor) -> Tensor:
@@ -87,13 +90,12 @@ class GroupScore(Cells):
     def _cells(self, x: Tensor, right: Tensor) -> Tensor:
         """(m,): the number of each record's cell, or -1."""
         end = self.first + self.features
-        own, said = (
-            x.flatten(1)[:, self.first : end],
-            x.flatten(1)[:, self.first : end + self.indicator],
-        )
+        own = x.flatten(1)[:, self.first : end]
+        said = x.flatten(1)[:, self.first : end + self.indicator]
         largest, group = own.max(1)
         if self.features == 1:
-            group, known = (largest > 0).long(), torch.ones_like(right)
+            group = (largest > 0).long()
+            known = torch.ones_like(right)
         else:
             known = largest > 0.5
         if self.indicator:

@@ -57,7 +57,10 @@ class Histogram(Rowed):
         refuse_unordered(self.edges[:-1], self.edges[1:])
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        edges = self.edges if dtype is None else self.edges.to(dtype)
+        if dtype is None:
+            edges = self.edges
+        else:
+            edges = self.edges.to(dtype)
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
             x = x.flatten(1).to(torch.float64 if dtype is None else dtype).contiguous()

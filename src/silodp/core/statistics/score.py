@@ -69,8 +69,13 @@ class Score(Cells):
         """The model sees one record at a time, so that a model that mixes the records of a batch
         cannot mix these.
         """
-        w = self.w[run] if dtype is None else self.w[run].to(dtype)
-        parameters, bins, cap = problem.split(w) | problem.constants(w), self.bins, self.cap
+        if dtype is None:
+            w = self.w[run]
+        else:
+            w = self.w[run].to(dtype)
+        parameters = problem.split(w) | problem.constants(w)
+        bins = self.bins
+        cap = self.cap
 
         def one(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             output = functional_call(problem.model, parameters, (x[None],))[0]
@@ -89,7 +94,10 @@ def judged(kind: Loss, output: Tensor, loss: Tensor, y: Tensor, bins: int, cap: 
     was trained with a loss of this kind.
     """
     if y.is_floating_point():
-        rate = predicted(kind, output) if isinstance(kind, Poisson) else output[:, 0]
+        if isinstance(kind, Poisson):
+            rate = predicted(kind, output)
+        else:
+            rate = output[:, 0]
         error = ((rate - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
         numbers = [error.square(), error]
     else:
@@ -106,7 +114,8 @@ def right_of(kind: Loss, output: Tensor, y: Tensor) -> Tensor:
     """(m,) bool: whether the class that outputs (m, k) stand for is the record's; nothing that is
     not finite is right.
     """
-    alone, said = output.shape[1] == 1, predicted(kind, output)
+    alone = output.shape[1] == 1
+    said = predicted(kind, output)
     return ((said > 0) == (y > 0) if alone else said == y) & torch.isfinite(output).all(1)
 
 
@@ -117,7 +126,10 @@ def _cells(loss: Loss, output: Tensor, y: Tensor, right: Tensor, bins: int) -> T
     Chances are those that `Task.read` says, without the weights of the classes; the bins are of
     sigmoid(score), in which the class that weights favour is said from 0.5 on.
     """
-    output = output if output.shape[1] > 1 else torch.cat([torch.zeros_like(output), output], 1)
+    if output.shape[1] > 1:
+        output = output
+    else:
+        output = torch.cat([torch.zeros_like(output), output], 1)
     chances = (
         output - output.new_tensor(loss.weights).log() if isinstance(loss, Weighted) else output
     ).softmax(1)
@@ -127,10 +139,14 @@ def _cells(loss: Loss, output: Tensor, y: Tensor, right: Tensor, bins: int) -> T
             .long()
             .clamp(0, bins - 1)
         )
-        above, known, cell = chances[:, 1] - y, (y == 0) | (y == 1), y * bins + at
+        above = chances[:, 1] - y
+        known = (y == 0) | (y == 1)
+        cell = y * bins + at
     else:
         said = chances.gather(1, output.nan_to_num(0.0).argmax(1, keepdim=True))[:, 0]
-        above, known, cell = said - right.double(), (y >= 0) & (y < bins), right * bins + y
+        above = said - right.double()
+        known = (y >= 0) & (y < bins)
+        cell = right * bins + y
     finite = torch.isfinite(output).all(1)
     number = ((above + 1) / 2).nan_to_num(0.5).clamp(0, 1)
     return torch.cat([number[:, None], one_hot(torch.where(known & finite, cell, -1), 2 * bins)], 1)

@@ -60,7 +60,9 @@ class ScoreTotal(Rowed):
     def norm(self) -> float:
         square = Fraction(self.score.numbers, 4) + (1 if self.bins else 0)
         root = math.sqrt(square)
-        return root if Fraction(root) ** 2 >= square else math.nextafter(root, math.inf)
+        if Fraction(root) ** 2 >= square:
+            return root
+        return math.nextafter(root, math.inf)
 
     def _check_shapes(self, dim: int, runs: int) -> None:
         self.score._check_shapes(dim, runs)
@@ -76,5 +78,6 @@ class ScoreTotal(Rowed):
         self.score.check_silo(features, held_out)
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        rows, centre = self.score.rows(problem, run, dtype), self.centre
+        rows = self.score.rows(problem, run, dtype)
+        centre = self.centre
         return lambda x, y: rows(x, y) - centre.to(x.device)

@@ -114,7 +114,9 @@ class Statistic:
         average stays within every bound of a row's. Of a person's rows, so many are made at once.
         """
         rows = self.rows(problem.by_row, run, dtype)
-        return averaged(rows, at_once) if rows and problem.person else rows
+        if rows and problem.person:
+            return averaged(rows, at_once)
+        return rows
 
     def check(self, dim: int, runs: int) -> None:
         """Raises Refused for what no policy could allow: points of another shape or not finite,

@@ -23,9 +23,13 @@ def accelerated(c: Constants, *, stages: int | None = None) -> Prescription:
     are those of AC-SA, checked against a public implementation; the paper's own constants and this
     rate are cited from memory.
     """
-    mu, gap = c.need("pl", "accelerated MB-SGD"), c.need("gap", "accelerated MB-SGD")
-    kappa, M, n = c.smoothness / mu, c.answering, c.records
-    length, noise = ceil(4 * sqrt(2 * kappa)), 16 * c.lipschitz**2 * c.privacy / (mu * M)
+    mu = c.need("pl", "accelerated MB-SGD")
+    gap = c.need("gap", "accelerated MB-SGD")
+    kappa = c.smoothness / mu
+    M = c.answering
+    n = c.records
+    length = ceil(4 * sqrt(2 * kappa))
+    noise = 16 * c.lipschitz**2 * c.privacy / (mu * M)
     S = stages or next(
         (s for s in range(1, MOST_STAGES) if gap / 2**s <= noise * (s * length) ** 2), MOST_STAGES
     )

@@ -51,14 +51,16 @@ class Constants:
 
     def __post_init__(self) -> None:
         for name, symbol in (_SYMBOL | _COUNT | {"epsilon": "of the guarantee"}).items():
-            value, kind = getattr(self, name), int if name in _COUNT else int | float
+            value = getattr(self, name)
+            kind = int if name in _COUNT else int | float
             absent = value is None and name in ("pl", "gap", "diameter")
             if not absent and (
                 isinstance(value, bool) or not isinstance(value, kind) or not 1e-20 <= value <= 1e20
             ):
-                wanted = (
-                    "a whole number from 1" if name in _COUNT else "a positive number from 1e-20"
-                )
+                if name in _COUNT:
+                    wanted = "a whole number from 1"
+                else:
+                    wanted = "a positive number from 1e-20"
                 raise BadInput(f"{name} ({symbol}) must be {wanted} to 1e20, got {value!r}.")
         if self.answering > self.silos:
             raise BadInput(
@@ -158,12 +160,18 @@ def prox_sgd(c: Constants) -> Prescription:
     2L/K under epsilon <= 2 ln(1/delta). The printed 8 under epsilon <= min(8 ln(1/delta), 15) is
     not private there (at epsilon = 15, delta = 1e-5 it has 28 times that delta).
     """
-    mu, gap = c.need("pl", "Noisy Prox-SGD"), c.need("gap", "Noisy Prox-SGD")
-    kappa, M, n = c.smoothness / mu, c.answering, c.records
+    mu = c.need("pl", "Noisy Prox-SGD")
+    gap = c.need("gap", "Noisy Prox-SGD")
+    kappa = c.smoothness / mu
+    M = c.answering
+    n = c.records
     run = sgd_run(c, mu * gap / c.lipschitz**2 * min(M * n, M / c.privacy))
     first, *others = run.pop("conditions")
     K = run["batch"]
-    scale = c.lipschitz * sqrt(c.log_delta) / (c.epsilon * K) if K else 0.0
+    if K:
+        scale = c.lipschitz * sqrt(c.log_delta) / (c.epsilon * K)
+    else:
+        scale = 0.0
     return Prescription(
         theorem="Noisy Prox-SGD: heterogeneous PPL FL, part 1",
         formula=(
@@ -229,14 +237,12 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> Prescription:
     the proof.
     """
     mu = c.need("pl", "Prox-SVRG")
-    L, M, n, S, kappa, ln2 = (
-        c.lipschitz,
-        c.answering,
-        c.records,
-        restarts or 1,
-        c.smoothness / mu,
-        log(2) + c.log_delta,
-    )
+    L = c.lipschitz
+    M = c.answering
+    n = c.records
+    S = restarts or 1
+    kappa = c.smoothness / mu
+    ln2 = log(2) + c.log_delta
     least = max(1.0, 48 * kappa)
     # K >= n/(48 kappa) keeps one epoch from passing the rounds wanted; it only makes the theorem's
     # "K >= ..." stricter.
@@ -247,7 +253,8 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> Prescription:
         ),
     )
     run = svrg_run(c, K, restarts, L**2 * c.privacy / (mu * M), "M")
-    E, R = run["epochs"], run["rounds"]
+    E = run["epochs"]
+    R = run["rounds"]
 
     def std(constant: float, releases: int, logged: float) -> float:
         return L * sqrt(constant * releases * ln2 * (log(logged) + c.log_delta)) / (c.epsilon * n)
@@ -291,8 +298,13 @@ def svrg_run(
     """What both theorems on Prox-SVRG prescribe alike, at batches of K and a squared error
     `private` of one round; `silos` is the M of that error.
     """
-    gap, kappa = c.need("gap", "Prox-SVRG"), c.smoothness / c.need("pl", "Prox-SVRG")
-    L, M, N, n, Q = c.lipschitz, c.answering, c.silos, c.records, c.records // K
+    gap = c.need("gap", "Prox-SVRG")
+    kappa = c.smoothness / c.need("pl", "Prox-SVRG")
+    L = c.lipschitz
+    M = c.answering
+    N = c.silos
+    n = c.records
+    Q = c.records // K
     E = ceil(max(1.0, 48 * kappa) / Q)
     R = E * Q
     absent = (N - M) / (M * max(N - 1, 1)) * L**2 / c.need("pl", "Prox-SVRG")
@@ -319,7 +331,8 @@ def prox_pl_svrg(c: Constants) -> Prescription:
     """Prox-PL-SVRG (same theorem): S = ceil(log_2(Delta mu M epsilon^2 n^2 / (kappa d L^2)))
     restarts of `prox_svrg`, at least one.
     """
-    mu, gap = c.need("pl", "Prox-PL-SVRG"), c.need("gap", "Prox-PL-SVRG")
+    mu = c.need("pl", "Prox-PL-SVRG")
+    gap = c.need("gap", "Prox-PL-SVRG")
     ratio = (
         gap
         * mu**2
@@ -345,12 +358,20 @@ def spider(c: Constants) -> Prescription:
     paper outputs w_0; from there q = 1 needs no condition.
     """
     gap = c.need("gap", "FedProx-SPIDER")
-    L, M, n, beta, whole = c.lipschitz, c.answering, c.records, c.smoothness, c.answering == c.silos
+    L = c.lipschitz
+    M = c.answering
+    n = c.records
+    beta = c.smoothness
+    whole = c.answering == c.silos
     X = L * sqrt(M / (c.privacy * gap * beta))
     q = max(1, floor((X / 8) ** (2 / 3) if whole else min((X / 16) ** (2 / 3), n * M / 2)))
-    R = ceil(sqrt(M * q * gap * beta / c.privacy) / L) if X >= 1 else 1
+    if X >= 1:
+        R = ceil(sqrt(M * q * gap * beta / c.privacy) / L)
+    else:
+        R = 1
     anchors = -(-R // q)
-    scale, differences = 4 * sqrt(c.log_delta) / (c.epsilon * n), R - anchors
+    scale = 4 * sqrt(c.log_delta) / (c.epsilon * n)
+    differences = R - anchors
     noise = {"sigma_1": scale * L * sqrt(2 * anchors if differences else anchors)}
     if differences:
         noise |= {
@@ -362,7 +383,10 @@ def spider(c: Constants) -> Prescription:
         "sigma_2": scale * beta * sqrt(R),
         "sigma_2_hat": 2 * scale * L * sqrt(R),
     }
-    partial = 0.0 if whole else L * sqrt(beta * gap * c.privacy / n) / M + L**2 / (M * n)
+    if whole:
+        partial = 0.0
+    else:
+        partial = L * sqrt(beta * gap * c.privacy / n) / M + L**2 / (M * n)
     return Prescription(
         theorem="ISRL-DP FedProx-SPIDER, complete statement",
         formula=(
@@ -426,7 +450,8 @@ def prescribe_hybrid(algorithm: str, constants: Constants) -> Prescription:
     Corrected: the printed upper bound takes square roots of d ln(1/delta_0), N and Nn that the
     Prox-SGD theorem does not have.
     """
-    n, epsilon = constants.records, constants.epsilon
+    n = constants.records
+    epsilon = constants.epsilon
     plan = prescribe(
         algorithm, replace(constants, epsilon=epsilon / n, delta=constants.delta / (4 * n))
     )
@@ -493,11 +518,9 @@ def lower_bound(
     (sequentially interactive). loudest: epsilon_r of the round that tells most, C epsilon / sqrt(R)
     unless given, as it is where rounds tell alike.
     """
-    c, total, n2 = (
-        constants,
-        constants.silos * constants.records,
-        "" if kind == "hybrid" else "n^2 ",
-    )
+    c = constants
+    total = constants.silos * constants.records
+    n2 = "" if kind == "hybrid" else "n^2 "
     if not 1 <= compositionality <= 1e20:
         raise BadInput(
             f"compositionality (C) must be a number from 1 to 1e20, got {compositionality!r}."
@@ -508,12 +531,16 @@ def lower_bound(
     value, formula = least_error(
         c, kind, privacy, f"d ln(1/delta) / (epsilon^2 {n2}N)", (*KINDS, "hybrid")
     )
-    least, allowed = (
-        ("16 ln(14 N)", 14 * c.silos)
-        if rounds is None
-        else ("16 ln(28 N R)", 28 * c.silos * rounds)
-    )
-    loudest = compositionality * c.epsilon / sqrt(rounds or 1) if loudest is None else loudest
+    if rounds is None:
+        least = "16 ln(14 N)"
+        allowed = 14 * c.silos
+    else:
+        least = "16 ln(28 N R)"
+        allowed = 28 * c.silos * rounds
+    if loudest is None:
+        loudest = compositionality * c.epsilon / sqrt(rounds or 1)
+    else:
+        loudest = loudest
     return LowerBound(
         theorem=f"ISRL-DP lower bound, {kind}",
         formula=formula,

@@ -98,8 +98,13 @@ def per_call(epsilon: float, delta: float, calls: int) -> tuple[float, float]:
         e = most * share
         return (slope * e + calls * e * expm1(e)) / epsilon - 1
 
-    advanced = most if spent(1.0) <= 0 else most * root(spent, 0.0, 1.0, 1e-13) * (1 - 1e-9)
-    return (plain, delta / calls) if plain >= advanced else (advanced, delta / (2 * calls))
+    if spent(1.0) <= 0:
+        advanced = most
+    else:
+        advanced = most * root(spent, 0.0, 1.0, 1e-13) * (1 - 1e-9)
+    if plain >= advanced:
+        return (plain, delta / calls)
+    return (advanced, delta / (2 * calls))
 
 
 def prox_sgd(c: Constants) -> ShufflePrescription:
@@ -110,10 +115,16 @@ def prox_sgd(c: Constants) -> ShufflePrescription:
     2.7); each call has epsilon (printed N epsilon / (2 M), 2.9), and parallel composition over the
     batches does the rest.
     """
-    mu, gap = c.need("pl", "SDP Prox-SGD"), c.need("gap", "SDP Prox-SGD")
-    kappa, L, M, N, n = c.smoothness / mu, c.lipschitz, c.answering, c.silos, c.records
+    mu = c.need("pl", "SDP Prox-SGD")
+    gap = c.need("gap", "SDP Prox-SGD")
+    kappa = c.smoothness / mu
+    L = c.lipschitz
+    M = c.answering
+    N = c.silos
+    n = c.records
     run = sgd_run(c, mu * gap / L**2 * min(M * n, M**2 / c.privacy))
-    R, K = run["rounds"], run["batch"]
+    R = run["rounds"]
+    K = run["batch"]
     calls = {}
     if K:
         calls["Z"] = call(
@@ -154,22 +165,22 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> ShufflePrescripti
     as in `theory.prox_svrg`; the bound has the 1/mu that the proof's noise lost; and the choice of
     K sees to what the printed condition on M is for (M = N meets it, and may miss it).
     """
-    mu, gap = c.need("pl", "SDP Prox-SVRG"), c.need("gap", "SDP Prox-SVRG")
-    L, M, N, n, S, kappa = (
-        c.lipschitz,
-        c.answering,
-        c.silos,
-        c.records,
-        restarts or 1,
-        c.smoothness / mu,
-    )
+    mu = c.need("pl", "SDP Prox-SVRG")
+    gap = c.need("gap", "SDP Prox-SVRG")
+    L = c.lipschitz
+    M = c.answering
+    N = c.silos
+    n = c.records
+    S = restarts or 1
+    kappa = c.smoothness / mu
     least = max(1.0, 48 * kappa)
     largest, _ = per_call(c.epsilon / 2, c.delta / 2, ceil(S * least))
     # n/K amplifies in proportion only while (n/K)(exp(e) - 1) <= 1, and K >= n/(48 kappa) keeps one
     # epoch from passing the rounds wanted
     K = min(n, ceil(max((n * n / M) ** (1 / 3), n * expm1(largest), n / least)))
     run = svrg_run(c, K, restarts, L**2 * c.privacy / (mu * M**2), "M^2")
-    E, R = run["epochs"], run["rounds"]
+    E = run["epochs"]
+    R = run["rounds"]
     anchor = per_call(c.epsilon / 2, c.delta / 2, S * E)
     amplified, rest = per_call(c.epsilon / 2, c.delta / 2, S * R)
     calls = {
@@ -231,7 +242,8 @@ def prox_pl_svrg(c: Constants) -> ShufflePrescription:
     """SDP Prox-PL-SVRG (same theorem): S = ceil(log_2(Delta mu epsilon^2 n^2 M^2 / (kappa d L^2)))
     restarts, at least one.
     """
-    mu, gap = c.need("pl", "SDP Prox-PL-SVRG"), c.need("gap", "SDP Prox-PL-SVRG")
+    mu = c.need("pl", "SDP Prox-PL-SVRG")
+    gap = c.need("gap", "SDP Prox-PL-SVRG")
     ratio = (
         gap
         * mu**2
@@ -256,18 +268,17 @@ def spider(c: Constants) -> ShufflePrescription:
     prescribed here (printed X/2, which breaks that condition). X < 1 outputs w_0.
     """
     gap = c.need("gap", "SDP FedProx-SPIDER")
-    L, M, N, n, beta, d, whole = (
-        c.lipschitz,
-        c.answering,
-        c.silos,
-        c.records,
-        c.smoothness,
-        c.dimension,
-        c.answering == c.silos,
-    )
+    L = c.lipschitz
+    M = c.answering
+    N = c.silos
+    n = c.records
+    beta = c.smoothness
+    d = c.dimension
+    whole = c.answering == c.silos
     cube = (log(d) + log(n) + log(M) + c.log_delta) ** 3
     scale = c.epsilon * n * M / sqrt(d * cube)
-    X, Y = scale * L / sqrt(gap * beta), scale * sqrt(gap * beta) / L
+    X = scale * L / sqrt(gap * beta)
+    Y = scale * sqrt(gap * beta) / L
 
     def made(q: int) -> tuple[int, dict[str, Call]]:
         rounds = max(1, ceil(Y * sqrt(q)))
@@ -299,19 +310,24 @@ def spider(c: Constants) -> ShufflePrescription:
         )
         return q == 1 or q * tau_2 <= 4 * beta**2
 
-    q, high = 1, max(1, floor(X ** (2 / 3))) + 1
+    q = 1
+    high = max(1, floor(X ** (2 / 3))) + 1
     while high - q > 1:
         middle = (q + high) // 2
-        q, high = (middle, high) if steady(middle) else (q, middle)
+        if steady(middle):
+            q = middle
+            high = high
+        else:
+            q = q
+            high = middle
     R, calls = made(q) if X >= 1 else (1, {})
     ratio = L / sqrt(beta * gap)
     demanded = (c.epsilon * N * d**2 / n**2 * ratio) ** (1 / 3) * (1 + ratio ** (1 / 3))
     later = (_log(c) + log(max(1.0, R / q))) ** 3
-    partial = (
-        0.0
-        if whole
-        else L * sqrt(beta * gap * d * cube / n / M) / (c.epsilon * n * M) + L**2 / (M * n)
-    )
+    if whole:
+        partial = 0.0
+    else:
+        partial = L * sqrt(beta * gap * d * cube / n / M) / (c.epsilon * n * M) + L**2 / (M * n)
     share = c.epsilon * N / (4 * M * sqrt(2 * c.log_delta))
     return ShufflePrescription(
         theorem="SDP FedProx-SPIDER, complete statement",
@@ -400,7 +416,8 @@ def lower_bound(constants: Constants, kind: str) -> LowerBound:
     "strongly-convex-erm" and "strongly-convex-so", as far as the paper's near-optimality remarks
     state them: its upper bounds without powers of kappa.
     """
-    c, total = constants, constants.silos * constants.records
+    c = constants
+    total = constants.silos * constants.records
     value, formula = least_error(
         c, kind, c.privacy / c.silos**2, "d ln(1/delta) / (epsilon^2 n^2 N^2)", KINDS
     )

@@ -45,11 +45,14 @@ EFFORTS = (
     Effort(100_000, (0, 1), 200, 400, (5, 25), (0.5,), (0.3, 1.0, 3.0, 10.0), 2, 1),
     Effort(math.inf, (1,), 64, 200, (20,), (0.5,), (0.3, 1.0, 3.0), 1, 1),
 )
-BENDING, NETWORK = 400.0, 3000.0
+BENDING = 400.0
+NETWORK = 3000.0
 """Records x mu from which models that bend are tried, and networks: with less, noise drowns what
 they could find beside a line.
 """
-ONE_SHOT, WHOLE, MOST_PRODUCTS = "one-shot", (0.7, 1.0, 2.0), 100
+ONE_SHOT = "one-shot"
+WHOLE = (0.7, 1.0, 2.0)
+MOST_PRODUCTS = 100
 """One question for all products of two features: its clips, and up to how many features it is
 tried.
 """
@@ -112,7 +115,10 @@ def regrets(errors: Mapping[Point, np.ndarray]) -> dict[Point, float]:
 def models_for(facts: Facts, worth: float) -> list[str]:
     """Lines first; `worth` is records x mu, by which the noise of a mean falls."""
     features = len(facts.kinds)
-    found = ["linear"] if facts.plain.kind in ("regression", "count") else ["logistic"]
+    if facts.plain.kind in ("regression", "count"):
+        found = ["linear"]
+    else:
+        found = ["logistic"]
     if (
         worth >= BENDING
         and features <= 60

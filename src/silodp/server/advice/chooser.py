@@ -111,30 +111,38 @@ class Search:
 
     def __init__(self, order: Order, facts: Facts, load: Load, effort: Effort | None) -> None:
         weights = order.weights or _weights(order, facts)
-        self.order, self.facts, self.load = replace(order, weights=weights), facts, load
+        self.order = replace(order, weights=weights)
+        self.facts = facts
+        self.load = load
         self._problems: dict[str, Problem] = {}
         self._noise: dict[tuple[str, int], dict[str, float]] = {}
         self._samples: dict[tuple[int, int], Sample] = {}
         self.std = self._silos_std()
-        self.shares = (
-            shares_of(Weights(weights, facts.counts), self.std)
-            if len(facts.counts) > 1
-            else torch.ones(1, dtype=torch.float64)
-        )
+        if len(facts.counts) > 1:
+            self.shares = shares_of(Weights(weights, facts.counts), self.std)
+        else:
+            self.shares = torch.ones(1, dtype=torch.float64)
         noise = float((self.shares * self.std).square().sum().sqrt())
-        whole = sum(facts.counts) if order.trust != "isrl" else pooled(facts.counts, self.shares)
-        self.worth = (
-            sum(facts.counts) * float((self.std * torch.tensor(facts.counts)).reciprocal().min())
-            if order.trust != "isrl"
-            else 1 / noise
-        )
+        if order.trust != "isrl":
+            whole = sum(facts.counts)
+        else:
+            whole = pooled(facts.counts, self.shares)
+        if order.trust != "isrl":
+            self.worth = sum(facts.counts) * float(
+                (self.std * torch.tensor(facts.counts)).reciprocal().min()
+            )
+        else:
+            self.worth = 1 / noise
         if order.totals:
             self.worth /= _of_totals(
                 order,
                 facts.counts,
                 participation_by_name(order.participation, len(facts.counts), order.coins)(),
             )
-        self.models = [order.model] if order.model else models_for(facts, self.worth)
+        if order.model:
+            self.models = [order.model]
+        else:
+            self.models = models_for(facts, self.worth)
         self.effort = effort or self._effort()
         self.records = min(whole, self.effort.pool * (2 if self.worth > NETWORK else 1))
 
@@ -149,13 +157,12 @@ class Search:
                     points_of(batch), errors.T.reshape(-1).tolist(), strict=True
                 ):
                     first.setdefault(point, []).append(error)
-        outputs = (
-            ("last", "tail")
-            if self.order.output is None
-            else ("tail",)
-            if self.order.output == "tail"
-            else ("last",)
-        )
+        if self.order.output is None:
+            outputs = ("last", "tail")
+        elif self.order.output == "tail":
+            outputs = ("tail",)
+        else:
+            outputs = ("last",)
         found = {
             point: np.array(errors) for point, errors in first.items() if point.output in outputs
         }
@@ -208,12 +215,14 @@ class Search:
     def batches(self) -> list[Batch]:
         order = self.order
         base = 0.5 * math.sqrt(1 + sum(SQUARE[kind] for kind in self.facts.kinds))
-        clips = (
-            [order.clip]
-            if order.clip is not None
-            else [rounded(base * share) for share in self.effort.clips]
-        )
-        momenta = [order.momentum] if order.momentum is not None else MOMENTA
+        if order.clip is not None:
+            clips = [order.clip]
+        else:
+            clips = [rounded(base * share) for share in self.effort.clips]
+        if order.momentum is not None:
+            momenta = [order.momentum]
+        else:
+            momenta = MOMENTA
         found = []
         for model, rounds in [
             (m, r)
@@ -239,7 +248,10 @@ class Search:
             found.append(Batch(model, "momentum", rounds, tuple(points)))
         found = found if self.facts.allow("Grad") else []
         if self._one_shot_fits() and self.facts.allow("Gram"):
-            clips = [order.clip] if order.clip is not None else WHOLE
+            if order.clip is not None:
+                clips = [order.clip]
+            else:
+                clips = WHOLE
             found.append(
                 Batch(
                     self.models[0],
@@ -257,7 +269,8 @@ class Search:
         return found
 
     def _one_shot_fits(self) -> bool:
-        order, task = self.order, self.facts.plain
+        order = self.order
+        task = self.facts.plain
         linear = self.models[0] in ("linear", "logistic") and task.kind in (
             "binary",
             "multiclass",
@@ -275,8 +288,12 @@ class Search:
 
     def _rounds(self, model: str) -> tuple[int, ...]:
         if model.startswith("mlp"):
-            return self.effort.rounds[-2:] if self.effort.rounds[-1] < 50 else (50, 100)
-        return self.effort.rounds if model == self.models[0] else self.effort.rounds[-3:]
+            if self.effort.rounds[-1] < 50:
+                return self.effort.rounds[-2:]
+            return (50, 100)
+        if model == self.models[0]:
+            return self.effort.rounds
+        return self.effort.rounds[-3:]
 
     # --- trying it -------------------------------------------------------------------------------
 
@@ -284,11 +301,9 @@ class Search:
         self, batch: Batch, world: int, trial: int, noise: Mapping[str, float] | None = None
     ) -> Tensor:
         """(J, 2): the error of each point's last iterate, and of the average of the later half."""
-        problem, sample, algorithm = (
-            self._problem(batch.model),
-            self.sample(world, trial),
-            find(batch.algorithm),
-        )
+        problem = self._problem(batch.model)
+        sample = self.sample(world, trial)
+        algorithm = find(batch.algorithm)
         columns = {
             name: torch.tensor([[p[name]] for p in batch.points]) for name in batch.points[0]
         }
@@ -302,17 +317,23 @@ class Search:
         mechanisms = {kind: Gaussian(kind, clip, 0.0) for kind in algorithm.kinds}
         fed = Pool(problem, sample, self._noise_of(batch) if noise is None else noise, trial)
         start = problem.initial([trial]).expand(len(batch.points), -1).contiguous()
-        tail, kept, last = torch.zeros_like(start), 0, start
+        tail = torch.zeros_like(start)
+        kept = 0
+        last = start
         for r, last in enumerate(
             algorithm.run(fed, problem, start, **{**settings, **columns}, **mechanisms)
         ):
             if r >= batch.rounds // 2:
-                tail, kept = tail + last, kept + 1
+                tail = tail + last
+                kept = kept + 1
         return torch.stack([_error(problem, w, sample) for w in (last, tail / max(kept, 1))], 1)
 
     def _settled(self, batch: Batch) -> Order:
         """For the plan: noise depends on neither clip nor step."""
-        order = self.order.under("central") if self.order.totals else self.order
+        if self.order.totals:
+            order = self.order.under("central")
+        else:
+            order = self.order
         return replace(
             order,
             algorithm=batch.algorithm,
@@ -327,7 +348,8 @@ class Search:
     def _noise_of(self, batch: Batch) -> dict[str, float]:
         key = batch.algorithm, batch.rounds
         if key not in self._noise:
-            facts, order = self.facts, self._settled(batch)
+            facts = self.facts
+            order = self._settled(batch)
             made = prepare(
                 order, facts.names, facts.counts, budgets=facts.budgets, scaled=facts.scaled
             )
@@ -378,11 +400,10 @@ class Search:
         """`errors` (worlds, trials) of the winner."""
         open_errors = self._without_noise(winner)
         guess = np.array([_guessing(self.sample(world, 1)) for world in self.effort.worlds])
-        mean, spread = (
-            float(errors.mean()),
-            float(errors.std(1, ddof=min(1, errors.shape[1] - 1)).mean()),
-        )
-        gain, most = float(guess.mean()) - mean, float((guess - open_errors).mean())
+        mean = float(errors.mean())
+        spread = float(errors.std(1, ddof=min(1, errors.shape[1] - 1)).mean())
+        gain = float(guess.mean()) - mean
+        most = float((guess - open_errors).mean())
         expected = {
             "measure": "error" if _counted(self.facts.plain) else "loss",
             "weighed": bool(self.facts.plain.weights),
@@ -418,10 +439,8 @@ class Search:
         settings = tuple(
             {"clip": 1e6, "step": step, "momentum": 0.9} for step in (0.1, 0.3, 1.0, 3.0)
         )
-        plain, silent = (
-            Batch(winner.model, "momentum", 60, settings),
-            dict.fromkeys(find("momentum").kinds, 0.0),
-        )
+        plain = Batch(winner.model, "momentum", 60, settings)
+        silent = dict.fromkeys(find("momentum").kinds, 0.0)
         found = [
             [
                 self.errors(plain, world, 1 + t, silent).min().item()
@@ -432,10 +451,14 @@ class Search:
         return np.array(found).mean(1)
 
     def _resolved(self, point: Point) -> Order:
-        named = (
-            "mb-sgd" if point.algorithm == "momentum" and not point.momentum else point.algorithm
-        )
-        momentum = point.momentum if named == "momentum" else None
+        if point.algorithm == "momentum" and not point.momentum:
+            named = "mb-sgd"
+        else:
+            named = point.algorithm
+        if named == "momentum":
+            momentum = point.momentum
+        else:
+            momentum = None
         return replace(
             self.order,
             algorithm=named,
@@ -459,13 +482,15 @@ class Search:
         """Of each silo: its part in what is learnt, and how the noise of the mean would change
         without it.
         """
-        counts, std = self.facts.counts, self.std
+        counts = self.facts.counts
+        std = self.std
         if len(counts) == 1 or self.order.trust != "isrl":
             return [
                 {"name": name, "records": n}
                 for name, n in zip(self.facts.names, counts, strict=True)
             ]
-        precision, noise = 1 / std.square(), float((self.shares * std).square().sum().sqrt())
+        precision = 1 / std.square()
+        noise = float((self.shares * std).square().sum().sqrt())
         found = []
         for i, (name, n) in enumerate(zip(self.facts.names, counts, strict=True)):
             others = [j for j in range(len(counts)) if j != i]
@@ -491,12 +516,14 @@ def _error(problem: Problem, w: Tensor, sample: Sample) -> Tensor:
     """(J,): the share of wrong classes; for other labels the mean loss over that of an output of
     zero.
     """
-    scores, y = problem.outputs(w, sample.test_x), sample.test_y
+    scores = problem.outputs(w, sample.test_x)
+    y = sample.test_y
     bad = ~torch.isfinite(scores).all(-1)
     if _counted(sample.task):
-        wrong = (
-            (scores.squeeze(-1) > 0) != (y > 0) if scores.shape[-1] == 1 else scores.argmax(-1) != y
-        )
+        if scores.shape[-1] == 1:
+            wrong = (scores.squeeze(-1) > 0) != (y > 0)
+        else:
+            wrong = scores.argmax(-1) != y
         return ((wrong | bad).double() * _importance(sample)).mean(-1)
     loss = torch.stack(
         [problem.record_losses(s, y) for s in scores.nan_to_num(0.0).clamp(-1e3, 1e3)]
@@ -528,11 +555,9 @@ def _guessing(sample: Sample) -> float:
 def _weights(order: Order, facts: Facts) -> str:
     """By records, and by precision where the silos' budgets differ."""
     budgets = facts.budgets or targets(order, facts.names, facts.counts)
-    return (
-        "precision"
-        if order.trust == "isrl" and len({b.epsilon for b in budgets}) > 1
-        else "records"
-    )
+    if order.trust == "isrl" and len({b.epsilon for b in budgets}) > 1:
+        return "precision"
+    return "records"
 
 
 def _of_totals(order: Order, counts: Sequence[int], who: Any) -> float:
@@ -548,5 +573,6 @@ def _of_totals(order: Order, counts: Sequence[int], who: Any) -> float:
 
 def _fewer(who: Any) -> float:
     """How much more noise the mean over those who take part in a round has than that over all."""
-    least, most = getattr(who, "least", None), getattr(who, "answering", who.silos)
+    least = getattr(who, "least", None)
+    most = getattr(who, "answering", who.silos)
     return math.sqrt(who.silos / (((most if least is None else least) + most) / 2))

@@ -48,7 +48,9 @@ class Facts:
     @property
     def plain(self) -> Task:
         """The task, without the columns."""
-        return self.task.task if isinstance(self.task, Schema) else self.task
+        if isinstance(self.task, Schema):
+            return self.task.task
+        return self.task
 
 
 def kinds_of(task: Task | Schema, features: int, otherwise: str = "standard") -> tuple[str, ...]:
@@ -67,4 +69,6 @@ def kinds_of(task: Task | Schema, features: int, otherwise: str = "standard") ->
             *["level"] * (len(column.features) - 1 - asked),
             *["missing"] * asked,
         ]
-    return tuple(found) if len(found) == features else ("number",) * features
+    if len(found) == features:
+        return tuple(found)
+    return ("number",) * features

@@ -33,7 +33,9 @@ class Pool:
     def __init__(
         self, problem: Problem, sample: Sample, noise: Mapping[str, float], seed: int
     ) -> None:
-        self._problem, self._sample, self._noise = problem, sample, noise
+        self._problem = problem
+        self._sample = sample
+        self._noise = noise
         self._line = (
             problem.slope
             and [type(m) for m in problem.model.modules()] == [nn.Sequential, nn.Linear]
@@ -47,18 +49,17 @@ class Pool:
 
     def measure(self, query: Query) -> Measured:
         """The mean, and what is known of its error."""
-        statistic, mechanism, x, y = (
-            query.statistic,
-            query.mechanism,
-            self._sample.x,
-            self._sample.y,
-        )
+        statistic = query.statistic
+        mechanism = query.mechanism
+        x = self._sample.x
+        y = self._sample.y
         if statistic.rows(self._problem, 0) is None:
             (w, *rest), n = statistic.points, len(x)
             if self._line and not rest:
                 value = self._of_a_line(w, torch.as_tensor(mechanism.clip).to(w).reshape(-1, 1, 1))
             else:
-                weight, reference = torch.full((1, n), 1 / n), rest[0] if rest else None
+                weight = torch.full((1, n), 1 / n)
+                reference = rest[0] if rest else None
                 value = clipped_sum(
                     self._problem, w, x[None], y[None], weight, mechanism.clip, reference=reference
                 )[:, 0]
@@ -74,7 +75,8 @@ class Pool:
         many times as fast as for any model.
         """
         assert self._problem.slope
-        x, parts = self._sample.x, list(self._problem.split(w).values())
+        x = self._sample.x
+        parts = list(self._problem.split(w).values())
         slope = self._problem.slope(
             (parts[0] @ x.T + parts[1][:, :, None])[None], self._sample.y[None]
         )[0]  # (J, k, n)
@@ -92,11 +94,10 @@ def noise_of(made: Prepared, weights: Weights) -> dict[str, float]:
     for kind, mechanism in made.mechanisms.items():
         z = mechanism.multipliers(range(len(counts)))[0]
         std = 2 * (1 + CLIP_TOLERANCE) * z / torch.tensor(counts, dtype=torch.float64)
-        found[kind] = (
-            float((std * shares_of(weights, std)).square().sum().sqrt())
-            if len(counts) > 1
-            else float(std[0])
-        )
+        if len(counts) > 1:
+            found[kind] = float((std * shares_of(weights, std)).square().sum().sqrt())
+        else:
+            found[kind] = float(std[0])
     return found
 
 

@@ -33,7 +33,10 @@ def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dic
     """
     trusts: dict[str, dict[str, Any]] = {}
     for trust in TRUSTS:
-        weights = None if order.weights == "precision" and trust != "isrl" else order.weights
+        if order.weights == "precision" and trust != "isrl":
+            weights = None
+        else:
+            weights = order.weights
         try:
             if (
                 trust == "shuffle"
@@ -81,12 +84,18 @@ def _needed(order: Order, facts: Facts, effort: Effort) -> dict[str, Any]:
 
 def _first(things: Sequence[T], suffices: Callable[[T], bool]) -> T | None:
     """The first that suffices, by bisection."""
-    low, high = -1, len(things) - 1
+    low = -1
+    high = len(things) - 1
     if high < 0 or not suffices(things[high]):
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if suffices(things[middle]) else (middle, high)
+        if suffices(things[middle]):
+            low = low
+            high = middle
+        else:
+            low = middle
+            high = high
     return things[high]
 
 
@@ -100,7 +109,9 @@ def gives_up(budget: Budget, *, gaussian: bool = True) -> dict:
     """
     stated = {"epsilon": budget.epsilon, "delta": budget.delta, "false_positives": FALSE_ALARMS}
     if not gaussian:
-        epsilon, delta, least = budget.epsilon, budget.delta, math.exp(-budget.epsilon)
+        epsilon = budget.epsilon
+        delta = budget.delta
+        least = math.exp(-budget.epsilon)
         return stated | {
             "true_positives": min(
                 FALSE_ALARMS / least + delta, 1 - least * (1 - delta - FALSE_ALARMS)

@@ -29,15 +29,24 @@ SETTINGS = (
 
 def lines(advice: Advice) -> list[str]:
     """What was chosen, what to expect, and whom it concerns."""
-    order, told = advice.order, advice.expected
-    often = f"{order.rounds} rounds, " if order.rounds > 1 else "one round, "
-    moved = f", momentum {order.momentum:g}" if order.algorithm == "momentum" else ""
-    how = (
-        ""
-        if order.algorithm == "one-shot"
-        else f"{often}step {order.step:g}{moved}, clip {order.clip:g}, "
-    )
-    model = f"model {order.model}" if order.model else "the model that the silos approved"
+    order = advice.order
+    told = advice.expected
+    if order.rounds > 1:
+        often = f"{order.rounds} rounds, "
+    else:
+        often = "one round, "
+    if order.algorithm == "momentum":
+        moved = f", momentum {order.momentum:g}"
+    else:
+        moved = ""
+    if order.algorithm == "one-shot":
+        how = ""
+    else:
+        how = f"{often}step {order.step:g}{moved}, clip {order.clip:g}, "
+    if order.model:
+        model = f"model {order.model}"
+    else:
+        model = "the model that the silos approved"
     found = [
         (
             f"Chosen from sizes, columns and budgets alone, which costs no privacy: {model}, "
@@ -51,10 +60,17 @@ def lines(advice: Advice) -> list[str]:
             f"{', '.join(advice.left_out)}."
         )
     low, high = (100 * value for value in told["middle"])
-    plain, guess = 100 * told["not_private"], 100 * told["guessing"]
-    seen = f"{low:.0f} to {high:.0f} %" if round(low) < round(high) else f"about {low:.0f} %"
+    plain = 100 * told["not_private"]
+    guess = 100 * told["guessing"]
+    if round(low) < round(high):
+        seen = f"{low:.0f} to {high:.0f} %"
+    else:
+        seen = f"about {low:.0f} %"
     if told["measure"] == "error":
-        counted = " (weighed as the schema weighs the classes)" if told.get("weighed") else ""
+        if told.get("weighed"):
+            counted = " (weighed as the schema weighs the classes)"
+        else:
+            counted = ""
         said = (
             f"{seen} errors{counted}, without privacy {plain:.0f} %, and always saying one "
             f"class {guess:.0f} %"

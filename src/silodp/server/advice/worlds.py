@@ -94,8 +94,12 @@ def draw(
 ) -> Sample:
     """Records of this world; one seed is one population, and who is drawn from it."""
     random = np.random.default_rng((0xAD, seed))
-    features, total = len(_columns(kinds)), records + tested
-    factors = min(12, features) if world.falling else max(1, min(8, features // 4))
+    features = len(_columns(kinds))
+    total = records + tested
+    if world.falling:
+        factors = min(12, features)
+    else:
+        factors = max(1, min(8, features // 4))
     load = (
         random.standard_normal((factors, features))
         * (np.arange(1, factors + 1) ** -world.falling)[:, None]
@@ -114,7 +118,9 @@ def draw(
 
 
 def _scores(task: Task) -> int:
-    return task.classes if task.kind == "multiclass" else 1
+    if task.kind == "multiclass":
+        return task.classes
+    return 1
 
 
 def _score(world: World, latent: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -124,9 +130,10 @@ def _score(world: World, latent: np.ndarray, random: np.random.Generator) -> np.
     line = latent[:, tells] @ (np.abs(slopes) if world.narrow else slopes)
     bend = np.zeros(len(latent))
     if world.bent:
-        some = (
-            tells[: max(2, len(tells) // 2)] if len(tells) > 1 else np.array([tells[0], tells[0]])
-        )
+        if len(tells) > 1:
+            some = tells[: max(2, len(tells) // 2)]
+        else:
+            some = np.array([tells[0], tells[0]])
         other = np.roll(some, 1) if world.pairs else some
         bend = (latent[:, some] * latent[:, other]) @ random.choice([-1.0, 1.0], len(some))
     return math.sqrt(1 - world.bent) * _standard(line) + math.sqrt(world.bent) * _standard(bend)
@@ -142,14 +149,14 @@ def _features(
     """(n, features): each column's latent number as the features that the column becomes."""
     made: list[np.ndarray] = []
     for z, own in zip(latent.T, _columns(kinds), strict=True):
-        middle, spread, cut = (
-            random.uniform(-0.45, 0.45),
-            math.exp(random.uniform(math.log(0.12), math.log(0.45))),
-            random.normal(0.0, 0.6),
-        )
+        middle = random.uniform(-0.45, 0.45)
+        spread = math.exp(random.uniform(math.log(0.12), math.log(0.45)))
+        cut = random.normal(0.0, 0.6)
         if world.narrow:
-            middle, spread = -0.6 + 0.7 * middle, 0.4 * spread
-        middle, spread = middle - world.low, spread * (1 - world.low)
+            middle = -0.6 + 0.7 * middle
+            spread = 0.4 * spread
+        middle = middle - world.low
+        spread = spread * (1 - world.low)
         values = 1 + own.count("level")
         match own[0]:
             case "number":
@@ -183,9 +190,11 @@ def _columns(kinds: Sequence[str]) -> list[list[str]]:
 
 def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Generator) -> np.ndarray:
     logits = world.logit * score
-    rare = (
-        1 / np.array(task.weights) if task.weights else None
-    )  # a class is weighed more because it is rarer
+    # a class is weighed more because it is rarer
+    if task.weights:
+        rare = 1 / np.array(task.weights)
+    else:
+        rare = None
     if task.kind == "multiclass":
         return (
             logits + random.gumbel(size=logits.shape) + (0 if rare is None else np.log(rare))
@@ -208,7 +217,8 @@ def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Gener
     if task.bins:  # survival: events in about half of the records, the earlier the higher the score
         hazards = 1 / (1 + np.exp(-(logits - math.log(2 * task.bins)))[:, None])
         ended = random.random((len(logits), task.bins)) < hazards
-        first, last = ended.argmax(1), random.integers(task.bins // 2, task.bins + 1, len(logits))
+        first = ended.argmax(1)
+        last = random.integers(task.bins // 2, task.bins + 1, len(logits))
         event = ended.any(1) & (first < last)
         return np.where(event, 2 * first + 1, 2 * last)
     return (random.random(len(logits)) < 1 / (1 + np.exp(-logits))).astype(np.int64)

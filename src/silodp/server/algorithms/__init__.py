@@ -37,7 +37,8 @@ def find(text: str) -> Algorithm:
 def _shipped() -> dict[str, Algorithm]:
     found = {}
     for entry in pkgutil.iter_modules(__path__):
-        module, name = import_module(f"{__name__}.{entry.name}"), entry.name.replace("_", "-")
+        module = import_module(f"{__name__}.{entry.name}")
+        name = entry.name.replace("_", "-")
         for run in vars(module).values():
             if inspect.isgeneratorfunction(run) and run.__module__ == module.__name__:
                 found[name] = Algorithm.of(run, name)

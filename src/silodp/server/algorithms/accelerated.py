@@ -45,11 +45,14 @@ def accelerated(
     long and have one step, where those of multi-stage AC-SA grow longer and their steps smaller
     once noise rules.
     """
-    mu, ag, length = strong, w, rounds // restarts
+    mu = strong
+    ag = w
+    length = rounds // restarts
     for r in range(restarts * length):
         t = r % length + 1
         w = ag if t == 1 else w
-        alpha, eta = 2 / (t + 1), 4 / (step * t * (t + 1))
+        alpha = 2 / (t + 1)
+        eta = 4 / (step * t * (t + 1))
         ahead = ((1 - alpha) * (mu + eta) * ag + alpha * ((1 - alpha) * mu + eta) * w) / (
             eta + (1 - alpha**2) * mu
         )

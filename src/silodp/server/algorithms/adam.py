@@ -35,10 +35,13 @@ def adam(
     boxes, but another penalty is weighed against the gradient divided by sqrt(v), not against the
     gradient.
     """
-    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    m = torch.zeros_like(w)
+    v = torch.zeros_like(w)
     for r in range(rounds):
         g = fed.mean(Query(Grad(w), minibatch.at(r)))
-        m, v = momentum * m + (1 - momentum) * g, decay * v + (1 - decay) * g.square()
-        first, second = m / (1 - momentum ** (r + 1)), v / (1 - decay ** (r + 1))
+        m = momentum * m + (1 - momentum) * g
+        v = decay * v + (1 - decay) * g.square()
+        first = m / (1 - momentum ** (r + 1))
+        second = v / (1 - decay ** (r + 1))
         w = problem.prox(w - step * first / (second.sqrt() + floor), step)
         yield w

@@ -52,5 +52,6 @@ def diff2(
             h = fed.mean(Query(Grad(w), anchor))
         else:
             h = h + fed.mean(ask_difference(w, prev, refine, anchor.clipped(math.inf), slope))
-        prev, w = w, problem.prox(w - step * h, step)
+        prev = w
+        w = problem.prox(w - step * h, step)
         yield w

@@ -48,23 +48,27 @@ def diff2_local(
     records drawn without replacement, at a price amplified by that; here they are of the records of
     `refine`, at its price.
     """
-    free, h = anchor.clipped(math.inf), w
+    free = anchor.clipped(math.inf)
+    h = w
     prev = w
     for r in range(rounds):
-        h = (
-            fed.mean(Query(Grad(w), anchor))
-            if r % phase == 0
-            else h + fed.mean(ask_difference(w, prev, refine, free, slope))
-        )
+        if r % phase == 0:
+            h = fed.mean(Query(Grad(w), anchor))
+        else:
+            h = h + fed.mean(ask_difference(w, prev, refine, free, slope))
         ends = []
         for silo in fed.each().values():
-            v, last, point = h, w, problem.prox(w - step * h, step)
+            v = h
+            last = w
+            point = problem.prox(w - step * h, step)
             with suppress(Absent):  # the round goes on without this one
                 for _ in range(local_steps - 1):
                     v = v + silo.mean(ask_difference(point, last, refine, free, slope))
-                    last, point = point, problem.prox(point - step * v, step)
+                    last = point
+                    point = problem.prox(point - step * v, step)
                 ends.append(point)
         if not ends:
             raise Absent("no silo has answered this round")
-        prev, w = w, torch.stack(ends).mean(0)
+        prev = w
+        w = torch.stack(ends).mean(0)
         yield w

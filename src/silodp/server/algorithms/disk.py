@@ -37,5 +37,6 @@ def disk(
     for r in range(rounds):
         g = fed.mean(Query(Grad(w + (1 - kappa) / kappa * (w - prev)), minibatch.at(r)))
         h = g if r == 0 else (1 - kappa) * h + kappa * g
-        prev, w = w, problem.prox(w - step * h, step)
+        prev = w
+        w = problem.prox(w - step * h, step)
         yield w

@@ -48,11 +48,10 @@ def guarded(algorithm: Algorithm) -> Algorithm:
                         f"{line}{f': {said}' if said else ''}; mend it"
                     ) from None
                 if not isinstance(point, Tensor) or point.shape != w.shape:
-                    what = (
-                        f"a point of the shape {tuple(point.shape)}"
-                        if isinstance(point, Tensor)
-                        else f"a {type(point).__name__}"
-                    )
+                    if isinstance(point, Tensor):
+                        what = f"a point of the shape {tuple(point.shape)}"
+                    else:
+                        what = f"a {type(point).__name__}"
                     raise BadInput(
                         f"{name} yields {what}; it must yield points of the shape of w, "
                         f"here {tuple(w.shape)}"

@@ -65,10 +65,13 @@ def localized(
     for length in (rounds - sum(later), *later):
         start = ag = w
         for t in range(1, length + 1):
-            alpha, s = 2 / (t + 1), step * t / 2
+            alpha = 2 / (t + 1)
+            s = step * t / 2
             g = fed.mean(Query(Grad((1 - alpha) * ag + alpha * w), minibatch.at(r)))
             held = 1 + s * pull
             w = problem.prox((w - s * g + s * pull * start) / held, s / held)
-            ag, r = alpha * w + (1 - alpha) * ag, r + 1
+            ag = alpha * w + (1 - alpha) * ag
+            r = r + 1
             yield ag
-        w, pull = ag, growth * pull
+        w = ag
+        pull = growth * pull

@@ -27,7 +27,8 @@ def prox_pl_svrg(
     Each starts from a uniformly random iterate of the one before (public coins of `seed`); the last
     yields where the run ends.
     """
-    coins, length = np.random.default_rng(seed), rounds // (restarts * inner) * inner
+    coins = np.random.default_rng(seed)
+    length = rounds // (restarts * inner) * inner
     for _ in range(restarts):
         chosen = int(coins.integers(length))
         start = w

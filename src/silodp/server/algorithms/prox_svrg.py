@@ -31,9 +31,13 @@ def prox_svrg(
     once an epoch and reused, so it costs once; the first inner step stands at the anchor's point,
     where the difference is zero and need not be asked."""
     for _ in range(rounds // inner):
-        silos, center = fed.cohort(), w
+        silos = fed.cohort()
+        center = w
         g = silos.mean(Query(Grad(center), anchor))
         for t in range(inner):
-            v = g if t == 0 else g + silos.mean(ask_difference(w, center, refine, anchor, slope))
+            if t == 0:
+                v = g
+            else:
+                v = g + silos.mean(ask_difference(w, center, refine, anchor, slope))
             w = problem.prox(w - step * v, step)
             yield w

@@ -37,7 +37,8 @@ def scaffold(
     Both follow from releases, so a silo keeps no state and pays for its local steps alone; a silo
     asked for the first time has c_i = c.
     """
-    c, known = torch.zeros_like(w), dict[int, Tensor]()
+    c = torch.zeros_like(w)
+    known = dict[int, Tensor]()
     for r in range(rounds):
         moves = []
         for i, silo in fed.each().items():
@@ -49,5 +50,6 @@ def scaffold(
                 known[i] = -moves[-1] / (local_steps * step) - drift
         if not moves:
             raise Absent("no silo has answered this round")
-        w, c = w + torch.stack(moves).mean(0), torch.stack(list(known.values())).mean(0)
+        w = w + torch.stack(moves).mean(0)
+        c = torch.stack(list(known.values())).mean(0)
         yield w

@@ -53,14 +53,14 @@ class Setting:
         """The value given, or what a text says; BadInput unless it is of the type and within the
         bounds.
         """
-        label, value = self.label or name, given
+        label = self.label or name
+        value = given
         if isinstance(given, str) and self.type is not str:
             try:
-                value = (
-                    {"true": True, "false": False}[given.lower()]
-                    if self.type is bool
-                    else self.type(given)
-                )
+                if self.type is bool:
+                    value = {"true": True, "false": False}[given.lower()]
+                else:
+                    value = self.type(given)
             except (KeyError, ValueError):
                 kind = {bool: "true or false", int: "a whole number", float: "a number"}[self.type]
                 raise BadInput(f"{label} is {given!r}; it must be {kind}") from None
@@ -78,7 +78,10 @@ class Setting:
         )
         if all(holds for stated, holds, _ in bounds if stated):
             return
-        shown = str(value) if isinstance(value, int) else f"{value:g}"
+        if isinstance(value, int):
+            shown = str(value)
+        else:
+            shown = f"{value:g}"
         if self.because:
             raise BadInput(f"{label} is {shown}, but {self.because}")
         wanted = ", and ".join(words for stated, _, words in bounds if stated)
@@ -177,7 +180,10 @@ class Algorithm:
         for name, setting in self.settings.items():
             value = said.get(name, setting.default)
             if value is None:
-                said_of = f" ({setting.help.rstrip('.')})" if setting.help else ""
+                if setting.help:
+                    said_of = f" ({setting.help.rstrip('.')})"
+                else:
+                    said_of = ""
                 raise BadInput(
                     f"{self.name} needs the setting {name!r}{said_of}; give --set {name}=VALUE"
                 )
@@ -217,24 +223,29 @@ def assignments(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _plain(hint: Any) -> Any:
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    if get_origin(hint) is Annotated:
+        return get_args(hint)[0]
+    return hint
 
 
 def _setting(name: str, parameter: inspect.Parameter, hint: Any) -> Setting:
     """The word's, or what `Annotated` says, with the type of the annotation and the default of the
     signature.
     """
-    word, default = (
-        WORDS.get(parameter.name),
-        None if parameter.default is parameter.empty else parameter.default,
-    )
-    stated = (
-        next((s for s in get_args(hint)[1:] if isinstance(s, Setting)), None)
-        if get_origin(hint) is Annotated
-        else None
-    )
+    word = WORDS.get(parameter.name)
+    if parameter.default is parameter.empty:
+        default = None
+    else:
+        default = parameter.default
+    if get_origin(hint) is Annotated:
+        stated = next((s for s in get_args(hint)[1:] if isinstance(s, Setting)), None)
+    else:
+        stated = None
     plain = _plain(hint)
-    choices = get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
+    if get_origin(plain) in (Union, UnionType):
+        choices = get_args(plain)
+    else:
+        choices = (plain,)
     kind = next((t for t in TYPES if t in choices), None)
     if plain is not None and kind is None:
         raise BadInput(
@@ -243,13 +254,12 @@ def _setting(name: str, parameter: inspect.Parameter, hint: Any) -> Setting:
         )
     setting = stated or word or Setting()
     kind = kind or (word.type if word else type(default) if type(default) in TYPES else float)
-    own = (
-        default
-        if default is not None
-        else setting.default
-        if setting.default is not None
-        else word.default
-        if word
-        else None
-    )
+    if default is not None:
+        own = default
+    elif setting.default is not None:
+        own = setting.default
+    elif word:
+        own = word.default
+    else:
+        own = None
     return replace(setting, type=kind, default=own)

@@ -38,5 +38,6 @@ def prox_spider(
             h = fed.mean(Query(Grad(w), anchor))
         else:
             h = h + fed.mean(ask_difference(w, prev, refine, anchor, slope, form))
-        prev, w = w, problem.prox(w - step * h, step)
+        prev = w
+        w = problem.prox(w - step * h, step)
         yield w

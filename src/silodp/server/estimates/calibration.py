@@ -19,7 +19,8 @@ from silodp.core.quality import Z
 
 MOST = 10
 """Stretches of risks that a table has."""
-MEAN_WIDTH, SLOPE_WIDTH = 0.2, 1.0
+MEAN_WIDTH = 0.2
+SLOPE_WIDTH = 1.0
 """An interval wider than this says nothing of use about a mean risk, or about a slope."""
 
 
@@ -72,7 +73,8 @@ def mean_risk(value: float, noise: float, n: int, brier: float) -> Figure:
     Its error by sampling is at most sqrt(mean (risk - label)^2 / n), for which `brier`, an upper
     bound of that mean, is taken.
     """
-    off, wide = 2 * value - 1, 2 * noise
+    off = 2 * value - 1
+    wide = 2 * noise
     low, high = (max(-1.0, min(1.0, off + s * Z * wide)) for s in (-1, 1))
     return Figure(
         max(-1.0, min(1.0, off)),
@@ -103,7 +105,8 @@ def slope(
     both = np.stack([negative, positive]) / total
     noise = noise / total
     label = np.array([[0.0], [1.0]])
-    mean, share = float((both * middle).sum()), float(both[1].sum())
+    mean = float((both * middle).sum())
+    share = float(both[1].sum())
     spread = float((both * (middle - mean) ** 2).sum())
     if not spread > 4 * noise * math.sqrt(2 * float(((middle - mean) ** 4).sum())):
         return nothing
@@ -111,7 +114,8 @@ def slope(
     influence = (middle - mean) * (label - share - value * (middle - mean)) / spread
     error = noise * math.sqrt(float((influence**2).sum()))
     sampling = math.sqrt(max(float((both * influence**2).sum()), 0.0) / n)
-    low, high = value - Z * error, value + Z * error
+    low = value - Z * error
+    high = value + Z * error
     return Figure(value, error, sampling, low, high, not high - low <= SLOPE_WIDTH)
 
 
@@ -128,7 +132,8 @@ def reliability(
     found: list[Bin] = []
     start = 0
     for end in range(1, len(ends)):
-        part, wide = slice(start, end), noise * math.sqrt(2 * (end - start))
+        part = slice(start, end)
+        wide = noise * math.sqrt(2 * (end - start))
         count = float((negative[part] + positive[part]).sum())
         if count * n < max(5.0, 6 * wide * n) or end - start < (len(ends) - 1) / MOST:
             continue
@@ -144,12 +149,19 @@ def _bin(
     negative: np.ndarray, positive: np.ndarray, risks: tuple[float, float], noise: float, n: int
 ) -> Bin:
     t = np.linspace(0, 1, 1001)
-    p, q, wide = float(positive.sum()), float(negative.sum()), noise * math.sqrt(len(negative))
+    p = float(positive.sum())
+    q = float(negative.sum())
+    wide = noise * math.sqrt(len(negative))
     c = max(p + q, 1e-12)
     share = (n * c * min(max(p / c, 0.0), 1.0) + 0.5) / (
         n * c + 1
     )  # none or all of a few are no proof of 0 or 1
     error = np.sqrt(wide**2 * ((1 - t) ** 2 + t**2) + c * share * (1 - share) / n)
     inside = t[np.abs(p * (1 - t) - q * t) <= Z * error]
-    low, high = (float(inside.min()), float(inside.max())) if len(inside) else (0.0, 1.0)
+    if len(inside):
+        low = float(inside.min())
+        high = float(inside.max())
+    else:
+        low = 0.0
+        high = 1.0
     return Bin(float(risks[0]), float(risks[1]), n * c, min(max(p / c, 0.0), 1.0), low, high)

@@ -24,7 +24,8 @@ from silodp.server.estimates.calibration import Figure
 from silodp.server.estimates.scoring import ask_each, pooled, told
 from silodp.server.federation import Port, StopRun
 
-KIND, QUESTIONS = "groups", 2
+KIND = "groups"
+QUESTIONS = 2
 """What its release is called in a ledger, and how many an evaluation by groups is: its own, and
 that of all records.
 """
@@ -67,7 +68,8 @@ def groups_of(schema: Schema | None, by: str, *, trust: str, feature_map: str = 
             f"--by is {by!r}, but groups are compared by their shares of right answers, "
             f"and a {schema.label.task} has none; leave it out"
         )
-    usable, first = dict[str, tuple[Column, int]](), 0
+    usable = dict[str, tuple[Column, int]]()
+    first = 0
     for column in schema.columns:
         if column.type == "boolean" or 2 <= len(column.categories) <= MAX_GROUPS:
             usable[column.name] = column, first
@@ -110,7 +112,8 @@ def score_groups(
         raise BadInput(f"there are no figures of groups: {stop}") from None
     value, noise = pooled(released, statistic, mechanism, held_out)
     n, (wrong, right) = sum(held_out[i] for i in released), value.reshape(2, -1)
-    rows, others = [], noise * math.sqrt(len(groups.names) - 1)
+    rows = []
+    others = noise * math.sqrt(len(groups.names) - 1)
     for g, name in enumerate(groups.names):
         rest = share(float(np.delete(right, g).sum()), float(np.delete(wrong, g).sum()), others, n)
         rows.append(

@@ -27,7 +27,8 @@ from silodp.core.quality import Z
 from silodp.core.statistics.gram import CROSS, DIAGONAL, Gram
 from silodp.server.estimates.moments import Bought, bought
 
-REPEATS, MOST = 2000, 2000
+REPEATS = 2000
+MOST = 2000
 SOUND = (0.93, 0.97)
 """Measured coverage between which an interval is called 95 %."""
 
@@ -65,9 +66,11 @@ def coefficients(full: Tensor, noise: Tensor, records: Tensor, most: float = 1.0
     `most` is the largest weight that a record can have: with weights up to it, the sampling error
     is at most that of as many equal ones.
     """
-    size, s2 = full.shape[-1] - 1, (noise * DIAGONAL / CROSS).square()
+    size = full.shape[-1] - 1
+    s2 = (noise * DIAGONAL / CROSS).square()
     weight = full[:, 0, 0].clamp_min(1e-6)[:, None]
-    m, eye = full[:, :size, :size], torch.eye(size, dtype=full.dtype)
+    m = full[:, :size, :size]
+    eye = torch.eye(size, dtype=full.dtype)
     solvable = torch.linalg.eigvalsh(m)[:, 0] > 2 * s2[:, 0].sqrt()
     a = torch.linalg.inv(torch.where(solvable[:, None, None], m, eye))
     theta = (a @ full[:, :size, size:])[..., 0]
@@ -109,14 +112,20 @@ def coverage(found: Bought, repeats: int = REPEATS) -> Tensor:
     Records are drawn as normal ones with the moments that were bought, their negative eigenvalues
     left out; of many, MOST, whose sampling error is scaled down to that of all.
     """
-    made, gram = of_bought(found), found.gram
-    random, full = torch.Generator().manual_seed(0), gram.matrix(found.mean)[0]
-    size, n = gram.size - 1, max(gram.size + 1, round(float(found.records)))
-    weight, theta = full[0, 0].clamp_min(1e-6), made.value[0]
+    made = of_bought(found)
+    gram = found.gram
+    random = torch.Generator().manual_seed(0)
+    full = gram.matrix(found.mean)[0]
+    size = gram.size - 1
+    n = max(gram.size + 1, round(float(found.records)))
+    weight = full[0, 0].clamp_min(1e-6)
+    theta = made.value[0]
     mean = full[1:size, 0] / weight
     values, vectors = torch.linalg.eigh(full[1:size, 1:size] / weight - mean[:, None] * mean)
     spread = ((full[size, size] - full[:size, size] @ theta) / weight).clamp_min(1e-6).sqrt()
-    few, drawn, chunk = min(n, MOST), list[Tensor](), max(1, 2**22 // (min(n, MOST) * gram.size))
+    few = min(n, MOST)
+    drawn = list[Tensor]()
+    chunk = max(1, 2**22 // (min(n, MOST) * gram.size))
     root = vectors * values.clamp_min(0).sqrt()
     line = torch.cat([torch.ones(1), mean, theta[:1] + theta[1:] @ mean])
     mix = torch.zeros(
@@ -174,14 +183,16 @@ def estimated(folder: Path, opened: Any) -> dict[str, Any]:
     """For --json: a row for the constant and each feature. `opened` is the run's model with its
     schema and scaling.
     """
-    found, schema = bought(folder), opened.schema
+    found = bought(folder)
+    schema = opened.schema
     names = list(schema.features)
     if len(names) != found.gram.features:
         raise BadInput(
             f"the run in {folder} was on features that a map has made, whose coefficients "
             "have no columns; leave --feature-map out"
         )
-    made, measured = of_bought(found), coverage(found)
+    made = of_bought(found)
+    measured = coverage(found)
     low, high = schema.label.range
     unit = found.gram.cap * (high - low) / 2
     halves = [half for column in schema.columns for half in _halves(column)]

@@ -29,7 +29,9 @@ PENALTIES = torch.logspace(math.log10(0.7), math.log10(40), 24, dtype=torch.floa
 """Ridge penalties that are tried, in units of the noise's largest eigenvalue; none lies much below
 it, where noise would pass for a direction.
 """
-CERTAIN, LEAST, WIDE = 0.9, 0.3, 0.3
+CERTAIN = 0.9
+LEAST = 0.3
+WIDE = 0.3
 """The largest share of a score's variance that its classes are taken to explain; and of what the
 noisy moments themselves say of a score, the least part of its covariance with the classes, and of
 its variance, that is taken for real: noise may hide how sure a score is, and the score still say
@@ -41,8 +43,12 @@ def question(problem: Problem, clip: Number, cap: float) -> Gram:
     prox.
     """
     layer = _layer(problem.model)
-    loss, outputs = problem.loss, 0 if layer is None else layer.out_features
-    plain = loss.loss if isinstance(loss, Weighted) else loss
+    loss = problem.loss
+    outputs = 0 if layer is None else layer.out_features
+    if isinstance(loss, Weighted):
+        plain = loss.loss
+    else:
+        plain = loss
     number = loss is squared_error or isinstance(loss, Huber)
     if (
         layer is None
@@ -64,7 +70,10 @@ def question(problem: Problem, clip: Number, cap: float) -> Gram:
 
 
 def _layer(model: nn.Module) -> nn.Linear | None:
-    inner = model[0] if isinstance(model, nn.Sequential) and len(model) == 1 else model
+    if isinstance(model, nn.Sequential) and len(model) == 1:
+        inner = model[0]
+    else:
+        inner = model
     return inner if type(inner) is nn.Linear else None
 
 
@@ -78,15 +87,20 @@ def solution(problem: Problem, gram: Gram, value: Tensor, noise: Tensor) -> Tens
     if gram.classes == 0:
         fitted = moments.ridge(moments.xy, torch.eye(1, dtype=torch.float64))
         scale = (fitted.along / fitted.square.clamp_min(1e-300)).clamp(0, 1).nan_to_num(1.0)
-        slopes, offset = gram.cap * scale * fitted.slopes, gram.cap * moments.y
+        slopes = gram.cap * scale * fitted.slopes
+        offset = gram.cap * moments.y
         offset = offset - (slopes.mT @ moments.x)[..., 0]
     else:
         slopes, offset = _logits(moments, gram.classes)
         if isinstance(problem.loss, Weighted):
             offset = offset + torch.tensor(problem.loss.weights, dtype=torch.float64).log()
         if layer.out_features == 1:
-            slopes, offset = slopes[..., 1:] - slopes[..., :1], offset[..., 1:] - offset[..., :1]
-    parts = [slopes.mT.flatten(1), offset] if layer.bias is not None else [slopes.mT.flatten(1)]
+            slopes = slopes[..., 1:] - slopes[..., :1]
+            offset = offset[..., 1:] - offset[..., :1]
+    if layer.bias is not None:
+        parts = [slopes.mT.flatten(1), offset]
+    else:
+        parts = [slopes.mT.flatten(1)]
     return torch.cat(parts, 1)
 
 
@@ -110,23 +124,22 @@ class Moments:
         """Means are shrunk towards the middle of the public range, and shares of classes towards
         equal ones, where noise could have made them.
         """
-        full, features = gram.matrix(value.double()), gram.features
+        full = gram.matrix(value.double())
+        features = gram.features
         weight = full[:, :1, :1].clamp_min(
             1e-3 * float(torch.as_tensor(gram.bound).min()) ** 2 / (2 + features)
         )
-        full, s = full / weight, noise.double()[..., None] * DIAGONAL / CROSS / weight
-        xx, xy = (
-            full[:, 1 : features + 1, 1 : features + 1],
-            full[:, 1 : features + 1, features + 1 :],
-        )
-        x, y = full[:, 1 : features + 1, :1], full[:, features + 1 :, :1]
+        full = full / weight
+        s = noise.double()[..., None] * DIAGONAL / CROSS / weight
+        xx = full[:, 1 : features + 1, 1 : features + 1]
+        xy = full[:, 1 : features + 1, features + 1 :]
+        x = full[:, 1 : features + 1, :1]
+        y = full[:, features + 1 :, :1]
         if not centred:
             return cls(0 * x, 0 * y[..., 0], xx, xy, s)
         equal = 1 / gram.classes if gram.classes > 2 else 0.0
-        near, level = (
-            _shrunk(x, s),
-            _shrunk(y, s, equal, 0.15 if gram.classes == 2 else 0.3 * (equal or 1.0)),
-        )
+        near = _shrunk(x, s)
+        level = _shrunk(y, s, equal, 0.15 if gram.classes == 2 else 0.3 * (equal or 1.0))
         xx = xx - (near @ x.mT + x @ near.mT) / 2
         return cls(near, level[..., 0], xx, xy - near @ y.mT, s)
 
@@ -140,14 +153,16 @@ class Moments:
         A by Stein's lemma: so b' xx b and b' xy are freed of what the noise they were fitted to
         adds.
         """
-        s2, features = self.noise.square(), self.xx.shape[-1]
+        s2 = self.noise.square()
+        features = self.xx.shape[-1]
         variance = self.xx.diagonal(dim1=1, dim2=2)
         mean = variance.mean(1, keepdim=True).clamp_min(1e-12)
-        told = (
-            (1 - 2 * s2[..., 0] / variance.var(1, keepdim=True).clamp_min(1e-300)).clamp(0, 1)
-            if features > 1
-            else 0 * mean
-        )
+        if features > 1:
+            told = (1 - 2 * s2[..., 0] / variance.var(1, keepdim=True).clamp_min(1e-300)).clamp(
+                0, 1
+            )
+        else:
+            told = 0 * mean
         each = 1 + told * ((variance / mean).clamp(0.1, 10) - 1)
         root = each.sqrt()[..., None]
         values, vectors = torch.linalg.eigh(self.xx / root / root.mT)
@@ -167,7 +182,8 @@ class Moments:
         risk = torch.stack(
             [(f.square - 2 * f.along).diagonal(dim1=1, dim2=2).sum(1) for f in found]
         )
-        best, runs = risk.nan_to_num(math.inf).argmin(0), torch.arange(len(self.xx))
+        best = risk.nan_to_num(math.inf).argmin(0)
+        runs = torch.arange(len(self.xx))
         return Fitted(
             *(
                 torch.stack([getattr(f, name) for f in found])[best, runs]
@@ -191,12 +207,12 @@ def _shrunk(
     """What is to be expected of means (J, k, 1) that noise of this deviation has moved: drawn
     towards a public centre by the spread that they have about it in public experience, or else by
     the length that they have beyond what the noise explains (James and Stein)."""
-    off, variance = mean - centre, noise.square()
-    own = (
-        off.square().mean(1, keepdim=True) - variance
-        if spread is None
-        else torch.full_like(variance, spread**2)
-    )
+    off = mean - centre
+    variance = noise.square()
+    if spread is None:
+        own = off.square().mean(1, keepdim=True) - variance
+    else:
+        own = torch.full_like(variance, spread**2)
     return centre + off * own.clamp_min(0.0) / (own.clamp_min(0.0) + variance).clamp_min(1e-300)
 
 
@@ -211,7 +227,8 @@ def _logits(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
         return _discriminants(moments, classes)
     share = ((1 + torch.cat([-moments.y, moments.y], 1)) / 2).clamp(0.05, 0.95)
     signs = torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
-    xy, spread = moments.xy * signs, signs.mT @ signs
+    xy = moments.xy * signs
+    spread = signs.mT @ signs
     root = share.sqrt()[:, None]
     fitted = moments.ridge(xy / root, spread / (root * root.mT))
     naive, along, square = (
@@ -234,7 +251,8 @@ def _discriminants(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
     """
     share = moments.y.clamp_min(0.3 / classes)
     share = (share / share.sum(1, keepdim=True))[:, None]
-    means, eye = moments.xy / share, torch.eye(moments.xx.shape[-1], dtype=torch.float64)
+    means = moments.xy / share
+    eye = torch.eye(moments.xx.shape[-1], dtype=torch.float64)
     within = (
         moments.xx
         - (means * share) @ means.mT

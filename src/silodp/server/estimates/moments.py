@@ -38,7 +38,8 @@ class Keeping:
     """A federation that remembers the last moments it has measured."""
 
     def __init__(self, inner: Any) -> None:
-        self._inner, self._bought = inner, list[tuple[Query, Measured]]()
+        self._inner = inner
+        self._bought = list[tuple[Query, Measured]]()
 
     def measure(self, query: Query) -> Measured:
         found = self._inner.measure(query)

@@ -38,7 +38,8 @@ def learn_scaling(
     low, high = occupied(shares)
     inside = Moments(low, high)
     u = fed.mean(Query(inside, moments.clipped(inside.norm)))[0].double()
-    mean, square = u[:features].clamp(-1, 1), u[features:].clamp(0, 1)
+    mean = u[:features].clamp(-1, 1)
+    square = u[features:].clamp(0, 1)
     half = (high - low) / 2
     spread = (square - mean.square()).clamp_min(1e-3).sqrt()
     return low + half * (mean + 1), half * spread

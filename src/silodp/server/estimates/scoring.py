@@ -82,7 +82,8 @@ def ask_each(
 
     `without` is told who did not answer, by the code that says why.
     """
-    found, codes = {}, {} if without is None else without
+    found = {}
+    codes = {} if without is None else without
     for i, port in fed.each().items():
         try:
             found[i] = (
@@ -101,10 +102,8 @@ def ask_each(
             break
     if not found:
         said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
-        name, logs = (
-            type(statistic).__name__,
-            "the gates' logs say why, and their policies must allow",
-        )
+        name = type(statistic).__name__
+        logs = "the gates' logs say why, and their policies must allow"
         raise BadInput(
             f"no silo has answered what was asked, {name} ({said}){why(codes)}; {logs} {name}"
         )
@@ -126,7 +125,8 @@ def pooled(
     """The mean over the records of these silos, whichever holds them, and the standard deviation of
     the noise in each of its coordinates.
     """
-    silos, weights = tuple(released), Weights("records", tuple(counts))
+    silos = tuple(released)
+    weights = Weights("records", tuple(counts))
     value = torch.from_numpy(np.stack([released[i] for i in silos]))[None]
     shares = weights.shares(silos)[0].tolist()
     noise = math.sqrt(
@@ -182,11 +182,18 @@ def asked_of(
         raise BadInput(
             f"cap is {cap:g} and bins {bins}; the cap must be above 0, and there are 1 to 512 bins"
         )
-    kind = label.task if label is not None else Task.plain(classes).kind
-    kind = kind if kind != "multiclass" or classes > 2 else "binary"
-    unit = (
-        (label.range[1] - label.range[0]) / 2 if label is not None and kind == "regression" else 1.0
-    )
+    if label is not None:
+        kind = label.task
+    else:
+        kind = Task.plain(classes).kind
+    if kind != "multiclass" or classes > 2:
+        kind = kind
+    else:
+        kind = "binary"
+    if label is not None and kind == "regression":
+        unit = (label.range[1] - label.range[0]) / 2
+    else:
+        unit = 1.0
     return Asked(classes, bins, cap, kind, loss.weights if isinstance(loss, Weighted) else ()), unit
 
 
@@ -212,11 +219,9 @@ def scores_of(name: str, n: int, value: np.ndarray, noise: float, asked: Asked) 
         }
         return Scores(name, n, found, [])
     negative, positive = value[3:].reshape(2, -1)
-    ends, bins, below = (
-        edges(asked.bins, asked.weights),
-        asked.bins,
-        float(positive.sum() - negative.sum()),
-    )
+    ends = edges(asked.bins, asked.weights)
+    bins = asked.bins
+    below = float(positive.sum() - negative.sum())
     if bins % 2 == 0:
         found[BALANCED] = _balanced(negative, positive, noise, n)
     found[AUC] = auc(negative, positive, noise=noise, n=n)
@@ -260,7 +265,9 @@ def _balanced(negative: np.ndarray, positive: np.ndarray, noise: float, n: int) 
         for k, part in enumerate(two)
         if part.sum() > 0
     ]
-    return replace(found, sampling=math.hypot(*errors) / 2) if len(errors) == 2 else found
+    if len(errors) == 2:
+        return replace(found, sampling=math.hypot(*errors) / 2)
+    return found
 
 
 def mean_recall(wrong: np.ndarray, right: np.ndarray, noise: float, n: int) -> Figure:
@@ -305,7 +312,9 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
     order = (
         np.tri(bins, k=-1) + np.eye(bins) / 2
     )  # rows: the positive's bin; columns: the negative's
-    wins, total_p, total_n = positive @ order @ negative, positive.sum(), negative.sum()
+    wins = positive @ order @ negative
+    total_p = positive.sum()
+    total_n = negative.sum()
     gap = wins - theta * total_p * total_n
     left = (order @ negative)[:, None] - theta * total_n
     right = (order.T @ positive)[:, None] - theta * total_p
@@ -316,11 +325,10 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
     value = min(max(wins / product, 0.0), 1.0)
     at = (order @ negative - value * total_n, order.T @ positive - value * total_p)
     error = noise * math.sqrt(sum(float(side @ side) for side in at)) / product
-    low, high = (
-        min(inside.min(initial=1), value) - theta[1],
-        max(inside.max(initial=0), value) + theta[1],
-    )
-    low, high = max(float(low), 0.0), min(float(high), 1.0)
+    low = min(inside.min(initial=1), value) - theta[1]
+    high = max(inside.max(initial=0), value) + theta[1]
+    low = max(float(low), 0.0)
+    high = min(float(high), 1.0)
     if min(total_p, total_n) < 2 * noise * math.sqrt(
         bins
     ):  # a class that may not be there at all has no order
@@ -336,10 +344,12 @@ def auc(negative: np.ndarray, positive: np.ndarray, *, noise: float, n: int) -> 
 
 
 def _hanley(a: float, positives: float, negatives: float) -> float:
-    positives, negatives = max(positives, 1.0), max(negatives, 1.0)
+    positives = max(positives, 1.0)
+    negatives = max(negatives, 1.0)
     half = 0.5 / (1 + min(positives, negatives))
     a = min(max(a, half), 1 - half)  # a perfect order of so few is no proof of one
-    q1, q2 = a / (2 - a), 2 * a * a / (1 + a)
+    q1 = a / (2 - a)
+    q2 = 2 * a * a / (1 + a)
     variance = a * (1 - a) + (positives - 1) * (q1 - a * a) + (negatives - 1) * (q2 - a * a)
     return math.sqrt(max(variance, 0.0) / (positives * negatives))
 

@@ -65,7 +65,8 @@ def score_total(
     """Figures over all held-out records, from the total that the channel brings; all silos must be
     in it.
     """
-    statistic, m = query.statistic, query.mechanism
+    statistic = query.statistic
+    m = query.mechanism
     others = tuple(
         n - held for n, held in zip(counts, held_out, strict=True)
     )  # they are in the total as zeros, with their noise
@@ -75,13 +76,13 @@ def score_total(
     try:
         value = fed.mean(query)[0].double().cpu() + statistic.centre
     except StopRun as stop:
-        logs = (
-            "; the gates' logs say why, and their policies must allow ScoreTotal"
-            if stop.codes
-            else ""
-        )
+        if stop.codes:
+            logs = "; the gates' logs say why, and their policies must allow ScoreTotal"
+        else:
+            logs = ""
         raise BadInput(f"there is no total of the scores: {stop}{logs}") from None
-    records, held = sum(counts), sum(held_out)
+    records = sum(counts)
+    held = sum(held_out)
     own = (
         math.sqrt(
             variance(Parameters(int(m.levels), int(m.noise_bits), m.p), records, float(m.clip))

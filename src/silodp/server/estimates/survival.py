@@ -65,7 +65,8 @@ def curve(cells: np.ndarray, noise: float, n: int, edges: Sequence[float]) -> li
     """
     bins = len(edges)
     cells = cells + (n - cells.sum()) / len(cells)
-    lost, events = cells[0:-1:2], cells[1::2]
+    lost = cells[0:-1:2]
+    events = cells[1::2]
     there = np.cumsum(cells[::-1])[::-1][:-1:2]  # before bin b: all codes from 2 b on
     risk = there - lost / 2
     summed = np.arange(len(cells), 1, -2)
@@ -77,7 +78,8 @@ def curve(cells: np.ndarray, noise: float, n: int, edges: Sequence[float]) -> li
         )  # nobody left is no proof of a chance of 0
         hazard = np.cumsum(-np.log1p(-q))
         greenwood = np.cumsum(np.clip(q, 0, None) / (risk * (1 - q)))
-    variance, gradient = np.zeros(bins), np.zeros(len(cells))
+    variance = np.zeros(bins)
+    gradient = np.zeros(len(cells))
     for b in np.flatnonzero(
         clear
         # -log(1 - d / r) has the slopes 1 / (r - d) by d and, through r, -d / (r (r - d)) by
@@ -89,20 +91,18 @@ def curve(cells: np.ndarray, noise: float, n: int, edges: Sequence[float]) -> li
         gradient[2 * b + 1] += 1 / left
         variance[b] = greenwood[b] + noise**2 * len(cells) * float(gradient.var())
     error = np.sqrt(variance)
-    rows, k = [], int(clear.sum())
-    rising = (
-        np.clip(
+    rows = []
+    k = int(clear.sum())
+    if k:
+        rising = np.clip(
             isotonic_regression(hazard[:k], weights=1 / np.maximum(variance[:k], 1e-12)).x, 0, None
         )
-        if k
-        else np.zeros(0)
-    )
+    else:
+        rising = np.zeros(0)
     for b, edge in enumerate(edges):
         if b < k:
-            low, high = (
-                np.exp(-(rising[b] + Z * error[b])),
-                np.exp(-max(rising[b] - Z * error[b], 0.0)),
-            )
+            low = np.exp(-(rising[b] + Z * error[b]))
+            high = np.exp(-max(rising[b] - Z * error[b], 0.0))
             rows.append(
                 {
                     "time": edge,

@@ -102,10 +102,12 @@ def _sklearn(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
     }
     for k, layer in enumerate(m for m in layers if isinstance(m, nn.Linear)):
         numbers[f"weight{k}"] = layer.weight.numpy()
-        numbers[f"bias{k}"] = (
-            np.zeros(layer.out_features, np.float32) if layer.bias is None else layer.bias.numpy()
-        )
-    steps, reach = [kinds[type(m)] for m in layers], None
+        if layer.bias is None:
+            numbers[f"bias{k}"] = np.zeros(layer.out_features, np.float32)
+        else:
+            numbers[f"bias{k}"] = layer.bias.numpy()
+    steps = [kinds[type(m)] for m in layers]
+    reach = None
     for shapes in (m for m in layers if isinstance(m, Shapes)):
         numbers |= {"mix": shapes.mix.numpy(), "curved": np.array(shapes.numbers, np.int64)}
         reach = shapes.reach

@@ -64,7 +64,8 @@ class Model(BaseEstimator):
         """The class by the public threshold, or the number; of survival times the risk by the last
         bin's end.
         """
-        about, said = self._read()[0], self._said(X)
+        about = self._read()[0]
+        said = self._said(X)
         if not about["classes"]:
             return said[:, -1]
         if about["threshold"] is not None:
@@ -85,16 +86,17 @@ class Model(BaseEstimator):
 
     def _said(self, X):
         about, numbers = self._read()
-        z, k = self.transform(X), 0
+        z = self.transform(X)
+        k = 0
         for step in about["steps"]:
             if step == "linear":
-                z, k = z @ numbers[f"weight{k}"].T + numbers[f"bias{k}"], k + 1
+                z = z @ numbers[f"weight{k}"].T + numbers[f"bias{k}"]
+                k = k + 1
             else:
-                z = (
-                    np.maximum(z, 0)
-                    if step == "relu"
-                    else _shapes(z, numbers["mix"], numbers["curved"], about["reach"])
-                )
+                if step == "relu":
+                    z = np.maximum(z, 0)
+                else:
+                    z = _shapes(z, numbers["mix"], numbers["curved"], about["reach"])
         z = z.astype(np.float64)
         if about["task"] == "survival":
             return 1 - np.cumprod(1 - 1 / (1 + np.exp(-z)), axis=1)
@@ -106,7 +108,10 @@ class Model(BaseEstimator):
         if not about["classes"]:
             low, high = about["label_range"]
             return low + (z + 1) / 2 * (high - low)
-        z = np.column_stack([np.zeros(len(z)), z]) if z.shape[1] == 1 else z
+        if z.shape[1] == 1:
+            z = np.column_stack([np.zeros(len(z)), z])
+        else:
+            z = z
         z = z - np.log(about["weights"] or [1.0])
         e = np.exp(z - z.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True)
@@ -151,13 +156,18 @@ def _features(column, cells, codes):
         parts = [
             np.where(gone, False, np.array(found) == k).astype(float) for k in range(len(places))
         ]
-        bad, said = ~gone & (np.array(found) < 0), filled is not None
+        bad = ~gone & (np.array(found) < 0)
+        said = filled is not None
     else:
-        number = WORDS.get if column["type"] == "boolean" else float
+        if column["type"] == "boolean":
+            number = WORDS.get
+        else:
+            number = float
         values = np.array(
             [np.nan if g else number(t.lower()) for g, t in zip(gone, texts, strict=True)], float
         )
-        bad, said = ~gone & ~np.isfinite(values), column["indicator"]
+        bad = ~gone & ~np.isfinite(values)
+        said = column["indicator"]
         values = np.where(gone, float(filled or 0), values)
         low, high = column.get("range", (0, 1) if column["type"] == "boolean" else (None, None))
         parts = [
@@ -170,4 +180,6 @@ def _features(column, cells, codes):
             f"column {column['name']!r}, row {int(bad.argmax()) + 1}: the value is none "
             "that the model knows"
         )
-    return [*parts, gone.astype(float)] if said else parts
+    if said:
+        return [*parts, gone.astype(float)]
+    return parts

@@ -103,12 +103,13 @@ from silodp.silo.data.records import Records
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
 
-MAX_DIM, MAX_RECORDS = 2**26, 2**31
+MAX_DIM = 2**26
+MAX_RECORDS = 2**31
 _CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
-SCORED, DIMS = 3 + 2 * max(MAX_BINS, MAX_GROUPS), [2**power for power in range(27)]
-"""Numbers in the longest row of a statistic that asks what the model says; and dimensions up to
-MAX_DIM, so many that every width is among theirs.
-"""
+SCORED = 3 + 2 * max(MAX_BINS, MAX_GROUPS)
+"""Numbers in the longest row of a statistic that asks for the model's output."""
+DIMS = [2**power for power in range(27)]
+"""Dimensions up to MAX_DIM, so many that every width of a kernel is among theirs."""
 WIDEST = 2**22
 """Numbers of a record that may be asked for, or as many as the model or twice the features are:
 with chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memory that an answer
@@ -125,11 +126,9 @@ def devices() -> list[str]:
     """Where products of layers may be computed, the best first: chosen once, when a gate starts.
     SILODP_GPU=0 leaves a GPU out.
     """
-    return (
-        ["cuda", "cpu"]
-        if os.environ.get("SILODP_GPU") != "0" and torch.cuda.is_available()
-        else ["cpu"]
-    )
+    if os.environ.get("SILODP_GPU") != "0" and torch.cuda.is_available():
+        return ["cuda", "cpu"]
+    return ["cpu"]
 
 
 MOST_IN_PRODUCTS = 2**22
@@ -167,20 +166,26 @@ class Exact:
                 f"{problem.dim} and {records.counts[0]}"
             )
         records.check_unit(problem.person)
-        self.problem, self._partition, self._n = problem, partition, records.counts[0]
+        self.problem = problem
+        self._partition = partition
+        self._n = records.counts[0]
         self._held = held_out(self._n, held_out_share)
-        at = torch.from_numpy(self._places(marks)) if problem.person else slice(None)
+        if problem.person:
+            at = torch.from_numpy(self._places(marks))
+        else:
+            at = slice(None)
         self._x, self._y, self._absent = (
             part[0, : self._n].cpu()[at] for part in (records.x, records.y, records.absent)
         )
-        void = torch.zeros(1, self._n, dtype=torch.bool) if records.void is None else records.void
+        if records.void is None:
+            void = torch.zeros(1, self._n, dtype=torch.bool)
+        else:
+            void = records.void
         self._void = void[0, : self._n].cpu()[at].clone()
         self._rows = problem.person.rows if problem.person else 1
-        self._threads, self._map, raw = (
-            torch.get_num_threads(),
-            mapped,
-            self._x.flatten(0, self._y.dim() - 1),
-        )
+        self._threads = torch.get_num_threads()
+        self._map = mapped
+        raw = self._x.flatten(0, self._y.dim() - 1)
         self._raw = torch.zeros_like(raw[:1]), torch.zeros_like(self._y.flatten()[:1])
         if mapped:
             with pinned(self._threads):
@@ -194,7 +199,10 @@ class Exact:
         shapes = self._x.shape[1:], self._y.shape[1:]
         found = (Products.of(problem, *shapes, device) for device in devices() if known)
         self._products = next((products for products in found if products), None)
-        self._known = self._products.known(self._x) if self._products else []
+        if self._products:
+            self._known = self._products.known(self._x)
+        else:
+            self._known = []
 
     def _forget_void(self) -> None:
         """Put zeros in the place of what cannot be used: no kernel sees it. `_sum` leaves such a
@@ -218,7 +226,9 @@ class Exact:
                 "the ledger has no places for these persons; restore it, or show it the "
                 "records first"
             ) from None
-        return order if marks is None else held_out_persons(order, self._held, marks)
+        if marks is None:
+            return order
+        return held_out_persons(order, self._held, marks)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -246,23 +256,20 @@ class Exact:
                 "OMP_DYNAMIC or OMP_THREAD_LIMIT is set, so this machine's load would "
                 "decide how a record's numbers are rounded; unset it"
             )
-        ordinary, like, dim = (
-            self.problem.initial([0]).double().cpu(),
-            (self._x, self._y),
-            self.problem.dim,
-        )
+        ordinary = self.problem.initial([0]).double().cpu()
+        like = (self._x, self._y)
+        dim = self.problem.dim
         if (
             not ordinary.any()
         ):  # where a convex problem starts, products are of zeros, and nothing could be seen to mix
             ordinary = torch.from_numpy(
                 np.random.default_rng(0).normal(size=ordinary.shape)
             ) / math.sqrt(dim)
-        gradients, scores, wide = (
-            self._sizes(None),
-            self._sizes(SCORED),
-            set[int]().union(*map(self._sizes, DIMS)),
-        )
-        huge, gram = 1e150 * ordinary, Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
+        gradients = self._sizes(None)
+        scores = self._sizes(SCORED)
+        wide = set[int]().union(*map(self._sizes, DIMS))
+        huge = 1e150 * ordinary
+        gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
         alive = Grad(ordinary), Score(ordinary, MAX_BINS, 1.0)
         trials = [
             (statistic, gradients)
@@ -307,12 +314,13 @@ class Exact:
         """All that is made of each record for a statistic, floats and integers, as rows of so many
         numbers.
         """
-        factors, clip, dim = (
-            statistic.factors(self.problem, 0, torch.float64),
-            float(getattr(statistic, "norm", 1.0)),
-            statistic.shape[-1],
-        )
-        rows = self._of_each(factors) if factors else self._rows_of(statistic)
+        factors = statistic.factors(self.problem, 0, torch.float64)
+        clip = float(getattr(statistic, "norm", 1.0))
+        dim = statistic.shape[-1]
+        if factors:
+            rows = self._of_each(factors)
+        else:
+            rows = self._rows_of(statistic)
         integers = self._integers(
             clip, lattice_step(clip, dim), statistic.numbers, multiply=factors is not None
         )
@@ -360,17 +368,20 @@ class Exact:
         """How the answer's numbers are sent: by query, n and how many records are held out; None
         where they are on no lattice.
         """
-        m, statistic = query.mechanism, query.statistic
+        m = query.mechanism
+        statistic = query.statistic
         if not isinstance(m, Gaussian) or isinstance(
             statistic, LocalSteps
         ):  # where local steps end is on no lattice
             return None
         anyway = m.clipped(m.clip or 1.0)
-        gamma, part = (
-            lattice_step(float(anyway.clip), statistic.shape[-1]),
-            self._held if statistic.on_held_out else ~self._held,
-        )
-        scale, records = noise_scale(anyway, gamma), int(part.sum())
+        gamma = lattice_step(float(anyway.clip), statistic.shape[-1])
+        if statistic.on_held_out:
+            part = self._held
+        else:
+            part = ~self._held
+        scale = noise_scale(anyway, gamma)
+        records = int(part.sum())
         expected = m.sampling.batch(self._n) * records / self._n
         return Packing.of(
             gamma, expected, 2 * float(anyway.clip) / gamma * records + 12 * scale, scale
@@ -378,7 +389,8 @@ class Exact:
 
     def _noisy_mean(self, statistic: Statistic, mechanism: Gaussian) -> Tensor:
         """Return the mean of the statistic's vectors under the silo's own noise."""
-        factors, source = statistic.factors(self.problem, 0, torch.float64), None
+        factors = statistic.factors(self.problem, 0, torch.float64)
+        source = None
         match statistic.view:
             case "given":  # a value that was filled in is none of the record's
                 source = self._x.masked_fill(self._absent, math.nan)
@@ -397,7 +409,10 @@ class Exact:
 
     def _noisy_counts(self, statistic: Statistic, mechanism: Shuffled) -> Tensor:
         """Return the counts that the silo adds to a total."""
-        part = self._held if statistic.on_held_out else ~self._held
+        if statistic.on_held_out:
+            part = self._held
+        else:
+            part = ~self._held
         return torch.from_numpy(
             self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1], part)
         )
@@ -445,7 +460,8 @@ class Exact:
         clip = float(mechanism.clip)
         if clip == 0:
             return torch.zeros(1, dim, dtype=torch.float64)
-        gamma, part = lattice_step(clip, dim), ~self._held if part is None else part
+        gamma = lattice_step(clip, dim)
+        part = ~self._held if part is None else part
         chosen = self._batch(mechanism.sampling)
         total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source, multiply)
         noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
@@ -465,16 +481,12 @@ class Exact:
         floor(t), independently over coordinates, and ||t|| <= g: what `core.privacy.binomial` asks
         for, with no tolerance.
         """
-        chosen, clip, bits = (
-            self._batch(mechanism.sampling),
-            float(mechanism.clip),
-            level_bits(mechanism.levels, dim),
-        )
-        radius, total, stream = (
-            mechanism.levels << bits - 1,
-            np.zeros(dim, np.int64),
-            lattice.Keystream(),
-        )
+        chosen = self._batch(mechanism.sampling)
+        clip = float(mechanism.clip)
+        bits = level_bits(mechanism.levels, dim)
+        radius = mechanism.levels << bits - 1
+        total = np.zeros(dim, np.int64)
+        stream = lattice.Keystream()
         if clip:
             total = self._sum(
                 rows, chosen[part[chosen]], float(radius), 1.0, dim, stretch=radius / clip
@@ -535,11 +547,10 @@ class Exact:
                 self._threads,
                 self._known,
             )
-        total, source = torch.zeros(dim, dtype=torch.int64), self._x if source is None else source
-        each, integers = (
-            self._of_each(rows) if multiply else rows,
-            self._integers(clip, gamma, numbers, multiply, stretch),
-        )
+        total = torch.zeros(dim, dtype=torch.int64)
+        source = self._x if source is None else source
+        each = self._of_each(rows) if multiply else rows
+        integers = self._integers(clip, gamma, numbers, multiply, stretch)
         for slot in slots(self._n, self._width(None if isinstance(rows, Gradients) else dim)):
             found = computed(
                 lambda x, y: integers(each(x, y), y), source[slot], self._y[slot], dim, torch.int64
@@ -559,9 +570,12 @@ class Exact:
         statistic's bound wants.
         """
         if multiply:
-            real = present if self.problem.person else lambda y: None
+            person = self.problem.person is not None
             return lambda values, y: multiplied(
-                values.reshape(-1, values.shape[1] // self._rows), clip, gamma, real(y)
+                values.reshape(-1, values.shape[1] // self._rows),
+                clip,
+                gamma,
+                present(y) if person else None,
             )
         if numbers is not None:
             return lambda values, y: levelled(values, numbers, gamma)

@@ -125,10 +125,8 @@ class Chunk:
         """
         factored = [(layer, terms) for layer, terms in shares if not isinstance(terms, Tensor)]
         whole = [(layer, rows) for layer, rows in shares if isinstance(rows, Tensor)]
-        self.layers, self._shapes = (
-            [layer for layer, _ in (*whole, *factored)],
-            [rows.shape[1:] for _, rows in whole],
-        )
+        self.layers = [layer for layer, _ in (*whole, *factored)]
+        self._shapes = [rows.shape[1:] for _, rows in whole]
         self._order = [self.layers.index(layer) for layer, _ in shares]
         self.wholes = [rows.flatten(1).double() for _, rows in whole]
         self._inputs, self._slopes = (
@@ -142,10 +140,8 @@ class Chunk:
 
     def squares(self) -> list[Tensor]:
         """(m,) of each layer: an upper estimate of its share's squared length."""
-        bias, most = (
-            ["bias" in layer.names for layer in self.layers[len(self.wholes) :]],
-            [2.0**a for a, _ in self._bits],
-        )
+        bias = ["bias" in layer.names for layer in self.layers[len(self.wholes) :]]
+        most = [2.0**a for a, _ in self._bits]
         self._made, squares = self._run(prepared)(
             self._inputs, self._slopes, bias, most, self._known, self.wholes, self._order
         )

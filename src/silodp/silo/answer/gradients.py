@@ -15,12 +15,10 @@ class Gradients:
     to the limit first if there is one: whatever the model, by itself."""
 
     def __init__(self, problem: Problem, points: list[Tensor], limit: float | None = None) -> None:
-        self.problem, self.points, self.limit, self._constants = (
-            problem,
-            points,
-            limit,
-            problem.constants(points[0].double()),
-        )
+        self.problem = problem
+        self.points = points
+        self.limit = limit
+        self._constants = problem.constants(points[0].double())
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         each = [vmap(grad(self._loss), (None, 0, 0))(w[0].double(), x, y) for w in self.points]
@@ -30,7 +28,9 @@ class Gradients:
                 g * (self.limit / length.clamp(min=self.limit))
                 for g, length in zip(each, lengths, strict=True)
             ]
-        return each[0] if len(each) == 1 else each[0] - each[1]
+        if len(each) == 1:
+            return each[0]
+        return each[0] - each[1]
 
     def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return self.problem.loss_of(w, self._constants, x, y)

@@ -31,7 +31,9 @@ Inputs = tuple[Tensor, Tensor, list[Tensor], Tensor | None]
 def run(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
     """The function for tensors like this one: as it is on a GPU, or with a torch that does so on a
     processor, where torch's interpreter may join operations and round otherwise."""
-    return function if like.is_cuda or _joins() else _compiled(function)
+    if like.is_cuda or _joins():
+        return function
+    return _compiled(function)
 
 
 _joins: Callable[[], bool] = getattr(torch._C, "_jit_can_fuse_on_cpu", lambda: True)
@@ -79,7 +81,10 @@ def inputs_of(inputs: list[Tensor], bias: bool, most: float) -> Inputs:
         whole.mul_((most / tops[at])[:, None, None]).round_()
         # where the largest is infinite, or no number, each product is 0 or no number
         right.append(whole.nan_to_num_(0.0, 0.0, 0.0))
-    a = right[0] if len(right) == 1 else torch.cat(right, 1)
+    if len(right) == 1:
+        a = right[0]
+    else:
+        a = torch.cat(right, 1)
     length: Tensor | None = None
     if a.shape[1] == 1:
         length = torch.linalg.vector_norm(inputs[0], 2.0, [1, 2]).double().square_() + int(bias)
@@ -142,7 +147,10 @@ def on_grids(
     for at, e in enumerate(slopes):
         integers = e.double().mul_((scale * tops[at] / grid)[:, None, None]).round_()
         left.append(integers.nan_to_num_(0.0).clamp_(-top, top))
-    v = left[0] if len(left) == 1 else torch.cat(left, 1)
+    if len(left) == 1:
+        v = left[0]
+    else:
+        v = torch.cat(left, 1)
     return v, squared(a, aa, v)
 
 
@@ -185,7 +193,10 @@ def prepared(
     squares = [torch.linalg.vector_norm(rows, 2.0, [1]).square_() for rows in wholes]
     for at in range(len(inputs)):
         before = known[at]
-        own = inputs_of(inputs[at], bias[at], most[at]) if before is None else before
+        if before is None:
+            own = inputs_of(inputs[at], bias[at], most[at])
+        else:
+            own = before
         made.append(own)
         squares.append(square_of(inputs[at], slopes[at], bias[at], own[3]))
     return made, [squares[at] for at in order]

@@ -36,7 +36,8 @@ def level_bits(levels: int, dim: int) -> int:
     `lattice_step`: 2^GRAIN sqrt(d) <= R, and R < 2^30 unless g alone is more (up to 2^16 for d =
     1). F follows from g and d alone.
     """
-    root, bits = (math.isqrt(dim - 1) if dim > 1 else 0) + 1, 1
+    root = (math.isqrt(dim - 1) if dim > 1 else 0) + 1
+    bits = 1
     while levels << bits - 1 < root << GRAIN:
         bits += 1
     return bits
@@ -84,7 +85,8 @@ def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
     top = int(1 / gamma)
     whole = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1)
     whole = torch.cat([whole[:, :numbers].round(), whole[:, numbers:].floor()], 1).long()
-    values, cells = whole[:, :numbers], whole[:, numbers:]
+    values = whole[:, :numbers]
+    cells = whole[:, numbers:]
     sound = ((values >= 0) & (values <= top)).all(1) & (cells >= 0).all(1) & (cells.sum(1) <= top)
     return whole.masked_fill_(~sound[:, None], 0)
 
@@ -122,11 +124,10 @@ def multiplied(factors: Tensor, clip: float, gamma: float, real: Tensor | None =
 
     if real is None:
         return products(k)
-    total, rows = (
-        torch.zeros(len(real), len(i), dtype=torch.int64),
-        real.sum(1, keepdim=True).clamp(min=1),
-    )
-    k, at_once = k.unflatten(0, real.shape), size_of(len(real) * len(i))
+    total = torch.zeros(len(real), len(i), dtype=torch.int64)
+    rows = real.sum(1, keepdim=True).clamp(min=1)
+    k = k.unflatten(0, real.shape)
+    at_once = size_of(len(real) * len(i))
     for some, there in zip(k.split(at_once, 1), real.split(at_once, 1), strict=True):
         total += products(some).where(there[..., None], 0).sum(1)
     return (2 * total + rows).div_(2 * rows, rounding_mode="floor")

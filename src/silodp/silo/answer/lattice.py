@@ -53,7 +53,8 @@ NDTRI_ERROR = 2.0**-44  # what case 1 asks of scipy, absolute, on [2^-20, 1/2]
 #   1.4e-16; three roundings < 2e-15 (s >= 1).
 _RADIUS = 2.0**-43
 _TAIL = 2**44  # 63-bit numerators below this are p < 2^-20
-_CHUNK, _PIECE = 2**14, 2**18
+_CHUNK = 2**14
+_PIECE = 2**18
 _BYTES_PER_KEY = 2**37  # half of what ChaCha20's 32-bit block counter allows
 
 _alive: weakref.WeakSet["Keystream"] = weakref.WeakSet()
@@ -161,7 +162,9 @@ def rounded_gaussian(scale: float, size: int) -> NDArray[np.int64]:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _count(n: int) -> int:
@@ -172,7 +175,8 @@ def _count(n: int) -> int:
 
 def _draw(scale: float, size: int, keystream_for_tests: Keystream) -> NDArray[np.int64]:
     """`rounded_gaussian` on a given keystream. Only the tests give another one than a fresh one."""
-    stream, noise = keystream_for_tests, np.empty(size, dtype=np.int64)
+    stream = keystream_for_tests
+    noise = np.empty(size, dtype=np.int64)
     for start in range(0, size, _CHUNK):
         words = stream.uint64(min(_CHUNK, size - start))
         low, high, tail = _bracket(words, scale)
@@ -206,7 +210,9 @@ class _LazyUniform:
     """
 
     def __init__(self, numerator: int, stream: Keystream) -> None:
-        self.numerator, self.bits, self.stream = numerator, 64, stream
+        self.numerator = numerator
+        self.bits = 64
+        self.stream = stream
 
     def extend(self) -> None:
         self.numerator, self.bits = (
@@ -259,13 +265,22 @@ def _gauss_integral(a: int, b: int, bits: int) -> tuple[int, int]:
     n!) is between term and term + slack, and the sum of the terms before n is within error of
     total.
     """
-    x2, two = a * a, 2 * b * b
-    n, total, error, term, slack = 0, 0, 0, (a << bits) // b, 1
+    x2 = a * a
+    two = 2 * b * b
+    n = 0
+    total = 0
+    error = 0
+    term = (a << bits) // b
+    slack = 1
     while term or 2 * x2 > two * n:
-        total += -(term // (2 * n + 1)) if n % 2 else term // (2 * n + 1)
+        if n % 2:
+            total += -(term // (2 * n + 1))
+        else:
+            total += term // (2 * n + 1)
         error += slack // (2 * n + 1) + 2
         n += 1
-        term, slack = term * x2 // (two * n), slack * x2 // (two * n) + 2
+        term = term * x2 // (two * n)
+        slack = slack * x2 // (two * n) + 2
     error += (
         2 * slack
     )  # what is left out is below a geometric series of ratio 1/2 that starts at term + slack

@@ -65,7 +65,8 @@ from silodp.silo.answer.factors import (
 from silodp.silo.answer.slots import in_threads, lengths, pinned
 from silodp.silo.answer.traces import Tracer
 
-NUMBERS, MOST = {"cpu": 2**23, "cuda": 2**28}, 2**11
+NUMBERS = {"cpu": 2**23, "cuda": 2**28}
+MOST = 2**11
 """Numbers that a chunk may hold on the way besides two for each parameter, on each kind of device:
 a processor's caches hold few; and its most records."""
 KEPT = 2**24
@@ -91,7 +92,8 @@ class Products:
         """For records of this shape, with targets of that; BadInput if the model or the loss is not
         of the known kinds.
         """
-        self._problem, self._tracer = problem, Tracer(problem, device)
+        self._problem = problem
+        self._tracer = Tracer(problem, device)
         self.device = self._tracer.device
         self._layers = {name: Layer(*found) for name, found in self._tracer.layers.items()}
         self._measure(tuple(shape), tuple(target))
@@ -129,7 +131,8 @@ class Products:
             raise BadInput("a layer is used more than once, or not at all")
         numbers = patches = 0
         for name, (given, made) in seen.items():
-            layer, module = self._layers[name], self._layers[name].module
+            layer = self._layers[name]
+            module = self._layers[name].module
             layer.depends = given.requires_grad
             if isinstance(module, nn.Linear | nn.Conv2d):
                 a, e = factors_of(module, given.detach(), made.detach())
@@ -138,10 +141,14 @@ class Products:
                     2 * layer.places > 3
                     and (2 * layer.places) ** 2 * (h + layer.width) > 8 * h * layer.width
                 )
-                patches = max(patches, layer.places * layer.width) if layer.made else patches
-                numbers += (
-                    2 * h * layer.width if layer.made else 4 * layer.places * (h + layer.width)
-                )
+                if layer.made:
+                    patches = max(patches, layer.places * layer.width)
+                else:
+                    patches = patches
+                if layer.made:
+                    numbers += 2 * h * layer.width
+                else:
+                    numbers += 4 * layer.places * (h + layer.width)
             numbers += given.numel() + made.numel()
         self.chunk = max(
             1, min(MOST, (NUMBERS[on.type] + 2 * self._problem.dim) // (numbers + patches))
@@ -184,7 +191,8 @@ class Products:
         )  # a record's integers, a bias's among them, and three of their lengths
         if not fixed or len(x) * each > KEPT:
             return []
-        start, found = self._tracer.parameters(self._problem.initial([0])), list[Known]()
+        start = self._tracer.parameters(self._problem.initial([0]))
+        found = list[Known]()
         with self._fixed(), pinned(1):
             for rows in x.split(self.chunk):
                 _, seen = self._tracer.forward(start, self._own(rows).float())
@@ -221,7 +229,10 @@ class Products:
         chunk = Chunk([share_of(*found) for found in zip(*traced, strict=True)], self.chunk, known)
         room = (clip - 1.25 * gamma * math.sqrt(self._problem.dim)) * self._room
         most = clip / gamma - math.sqrt(self._problem.dim)
-        bound = most * most * (1 - 2.0**-40) if most > 0 else -1.0
+        if most > 0:
+            bound = most * most * (1 - 2.0**-40)
+        else:
+            bound = -1.0
         more = 1 + (self._problem.dim + 2**22) * 2.0**-52
         return chunk, chunk.quantise(chunk.squares(), room, stretch, clip, gamma, more, bound)
 
@@ -243,7 +254,8 @@ class Products:
         The same bits, too, where of these records something is `known`.
         """
         total = torch.zeros(self._problem.dim, dtype=torch.float64, device=self.device)
-        views, lock = self._problem.split(total), threading.Lock()
+        views = self._problem.split(total)
+        lock = threading.Lock()
         parameters = [self._tracer.parameters(w) for w in points]
 
         def add(start: int) -> None:
@@ -278,7 +290,8 @@ class Products:
             yield
             return
         products = torch.backends.cuda.matmul
-        before, products.allow_tf32 = products.allow_tf32, False
+        before = products.allow_tf32
+        products.allow_tf32 = False
         try:
             with torch.backends.cudnn.flags(
                 enabled=True, benchmark=False, deterministic=True, allow_tf32=False
@@ -300,7 +313,8 @@ class Products:
         parameters = [self._tracer.parameters(w) for w in points]
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
-            x, y = self._own(x), self._own(y)
+            x = self._own(x)
+            y = self._own(y)
             with self._fixed():
                 found = [
                     self._records(parameters, x, y, clip, gamma, known=known)
@@ -329,7 +343,8 @@ class Products:
             for size in self.sizes(n):
                 for terms in {1, layer.terms}:
                     a, v = bits_of(self.chunk * layer.places * terms)
-                    rows, h = size * layer.places * terms, outputs(layer.module)
+                    rows = size * layer.places * terms
+                    h = outputs(layer.module)
                     width = layer.width + ("bias" in layer.names)
                     left, right = (
                         rng.integers(-(2**b), 2**b + 1, (rows, k)) for b, k in ((v, h), (a, width))

@@ -54,7 +54,8 @@ class Simulated:
         engines: Sequence[Engine] = ENGINES,
     ) -> None:
         records.check_unit(problem.person)
-        self.problem, self.records = problem, records
+        self.problem = problem
+        self.records = records
         self.engines = engines
         self.memory = memory or (
             torch.cuda.get_device_properties(records.x.device).total_memory // 8
@@ -69,7 +70,8 @@ class Simulated:
             np.random.default_rng(np.random.SeedSequence(seed, spawn_key=NOISE)) for seed in worlds
         ]
         self._world = torch.tensor([worlds[seed] for seed in seeds])
-        self._all, self._everyone = tuple(range(len(records))), records.mask.to(records.x.dtype)
+        self._all = tuple(range(len(records)))
+        self._everyone = records.mask.to(records.x.dtype)
         self._partitions: dict[tuple[str, int], Tensor] = {}
         self._known: tuple[tuple | None, Tensor | None] = None, None
 
@@ -110,27 +112,26 @@ class Simulated:
         return sums / self._batch(mechanism.sampling, silos)
 
     def _view(self, view: str, silo: int, part: slice) -> Tensor:
-        x, absent = self.records.x[silo, part], self.records.absent
+        x = self.records.x[silo, part]
+        absent = self.records.absent
         if view == "filled":
             return x
-        return (
-            absent[silo, part]
-            if view == "missing"
-            else x.masked_fill(absent[silo, part], torch.nan)
-        )
+        if view == "missing":
+            return absent[silo, part]
+        return x.masked_fill(absent[silo, part], torch.nan)
 
     def _local_steps(
         self, statistic: LocalSteps, mechanism: Mechanism, silos: Sequence[int]
     ) -> Tensor:
-        step = (
-            statistic.step.unsqueeze(-1) if isinstance(statistic.step, Tensor) else statistic.step
-        )
+        if isinstance(statistic.step, Tensor):
+            step = statistic.step.unsqueeze(-1)
+        else:
+            step = statistic.step
         start = statistic.w.unsqueeze(1)
-        drift = (
-            statistic.pull.to(start).unsqueeze(1)
-            if isinstance(statistic.pull, Tensor)
-            else statistic.pull
-        )
+        if isinstance(statistic.pull, Tensor):
+            drift = statistic.pull.to(start).unsqueeze(1)
+        else:
+            drift = statistic.pull
         local = start.expand(-1, len(silos), -1)
         for _ in range(statistic.steps):
             g = self._noisy(self._mean(local, None, mechanism, silos), mechanism, silos)
@@ -145,7 +146,10 @@ class Simulated:
         silos: Sequence[int],
         limit: Number | None = None,
     ) -> Tensor:
-        records = self.records if tuple(silos) == self._all else self.records.select(list(silos))
+        if tuple(silos) == self._all:
+            records = self.records
+        else:
+            records = self.records.select(list(silos))
         weight = self._weight(mechanism.sampling, silos)
         if weight.dim() == 2 and not mechanism.sampling.whole:
             records, weight = _chosen(records, weight)
@@ -182,16 +186,12 @@ class Simulated:
         Runs of one world and as many noise bits share their draws. Rounding K records is drawn as
         one Gaussian of its largest variance, K / 4.
         """
-        batch, bits = (
-            self._batch(mechanism.sampling, silos),
-            torch.as_tensor(mechanism.noise_bits).expand(len(self._world), 1),
-        )
+        batch = self._batch(mechanism.sampling, silos)
+        bits = torch.as_tensor(mechanism.noise_bits).expand(len(self._world), 1)
         keys = list(zip(self._world.tolist(), bits.flatten().tolist(), strict=True))
-        kinds, records, shape = (
-            list(dict.fromkeys(keys)),
-            batch.long().numpy(),
-            tuple(mean.shape[1:]),
-        )
+        kinds = list(dict.fromkeys(keys))
+        records = batch.long().numpy()
+        shape = tuple(mean.shape[1:])
         rounding, noise = (np.empty((len(kinds), *shape)) for _ in range(2))
         for at, (world, b) in enumerate(kinds):
             rounding[at] = self._generators[world].standard_normal(shape) * np.sqrt(records) / 2
@@ -229,18 +229,19 @@ class Simulated:
         for generator, world in zip(self._generators, draws.numpy(), strict=True):
             standard_normals(generator, world)
         noise = draws.to(mean, non_blocking=True)
-        noise = noise if len(self._generators) == 1 else noise[self._world.to(noise.device)]
+        if len(self._generators) == 1:
+            noise = noise
+        else:
+            noise = noise[self._world.to(noise.device)]
         return torch.addcmul(mean, std, noise)
 
     def _std(self, mechanism: Gaussian, silos: Sequence[int], mean: Tensor) -> Tensor | None:
         """(J, M, 1) or (1, M, 1), as `mean` is; None where nobody adds noise. The last one again,
         if every number that it follows from is the same.
         """
-        multiplier, clip, batch = (
-            torch.as_tensor(mechanism.noise_multiplier),
-            mechanism.clip,
-            self._batch(mechanism.sampling, silos),
-        )
+        multiplier = torch.as_tensor(mechanism.noise_multiplier)
+        clip = mechanism.clip
+        batch = self._batch(mechanism.sampling, silos)
         numbers = None
         if not isinstance(
             clip, Tensor
@@ -271,7 +272,9 @@ class Simulated:
         world.
         """
         if sampling.whole:
-            return self._everyone if tuple(silos) == self._all else self._everyone[list(silos)]
+            if tuple(silos) == self._all:
+                return self._everyone
+            return self._everyone[list(silos)]
         mask = self.records.mask[list(silos)]
         match sampling:
             case Poisson(rate):

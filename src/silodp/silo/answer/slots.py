@@ -104,7 +104,10 @@ def _own(values: Tensor) -> Tensor:
     A copy that kept the strides would give a chunk that is asked again, after a record raised,
     another layout than the first time.
     """
-    dtype = torch.float64 if values.is_floating_point() else values.dtype
+    if values.is_floating_point():
+        dtype = torch.float64
+    else:
+        dtype = values.dtype
     return values.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -218,7 +221,8 @@ def _made_up(like: tuple[Tensor, Tensor], size: int, hostile: bool) -> tuple[Ten
     the ends of the floats, and absurd targets.
     """
     rng = np.random.default_rng([size, hostile])
-    numbers, y = rng.normal(size=(size, *like[0].shape[1:])), torch.arange(size) % 2
+    numbers = rng.normal(size=(size, *like[0].shape[1:]))
+    y = torch.arange(size) % 2
     y = y.view(-1, *(1,) * (like[1].dim() - 1)).repeat(
         1, *like[1].shape[1:]
     )  # of a person: one for each of its rows
@@ -234,7 +238,10 @@ def _made_up(like: tuple[Tensor, Tensor], size: int, hostile: bool) -> tuple[Ten
 
 def _bits(rows: Rows, x: Tensor, y: Tensor, dim: int | None) -> Tensor:
     try:
-        values = rows(_own(x), _own(y)) if dim is None else computed(rows, x, y, dim)
+        if dim is None:
+            values = rows(_own(x), _own(y))
+        else:
+            values = computed(rows, x, y, dim)
     except Exception as error:
         raise BadInput(
             "this machine's products of layers fail on a made-up record "

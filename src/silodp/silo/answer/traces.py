@@ -32,7 +32,9 @@ class Tracer:
         root = read(problem)
         if root is None or not problem.known_loss:
             raise BadInput("the model is not made of known layers with a known loss")
-        self.problem, self.device, self._root = problem, torch.device(device), root
+        self.problem = problem
+        self.device = torch.device(device)
+        self._root = root
         self.layers: dict[str, tuple[nn.Module, dict[str, str]]] = {}
         """Trained layers by name, each with the model's names of its parameters."""
         self._walk(root)
@@ -69,7 +71,8 @@ class Tracer:
             return self._through(self._root, parameters, x, seen), seen
 
     def _through(self, node: Node, parameters: Parameters, a: Tensor, seen: Trace) -> Tensor:
-        module, given = node.module, a
+        module = node.module
+        given = a
         if type(module) in (nn.Sequential, Residual):
             for child in node.children:
                 a = self._through(child, parameters, a, seen)
@@ -88,7 +91,10 @@ class Tracer:
             return module(a)
         made = _layer(module, {short: parameters[full] for short, full in node.names.items()}, a)
         if (name := _name(node)) in self.layers:
-            made = made if made.requires_grad else made.detach().requires_grad_()
+            if made.requires_grad:
+                made = made
+            else:
+                made = made.detach().requires_grad_()
             seen[name] = given, made
         return made
 
@@ -113,7 +119,8 @@ def _name(node: Node) -> str:
 
 
 def _layer(module: nn.Module, own: Parameters, a: Tensor) -> Tensor:
-    weight, bias = own.get("weight"), own.get("bias")
+    weight = own.get("weight")
+    bias = own.get("bias")
     match module:
         case nn.Linear():
             assert weight is not None

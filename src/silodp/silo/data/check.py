@@ -85,7 +85,10 @@ def check(path: Path, schema: Schema) -> list[Finding]:
             table = read_table(path, schema)
             return records_said(table.x, table.y, schema.features, schema.label.classes)[:1]
         found += _shape(path, schema.form)
-        cells = {} if found else read_cells(path, schema.form)
+        if found:
+            cells = {}
+        else:
+            cells = read_cells(path, schema.form)
     except BadInput as error:
         return [*found, Finding(True, _sentence(error))]
     if found:
@@ -106,9 +109,10 @@ def check(path: Path, schema: Schema) -> list[Finding]:
             np.column_stack([coded(path, column, cells[column.name]) for column in columns]),
             nan=-1e30,
         )
-        people = (
-            len(grouped(cells[schema.person.column], schema.person).ids) if schema.person else None
-        )
+        if schema.person:
+            people = len(grouped(cells[schema.person.column], schema.person).ids)
+        else:
+            people = None
         found += records_said(
             rows,
             label_of(path, schema, cells),
@@ -137,13 +141,17 @@ def records_said(
     x and y are of rows; where the rows are those of so many `persons`, copies and the rows' order
     do no harm.
     """
-    n, said = len(y), []
+    n = len(y)
+    said = []
     if (few := n if persons is None else persons) < 100:
         said.append(
             f"There are {few} records only: noise for such a budget will drown most of "
             "what they say."
         )
-    copies = n - len(np.unique(np.column_stack([x, y]), axis=0)) if copies is None else copies
+    if copies is None:
+        copies = n - len(np.unique(np.column_stack([x, y]), axis=0))
+    else:
+        copies = copies
     if copies and persons is None:
         said.append(
             f"{copies} records are copies of others: a person with several records is "
@@ -230,7 +238,9 @@ def _told(check: Callable[..., object], *arguments: object) -> Finding | None:
 
 def _sentence(error: BadInput) -> str:
     text = str(error)
-    return text if text.endswith((".", "?")) else f"{text}."
+    if text.endswith((".", "?")):
+        return text
+    return f"{text}."
 
 
 # --- a column ------------------------------------------------------------------------------------
@@ -247,25 +257,25 @@ def _column(path: Path, column: Column, cells: np.ndarray) -> list[Finding | Non
     if stop := _told(coded, path, column, cells):
         return [stop]
     numbers = coded(path, column, cells)
-    return (
-        [_units(path, column, numbers[~np.isnan(numbers)], numbers)]
-        if column.type == "number" and not np.isnan(numbers).all()
-        else []
-    )
+    if column.type == "number" and not np.isnan(numbers).all():
+        return [_units(path, column, numbers[~np.isnan(numbers)], numbers)]
+    return []
 
 
 def _codes(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
     low, high = column.range
     for code in CODES:
         value = number(code)
-        allowed = low <= value <= high if column.type == "number" else code in column.categories
-        rows = (
-            []
-            if allowed
-            else [
+        if column.type == "number":
+            allowed = low <= value <= high
+        else:
+            allowed = code in column.categories
+        if allowed:
+            rows = []
+        else:
+            rows = [
                 k for k, text in enumerate(texts) if code in (text.lower(), text.removesuffix(".0"))
             ]
-        )
         if (
             rows
             and (np.isnan(value) or len(rows) > 1)
@@ -308,7 +318,8 @@ def _numbers_as_text(path: Path, column: Column, texts: Sequence[str]) -> Findin
 
 
 def _spelling(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
-    known, folded = set(column.categories), {c.casefold() for c in column.categories}
+    known = set(column.categories)
+    folded = {c.casefold() for c in column.categories}
     if rows := [
         k for k, text in enumerate(texts) if text not in known and text.casefold() in folded
     ]:
@@ -323,7 +334,8 @@ def _spelling(path: Path, column: Column, texts: Sequence[str]) -> Finding | Non
 
 def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> Finding | None:
     low, high = column.range
-    out, bounds = (values < low) | (values > high), f"the schema's range [{low:g}, {high:g}]"
+    out = (values < low) | (values > high)
+    bounds = f"the schema's range [{low:g}, {high:g}]"
     far = np.flatnonzero(
         (rows < low - FAR * (high - low)) | (rows > high + FAR * (high - low))
     ).tolist()
@@ -379,9 +391,8 @@ def _at(
     path: Path, column: Column, rows: Sequence[int], what: str, *, stops: bool = True
 ) -> Finding:
     """What was found in a column, and in which of its rows, where it is not in most of them."""
-    row = (
-        f", row {rows[0] + 1}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''}"
-        if rows
-        else ""
-    )
+    if rows:
+        row = f", row {rows[0] + 1}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''}"
+    else:
+        row = ""
     return Finding(stops, f"{path}, column {column.name!r}{row}: {what}")

@@ -58,11 +58,9 @@ class Dataset:
         """The split as the paper prepares it; `raw` is for a map of features, which has images as
         pixels.
         """
-        return (
-            self.load(trial, data_dir, pixels=True)
-            if raw and self.pixels
-            else self.load(trial, data_dir)
-        )
+        if raw and self.pixels:
+            return self.load(trial, data_dir, pixels=True)
+        return self.load(trial, data_dir)
 
 
 Silo = tuple[str, np.ndarray, np.ndarray]  # name, x, y
@@ -76,7 +74,8 @@ def split_silos(
 ) -> Split:
     if trial < 0:
         raise BadInput(f"the trial is {trial}, but must be 0 or more.")
-    train, test = [], []
+    train = []
+    test = []
     for i, (_, x, y) in enumerate(silos):
         order = np.random.default_rng((trial, i)).permutation(len(y))
         cut = len(y) * 4 // 5
@@ -103,7 +102,8 @@ def _of_sklearn(name: str, header: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def _wbcd(trial: int, data_dir: Path | None) -> Split:
     """N = 2: one silo for each diagnosis; label 0 is benign, 1 is malignant."""
     x, benign = _of_sklearn("breast_cancer.csv", header=1)
-    x, y = (x - x.mean(0)) / x.std(0), 1 - benign
+    x = (x - x.mean(0)) / x.std(0)
+    y = 1 - benign
     return split_silos(
         [(name, x[y == k], y[y == k]) for k, name in enumerate(("benign", "malignant"))], trial, 2
     )

@@ -85,8 +85,10 @@ def csv_text(name: str, seed: int = 0) -> str:
     names = [*HOSPITALS, "test"]
     n, base, columns, words = HOSPITALS.get(name, TEST)
     draw = np.random.default_rng((seed, names.index(name)))
-    age, systolic = draw.normal(62, 17, n).clip(18, 99).round(), draw.normal(133, 20, n).round()
-    sex, ward = draw.choice(["female", "male"], n), draw.choice(WARDS, n, p=[0.5, 0.3, 0.2])
+    age = draw.normal(62, 17, n).clip(18, 99).round()
+    systolic = draw.normal(133, 20, n).round()
+    sex = draw.choice(["female", "male"], n)
+    ward = draw.choice(WARDS, n, p=[0.5, 0.3, 0.2])
     smoker = draw.random(n) < 0.27
     score = (
         base

@@ -80,20 +80,28 @@ def load_silos(
     names = silo_names(paths)
     if classes is not None and (len(classes) == 1 or len(set(classes)) != len(classes)):
         raise BadInput(f"--classes needs two or more different classes, but is {listed(classes)}.")
-    records, cells, order, first = [], [], [], {}
+    records = []
+    cells = []
+    order = []
+    first = {}
     for path in paths:
         sheet = _read(path, label, text_label=classes is None or len(classes) > 0, faults=faults)
         columns = [name for name in sheet.columns if name != sheet.label]
         _refuse_headless(path, columns, sheet.label, classes)
         said = _sayings(path, sheet)
-        order, first = order or columns, first or said
+        order = order or columns
+        first = first or said
         if set(columns) != set(order):
-            lacks, besides = (
-                [c for c in order if c not in columns],
-                [c for c in columns if c not in order],
-            )
-            parts = [f"lacks {_joined([first[c] for c in lacks])} of {paths[0]}"] if lacks else []
-            parts += [f"has {_joined([said[c] for c in besides])} besides"] if besides else []
+            lacks = [c for c in order if c not in columns]
+            besides = [c for c in columns if c not in order]
+            if lacks:
+                parts = [f"lacks {_joined([first[c] for c in lacks])} of {paths[0]}"]
+            else:
+                parts = []
+            if besides:
+                parts += [f"has {_joined([said[c] for c in besides])} besides"]
+            else:
+                parts += []
             raise BadInput(
                 f"{path} and {paths[0]} must have the same columns, but {path} "
                 f"{' and '.join(parts)}."
@@ -121,7 +129,9 @@ def silo_names(paths: Sequence[Path]) -> tuple[str, ...]:
     if twice := repeated([path.resolve() for path in paths]):
         raise BadInput(f"{twice} is given twice; each silo needs its own file.")
     stems = tuple(path.stem for path in paths)
-    return tuple(map(str, paths)) if repeated(stems) else stems
+    if repeated(stems):
+        return tuple(map(str, paths))
+    return stems
 
 
 def read_cells(
@@ -214,7 +224,10 @@ def _csv_header(
     path: Path, form: Form = PLAIN, *, lenient: bool = False
 ) -> tuple[list[str], list[str]]:
     """The first row as it stands, and the names in it. With `lenient` no later byte is refused."""
-    encoding = "utf-8-sig" if form.encoding == "utf-8" else form.encoding
+    if form.encoding == "utf-8":
+        encoding = "utf-8-sig"
+    else:
+        encoding = form.encoding
     other = "replace" if lenient else "strict"
     with path.open(
         encoding=encoding,
@@ -298,12 +311,17 @@ def _csv_as_text(
         delimiter=form.separator, invalid_row_handler=lambda row: ragged.append(row) or "skip"
     )
     types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
-    encoding, content = form.encoding.replace("utf-8", "utf8"), path
+    encoding = form.encoding.replace("utf-8", "utf8")
+    content = path
     if faults is not None and encoding != "utf8":  # one byte that is no letter stops no file
         text = path.read_bytes().decode(form.encoding, errors="replace")
-        encoding, content = "utf8", io.BytesIO(text.encode())
+        encoding = "utf8"
+        content = io.BytesIO(text.encode())
     # one long cell stops no file either: the reader's blocks are as long as the whole
-    block = min(2**31 - 1, max(2**20, path.stat().st_size + 1)) if faults is not None else None
+    if faults is not None:
+        block = min(2**31 - 1, max(2**20, path.stat().st_size + 1))
+    else:
+        block = None
     reading = pacsv.ReadOptions(use_threads=False, encoding=encoding, block_size=block)
     table = pacsv.read_csv(content, reading, options, types)  # one thread, or rows have no number
     if faults is not None:
@@ -336,11 +354,10 @@ def _parquet_cells(path: Path, faults: Faults | None = None) -> dict[str, np.nda
     ).read()  # not read_table, which adds columns that it finds in the path
     _check_names(path, _parquet_names(table.column_names))
     for column in table.schema:
-        kind = (
-            column.type.storage_type
-            if isinstance(column.type, pa.BaseExtensionType)
-            else column.type
-        )
+        if isinstance(column.type, pa.BaseExtensionType):
+            kind = column.type.storage_type
+        else:
+            kind = column.type
         if pa.types.is_nested(kind.value_type if pa.types.is_dictionary(kind) else kind):
             raise BadInput(
                 f"{path}: column {column.name!r} holds lists or structs; each of its cells "
@@ -362,7 +379,8 @@ def _parquet_column(table: pa.Table, i: int, name: str, faults: Faults | None) -
     except (ValueError, OverflowError, NotImplementedError, pa.ArrowException):
         if faults is None:
             raise
-    cells, bad = np.empty(len(table), object), np.zeros(len(table), bool)
+    cells = np.empty(len(table), object)
+    bad = np.zeros(len(table), bool)
     spans = [(0, len(table))]
     while spans:
         start, end = spans.pop()
@@ -419,8 +437,10 @@ def _npz_cells(path: Path) -> dict[str, np.ndarray]:
 def _read_npz(path: Path, label: str) -> _Sheet:
     arrays = _npz_arrays(path)
     if set(arrays) == {"x", "y"} and arrays["x"].ndim > 1:
-        x, label = arrays["x"], "y"
-        shape, columns = x.shape[1:], x.reshape(len(x), int(np.prod(x.shape[1:])))
+        x = arrays["x"]
+        label = "y"
+        shape = x.shape[1:]
+        columns = x.reshape(len(x), int(np.prod(x.shape[1:])))
         arrays = {f"x{j}": columns[:, j] for j in range(columns.shape[1])} | {"y": arrays["y"]}
     else:
         shape = None
@@ -561,7 +581,10 @@ def _class(value: Any, index: dict[str, int]) -> int:
 
 
 def _refuse_cell(path: Path, column: str, row: int, values: np.ndarray, wanted: str) -> NoReturn:
-    what = "missing, but must be" if as_text(values[row]).strip().lower() in MISSING else "not"
+    if as_text(values[row]).strip().lower() in MISSING:
+        what = "missing, but must be"
+    else:
+        what = "not"
     raise BadInput(f"{path}, {column}, {where(row)}: the value is {what} {wanted}.")
 
 
@@ -574,7 +597,9 @@ def as_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     text = str(value)
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+    if text.isascii():
+        return text
+    return text.encode(errors="backslashreplace").decode()
 
 
 def number(value: Any) -> float:
@@ -585,7 +610,9 @@ def number(value: Any) -> float:
         return float(value)
     text = as_text(value).strip()
     try:
-        return float(text) if text.isascii() and "_" not in text else np.nan
+        if text.isascii() and "_" not in text:
+            return float(text)
+        return np.nan
     except ValueError:
         return np.nan
 
@@ -596,4 +623,6 @@ def listed(items: Sequence[str]) -> str:
 
 def _joined(items: Sequence[str]) -> str:
     text = ", ".join(items[:8])
-    return text if len(items) <= 8 else f"{text} and {len(items) - 8} more"
+    if len(items) <= 8:
+        return text
+    return f"{text} and {len(items) - 8} more"

@@ -93,9 +93,8 @@ def _places(n: int, key: str) -> np.ndarray:
 
 
 def _padded(part: list, like: Records) -> Records:
-    missing = (
-        None
-        if like.missing is None
-        else torch.nn.utils.rnn.pad_sequence([m for _, _, m in part], batch_first=True)
-    )
+    if like.missing is None:
+        missing = None
+    else:
+        missing = torch.nn.utils.rnn.pad_sequence([m for _, _, m in part], batch_first=True)
     return replace(Records.of([(x, y) for x, y, _ in part], like.names), missing=missing)

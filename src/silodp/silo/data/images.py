@@ -34,7 +34,10 @@ def read_images(
             f"{folder} is not a folder; a silo's images are in a folder with a sub-folder "
             f"for each of {listed(classes)}."
         )
-    files = _files(folder, classes) if faults is None else _all_files(folder, classes)
+    if faults is None:
+        files = _files(folder, classes)
+    else:
+        files = _all_files(folder, classes)
     if not files:
         raise BadInput(
             f"{folder} has no images; a silo needs at least one PNG or JPEG file in a "
@@ -56,8 +59,14 @@ def _all_files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     found = []
     for place in sorted(folder.iterdir()):
         if not place.name.startswith("."):
-            inside = sorted(place.iterdir()) if place.is_dir() else [place]
-            k = list(classes).index(place.name) if place.name in classes else -1
+            if place.is_dir():
+                inside = sorted(place.iterdir())
+            else:
+                inside = [place]
+            if place.name in classes:
+                k = list(classes).index(place.name)
+            else:
+                k = -1
             if not place.is_dir():
                 k = -1
             found += [(path, k) for path in inside if not path.name.startswith(".")]
@@ -79,11 +88,10 @@ def read_unsorted(folder: Path, wanted: Images) -> tuple[list[str], np.ndarray]:
     """The names and pixels of the images that lie in a folder itself, in the order of their names,
     whose classes nobody knows.
     """
-    files = (
-        sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-        if folder.is_dir()
-        else []
-    )
+    if folder.is_dir():
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    else:
+        files = []
     if not files:
         raise BadInput(
             f"{folder} is no folder with PNG or JPEG files in it; give one that has the "
@@ -129,10 +137,8 @@ def _pixels_and_print(path: Path, wanted: Images) -> tuple[np.ndarray, list[floa
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as file:
             whole = _eight_bits(ImageOps.exif_transpose(file))
-            image, colours = (
-                whole.convert("L" if wanted.channels == 1 else "RGB"),
-                whole.convert("RGB"),
-            )
+            image = whole.convert("L" if wanted.channels == 1 else "RGB")
+            colours = whole.convert("RGB")
     except Exception:  # whatever a damaged file makes the decoder raise
         raise BadInput(
             f"{path} is not a whole PNG or JPEG image; it may be damaged or have been cut short."
@@ -159,4 +165,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     """
     if image.mode.startswith("I"):
         return Image.fromarray(np.asarray(image, np.float32) / 257).convert("L")
-    return image.convert("RGBA") if image.mode == "P" else image
+    if image.mode == "P":
+        return image.convert("RGBA")
+    return image

@@ -66,7 +66,10 @@ def grouped(cells: np.ndarray, person: Person, void: np.ndarray | None = None) -
     alone = np.array([text == "" for text in texts])
     keys = np.where(alone, np.arange(len(texts)), -1 - factorized(np.array(texts, object))[0])
     who, _ = factorized(keys)  # in the order of the first rows
-    unread = np.zeros(len(who), bool) if void is None else void
+    if void is None:
+        unread = np.zeros(len(who), bool)
+    else:
+        unread = void
     order = np.lexsort((unread, who))  # stable, and of each person the rows that can be read first
     sizes = np.bincount(who)
     rank = np.arange(len(who)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -133,7 +136,10 @@ def said_of(path: Path, schema: Schema | None) -> list[str]:
     nothing more can be said.
     """
     try:
-        cells = {} if path.is_dir() else read_cells(path, schema.form if schema else Form())
+        if path.is_dir():
+            cells = {}
+        else:
+            cells = read_cells(path, schema.form if schema else Form())
     except BadInput:
         cells = {}
     return whose(cells, schema)

@@ -54,7 +54,8 @@ class SiloData:
         in this process.
         """
         if mapped:
-            x, y = torch.from_numpy(self.x).float(), torch.from_numpy(self.y)
+            x = torch.from_numpy(self.x).float()
+            y = torch.from_numpy(self.y)
             return Records.of([(mapped.of(x.flatten(0, y.dim() - 1)).unflatten(0, y.shape), y)])
         return replace(
             Records.of([(self.x, self.y)]),
@@ -98,7 +99,8 @@ def read_records(
             "or NPZ file"
         ) from None
     x, y = loaded.records_raw[0]
-    x, void = x.reshape(len(x), -1), None
+    x = x.reshape(len(x), -1)
+    void = None
     if faults is not None:  # without a schema no public value is there to fill in
         void = faults.bad(tuple(faults.cells), len(y))
     return SiloData(x, y, loaded.features, raw(loaded.cells[0]), void=void)

@@ -49,7 +49,10 @@ class Records:
         """
         if not silos:
             raise BadInput("there are no silos; at least one is needed.")
-        names = tuple(names) if names is not None else tuple(f"silo-{i}" for i in range(len(silos)))
+        if names is not None:
+            names = tuple(names)
+        else:
+            names = tuple(f"silo-{i}" for i in range(len(silos)))
         if len(names) != len(silos) or len(set(names)) != len(names):
             raise BadInput(
                 f"{len(silos)} silos need {len(silos)} different names, but the names are "
@@ -103,7 +106,9 @@ class Records:
     @cached_property
     def absent(self) -> Tensor:
         """(N, n_max, *features) bool: True where a value is missing."""
-        return torch.isnan(self.x) if self.missing is None else self.missing
+        if self.missing is None:
+            return torch.isnan(self.x)
+        return self.missing
 
     @property
     def known_by(self) -> tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]:
@@ -111,12 +116,11 @@ class Records:
         more.
         """
         n = self.counts[0]
-        x, y = self.x[0, :n].cpu().numpy(), self.y[0, :n].cpu().numpy()
-        return (
-            (x, y, b"", None, "")
-            if y.ndim == 1
-            else (np.column_stack([x.reshape(n, -1), y]), y[:, 0], b"", [""] * n, "")
-        )
+        x = self.x[0, :n].cpu().numpy()
+        y = self.y[0, :n].cpu().numpy()
+        if y.ndim == 1:
+            return (x, y, b"", None, "")
+        return (np.column_stack([x.reshape(n, -1), y]), y[:, 0], b"", [""] * n, "")
 
     @property
     def contents(self) -> list[bytes]:
@@ -125,7 +129,10 @@ class Records:
         x, y, absent = (
             part[0, :n].cpu().reshape(n, -1).numpy() for part in (self.x, self.y, self.absent)
         )
-        void = [False] * n if self.void is None else self.void[0, :n].tolist()
+        if self.void is None:
+            void = [False] * n
+        else:
+            void = self.void[0, :n].tolist()
         marks = [b"void" if counts_as_zero else b"" for counts_as_zero in void]
         return [x[k].tobytes() + y[k].tobytes() + absent[k].tobytes() + marks[k] for k in range(n)]
 
@@ -136,8 +143,14 @@ class Records:
         if len(silos) == 0:
             raise BadInput("no silo is selected; at least one is needed.")
         index = torch.as_tensor(list(silos), device=self.x.device)
-        missing = None if self.missing is None else self.missing[index]
-        void = None if self.void is None else self.void[index]
+        if self.missing is None:
+            missing = None
+        else:
+            missing = self.missing[index]
+        if self.void is None:
+            void = None
+        else:
+            void = self.void[index]
         return Records(
             self.x[index],
             self.y[index],
@@ -155,8 +168,14 @@ class Records:
 
     def to(self, device: torch.device | str) -> "Records":
         """The same records on `device`."""
-        missing = None if self.missing is None else self.missing.to(device)
-        void = None if self.void is None else self.void.to(device)
+        if self.missing is None:
+            missing = None
+        else:
+            missing = self.missing.to(device)
+        if self.void is None:
+            void = None
+        else:
+            void = self.void.to(device)
         return Records(self.x.to(device), self.y.to(device), self.counts, self.names, missing, void)
 
     @property
@@ -184,7 +203,10 @@ class Records:
 
 def _array(values: ArrayLike, what: str, name: str) -> np.ndarray:
     try:
-        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if isinstance(values, Tensor):
+            array = values.detach().cpu().numpy()
+        else:
+            array = np.asarray(values)
     except (TypeError, ValueError):
         array = np.empty(0, object)
     if array.dtype.kind not in "biuf":

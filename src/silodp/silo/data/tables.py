@@ -51,10 +51,9 @@ TRUE = {
     "sim",
 }
 FALSE = {"false", "f", "no", "n", "0", "0.0", "nein", "falsch", "non", "faux", "nee", "não", "nej"}
-GONE, BAD = (
-    -1,
-    -2,
-)  # in place of a category's number: the value is missing, or is none that the schema has
+# in place of a category's number: the value is missing, or is none that the schema has
+GONE = -1
+BAD = -2
 ABSENT = "the value is missing, which the schema does not allow"
 
 
@@ -115,13 +114,19 @@ def table_of(
 ) -> Table:
     """The records in these columns; `path` is what sentences call them."""
     check_columns(path, cells, schema)
-    raw_cells, cells = cells, blanked(cells, schema.missing_codes)
+    raw_cells = cells
+    cells = blanked(cells, schema.missing_codes)
     if len(next(iter(cells.values()))) == 0:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
     each = [_features(path, column, cells[column.name], faults) for column in schema.columns]
     x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
-    x, y, known = x.astype(np.float32), label_of(path, schema, cells, faults), raw(raw_cells)
-    void = faults.bad(schema.label.columns, len(y)) if faults else None
+    x = x.astype(np.float32)
+    y = label_of(path, schema, cells, faults)
+    known = raw(raw_cells)
+    if faults:
+        void = faults.bad(schema.label.columns, len(y))
+    else:
+        void = None
     if schema.person is None:
         return Table(x, y, known, missing, void)
     from silodp.silo.data.persons import grouped
@@ -129,7 +134,10 @@ def table_of(
     # A server writes the codes for a missing value: they must not take a person's rows apart.
     people = grouped(raw_cells[schema.person.column], schema.person, void)
     who = (*known[:3], people.ids, schema.person.column)
-    nobody = None if void is None else void[people.places[:, 0]]
+    if void is None:
+        nobody = None
+    else:
+        nobody = void[people.places[:, 0]]
     return Table(people.x(x), people.y(y), who, people.x(missing), nobody)
 
 
@@ -137,9 +145,11 @@ def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndar
     """The columns of records whose label is not known, (n, columns) float64 as `coded` has them,
     and all cells; columns besides do no harm.
     """
-    form = (
-        schema.form if schema.form != Form() else form_of(path)
-    )  # a model's own schema does not say how a file is written
+    # a model's own schema does not say how a file is written
+    if schema.form != Form():
+        form = schema.form
+    else:
+        form = form_of(path)
     cells = read_cells(path, form)
     return rows_of(path, cells, schema), cells
 
@@ -156,9 +166,9 @@ def blanked(cells: dict[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.
     """The cells with nothing in the place of the schema's codes for a missing value; -9 stands for
     -9.0 too.
     """
-    return (
-        {name: _blanked(column, set(codes)) for name, column in cells.items()} if codes else cells
-    )
+    if codes:
+        return {name: _blanked(column, set(codes)) for name, column in cells.items()}
+    return cells
 
 
 def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
@@ -232,14 +242,13 @@ def check_columns(
             close = difflib.get_close_matches(
                 lacks[0].lower(), [name.lower() for name in besides], n=1
             )
-            hint = (
-                (
+            if close:
+                hint = (
                     "; did you mean its column "
                     f"{next(name for name in besides if name.lower() == close[0])!r}?"
                 )
-                if close
-                else "."
-            )
+            else:
+                hint = "."
         raise BadInput(f"{path} lacks {listed(lacks)} of the schema's columns{hint}")
     if besides and labelled:
         raise BadInput(
@@ -260,20 +269,23 @@ def _features(
     codes = coded(path, column, cells, faults)
     missing = np.isnan(codes)
     if column.type == "category":
-        values, said = (
-            (codes[:, None] == np.arange(len(column.categories))).astype(float),
-            column.missing is not None,
-        )
+        values = (codes[:, None] == np.arange(len(column.categories))).astype(float)
+        said = column.missing is not None
     else:
-        bounds = column.range if column.type == "number" else (0.0, 1.0)
-        fill = sum(bounds) / 2 if column.missing is None else float(column.missing)
-        values, said = _scaled(np.where(missing, fill, codes), bounds)[:, None], column.indicator
+        if column.type == "number":
+            bounds = column.range
+        else:
+            bounds = (0.0, 1.0)
+        if column.missing is None:
+            fill = sum(bounds) / 2
+        else:
+            fill = float(column.missing)
+        values = _scaled(np.where(missing, fill, codes), bounds)[:, None]
+        said = column.indicator
     gone = np.repeat(missing[:, None], values.shape[1], axis=1)
-    return (
-        (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)]))
-        if said
-        else (values, gone)
-    )
+    if said:
+        return (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)]))
+    return (values, gone)
 
 
 def coded(
@@ -282,16 +294,18 @@ def coded(
     """(n,) float64: each cell's number, the place of its category in the schema's list, or 0 and 1;
     NaN where one is missing that may be, or, with `faults`, is none that the column may have.
     """
-    gone, name = column.missing is not None, column.name
+    gone = column.missing is not None
+    name = column.name
     if column.type == "number":
         numbers, missing = _numbers(path, name, cells, gone=gone, faults=faults)
     else:
         other = OTHER in column.categories
-        numbers = (
-            _booleans(path, name, cells, gone=gone, faults=faults)
-            if column.type == "boolean"
-            else _codes(path, name, cells, column.categories, gone=gone, other=other, faults=faults)
-        )
+        if column.type == "boolean":
+            numbers = _booleans(path, name, cells, gone=gone, faults=faults)
+        else:
+            numbers = _codes(
+                path, name, cells, column.categories, gone=gone, other=other, faults=faults
+            )
         missing = numbers < 0
     return np.where(missing, np.nan, numbers)
 
@@ -303,7 +317,8 @@ def label_of(
     faults: Faults | None = None,
 ) -> np.ndarray:
     """Return the targets. With `faults` a label that is none is noted there, and is 0 here."""
-    label, first = schema.label, schema.label.columns[0]
+    label = schema.label
+    first = schema.label.columns[0]
     if label.task in ("binary", "multiclass", "ordinal"):
         return _codes(path, first, cells[first], label.classes, faults=faults).clip(0)
     numbers, missing = _numbers(path, first, cells[first], gone=False, faults=faults)
@@ -367,7 +382,9 @@ def _codes(
         found = index.get(
             text, index.get(text.removesuffix(".0"), GONE if text.lower() in MISSING else BAD)
         )
-        return index[OTHER] if found == BAD and other else found
+        if found == BAD and other:
+            return index[OTHER]
+        return found
 
     wanted = f"one of {listed(known)}"
     return _coded(path, name, cells, code, gone=gone, wanted=wanted, faults=faults)
@@ -378,7 +395,13 @@ def _booleans(
 ) -> np.ndarray:
     def code(text: str) -> int:
         text = text.lower()
-        return 1 if text in TRUE else 0 if text in FALSE else GONE if text in MISSING else BAD
+        if text in TRUE:
+            return 1
+        if text in FALSE:
+            return 0
+        if text in MISSING:
+            return GONE
+        return BAD
 
     return _coded(
         path,
@@ -415,9 +438,11 @@ def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
     A cell's text is its own: cells that are equal and spelled otherwise, such as 0.0 and -0.0 or 1
     and True, are told apart by their texts.
     """
-    cells = (
-        cells + 0.0 if cells.dtype.kind == "f" else cells
-    )  # -0 equals 0, and the first of them would spell both
+    # -0 equals 0, and the first of them would spell both
+    if cells.dtype.kind == "f":
+        cells = cells + 0.0
+    else:
+        cells = cells
     if cells.dtype.kind == "O":
         cells = np.array([None if is_null(cell) else as_text(cell) for cell in cells], dtype=object)
     code, found = factorized(cells)
@@ -432,5 +457,8 @@ def _refuse(
         faults.note(name, bad)
         return
     if bad.any():
-        more = f" (and in {int(bad.sum()) - 1} more rows)" if bad.sum() > 1 else ""
+        if bad.sum() > 1:
+            more = f" (and in {int(bad.sum()) - 1} more rows)"
+        else:
+            more = ""
         raise BadInput(f"{path}, column {name!r}, {where(int(bad.argmax()))}: {what}{more}.")

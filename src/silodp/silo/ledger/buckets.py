@@ -20,7 +20,10 @@ def added(*amounts: Amounts) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for each in amounts:
         for bucket, amount in each.items():
-            total[bucket] = total[bucket] + amount if bucket in total else amount
+            if bucket in total:
+                total[bucket] = total[bucket] + amount
+            else:
+                total[bucket] = amount
     return total
 
 

@@ -57,7 +57,8 @@ def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
     The witness before it sees that it was replaced, or else it would go on to confirm every backup
     from its own time.
     """
-    file, witness = LedgerFile(path, anchor), Path(witness).absolute()
+    file = LedgerFile(path, anchor)
+    witness = Path(witness).absolute()
     with file.change(explain=True) as connection:
         state = file.state
         if file.anchor(state.settings).resolve() == witness.resolve():

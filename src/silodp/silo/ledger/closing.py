@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ACTS = ("witness", "restore", "confirm", "write-off", "tombstone", "arrive")
-RESTORED, MOVED = "restored", "moved"
+RESTORED = "restored"
+MOVED = "moved"
 SAID = {
     RESTORED: (
         "it was restored from a backup, and answers nothing before its witness confirms it "
@@ -69,7 +70,8 @@ class Closing:
             }:
                 self.closed = ""
             case "write-off", "" | "restored":
-                self.closed, self.written_off = "", True
+                self.closed = ""
+                self.written_off = True
             case "tombstone", "" if holds(
                 data["key"], data["signature"], "tombstone", entry.previous, data["arrival"]
             ):
@@ -77,7 +79,8 @@ class Closing:
             case "arrive", "moved" if holds(
                 self.arrival, data["signature"], "arrive", entry.previous
             ):
-                self.closed, self.arrival = "", ""
+                self.closed = ""
+                self.arrival = ""
             case _:
                 return False
         return True

@@ -38,10 +38,9 @@ SINGLES, PAIRED = (
     # columns that are profiles of their own, and those that are paired, by their number of
     # different values
 )
-LEVELS, GROUPS = (
-    3,
-    8,
-)  # for each k up to LEVELS, GROUPS groups that each coarse column is in with probability 1 / 2^k
+# for each k up to LEVELS, GROUPS groups that each coarse column is in with probability 1 / 2^k
+LEVELS = 3
+GROUPS = 8
 COARSE = 8  # a column is coarse if one value has at least one COARSEth of the rows
 TELLING = 16  # a profile with fewer different values is not worth keeping
 SURE = 4.5  # standard deviations by which matches must exceed those of people dealt at random
@@ -97,10 +96,8 @@ class Profile:
             return 0.0
         alone = np.ones(len(theirs), bool)
         alone[at[both]] = False
-        a, b = (
-            np.concatenate([a, np.zeros(alone.sum())]),
-            np.concatenate([np.where(both, b[at], 0), b[alone]]),
-        )
+        a = np.concatenate([a, np.zeros(alone.sum())])
+        b = np.concatenate([np.where(both, b[at], 0), b[alone]])
         rho = b.sum() / a.sum()
         weight = 1 / np.maximum(1, (a + b) / 2)
         excess = weight * (a * b - (rho * a * (a - 1) + b * (b - 1) / rho) / 2)
@@ -108,11 +105,9 @@ class Profile:
             excess, -8
         ).sum()  # a value that new rows have far more often is not to outweigh all the others
         spread = np.sqrt((weight**2 * (a + b) * (a + b - 1) / 2).sum())
-        return (
-            float(min(1.0, total / min((weight * a).sum(), (weight * b).sum())))
-            if total > SURE * spread
-            else 0.0
-        )
+        if total > SURE * spread:
+            return float(min(1.0, total / min((weight * a).sum(), (weight * b).sum())))
+        return 0.0
 
     def people(self) -> float:
         return float(self.counts.sum()) * 2**self.level
@@ -136,7 +131,8 @@ class Profile:
 
 def unpacked(content: bytes) -> list[Profile]:
     """ValueError unless these are packed profiles."""
-    found, place = [], 0
+    found = []
+    place = 0
     while place < len(content):
         if len(content) < place + _HEAD.size:
             raise ValueError("cut short")
@@ -153,7 +149,8 @@ def unpacked(content: bytes) -> list[Profile]:
 def profiles_of(columns: list[np.ndarray]) -> list[Profile]:
     """The unkeyed profiles of a table that is given by its columns, in whatever order."""
     n = len(columns[0])
-    core, groups = np.zeros(n, np.uint64), np.zeros((LEVELS * GROUPS, n), np.uint64)
+    core = np.zeros(n, np.uint64)
+    groups = np.zeros((LEVELS * GROUPS, n), np.uint64)
     members: list[list[int]] = [[] for _ in groups]
     order: dict[int, tuple[int, int]] = {}
     for j, column in enumerate(columns):
@@ -196,11 +193,9 @@ def persons_of(ids: Iterable[str]) -> Profile:
 
 def _profile(kind: int, values: np.ndarray) -> Profile | None:
     codes, counts = np.unique(splitmix(values), return_counts=True)
-    return (
-        _thin(Profile(kind, 0, codes, counts.astype(np.uint32)), _zeros(codes))
-        if len(codes) >= TELLING
-        else None
-    )
+    if len(codes) >= TELLING:
+        return _thin(Profile(kind, 0, codes, counts.astype(np.uint32)), _zeros(codes))
+    return None
 
 
 def _thin(profile: Profile, zeros: np.ndarray) -> Profile:
@@ -221,11 +216,10 @@ def exactly(columns: Iterable[np.ndarray]) -> bytes:
     found = hashlib.sha256()
     for column in columns:
         plain = column.dtype.kind in "biufSUMm"
-        content = (
-            np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
-            if plain
-            else "\n".join(map(repr, column.tolist())).encode()
-        )
+        if plain:
+            content = np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
+        else:
+            content = "\n".join(map(repr, column.tolist())).encode()
         found.update(f"{column.dtype.str} {column.shape} {len(content)}\n".encode())
         found.update(content)
     return found.digest()

@@ -49,7 +49,10 @@ def cosign(book: Path, statement: Statement, own: Ed25519PrivateKey) -> Statemen
     """
     _check(statement)
     try:
-        seen = json.loads(book.read_text()) if book.exists() else {}
+        if book.exists():
+            seen = json.loads(book.read_text())
+        else:
+            seen = {}
         place = _place(statement)
         last = seen.get(place, statement)
         owner = seen.get(statement["ledger"], last)["key"]
@@ -105,16 +108,16 @@ def contradiction(ledger: DurableLedger, statement: Statement, key: str) -> str:
             f"it has {len(heads) - 1} entries, but {statement['witness']} has seen "
             f"{statement['count']} of them: ledger and anchor were rolled back"
         )
-    return (
-        ""
-        if heads[statement["count"]] == statement["head"]
-        else f"its entry {statement['count']} is not the one that {statement['witness']} has seen"
-    )
+    if heads[statement["count"]] == statement["head"]:
+        return ""
+    return f"its entry {statement['count']} is not the one that {statement['witness']} has seen"
 
 
 def _place(statement: Statement) -> str:
     """By which the book knows the ledger: heads of the two kinds stand beside one another."""
-    return f"{statement['ledger']} {OF}" if "of" in statement else statement["ledger"]
+    if "of" in statement:
+        return f"{statement['ledger']} {OF}"
+    return statement["ledger"]
 
 
 def _check(statement: Any) -> None:

@@ -41,7 +41,8 @@ class _Delayed(LedgerFile):
         self, path: Path, slot: Callable[[], float], clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(path, None)
-        self._slot, self._clock = slot, clock
+        self._slot = slot
+        self._clock = clock
         self._seconds = 0.0
         self._whole = LedgerFile(path, None)
 
@@ -59,8 +60,13 @@ class _Delayed(LedgerFile):
 
     def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
         """Return the stored answer, or None once it is purged: bytes go before that is shown."""
-        whole = self._whole.state.queries.get(known.charge.query_id) if known else None
-        return None if whole is None or whole.purged else super().answer(connection, known)
+        if known:
+            whole = self._whole.state.queries.get(known.charge.query_id)
+        else:
+            whole = None
+        if whole is None or whole.purged:
+            return None
+        return super().answer(connection, known)
 
     def _shown(self, state: LedgerState, entry: Entry) -> bool:
         slot = self._seconds

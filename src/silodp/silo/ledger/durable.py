@@ -68,7 +68,8 @@ class DurableLedger:
                 "both must be of the same data set"
             )
         key = secrets.token_bytes(32)
-        sketch, layout = identity.sketch(key), identity.layout_under(key)
+        sketch = identity.sketch(key)
+        layout = identity.layout_under(key)
         elsewhere = str(Path(anchor).resolve()) if anchor else ""
         settings = LedgerSettings(
             secrets.token_hex(16),
@@ -81,7 +82,9 @@ class DurableLedger:
             elsewhere,
             identity.person,
         )
-        empty, place, known = LedgerState(settings), file.anchor(settings), Registry(registry)
+        empty = LedgerState(settings)
+        place = file.anchor(settings)
+        known = Registry(registry)
         if not empty.capacity > 0:
             raise BadInput(
                 f"nothing could ever be asked: the {rule.name} rule leaves no room in "
@@ -223,7 +226,8 @@ class DurableLedger:
         file = self._file
         with file.change() as connection:
             file.check_generation(generation)
-            state, key = file.state, file.sketch(connection).key
+            state = file.state
+            key = file.sketch(connection).key
             entry = state.partitions.get((name, batches, state.generation))
             if entry is None:
                 drawn = Keystream().permutation(state.records).astype("<u4").tobytes()
@@ -272,7 +276,8 @@ class DurableLedger:
         It is the charge's day that decides: when an answer was ready, which may depend on records,
         decides nothing.
         """
-        file, last = self._file, None
+        file = self._file
+        last = None
         with file.change(explain=True) as connection:
             old = [
                 known
@@ -313,17 +318,17 @@ class DurableLedger:
         (an entry of price 0), and the ledger goes on with what it has spent. The new n is public;
         that edits happened is not, and no release tells of them (`released`).
         """
-        file, identity, known = (
-            self._file,
-            Identity.of(x, y, exact, persons, person),
-            Registry(registry),
-        )
+        file = self._file
+        identity = Identity.of(x, y, exact, persons, person)
+        known = Registry(registry)
         with file.explained(), known.locked():
             with file.transaction() as connection:
                 file.check_open()
-                name, sketch = file.state.settings.ledger, file.sketch(connection)
+                name = file.state.settings.ledger
+                sketch = file.sketch(connection)
                 known.refuse_copy(name, self.path)
-                likeness, layout = sketch.compare(identity), identity.layout_under(sketch.key)
+                likeness = sketch.compare(identity)
+                layout = identity.layout_under(sketch.key)
                 if not likeness.same:
                     raise BadInput(
                         f"these records are not the data set of the ledger {self.path}: it "
@@ -332,13 +337,19 @@ class DurableLedger:
                 if sketch.by_person != identity.by_person and (
                     sketch.by_person or file.state.total > 0
                 ):
-                    made, now = ("persons", "rows") if sketch.by_person else ("rows", "persons")
+                    if sketch.by_person:
+                        made = "persons"
+                        now = "rows"
+                    else:
+                        made = "rows"
+                        now = "persons"
                     raise BadInput(
                         f"the ledger {self.path} keeps a budget of {made}, but the schema "
                         f"now protects {now}: what was spent was promised to others; "
                         f"keep the schema's person as it was when the ledger was made"
                     )
-                made, now = file.state.settings.person, identity.person
+                made = file.state.settings.person
+                now = identity.person
                 if (
                     made and now and made != now
                 ):  # ids of two columns may overlap: many count from 1
@@ -430,20 +441,16 @@ class DurableLedger:
         delta = state.settings.budget.delta
         if state.closing.unknown:
             return float(state.settings.budget.epsilon)
-        return (
-            state.schedule().epsilon(delta)
-            if state.rule.name == "totals"
-            else float(state.rule.epsilon(state.buckets, np.asarray(delta)))
-        )
+        if state.rule.name == "totals":
+            return state.schedule().epsilon(delta)
+        return float(state.rule.epsilon(state.buckets, np.asarray(delta)))
 
     def local(self) -> float:
         """As `spent`, against whoever sees the silo's own counts too, such as the shuffler."""
         state = self._file.snapshot()
-        return (
-            math.inf
-            if state.closing.unknown
-            else state.schedule(local=True).epsilon(state.settings.budget.delta)
-        )
+        if state.closing.unknown:
+            return math.inf
+        return state.schedule(local=True).epsilon(state.settings.budget.delta)
 
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what
@@ -456,7 +463,9 @@ class DurableLedger:
         answered is not known.
         """
         state = self._file.snapshot()
-        return 1.0 if state.closing.unknown else state.total / state.capacity
+        if state.closing.unknown:
+            return 1.0
+        return state.total / state.capacity
 
     def stored(self, query_id: str) -> bytes | None:
         """The answer that was given to this query, as it was sent; None where there is none, or

@@ -133,7 +133,10 @@ class LedgerFile:
 
         What goes wrong is one fixed code, or a sentence for people.
         """
-        failing = self.explained() if explain else self.failing_closed()
+        if explain:
+            failing = self.explained()
+        else:
+            failing = self.failing_closed()
         with failing, self.transaction(pin=True) as connection:
             self.check_open()
             yield connection
@@ -302,7 +305,8 @@ class LedgerFile:
         """
         anew = LedgerFile(self.path, self._given_anchor)
         with self.explained(), anew.transaction(write=False, sums=True) as connection:
-            state, key = anew.state, anew.sketch(connection).key
+            state = anew.state
+            key = anew.sketch(connection).key
             if state.total > state.capacity * (1 + SLACK):
                 raise Altered(
                     f"its total of {state.total:g} is above the {state.capacity:g} that "
@@ -387,7 +391,9 @@ def check_seen(connection: sqlite3.Connection, state: LedgerState, place: Path, 
     """
     try:
         data = json.loads(place.read_bytes())
-        ledger, count, head = str(data["ledger"]), int(data["count"]), str(data["head"])
+        ledger = str(data["ledger"])
+        count = int(data["count"])
+        head = str(data["head"])
         of_released = data.get("of") == OF
     except FileNotFoundError:
         raise Altered(f"its {what} {place} is missing; restore it") from None
@@ -395,7 +401,10 @@ def check_seen(connection: sqlite3.Connection, state: LedgerState, place: Path, 
         raise Altered(f"its {what} {place} cannot be read; restore it") from None
     if ledger != state.settings.ledger:
         raise Altered(f"its {what} {place} belongs to another ledger")
-    whole = state.released[0] if of_released else state.sequence
+    if of_released:
+        whole = state.released[0]
+    else:
+        whole = state.sequence
     if count > whole:
         raise Altered(
             f"it has {whole} entries but its {what} {place} has seen {count}, so "
@@ -404,9 +413,14 @@ def check_seen(connection: sqlite3.Connection, state: LedgerState, place: Path, 
     if of_released:
         if count < 0 or state.heads[count][1] != head:
             raise Altered(f"entry {count} of what has left is not what its {what} {place} has seen")
-        return state.sequence if count == whole else state.heads[count + 1][0] - 1
+        if count == whole:
+            return state.sequence
+        return state.heads[count + 1][0] - 1
     if count < 0 or _hash_at(connection, count, state) != head:
-        which = f"entry {count} is" if count else "its settings are"
+        if count:
+            which = f"entry {count} is"
+        else:
+            which = "its settings are"
         raise Altered(f"{which} not what its {what} {place} has seen")
     return count
 
@@ -423,7 +437,10 @@ def write_witness(place: Path, state: LedgerState, last: Entry | None = None) ->
 
     A file that has it is left alone: its date would tell of other entries.
     """
-    count, head = after(state.released, last) if last else state.released
+    if last:
+        count, head = after(state.released, last)
+    else:
+        count, head = state.released
     about = {"ledger": state.settings.ledger, "count": count, "head": head, "of": OF}
     text = canonical(about)
     if not place.is_file() or place.read_bytes() != text.encode():
@@ -446,8 +463,6 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "it cannot be read or written"
     words = str(error)
-    return (
-        "the file is damaged or is not a ledger"
-        if "not a database" in words or "malformed" in words
-        else words
-    )
+    if "not a database" in words or "malformed" in words:
+        return "the file is damaged or is not a ledger"
+    return words

@@ -100,20 +100,23 @@ class Identity:
         more than they do. Where records are persons, x and y have their rows, and `persons` an id
         for each person, "" for one who has none, from the column `person`.
         """
-        x, y = np.asarray(x), np.asarray(y)
+        x = np.asarray(x)
+        y = np.asarray(y)
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
             raise BadInput(
                 "records need features of shape (n, ...) and labels of shape (n,), n > 0, "
                 f"but have {x.shape} and {y.shape}"
             )
-        flat, rows = x.reshape(len(x), -1), []
+        flat = x.reshape(len(x), -1)
+        rows = []
         step = max(1, _CHUNK // (flat.shape[1] + 1))
         for start in range(0, len(x), step):
             table = comparable(
                 np.column_stack([flat[start : start + step], y[start : start + step]])
             )
             rows += [hashlib.sha256(row.tobytes()).digest() for row in np.sort(table, axis=1)]
-        profiles, layout = profiles_of([*flat.T, y]), exactly([x, y]) + exact
+        profiles = profiles_of([*flat.T, y])
+        layout = exactly([x, y]) + exact
         if persons is None:
             return cls(len(rows), rows, profiles, layout)
         return cls(
@@ -173,12 +176,16 @@ class Sketch:
 
     def compare(self, identity: Identity) -> Likeness:
         other = identity.sketch(self.key)
-        mine, theirs = _split(self.rows), _split(other.rows)
+        mine = _split(self.rows)
+        theirs = _split(other.rows)
         # Of a large set only the smallest marks are kept, so that only the marks below both cuts
         # can be compared.
         cut = min((max(s) for s in (mine, theirs) if len(s) >= KEPT), default=b"\xff" * MARK)
-        mine, theirs = {m for m in mine if m <= cut}, {m for m in theirs if m <= cut}
-        shared, known, new = len(mine & theirs), unpacked(self.profiles), unpacked(other.profiles)
+        mine = {m for m in mine if m <= cut}
+        theirs = {m for m in theirs if m <= cut}
+        shared = len(mine & theirs)
+        known = unpacked(self.profiles)
+        new = unpacked(other.profiles)
         return Likeness(
             known=shared / max(1, len(theirs)),
             records=shared / max(1, min(len(mine), len(theirs))),
@@ -231,11 +238,9 @@ class Likeness:
     def words(self) -> str:
         if self.persons > max(self.records, self.columns):
             return f"{self.persons:.0%} of its persons, by their ids,"
-        return (
-            f"{self.records:.0%} of its records"
-            if self.records >= self.columns
-            else f"some columns of about {self.columns:.0%} of its records"
-        )
+        if self.records >= self.columns:
+            return f"{self.records:.0%} of its records"
+        return f"some columns of about {self.columns:.0%} of its records"
 
 
 def tag(key: bytes, domain: bytes, content: bytes) -> bytes:
@@ -368,7 +373,10 @@ class Registry:
             if _federated(path, entry.path):
                 likeness = replace(likeness, persons=0.0)
             if entry.ledger != but and likeness.same:
-                gone = "" if entry.path.exists() else ", which is missing and must be restored"
+                if entry.path.exists():
+                    gone = ""
+                else:
+                    gone = ", which is missing and must be restored"
                 raise BadInput(
                     f"this data set has {likeness.words()} in common with the one whose "
                     f"ledger is {entry.path}{gone}; that budget is the one that "

@@ -44,12 +44,10 @@ class QueryLedger:
 
         With `begun`, a transaction and what ends it, the look and the charge are made within it.
         """
-        self._file, self._generation, self._most_local, self._about = (
-            file,
-            generation,
-            most_local,
-            about,
-        )
+        self._file = file
+        self._generation = generation
+        self._most_local = most_local
+        self._about = about
         self._now = time.time() if now is None else now
         self._round = {"round": round} if round else {}
         if begun is None:
@@ -111,11 +109,13 @@ class QueryLedger:
         """
         if len(silos) != 1:
             raise Refused("shape")
-        data, file = plain(event), self._file
+        data = plain(event)
+        file = self._file
         if event.total != bool(self._round):
             raise Refused("round")
         with self._charging() as connection:
-            data, known = file.state.noted(data) | self._round, self.known()
+            data = file.state.noted(data) | self._round
+            known = self.known()
             if (
                 "levels" in data
                 and file.state.rounds.get(data.get("round", ""), self._about["query_id"])
@@ -173,16 +173,12 @@ class QueryLedger:
         One that no hold covers, and that leaves no room for what its own run still reserves, ends
         that hold: the entry that says so.
         """
-        state, holds, who = (
-            self._file.state,
-            self._file.state.holds,
-            (self._about["asker"], self._about["run"]),
-        )
-        others, own, more = (
-            holds.others(*who, self._now),
-            holds.own(*who, self._now),
-            {bucket: amount},
-        )
+        state = self._file.state
+        holds = self._file.state.holds
+        who = (self._about["asker"], self._about["run"])
+        others = holds.others(*who, self._now)
+        own = holds.own(*who, self._now)
+        more = {bucket: amount}
         covered = holds.covers(*who, bucket, amount, self._now)
         slack = 0.0 if covered else HELD_SLACK
         if others and not state.fits(more, others, slack=slack):

@@ -82,9 +82,11 @@ def take(
     Refused("id-reused") for another request under its id, Refused("rule") where the ledger has no
     price.
     """
-    data, file = [plain(event) for event in events], ledger._file
+    data = [plain(event) for event in events]
+    file = ledger._file
     with file.change() as connection:
-        state, holds = file.state, file.state.holds
+        state = file.state
+        holds = file.state.holds
         file.check_generation(generation)
         known = holds.open.get(hold)
         if known is None and _ever_taken(connection, hold):
@@ -94,7 +96,8 @@ def take(
         wanted = _priced(state, data)
         rest = holds.rest(asker, run, wanted)
         others = holds.others(asker, run, now)
-        needed, left = state.share(rest), 1 - state.share(state.buckets, others)
+        needed = state.share(rest)
+        left = 1 - state.share(state.buckets, others)
         if known is not None:
             if known.until <= now:
                 raise Refused("lapsed")
@@ -151,7 +154,10 @@ def checkpoint(
         state = file.state
         ends = [hold.id for hold in state.holds.open.values() if hold.until <= now]
         due = state.passed >= PASSED_MOST or state.passed_bytes >= PASSED_BYTES
-        event = state.checkpoint(ends) if due or (expired and ends) else None
+        if due or (expired and ends):
+            event = state.checkpoint(ends)
+        else:
+            event = None
         if event and ((expired and ends) or len(canonical(event)) <= state.passed_bytes):
             file.append(connection, "checkpoint", event=event)
 
@@ -173,11 +179,9 @@ def _refused(
         return "budget"
     if not state.fits(others, rest, slack=SLACK):
         return "taken"
-    return (
-        "hold-limit"
-        if count >= caps.holds_per_asker or not state.share(mine, rest) <= caps.hold_share
-        else ""
-    )
+    if count >= caps.holds_per_asker or not state.share(mine, rest) <= caps.hold_share:
+        return "hold-limit"
+    return ""
 
 
 def _priced(state: LedgerState, data: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -213,7 +217,9 @@ def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:
 
     def held(holds: Holds) -> Hold | None:
         own = (hold for hold in holds.open.values() if (hold.asker, hold.run) == (asker, run))
-        return next(own, None) if holds.later(asker, run, number) else None
+        if holds.later(asker, run, number):
+            return next(own, None)
+        return None
 
     return _ended(ledger, held, {"why": "run", "number": number})
 
@@ -232,7 +238,8 @@ def _ended(
 
 def listed(ledger: DurableLedger, now: float | None = None) -> list[Open]:
     """The holds that count now, as of the file."""
-    file, moment = ledger._file, time.time() if now is None else now
+    file = ledger._file
+    moment = time.time() if now is None else now
     with file.explained(), file.transaction(write=False):
         state = file.state
         return [

@@ -93,11 +93,9 @@ class LedgerState:
         self.head = self.kept = self.settings.genesis
         self.released = released.genesis(self.settings)
         self.heads = [(0, self.released[1])]
-        self.records, self.layout, self.sketch = (
-            self.settings.records,
-            self.settings.layout,
-            self.settings.sketch,
-        )
+        self.records = self.settings.records
+        self.layout = self.settings.layout
+        self.sketch = self.settings.sketch
         self.rule = self.settings.rule
         self.capacity = float(self.rule.capacity(budget_array(self.settings.budget)))
 
@@ -120,11 +118,9 @@ class LedgerState:
         """What is written down of a charge: for totals also how many of the contributions are the
         silo's own.
         """
-        return (
-            data | {"own": int(event_of(data).sampling.batch(self.records))}
-            if "levels" in data
-            else data
-        )
+        if "levels" in data:
+            return data | {"own": int(event_of(data).sampling.batch(self.records))}
+        return data
 
     def schedule(self, *, local: bool = False) -> Schedule:
         """All answers so far, as the server sees them; with `local` as whoever sees the silo's own
@@ -145,16 +141,17 @@ class LedgerState:
         questions and stopping adapt. Whoever edits the limit fixes another order: do not let
         answers decide that.
         """
-        rule, shares = (
-            Totals.for_budget(Budget(limit, self.settings.budget.delta)),
-            dict[str, np.ndarray](),
-        )
+        rule = Totals.for_budget(Budget(limit, self.settings.budget.delta))
+        shares = dict[str, np.ndarray]()
         for bucket, data in [
             *self._charged(),
             *([(self.price(event_of(more))[0], more)] if more else []),
         ]:
             event = event_of(data)
-            event = event.alone(data["own"]) if event.total else event
+            if event.total:
+                event = event.alone(data["own"])
+            else:
+                event = event
             shares[bucket] = (
                 shares.get(bucket, np.zeros(())) + rule.price(event, np.asarray(self.records))[1]
             )
@@ -196,7 +193,10 @@ class LedgerState:
         """The next entry of the chain, or the one after a draft that changes no total, with its
         hash; it counts once it is applied.
         """
-        spent = self.total_with(bucket, amount) if act == "charge" else self.total
+        if act == "charge":
+            spent = self.total_with(bucket, amount)
+        else:
+            spent = self.total
         text = {"query_id": "", "digest": "", "run": "", "asker": "", "kind": ""} | about
         text |= {
             "event": canonical(event),
@@ -224,7 +224,10 @@ class LedgerState:
         if entry.sequence != self.sequence + 1:
             raise Altered(f"entry {self.sequence + 1} is missing")
         if entry.previous != self.head:
-            before = "the settings" if self.sequence == 0 else f"entry {self.sequence}"
+            if self.sequence == 0:
+                before = "the settings"
+            else:
+                before = f"entry {self.sequence}"
             raise Altered(f"{name} does not follow from {before}, which must have been altered")
         self._take_in(name, entry, sums=sums)
 
@@ -276,7 +279,8 @@ class LedgerState:
                 self._note(name, entry, data)
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
             raise Altered(f"{name} cannot be understood") from None
-        self.sequence, self.head = entry.sequence, entry.hash
+        self.sequence = entry.sequence
+        self.head = entry.hash
         self.released = released.after(self.released, entry)
         if self.released[0] == len(self.heads):
             self.heads.append((entry.sequence, self.released[1]))
@@ -335,7 +339,10 @@ class LedgerState:
             self.rounds[data["round"]] = entry.query_id
 
     def _note(self, name: str, entry: Entry, data: Any) -> None:
-        known = None if entry.act in ("hold", "release") else self.queries.get(entry.query_id)
+        if entry.act in ("hold", "release"):
+            known = None
+        else:
+            known = self.queries.get(entry.query_id)
         match entry.act, known:
             case _, None if self.closing.note(entry, data):
                 self.holds.end_all()

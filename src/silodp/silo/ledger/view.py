@@ -83,11 +83,10 @@ def summary_of(opened: DurableLedger) -> dict[str, Any]:
         opened.used(),
         opened.spent(),
     )
-    alone = (
-        {"local_epsilon": local if math.isfinite(local := opened.local()) else None}
-        if settings.rule.name == "totals"
-        else {}
-    )
+    if settings.rule.name == "totals":
+        alone = {"local_epsilon": local if math.isfinite(local := opened.local()) else None}
+    else:
+        alone = {}
     left_count, left_head = opened.released()
     return {
         "ledger": str(opened.path),
@@ -126,11 +125,10 @@ def said_of(summary: dict[str, Any]) -> str:
             f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
             f"({about})."
         )
-    local = (
-        f"epsilon {shown(summary['local_epsilon'])}"
-        if summary["local_epsilon"] is not None
-        else "no bound"
-    )
+    if summary["local_epsilon"] is not None:
+        local = f"epsilon {shown(summary['local_epsilon'])}"
+    else:
+        local = "no bound"
     return (
         f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
         f"against the server, which sees totals ({about}). "
@@ -174,7 +172,8 @@ def queries_of(opened: DurableLedger) -> list[dict[str, Any]]:
         for e in entries
         if e.act in ("answer", "purge")
     }
-    before, queries = 0.0, []
+    before = 0.0
+    queries = []
     for e in entries:
         if e.act == "charge":
             queries.append(

@@ -53,11 +53,10 @@ class Change:
 
     @property
     def words(self) -> str:
-        said = (
-            f"{self.before} -> {self.after}"
-            if self.before != self.after
-            else f"{self.after}, {SAME}"
-        )
+        if self.before != self.after:
+            said = f"{self.before} -> {self.after}"
+        else:
+            said = f"{self.after}, {SAME}"
         return visible(said)  # a study's words must not steer the officer's screen
 
 
@@ -95,13 +94,19 @@ def compare(policy: Path, file: Path) -> Proposed:
     rules, place, (study, sources) = Policy.load(real), DaemonSettings.load(real), read_study(file)
     if real.stat().st_uid != os.geteuid():
         raise BadInput(f"{real} belongs to another user; run this as the gate's own user")
-    old = load_schema(place.schema) if place.schema else None
+    if place.schema:
+        old = load_schema(place.schema)
+    else:
+        old = None
     if old and not study.schema:
         raise BadInput(
             f"the study {study.study} has no schema, but silo {rules.silo} reads its file "
             "by one; propose it with --schema"
         )
-    new = Schema.parse(study.schema, f"the study {study.study}") if study.schema else None
+    if study.schema:
+        new = Schema.parse(study.schema, f"the study {study.study}")
+    else:
+        new = None
     if new:
         new = replace(new, ignore=_besides(place, old, new))
     found = Proposed(real, study, sources, rules, place, new, ())
@@ -116,21 +121,23 @@ def _besides(place: DaemonSettings, old: Schema | None, new: Schema) -> tuple[st
 
     if new.images:
         return ()
-    known = (
-        [*(c.name for c in old.columns), *old.label.columns, *old.own, *old.ignore]
-        if old
-        else header(Path(place.data))
-    )
+    if old:
+        known = [*(c.name for c in old.columns), *old.label.columns, *old.own, *old.ignore]
+    else:
+        known = header(Path(place.data))
     used = {*(c.name for c in new.columns), *new.label.columns, *new.own}
     return tuple(name for name in dict.fromkeys(known) if name not in used)
 
 
 def _changes(found: Proposed, old: Schema | None) -> list[Change]:
-    study, rules, place = found.study, found.rules, found.place
+    study = found.study
+    rules = found.rules
+    place = found.place
     words = {"model": "model", "prox": "penalty", "loss": "loss", "feature_map": "features made of"}
     said = [Change("study", rules.study or "without a name", study.study)]
     for what, name in words.items():
-        before, after = getattr(place, what), getattr(study, what)
+        before = getattr(place, what)
+        after = getattr(study, what)
         if what != "feature_map" or before or after:
             none = {"loss": "the task's own", "prox": "none"}.get(what, "nothing")
             words_of = [
@@ -184,7 +191,10 @@ def _word(text: str, digest: str) -> str:
 
 
 def _label(schema: Schema) -> str:
-    classes = f": {', '.join(schema.label.classes)}" if schema.label.classes else ""
+    if schema.label.classes:
+        classes = f": {', '.join(schema.label.classes)}"
+    else:
+        classes = ""
     return f"{schema.label.name} ({schema.label.task}{classes})"
 
 
@@ -209,7 +219,8 @@ def approve(
     from silodp.silo.ledger.durable import DurableLedger
     from silodp.silo.service.daemon import open_door
 
-    study, folder = found.study, found.policy.parent
+    study = found.study
+    folder = found.policy.parent
     old = read_card(folder / "silo.json")
     own, files = _own(found)
     rules, place = _approving(found, own)
@@ -256,7 +267,10 @@ def approve(
         "ledger": {"count": count, "head": head},
     }
     log = folder / APPROVALS
-    before = log.read_text("utf-8") if log.exists() else ""
+    if log.exists():
+        before = log.read_text("utf-8")
+    else:
+        before = ""
     atomic.write(log, before + json.dumps(line) + "\n")
     return card
 
@@ -271,7 +285,8 @@ def _own(found: Proposed) -> tuple[dict[str, Any], dict[str, bytes]]:
         for name, source in found.sources.items()
     }
     for what in CODE:
-        text, digest = getattr(found.study, what), getattr(found.study, f"{what}_sha256")
+        text = getattr(found.study, what)
+        digest = getattr(found.study, f"{what}_sha256")
         fields |= {
             what: f"{APPROVED}/{digest[:16]}-{text}" if is_file(text) else text,
             f"{what}_sha256": digest,
@@ -294,7 +309,8 @@ def _approving(found: Proposed, own: Mapping[str, Any]) -> tuple[Policy, DaemonS
     """Policy and place as they would be. What an officer attested was of the schema before, if
     there is another now.
     """
-    folder, study = found.policy.parent, found.study
+    folder = found.policy.parent
+    study = found.study
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in own.items()
     }
@@ -303,7 +319,10 @@ def _approving(found: Proposed, own: Mapping[str, Any]) -> tuple[Policy, DaemonS
         for name in ("schema", *CODE)
         if name in values and values[name].startswith(f"{APPROVED}/")
     }
-    checked = "" if "schema" in own else found.rules.checked
+    if "schema" in own:
+        checked = ""
+    else:
+        checked = found.rules.checked
     statistics = (*found.rules.statistics, *found.adds)
     rules = replace(
         found.rules,
@@ -370,7 +389,10 @@ def edited(
     rest = {
         name: value for name, value in wanted.items() if name not in ("daemon", "shuffle", "masks")
     }
-    masking = of_table("policy", Masking, wanted["masks"]) if "masks" in wanted else None
+    if "masks" in wanted:
+        masking = of_table("policy", Masking, wanted["masks"])
+    else:
+        masking = None
     return policy_text(rest, wanted["daemon"], wanted.get("shuffle"), masking)
 
 
@@ -380,7 +402,10 @@ def _set(part: str, fields: Mapping[str, Any]) -> str:
         part, found = re.subn(
             rf"(?m)^[ \t]*{name}[ \t]*=.*$", lambda _, line=line: line, part, count=1
         )
-        part = part if found else f"{part.rstrip()}\n{line}\n\n"
+        if found:
+            part = part
+        else:
+            part = f"{part.rstrip()}\n{line}\n\n"
     return part
 
 

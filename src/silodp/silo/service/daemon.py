@@ -138,7 +138,10 @@ class GateLog(Log):
         if self._ledger is not None and note.code == "answered":
             with contextlib.suppress(BadInput):
                 self._used = self._ledger.used()
-        price = f"price {self._used - before:.4%} " if note.code == "answered" else ""
+        if note.code == "answered":
+            price = f"price {self._used - before:.4%} "
+        else:
+            price = ""
         self.line(
             f"{note.code:<10} {note.statistic:<10} {_short(note.query_id):<24} {price}left "
             f"{1 - self._used:.4%}"
@@ -146,7 +149,9 @@ class GateLog(Log):
 
 
 def _short(query_id: str) -> str:
-    return query_id if len(query_id) <= 24 else f"{query_id[:11]}..{query_id[-11:]}"
+    if len(query_id) <= 24:
+        return query_id
+    return f"{query_id[:11]}..{query_id[-11:]}"
 
 
 # --- all together --------------------------------------------------------------------------------
@@ -228,9 +233,16 @@ def open_door(
 
         source = _bytes(parse(place.feature_map)[0])
         refuse_other_elsewhere(mapped, source, own.x.shape[-1])
-    problem, key = approved_problem(place, own.x.shape[-1], schema), read_key(place.key)
-    sealing = (shuffling, read_key(shuffling.pseudonym)) if shuffling else None
-    masks = _masker(masking, key, policy) if masking else None
+    problem = approved_problem(place, own.x.shape[-1], schema)
+    key = read_key(place.key)
+    if shuffling:
+        sealing = (shuffling, read_key(shuffling.pseudonym))
+    else:
+        sealing = None
+    if masking:
+        masks = _masker(masking, key, policy)
+    else:
+        masks = None
     door = Door(
         policy,
         problem,
@@ -280,12 +292,10 @@ def _serve(
     """Whether it ended since another study was approved."""
     entrust([path])  # before a word of it is believed
     approved = approval_stamp(path)
-    policy, place, shuffling, masking = (
-        Policy.load(path),
-        DaemonSettings.load(path),
-        Shuffling.load(path),
-        load_masking(path),
-    )
+    policy = Policy.load(path)
+    place = DaemonSettings.load(path)
+    shuffling = Shuffling.load(path)
+    masking = load_masking(path)
     secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
     daemon.check_files(
         place,
@@ -331,7 +341,13 @@ def _serve(
         )
 
         look = states(policy, place, ledger, pause.on)
-        told, changed = (lambda: ready(policy, place)), (lambda: approval_stamp(path) != approved)
         return daemon.serve(
-            server, log, stop, role="gate", started=started, ready=told, look=look, changed=changed
+            server,
+            log,
+            stop,
+            role="gate",
+            started=started,
+            ready=lambda: ready(policy, place),
+            look=look,
+            changed=lambda: approval_stamp(path) != approved,
         )

@@ -129,7 +129,10 @@ class Door:
         sees what `mapped` makes of the records.
         """
         if policy.definition != definition_hash(problem):
-            named = f"the study {policy.study}" if policy.study else "a study"
+            if policy.study:
+                named = f"the study {policy.study}"
+            else:
+                named = "a study"
             raise BadInput(
                 f"the policy of {policy.silo} approves {named} by its definition, "
                 f"{policy.definition[:12]}.., but model, loss, prox, schema and torch "
@@ -143,7 +146,8 @@ class Door:
                 f"the policy's budget is {policy.budget}, but the ledger was made with "
                 f"{ledger.settings.budget}; they must agree"
             )
-        self._n, self._dim = records.counts[0], problem.dim
+        self._n = records.counts[0]
+        self._dim = problem.dim
         known = known_by or records.known_by
         _, self._generation = ledger.recognise(*known, registry=registry)
         places = partial(ledger.partition, generation=self._generation)
@@ -160,15 +164,25 @@ class Door:
             mapped=mapped,
         )
         self._exact.verify()
-        self._policy, self._ledger, self._key, self._clock = policy, ledger, signing_key, clock
-        self._shuffling, self._masks = shuffling, masks
-        self._charges, self._noted, self._note = Charges(), noted, FrameNote("answered")
+        self._policy = policy
+        self._ledger = ledger
+        self._key = signing_key
+        self._clock = clock
+        self._shuffling = shuffling
+        self._masks = masks
+        self._charges = Charges()
+        self._noted = noted
+        self._note = FrameNote("answered")
         self._lock = threading.Lock()
-        self._paused, self._purged = False, date.min
+        self._paused = False
+        self._purged = date.min
         self._longest = (
             OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
         )
-        self._longest += ROW * (len(masks.policy.members) + 1) if masks else 0
+        if masks:
+            self._longest += ROW * (len(masks.policy.members) + 1)
+        else:
+            self._longest += 0
         self.limit = max(self._longest, HOLD_LIMIT)
         """Bytes of the longest frame that is looked at: a query with two points of the model in
         float64, or what a hold is asked for with.
@@ -222,9 +236,10 @@ class Door:
             try:
                 reply = self._answer(frame)
             except Exception as error:
-                code = (
-                    error.code if isinstance(error, Refused) and error.code in CODES else "internal"
-                )
+                if isinstance(error, Refused) and error.code in CODES:
+                    code = error.code
+                else:
+                    code = "internal"
                 self._note = replace(self._note, code=code)
                 reply = encode_reply(Refusal(code, hashlib.sha256(frame).hexdigest()), self._key)
             with contextlib.suppress(
@@ -244,7 +259,8 @@ class Door:
         if frame[:4] == KEYS:
             return self._offer(frame)
         envelope, asker, digest = decode_query(frame, limit=self._longest)
-        query, now = envelope.query, self._clock()
+        query = envelope.query
+        now = self._clock()
         self._note = FrameNote("answered", envelope.query_id, type(query.statistic).__name__)
         self._purge(now)
         self._policy.check(envelope, asker, n=self._n, now=now)
@@ -294,7 +310,10 @@ class Door:
                 head,
             )
         else:
-            packing = self._exact.packing(query) if envelope.version > COMMON else None
+            if envelope.version > COMMON:
+                packing = self._exact.packing(query)
+            else:
+                packing = None
             answer = Answer(
                 *names, release.value[0], cast(Event, release.event), count, head, packing
             )
@@ -320,7 +339,8 @@ class Door:
     def _hold(self, frame: bytes) -> bytes:
         """Takes a hold for a run, or releases one; no record is touched, and nothing is charged."""
         request, asker, digest = decode_hold(frame)
-        now, wanted = self._clock(), isinstance(request, HoldRequest)
+        now = self._clock()
+        wanted = isinstance(request, HoldRequest)
         self._note = FrameNote("held" if wanted else "released", request.hold)
         self._policy.check_asker(request, asker, now=now)
         names = request.silo, request.run, request.hold, digest
@@ -361,8 +381,14 @@ class Door:
             generation=self._generation,
         )
         self._note = replace(self._note, code=found.code or "held")
-        needed = found.needed if math.isfinite(found.needed) else None
-        left = max(0.0, found.left) if asker in self._policy.sees_left else None
+        if math.isfinite(found.needed):
+            needed = found.needed
+        else:
+            needed = None
+        if asker in self._policy.sees_left:
+            left = max(0.0, found.left)
+        else:
+            left = None
         return encode_hold_reply(
             HoldReply(*names, found.code, found.seconds, needed, left), self._key
         )
@@ -402,7 +428,10 @@ class Door:
             self._check_shuffle(event)
 
     def _most_local(self) -> float:
-        shuffled = self._shuffling[0].maximum_local_epsilon if self._shuffling else math.inf
+        if self._shuffling:
+            shuffled = self._shuffling[0].maximum_local_epsilon
+        else:
+            shuffled = math.inf
         return min(shuffled, self._masks.policy.maximum_local_epsilon if self._masks else math.inf)
 
     def _hidden(self, asker: str, envelope: Envelope, release: Release) -> bytes:
@@ -422,10 +451,8 @@ class Door:
         mechanism = as_total(envelope.query.mechanism)
         assert self._shuffling is not None
         (shuffling, pseudonym), own = self._shuffling, int(mechanism.sampling.batch(self._n))
-        demanded, bits = (
-            mechanism.contributions + shuffling.colluding,
-            mechanism.levels + mechanism.noise_bits,
-        )
+        demanded = mechanism.contributions + shuffling.colluding
+        bits = mechanism.levels + mechanism.noise_bits
         contribution = Contribution(
             envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy()
         )
@@ -476,7 +503,10 @@ class Charges:
 
 def _work(rule: Rule, n: int, event: Event | TotalEvent) -> int:
     """Return what the event's price takes to compute, for a total before the shuffler too."""
-    own = event.alone(int(event.sampling.batch(n))) if event.total else None
+    if event.total:
+        own = event.alone(int(event.sampling.batch(n)))
+    else:
+        own = None
     return price_work(rule, event) + (price_work(rule, own) if own else 0)
 
 

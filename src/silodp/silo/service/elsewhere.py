@@ -66,7 +66,8 @@ def main() -> None:
     """Print the bits that a map gives here. The question is on standard input."""
     question = json.load(sys.stdin)
     torch.set_num_threads(question["threads"])
-    text, source = question["text"], base64.b64decode(question["source"])
+    text = question["text"]
+    source = base64.b64decode(question["source"])
     path = parse(text)[0]
     mapped = feature_map(
         text,

@@ -65,7 +65,8 @@ class Limits:
         """Take the holds of the last hour from the ledger, so that a restart forgets none that was
         given. `work` is what the price of an event takes to compute.
         """
-        self._policy, self._work = policy, work
+        self._policy = policy
+        self._work = work
         self._asked: dict[str, _Asked] = {}
         for entry in holds:
             events = [event_of(event) for event in json.loads(entry.event)["events"]]
@@ -94,7 +95,8 @@ class Limits:
             del asked.holds[old]
         if digest in asked.holds or taken():
             return
-        prices, size = count_prices(events), size + ENTRY_BYTES
+        prices = count_prices(events)
+        size = size + ENTRY_BYTES
         recent = list(asked.holds.values())
         so_far = sum(known for _, known, _ in recent)
         # One request is always let through: a run may have more kinds of events than the policy

@@ -98,7 +98,9 @@ class Masking:
     def load(cls, path: str | Path) -> Masking | None:
         """The table in a policy file, or None where it has none."""
         table = own_table(path, "masks", "members, colluding and least")
-        return None if table is None else of_table("policy", cls, table)
+        if table is None:
+            return None
+        return of_table("policy", cls, table)
 
     @property
     def identities(self) -> frozenset[bytes]:
@@ -163,11 +165,11 @@ class Masker:
     """
 
     def __init__(self, masking: Masking, identity: Ed25519PrivateKey, definition: str) -> None:
-        self.policy, self._identity, self._definition = masking, identity, definition
-        self._own, self._epoch = (
-            identity.public_key().public_bytes_raw(),
-            secrets.token_bytes(EPOCH),
-        )
+        self.policy = masking
+        self._identity = identity
+        self._definition = definition
+        self._own = identity.public_key().public_bytes_raw()
+        self._epoch = secrets.token_bytes(EPOCH)
         self._runs: dict[tuple[str, str], _Run] = {}
         if self._own in masking.identities:
             raise BadInput("policy: members names this silo's own key; it must list the others")
@@ -201,7 +203,8 @@ class Masker:
         """Refuses a cohort on which the silo, with `own` records in the batch, cannot count as the
         price does. A function of query and policy.
         """
-        asked, rows = envelope.query.mechanism, read_table(envelope.cohort)
+        asked = envelope.query.mechanism
+        rows = read_table(envelope.cohort)
         if min(asked.levels, asked.noise_bits, asked.contributions) < 1:
             raise Refused("noise")
         mine = [row for row in rows if row.identity == self._own]
@@ -228,7 +231,8 @@ class Masker:
         for this run, one in which a key has no secret with it, and one attempt too many at a round.
         Attempts count that were charged: one that rate or budget refused may be made again, with
         any cohort."""
-        run, rows = self._runs.get((asker, envelope.run), _Run()), read_table(envelope.cohort)
+        run = self._runs.get((asker, envelope.run), _Run())
+        rows = read_table(envelope.cohort)
         if not (run.key and run.row) or not any(
             row.key == run.row.key for row in rows if row.identity == self._own
         ):
@@ -247,11 +251,9 @@ class Masker:
 
     def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
         """The counts under the masks of this question's cohort: all that leaves."""
-        asked, rows, own = (
-            envelope.query.mechanism,
-            read_table(envelope.cohort),
-            self._runs[asker, envelope.run].key,
-        )
+        asked = envelope.query.mechanism
+        rows = read_table(envelope.cohort)
+        own = self._runs[asker, envelope.run].key
         assert own is not None
         (mine,) = (row for row in rows if row.identity == self._own)
         return masked(counts, own, mine, rows, envelope.shuffle_round, asked.modulus)

@@ -23,7 +23,9 @@ def called(ledger: Path, asker: str) -> str:
     rules = _policy(ledger)
     if rules and asker in rules.askers:
         return rules.called(asker)
-    return asker[:8] if re.fullmatch("[0-9a-f]{64}", asker) else asker
+    if re.fullmatch("[0-9a-f]{64}", asker):
+        return asker[:8]
+    return asker
 
 
 def runs_of(opened: DurableLedger, queries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -33,7 +35,8 @@ def runs_of(opened: DurableLedger, queries: list[dict[str, Any]]) -> list[dict[s
     found: dict[tuple[str, str], dict[str, Any]] = {}
     studies = _studies(opened.path)
     for query in queries:
-        run, asker = query["run"], query["asker"]
+        run = query["run"]
+        asker = query["asker"]
         if (
             row := found.get((asker, run))
         ) is None:  # the policy is read for each run, and not for each question
@@ -62,7 +65,10 @@ def _studies(ledger: Path) -> list[tuple[str, str]]:
     if rules is None:
         return []
     listed = approvals(ledger.parent / "policy.toml")
-    first = listed[0]["before"]["study"] if listed else rules.study
+    if listed:
+        first = listed[0]["before"]["study"]
+    else:
+        first = rules.study
     return [("", first), *((row["time"], row["study"]) for row in listed)]
 
 

@@ -22,7 +22,8 @@ from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
 from silodp.silo.service.policy import HOUR
 
-MULTIPLE, LEAST = 2.0, 1.0
+MULTIPLE = 2.0
+LEAST = 1.0
 """How many times the slowest measured answer a slot is, and its fewest seconds."""
 TIMES = 3
 """How often each question is asked. The first time is counted too."""

@@ -65,7 +65,8 @@ LINE = re.compile(
 )
 
 
-SCORED, LONGEST_SCORE = 20, 2**20
+SCORED = 20
+LONGEST_SCORE = 2**20
 """Evaluations that are listed, the latest, and the bytes that an answer to one may have."""
 Judge = Callable[[np.ndarray, float], Mapping[str, Any] | None]
 """What the means of a score say at this noise multiplier, as a row of an evaluation; None where
@@ -85,7 +86,10 @@ class GatePage:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path, self._token, self._tabs, self._judge = policy, token, tabs, judge
+        self._path = policy
+        self._token = token
+        self._tabs = tabs
+        self._judge = judge
         self._place = DaemonSettings.load(policy)
         self._ledger = delayed(Path(self._place.ledger), self._slot, clock=clock)
         self._verified = ""
@@ -106,16 +110,15 @@ class GatePage:
         done = {"paused": "The gate is paused.", "resumed": "The gate answers again."}.get(
             request.query_params.get("done", ""), ""
         )
-        note = (
-            tag(
+        if said or done:
+            note = tag(
                 "p",
                 said or done,
                 class_=f"note{' bad' if said else ''}",
                 role="alert" if said else "status",
             )
-            if said or done
-            else ""
-        )
+        else:
+            note = ""
         content = (
             tag("h1", f"The gate of {Policy.load(self._path).silo}"),
             note,
@@ -147,9 +150,13 @@ class GatePage:
             if len(raw) > LONGEST_FORM:
                 return await run_in_threadpool(self.show, request, "The form is too long.", 413)
         form = parse_qs(raw.decode("utf-8", "replace"), keep_blank_values=True)
-        given, wanted = form.get("token", [""])[-1], form.get("do", [""])[-1]
+        given = form.get("token", [""])[-1]
+        wanted = form.get("do", [""])[-1]
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
-            said = "This is not the token; the gate stays as it is." if self._token else READ
+            if self._token:
+                said = "This is not the token; the gate stays as it is."
+            else:
+                said = READ
             return await run_in_threadpool(self.show, request, said, 403)
         if wanted not in ("pause", "resume"):
             return await run_in_threadpool(
@@ -165,30 +172,30 @@ class GatePage:
         limits.
         """
         try:
-            rules, ledger, runs = Policy.load(self._path), self._ledger, running(self._place.ledger)
-            queries, summary, badge = queries_of(ledger), summary_of(ledger), self._badge()
+            rules = Policy.load(self._path)
+            ledger = self._ledger
+            runs = running(self._place.ledger)
+            queries = queries_of(ledger)
+            summary = summary_of(ledger)
+            badge = self._badge()
         except BadInput as error:
             return tag("p", f"{error}.", class_="note bad", data_state=str(error))
-        halted, codes = (
-            paused(self._path),
-            {
-                code: times
-                for code, times in log.tally(self._place.log).items()
-                if code not in PASSED
-            },
-        )
-        state, words = (
-            ("running", "The gate runs and answers.")
-            if runs
-            else ("stopped", "The gate does not run.")
-        )
+        halted = paused(self._path)
+        codes = {
+            code: times for code, times in log.tally(self._place.log).items() if code not in PASSED
+        }
+        if runs:
+            state = "running"
+            words = "The gate runs and answers."
+        else:
+            state = "stopped"
+            words = "The gate does not run."
         if halted:
             state = "paused"
-            words = (
-                "Every query is refused."
-                if runs
-                else "The gate does not run; when it does, it will refuse every query."
-            )
+            if runs:
+                words = "Every query is refused."
+            else:
+                words = "The gate does not run; when it does, it will refuse every query."
         numbers = (
             ("of the budget left", left_of(summary["used"])),
             (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
@@ -297,15 +304,16 @@ class GatePage:
         """The latest frames of the log, each answered one with who asked and in which run, as the
         ledger has it.
         """
-        known, rows = {daemon._short(q["query_id"]): q for q in queries}, []
+        known = {daemon._short(q["query_id"]): q for q in queries}
+        rows = []
         for found in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
-            code, q = found["code"] or "", known.get(found["id"] or "", {})
+            code = found["code"] or ""
+            q = known.get(found["id"] or "", {})
             fine = code in PASSED
-            said = (
-                ""
-                if code in ("answered", "repeated")
-                else tag("span", WHY.get(code, ""), class_="small soft why")
-            )
+            if code in ("answered", "repeated"):
+                said = ""
+            else:
+                said = tag("span", WHY.get(code, ""), class_="small soft why")
             became = join([tag("b", code, class_="answered" if fine else "refused"), " ", said])
             when = tag("span", (found["time"] or "")[:19].replace("T", " "), class_="when")
             who = (
@@ -351,16 +359,14 @@ class GatePage:
             if stored is None:  # purged since
                 continue
             reply = decode_reply(stored, limit=LONGEST_SCORE)
-            found = (
-                self._judge(reply.value[0].numpy(), reply.event.multiplier)
-                if isinstance(reply, Answer) and self._judge
-                else None
-            )
-            words = (
-                [quality.short(found, name) for name in (ACCURACY, BALANCED, AUC)]
-                if found
-                else ["in a total alone", "-", "-"]
-            )
+            if isinstance(reply, Answer) and self._judge:
+                found = self._judge(reply.value[0].numpy(), reply.event.multiplier)
+            else:
+                found = None
+            if found:
+                words = [quality.short(found, name) for name in (ACCURACY, BALANCED, AUC)]
+            else:
+                words = ["in a total alone", "-", "-"]
             who = called(self._ledger.path, q["asker"])
             rows.append(
                 (
@@ -411,7 +417,12 @@ class GatePage:
             "input", type="password", name="token", id="token", autocomplete="off", required=True
         )
         field = tag("div", tag("label", "Token", for_="token"), box, class_="field")
-        name, value = ("Let it answer again", "resume") if halted else ("Pause the gate", "pause")
+        if halted:
+            name = "Let it answer again"
+            value = "resume"
+        else:
+            name = "Pause the gate"
+            value = "pause"
         button = tag("button", name, type="submit", name="do", value=value, id="do")
         words = (
             "A paused gate refuses every query until it is resumed, also after a restart. An "
@@ -467,7 +478,9 @@ def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
 
 
 def _percent(text: str | None) -> str:
-    return f"{float(text.rstrip('%')):.2f} %" if text else "-"
+    if text:
+        return f"{float(text.rstrip('%')):.2f} %"
+    return "-"
 
 
 def _lines(path: str) -> Iterator[dict[str, str | None]]:

@@ -65,7 +65,8 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 APPROVALS = "approvals.jsonl"
 """The file of approvals, beside a policy."""
-STATISTICS, SAMPLINGS = tuple(statistics.STATISTICS), tuple(samplings.SAMPLINGS)
+STATISTICS = tuple(statistics.STATISTICS)
+SAMPLINGS = tuple(samplings.SAMPLINGS)
 
 
 class Addressed(Protocol):
@@ -221,7 +222,8 @@ class Policy:
         A clip of exactly 0 is allowed whatever the range: its answer is zero (a SPIDER step that
         did not move asks it).
         """
-        query, mechanism = envelope.query, envelope.query.mechanism
+        query = envelope.query
+        mechanism = envelope.query.mechanism
         self.check_asker(envelope, asker, now=now)
         if type(query.statistic).__name__ not in self.statistics:
             raise Refused("statistic")
@@ -323,9 +325,9 @@ class Shuffling:
         the file's own folder.
         """
         table = own_table(path, "shuffle", "shuffler, pseudonym, contributions and colluding")
-        return (
-            None if table is None else beside(path, of_table("policy", cls, table), ["pseudonym"])
-        )
+        if table is None:
+            return None
+        return beside(path, of_table("policy", cls, table), ["pseudonym"])
 
     def check(self, mechanism: Shuffled | TotalEvent) -> None:
         if not 1 <= mechanism.contributions <= self.contributions - self.colluding:

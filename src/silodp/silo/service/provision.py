@@ -211,7 +211,10 @@ def provision(
     from silodp.silo.service.pace import slot_for
     from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling
 
-    shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding) if shuffler else None
+    if shuffler:
+        shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding)
+    else:
+        shuffling = None
     if (rule == "totals") != bool(shuffling or masking):
         raise BadInput(
             f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule "
@@ -247,7 +250,10 @@ def provision(
     policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
     if padded:
         mapped = approved_map(place, read_by)
-        width = mapped.width(own_data.x.shape[-1]) if mapped else own_data.x.shape[-1]
+        if mapped:
+            width = mapped.width(own_data.x.shape[-1])
+        else:
+            width = own_data.x.shape[-1]
         slot = slot_for(
             problem,
             (*own_data.x.shape[:-1], width),
@@ -257,7 +263,8 @@ def provision(
             steps=policy.maximum_local_steps,
         )
         policy = replace(policy, answer_after=slot)
-    key, pseudonym = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    key = Ed25519PrivateKey.generate()
+    pseudonym = Ed25519PrivateKey.generate()
     made = Silo(
         name=name,
         key=public(key),
@@ -341,7 +348,9 @@ def scores_of(rule: str) -> tuple[str, ...]:
     """What evaluations ask. A silo of totals answers nothing else of it: the others it would answer
     by itself, and nobody asks it for them.
     """
-    return ("ScoreTotal",) if rule == "totals" else ("Score", "GroupScore")
+    if rule == "totals":
+        return ("ScoreTotal",)
+    return ("Score", "GroupScore")
 
 
 def _place(
@@ -382,7 +391,8 @@ def _by(schema: Path | None) -> dict[str, Any]:
 def _limits(
     name: str, epsilon: float, delta: float, definition: str, n: int, rule: str
 ) -> dict[str, Any]:
-    exact, today = ("FullBatch", "DisjointBatches"), datetime.now(UTC).date()
+    exact = ("FullBatch", "DisjointBatches")
+    today = datetime.now(UTC).date()
     return {
         "silo": name,
         "epsilon": epsilon,
@@ -417,7 +427,10 @@ def policy_text(
         "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` says "
         "what is wrong with it.\n"
     )
-    more = f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}" if shuffling else ""
+    if shuffling:
+        more = f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}"
+    else:
+        more = ""
     more += f"\n{table_of(masking)}" if masking else ""
     return f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}{more}"
 

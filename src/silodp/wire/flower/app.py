@@ -30,13 +30,11 @@ from silodp.wire.hub import Turns, serve_hub
 from silodp.wire.site import watched
 from silodp.wire.socket import Socket
 
-GATE, LINE, CA, SITE, HUB = (
-    "SILODP_GATE",
-    "SILODP_LINE",
-    "SILODP_CA",
-    "SILODP_SITE",
-    "SILODP_HUB",
-)
+GATE = "SILODP_GATE"
+LINE = "SILODP_LINE"
+CA = "SILODP_CA"
+SITE = "SILODP_SITE"
+HUB = "SILODP_HUB"
 """The site's own settings, as environment variables of Flower's processes."""
 AT_ONCE = 256
 """Silos that are asked at once, each by a thread; the others wait for their turn."""
@@ -94,7 +92,8 @@ def relay(grid: Grid, context: Context) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    site, place = Path(os.environ[SITE]), Path(os.environ[LINE])
+    site = Path(os.environ[SITE])
+    place = Path(os.environ[LINE])
     note = partial(_note, site / "relay.log")
     lines = Lines(note)
     signatures = site / SIGNATURES

@@ -18,7 +18,8 @@ from functools import cache
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-NAME, VERSION = "silodp-courier", "2.0.0"
+NAME = "silodp-courier"
+VERSION = "2.0.0"
 SPEC = f"@silodp/{NAME}=={VERSION}"
 """How a run names the app. With its version, so that Flower keeps no older signatures of it."""
 MANIFEST = f"""[project]

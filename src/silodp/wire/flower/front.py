@@ -14,11 +14,13 @@ import re
 import ssl
 from pathlib import Path
 
-HEAD, PIECE = 2**14, 2**17
+HEAD = 2**14
+PIECE = 2**17
 """Bytes of a request before its body, and of what is copied at once."""
 BODY = 2**20
 """Bytes of a body: nodes send keys, signatures and empty answers."""
-PATIENCE, GREETING = 60.0, 10.0
+PATIENCE = 60.0
+GREETING = 10.0
 """Seconds in which a body must have come, and in which a connection must have begun."""
 AT_ONCE = 256
 """Requests that SuperLink has at once; the next ones wait at the door."""
@@ -37,7 +39,8 @@ def only_fleet(head: bytes) -> tuple[bytes, int]:
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if not REQUEST.fullmatch(first):
         raise Refused
-    kept, length = [first], None
+    kept = [first]
+    length = None
     for line in lines:
         found = HEADER.fullmatch(line)
         if not found or found[1].lower() == b"transfer-encoding":

@@ -28,8 +28,10 @@ from silodp.wire.socket import Socket, Unreached
 
 GREETING = re.compile(rb"SILODP ([0-9a-f]{64})\r\n\r\n")
 GREETING_BYTES = len("SILODP ") + 64 + 4
-QUESTION, REPLY = struct.Struct(">III"), struct.Struct(">IBI")
-REPLIED, REFUSED = 0, 1
+QUESTION = struct.Struct(">III")
+REPLY = struct.Struct(">IBI")
+REPLIED = 0
+REFUSED = 1
 CODES = re.compile(r"[a-z]{1,20}")
 WHOLE = 60.0
 """Seconds in which a message that has begun must be whole."""
@@ -54,7 +56,10 @@ def read(line: socket.socket, size: int, deadline: float | None) -> bytes:
     """
     found = bytearray()
     while len(found) < size:
-        left = None if deadline is None else deadline - time.monotonic()
+        if deadline is None:
+            left = None
+        else:
+            left = deadline - time.monotonic()
         if left is not None and left <= 0:
             raise TimeoutError
         line.settimeout(left)

@@ -48,7 +48,8 @@ QUIET = {
 """No telemetry, no question about updates, no packages installed because a server says so, a short
 pause between two looks for work, and no code from the current folder.
 """
-SIGNATURES, NODES = "signatures", "nodes"
+SIGNATURES = "signatures"
+NODES = "nodes"
 """The folders of a server's site with each silo's signature under the app, and its node's number,
 by which Flower's command removes it.
 """
@@ -129,7 +130,9 @@ def server(folder: Path, host: str, hub: Path) -> int:
     a silo's signature was added.
     """
     warn(folder)
-    store, inner, ca = _app_store(folder), free_port(), folder / "ca.pem"
+    store = _app_store(folder)
+    inner = free_port()
+    ca = folder / "ca.pem"
     write(folder / "superlink.port", str(inner).encode())
     place = folder / "line.sock"
     environment = (
@@ -302,7 +305,10 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
     SuperLink takes it to be connected for a minute.
     """
     # The certificate is for this machine's own address, too: that is where a tunnel begins.
-    superlink = tunnel(superlink, proxy) if proxy else superlink
+    if proxy:
+        superlink = tunnel(superlink, proxy)
+    else:
+        superlink = superlink
     secret = f"--superexec-auth-secret-file={folder / 'secret'}"
     environment = (
         child_environment()
@@ -317,7 +323,8 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
         }
     )
     warn(folder)
-    log, deadline = folder / "node.log", time.monotonic() + CRASHED
+    log = folder / "node.log"
+    deadline = time.monotonic() + CRASHED
     known = log.exists() and "SuperNode ID" in log.read_text()
     while True:
         port = free_port()
@@ -354,7 +361,8 @@ def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0)
 
     Each is the leader of a process group, and writes to folder/NAME.log.
     """
-    folder, deadline = folder.absolute(), time.monotonic() + patience
+    folder = folder.absolute()
+    deadline = time.monotonic() + patience
     if len(str(folder / "server" / "line.sock")) > 107:
         raise BadInput(
             f"{folder}: the path is too long for a socket in it; at most 90 characters will do"
@@ -391,7 +399,8 @@ def restart_server(folder: Path, *, patience: float = 600.0) -> int:
 
     Nodes come back by themselves.
     """
-    folder, deadline = folder.absolute(), time.monotonic() + patience
+    folder = folder.absolute()
+    deadline = time.monotonic() + patience
     Processes(folder).end(["server"], GRACE)
     pid = _spawn_server(folder)
     _await(lambda: connected(folder) is not None, folder, ["server"], deadline)

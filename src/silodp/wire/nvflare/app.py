@@ -40,7 +40,8 @@ from silodp.wire.site import watched
 from silodp.wire.socket import CODES, Socket, Unreached
 from silodp.wire.sweep import Sweep
 
-TOPIC, FETCH = "silodp", "silodp_fetch"
+TOPIC = "silodp"
+FETCH = "silodp_fetch"
 AT_ONCE = 256
 """Silos that are asked at once: each takes two threads of the engine's process until it has
 answered. The others wait for their turn.
@@ -221,7 +222,10 @@ class ServerHub(FLComponent):
         nothing.
         """
         ticket = request.get("ticket")
-        offered = self._offered.pop(ticket, None) if isinstance(ticket, str) else None
+        if isinstance(ticket, str):
+            offered = self._offered.pop(ticket, None)
+        else:
+            offered = None
         return Shareable(
             {"frame": DXO(DataKind.APP_DEFINED, {"frame": offered()})} if offered else {}
         )

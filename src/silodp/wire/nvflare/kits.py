@@ -20,12 +20,16 @@ from typing import Any, cast
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write
 
-PROJECT, SERVER, ADMIN, ORG = "silodp", "server", "admin@silodp.org", "silodp"
+PROJECT = "silodp"
+SERVER = "server"
+ADMIN = "admin@silodp.org"
+ORG = "silodp"
 REMOVED = "disabled_clients.json"
 """The file of the server's kit in which NVFlare itself keeps whom it lets in no more."""
 START = "sub_start.sh"
 """The script of a kit that starts its engine; with --once in the foreground, as one process."""
-DAYS, AUTHORITY_DAYS = 360, 3650
+DAYS = 360
+AUTHORITY_DAYS = 3650
 """The authority outlives the certificates, which last NVFlare's 360 days, so that these can be
 renewed one by one.
 """
@@ -71,11 +75,9 @@ def renew(folder: Path) -> list[str]:
     Keys stay where they are, so that nothing secret travels; and the server's must: NVFlare lets in
     again whom it knows by a token that this key signed.
     """
-    about, renewed, certificates = (
-        _about(folder),
-        folder / "renewed",
-        folder / "authority" / "certificates",
-    )
+    about = _about(folder)
+    renewed = folder / "renewed"
+    certificates = folder / "authority" / "certificates"
     shutil.rmtree(renewed, ignore_errors=True)
     renewed.mkdir(mode=0o700)
     for name in about["silos"]:
@@ -95,11 +97,9 @@ def _recertified(certificate: bytes, root: tuple[bytes, bytes]) -> bytes:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-    old, authority, key = (
-        x509.load_pem_x509_certificate(certificate),
-        x509.load_pem_x509_certificate(root[0]),
-        load_pem_private_key(root[1], None),
-    )
+    old = x509.load_pem_x509_certificate(certificate)
+    authority = x509.load_pem_x509_certificate(root[0])
+    key = load_pem_private_key(root[1], None)
     now = datetime.now(UTC)
     made = x509.CertificateBuilder(
         authority.subject, old.subject, old.public_key(), x509.random_serial_number()
@@ -128,11 +128,9 @@ def removed(file: Path) -> set[str]:
     """Whom the server lets in no more; raises where the file cannot be read, so that nobody is
     asked then.
     """
-    return (
-        {str(name) for name in json.loads(file.read_text())["disabled_clients"]}
-        if file.exists()
-        else set()
-    )
+    if file.exists():
+        return {str(name) for name in json.loads(file.read_text())["disabled_clients"]}
+    return set()
 
 
 def _removed(folder: Path) -> set[str]:

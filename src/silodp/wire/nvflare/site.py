@@ -74,11 +74,14 @@ def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target
     local/custom, extra configuration files and components in it would all run. So nothing of it is
     kept but what is needed to find the server and to be known there.
     """
-    start, local = kit / "startup", kit / "local"
+    start = kit / "startup"
+    local = kit / "local"
     try:
         given = json.loads((start / "fed_client.json").read_text())
-        target, identity = given["servers"][0]["service"]["target"], given["servers"][0]["identity"]
-        name, scheme = given["client"]["fqsn"], given["servers"][0]["service"]["scheme"]
+        target = given["servers"][0]["service"]["target"]
+        identity = given["servers"][0]["identity"]
+        name = given["client"]["fqsn"]
+        scheme = given["servers"][0]["service"]["scheme"]
         target = given.get("silodp_server", target)
         credentials = {file: (start / file).read_bytes() for file in CREDENTIALS}
     except (OSError, ValueError, LookupError, TypeError):
@@ -144,7 +147,8 @@ def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
     """Afterwards the server's kit opens the hub at `hub` for the algorithm's process, runs no jobs
     and takes no log of a silo.
     """
-    start, local = kit / "startup", kit / "local"
+    start = kit / "startup"
+    local = kit / "local"
     try:
         given = json.loads((start / "fed_server.json").read_text())
         port = given["servers"][0]["admin_port"]
@@ -216,7 +220,10 @@ def environment(kit: Path) -> dict[str, str]:
     """
     path = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     inherited = child_environment()
-    packages = [inherited["PYTHONPATH"]] if "PYTHONPATH" in inherited else []
+    if "PYTHONPATH" in inherited:
+        packages = [inherited["PYTHONPATH"]]
+    else:
+        packages = []
     packages.append(str(Path(__file__).resolve().parents[3]))
     own = {
         "PATH": os.pathsep.join(path),
@@ -341,7 +348,9 @@ _REFUSALS = {
 
 
 def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, int]:
-    processes, started, deadline = Processes(folder), set[str](), time.monotonic() + patience
+    processes = Processes(folder)
+    started = set[str]()
+    deadline = time.monotonic() + patience
     while True:
         for name in (
             set(names) - started
@@ -350,13 +359,17 @@ def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, 
                 kit = folder / "kits" / name
                 processes.start(name, command(kit), environment(kit), within=kit)
                 started.add(name)
-        silos, there = set(processes.started()) - {SERVER}, connected(folder)
+        silos = set(processes.started()) - {SERVER}
+        there = connected(folder)
         if there is not None and silos <= set(there):
             return processes.pids()
         if dead := [name for name in sorted(started) if not processes.runs(name)]:
             raise BadInput(f"{dead[0]} ended at once: see {folder / f'{dead[0]}.log'}")
         if time.monotonic() > deadline:
-            missing = [] if there is None else sorted(silos - set(there))
+            if there is None:
+                missing = []
+            else:
+                missing = sorted(silos - set(there))
             said = (
                 "; ".join(f"{name}: {explain(folder / 'kits' / name)}" for name in missing)
                 or "the server does not run"

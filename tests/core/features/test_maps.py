@@ -153,13 +153,13 @@ def picky(x):
     [
         (
             "random",
-            (
-                "random differ when they are computed again; make them depend on the "
-                "record alone$"
-            ),
+            ("random differ when they are computed again; make them depend on the record alone$"),
         ),
         ("remembers", "remembers differ when they are computed again"),
-        ("vary", "vary cannot be computed .RuntimeError: stack expects each tensor to be equal size"),
+        (
+            "vary",
+            "vary cannot be computed .RuntimeError: stack expects each tensor to be equal size",
+        ),
         ("fails", "fails cannot be computed .ValueError: no map.; correct the function$"),
     ],
 )
@@ -175,7 +175,8 @@ def test_the_reason_why_a_map_fails_on_a_record_is_not_said_since_it_could_hold_
     (tmp_path / "own.py").write_text(OWN)
     mapped = feature_map(f"{tmp_path}/own.py:picky", load)
     assert mapped.width(3) == 3
-    with pytest.raises(BadInput, match=r"picky cannot be computed \(ValueError\); correct the function$"):
+    sentence = r"picky cannot be computed \(ValueError\); correct the function$"
+    with pytest.raises(BadInput, match=sentence):
         mapped.of(torch.full((1, 3), 37.0))
 
 

@@ -235,7 +235,7 @@ class Ordinal:
     def chances(self, output: Tensor) -> Tensor:
         """Return the chance of each class, (..., classes).
 
-        Where noise has crossed thresholds, the smaller of the two chances counts for both.
+        Where noise has crossed two thresholds, the chance above the earlier counts for both.
         """
         # this is cummin, which ONNX does not have
         above = torch.stack(list(accumulate(output.sigmoid().unbind(-1), torch.minimum)), -1)

@@ -153,7 +153,7 @@ def prox_sgd(c: Constants) -> ShufflePrescription:
             "kappa/(M n)))"
         ),
         notes=(_on_silos(least, M),),
-        noise={name: run_.noise_std for name, run_ in calls.items()},
+        noise={name: one.noise_std for name, one in calls.items()},
         upper_bound=L**2
         / mu
         * (kappa**2 * c.privacy / c.log_delta * _log(c) ** 2 / M**2 + kappa / (M * n)),
@@ -245,7 +245,7 @@ def prox_svrg(c: Constants, *, restarts: int | None = None) -> ShufflePrescripti
             UPSILON,
             _on_silos(demanded, M),
         ),
-        noise={name: run_.noise_std for name, run_ in calls.items()},
+        noise={name: one.noise_std for name, one in calls.items()},
         log_factor=S * (_log(c) + log(4 * S * R)) ** 2,
         printed={
             "R": 12 * kappa,
@@ -406,7 +406,7 @@ def spider(c: Constants) -> ShufflePrescription:
         batch=n,
         phase=q,
         step=1 / (2 * beta),
-        noise={name: run.noise_std for name, run in calls.items()},
+        noise={name: one.noise_std for name, one in calls.items()},
         upper_bound=(L * beta * gap) ** (2 / 3) / scale ** (4 / 3)
         + d * L**2 * later / (c.epsilon * n * M) ** 2
         + partial,

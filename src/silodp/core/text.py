@@ -13,9 +13,9 @@ import unicodedata
 from silodp.core.errors import BadInput
 
 LONGEST = 200
-"""Characters of a name, at most."""
+"""The most characters of a name."""
 SHOWN = 4000
-"""Characters of a text that are shown, at most."""
+"""The most characters of a text that are shown."""
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -27,8 +27,8 @@ def visible(text: object, most: int = SHOWN) -> str:
     """Return the text on one line, with an escape for each character that is obeyed or not shown.
 
     These are controls (C0, DEL, C1), characters that order text from right to left, characters
-    without width, separators of lines, lone surrogates, and characters that Unicode does not know.
-    Of a longer text than `most` characters the rest is counted.
+    without width, separators of lines, lone surrogates, and characters that Unicode does not
+    define. After `most` characters only the number of the others is shown.
     """
     shown = str(text)
     cut = len(shown) - most
@@ -79,11 +79,13 @@ def is_line(text: object, most: int = SHOWN) -> bool:
 
 
 def _hidden(character: str) -> bool:
+    """Return whether a screen obeys the character or shows nothing for it."""
     category = unicodedata.category(character)
     return category[0] == "C" or category in ("Zl", "Zp") or bool(_INVISIBLE.match(character))
 
 
 def _escaped(character: str) -> str:
+    """Return the character, or its escape if it is hidden."""
     if not _hidden(character):
         return character
     code = ord(character)

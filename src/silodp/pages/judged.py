@@ -218,7 +218,7 @@ def _order(
         return [tag("p", why)]
     lines = []
     for s in standings:
-        accuracy = quality.said(s.row, ACCURACY)
+        accuracy = quality.clear_figure(s.row, ACCURACY)
         place = f"{s.place}{' (tied)' if s.tied else ''}"
         if accuracy:
             error = f"{1 - accuracy['value']:.1%}"

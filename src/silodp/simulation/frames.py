@@ -98,7 +98,7 @@ class Trained:
         row = answer["scores"][0]
         rows = {}
         for name, figure in row["figures"].items():
-            seen = quality.said(row, name)
+            seen = quality.clear_figure(row, name)
             if seen:
                 low, high = quality.interval(name, seen)
             else:

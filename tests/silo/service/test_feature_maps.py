@@ -256,7 +256,7 @@ def map_of(source: str):
 def test_a_map_that_remembers_other_records_is_refused_before_a_gate_serves(monkeypatch, name):
     monkeypatch.setattr(torch, "most", 1.0, raising=False)
     mapped = map_of(REMEMBER[name])
-    with pytest.raises(BadInput, match=r"other ones when|depend on the records"):
+    with pytest.raises(BadInput, match=r"differ when|depend on the records"):
         mapped.width(3)
 
 

@@ -15,17 +15,16 @@ from silodp.runs import RunFolder
 AT_SILO = "`silodp silo approve STUDY.toml policy.toml`"
 STEPS = (
     "propose it here by `silodp federation propose STUDY`, and have it approved at each silo "
-    f"by {AT_SILO}: the ledgers go on"
+    f"by {AT_SILO}: the ledgers stay"
 )
 MOVED = (
-    "it approves another study by now, or not yet this one: take its new silo.json, or "
-    f"have this one approved there by {AT_SILO}; "
-    "the ledger goes on with what it has spent"
+    "it approves another study, or has not approved this one yet: take its new silo.json, or "
+    f"have this one approved there by {AT_SILO}; its ledger keeps what was spent"
 )
 """Advice for a gate that refuses with "model"."""
 OLDER = (
-    "it speaks an older version of the protocol than this server: upgrade its gate first, then "
-    "resume; docs/deploy.md says which versions talk to each other"
+    "it has an older version of the protocol than this server: upgrade its gate first, then "
+    "resume; docs/deploy.md lists the versions that work together"
 )
 """Advice for a gate that refuses with "version"."""
 
@@ -47,8 +46,8 @@ def disagreement(cards: Sequence[Card]) -> str:
         silos_of.setdefault(approved, []).append(card.name)
     listed = "; ".join(f"{approved}: {', '.join(names)}" for approved, names in silos_of.items())
     return (
-        f"they approve: {listed}. Where it is not the one that is wanted, {AT_SILO} changes "
-        "it, and its new silo.json goes to this server"
+        f"they approve: {listed}. If a silo approves another one than you want, change it there "
+        f"by {AT_SILO}, and send its new silo.json to this server"
     )
 
 
@@ -67,7 +66,7 @@ def check_study(place: Path, cards: Sequence[Card]) -> None:
         if card.definition != trained:
             was = description.get("study") or description["cards"][0]["model"]
             raise BadInput(
-                f"the run in {place} trained {was}, and silo {card.name} by now approves "
-                f"{approves(card)}, about which alone it answers. Evaluate a run of "
-                f"that, or have {was} approved again: {STEPS}"
+                f"the run in {place} trained {was}, and silo {card.name} now approves "
+                f"{approves(card)} and answers no questions about another model. Evaluate a run "
+                f"of the approved model, or have {was} approved again: {STEPS}"
             )

@@ -138,13 +138,13 @@ class Sending:
         """Return the silos of the last frames that the carrier's operator has removed."""
         return getattr(self._carrier, "removed", frozenset())
 
-    def pause(self, left: float = math.inf, *, anew: bool = False) -> None:
+    def pause(self, left: float = math.inf, *, restart: bool = False) -> None:
         """Wait before the next sending, longer each time.
 
-        `left` is the longest time to wait. `anew` starts again with a short wait, because the last
-        sending had a result.
+        `left` is the longest time to wait. `restart` begins with a short wait again, because the
+        last sending had a result.
         """
-        if anew:
+        if restart:
             self._pause = SHORTEST_PAUSE
         time.sleep(min(self._pause, max(left, 0.0)))
         self._pause = min(2 * self._pause, 1.0)

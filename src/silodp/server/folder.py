@@ -37,17 +37,17 @@ def open_run(
     `wanted`.
     """
     # What is compared with a file must have the types of a file: lists, not tuples.
-    wanted = json.loads(json.dumps(wanted))
-    own = json.loads(json.dumps(own or {}))
+    compared: dict[str, Any] = json.loads(json.dumps(wanted))
+    stored: dict[str, Any] = json.loads(json.dumps(own or {}))
     if RunFolder(folder).description.exists():
         existing = read_run(folder)
-        comparable = {name: value for name, value in existing.items() if name not in own}
-        if differs := _different(wanted, comparable):
+        comparable = {name: value for name, value in existing.items() if name not in stored}
+        if differs := _different(compared, comparable):
             raise BadInput(
                 f"the run in {folder} was begun with another {', '.join(differs)}; {advice}"
             )
         return existing
-    description = {**own, **wanted}
+    description = stored | compared
     atomic.write_json(RunFolder(folder).description, description)
     return description
 
@@ -60,8 +60,8 @@ def read_run(folder: Path) -> dict[str, Any]:
             raise ValueError
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"{folder} holds no run of this version that can be read "
-            f"({type(error).__name__}); give its run folder"
+            f"{folder} contains no run that this version can read ({type(error).__name__}); give "
+            "a run folder"
         ) from None
     return description
 

@@ -163,8 +163,8 @@ class Journal:
         if not self._ended and (recorded := self._next()) is not None:
             if any(recorded.get(name) != value for name, value in header.items()):
                 raise BadInput(
-                    f"iterate {number} is not the one in the journal {self.path}; the run "
-                    "can only go on with the same versions"
+                    f"iterate {number} is not the one in the journal {self.path}; resume the run "
+                    "with the versions that began it"
                 )
             return
         self._ended = True

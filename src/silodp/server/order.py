@@ -265,8 +265,8 @@ class Order:
             order = None
         if not isinstance(order, Mapping):
             raise BadInput(
-                f"{folder} holds no run with an order that this version can read; it may "
-                "be of an older version: start another"
+                f"{folder} contains no order that this version can read; it may be of an older "
+                "version: start another run"
             )
         if differs := sorted(order.keys() ^ {field.name for field in fields(cls)}):
             raise BadInput(
@@ -322,7 +322,7 @@ def finite(epsilon: float) -> None:
         )
     if epsilon > LARGEST:
         raise BadInput(
-            f"epsilon is {epsilon:g}, which no accountant here can tell from infinite; "
+            f"epsilon is {epsilon:g}, which the accountants cannot distinguish from infinite; "
             f"give at most {LARGEST:g}, such as 3"
         )
 

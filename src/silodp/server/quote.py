@@ -187,7 +187,7 @@ class RunHolds:
                 self.release()
                 raise BadInput(
                     f"the run cannot start: {len(self._cards) - len(missing)} of "
-                    f"{len(self._cards)} silos said whether they can pay for it, and "
+                    f"{len(self._cards)} silos replied whether they can pay for it, and "
                     f"{self._quorum} must ({codes}); nothing was charged"
                 )
 

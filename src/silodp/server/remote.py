@@ -264,7 +264,7 @@ class Remote:
         if value is None:
             codes = {name: self.retired.get(name, code) for name, code in dropped.items()}
             raise Absent(
-                f"nobody answered question {self._sequence} ({list_codes(codes)}){why(codes)}",
+                f"no silo answered question {self._sequence} ({list_codes(codes)}){why(codes)}",
                 codes,
             )
         if weights:
@@ -273,8 +273,8 @@ class Remote:
             rows = len(members)
         if value.shape != (rows, query.statistic.shape[-1]):
             raise BadInput(
-                f"what the journal has of question {self._sequence} is not what is asked "
-                "for now; resume as the run began"
+                f"the journal's answer to question {self._sequence} does not fit the question; "
+                "resume the run with the settings that began it"
             )
         return torch.from_numpy(np.array(value))[None], tuple(members)
 
@@ -406,8 +406,8 @@ class Remote:
         """Raise BadInput unless the journal has this very question."""
         if (recorded.sequence, recorded.asked) != (self._sequence, self._digests):
             raise BadInput(
-                f"question {self._sequence + 1} is not the one in the journal; the run can "
-                "only go on with the same versions"
+                f"question {self._sequence + 1} is not the one in the journal; resume the run with "
+                "the versions that began it"
             )
 
     def _note_absent(self, frames: Mapping[str, bytes], dropped: Mapping[str, str]) -> None:
@@ -548,7 +548,7 @@ class Remote:
                 elif name in unheard:
                     question.unheard(name)
             if still := question.open:
-                sending.pause(anew=len(still) < len(waiting))
+                sending.pause(restart=len(still) < len(waiting))
         question.closed()
         dropped = {name: code for name, code in question.codes.items() if name in frames}
         if sending.gone and len(answers) < max(need, 1):

@@ -117,8 +117,8 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
         most = max(card.colluding for card in cards)
         if order.colluding < most:
             raise BadInput(
-                f"colluding is {order.colluding}, but a silo's policy wants its price to hold "
-                f"against {most}; use that"
+                f"colluding is {order.colluding}, but a silo's policy requires a price against "
+                f"{most}; use --colluding {most}"
             )
     prepared = prepare(
         order, names, counts, budgets=budgets_over(order, cards), dimension=cards[0].parameters

@@ -339,8 +339,8 @@ class Answering(Silo):
         name = f"q{self._asked}"
         envelope = self.envelope(name, query, name)
         if query.mechanism.masked:
-            assert self.masks is not None
-            offer = self.masks.offer(public(self._key), envelope.run)
+            assert self.trust is not None
+            offer = self.trust.offer(public(self._key), envelope.run)
             batch = int(query.mechanism.sampling.batch(N))
             envelope = with_cohort(envelope, offer, batch, [(self._other, CROWD)])
         reply = decode_reply(self.handle(encode_query(envelope, self._key)), limit=2**24)

@@ -231,7 +231,7 @@ def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_p
         key.read_text().encode() in path.read_bytes() for path in (tmp_path / "one").iterdir()
     )
     key.rename(state / "away")
-    with pytest.raises(BadInput, match="cannot be told"):
+    with pytest.raises(BadInput, match="it cannot be checked"):
         silodp("evaluate", tmp_path / "one")
     (state / "away").rename(key)
 
@@ -421,7 +421,7 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence
         ),
         ("model.safetensors", "x", "restore it"),
         ("run.json", "[]", "no run of"),
-        ("records.json", "[]", "cannot be told"),
+        ("records.json", "[]", "it cannot be checked"),
     ],
 )
 def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, text, sentence):

@@ -113,7 +113,7 @@ def train(
             folder,
             resume=resume,
             tick=tick,
-            told=(lambda advice: None) if as_json else say_advice,
+            on_advice=(lambda advice: None) if as_json else say_advice,
         )
     if as_json:
         return dump(summary)

@@ -118,7 +118,7 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
         for shown in (page, plain(report(read))):
             assert (
                 "differentially private for each of its "
-                f"records{' before the server' if to_whom else ''}"
+                f"records{' against the server' if to_whom else ''}"
             ) in shown
             assert f"silo is ({max(spent.values())}, " in shown.replace("in this training run ", "")
             for name in RECORDS:
@@ -297,9 +297,9 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
     )
     assert 1.4 < silo["evaluations"]["epsilon"] < 1.6
     for page in _pages(tmp_path / "r"):
-        assert f"a ε 3 of 3 spent in training at δ {delta}, 0.0% of the budget left, " in page
+        assert f"a ε 3 of 3 spent in training at δ {delta}, 100.0 % of the budget used, " in page
         assert (
-            f"Beside it 2 evaluations: ε {own} at δ {delta}. Together ε {both} at δ {delta}."
+            f"In addition, 2 evaluations: ε {own} at δ {delta}. Together ε {both} at δ {delta}."
             in page
         )
         assert f"in training and its evaluations is ({both}, {delta})" in page
@@ -348,11 +348,13 @@ def test_what_evaluations_of_a_federations_run_cost_is_in_every_figure_that_is_n
         > facts(run)["silos"][0]["training_epsilon"]
         == training
     )
-    assert covered(run).startswith("training and evaluations together; profiles")
+    assert covered(run).startswith(
+        "training and evaluations together; each silo's ledger adds profiles"
+    )
     assert f"one spider finished 4 of 4 {both} " in plain(str(join(compared([("one", run)]))))
     for page in _pages(tmp_path / "r"):
         assert f"in this training run and its evaluations is ({both}, {at})" in page
-        assert "Beside it 3 evaluations" in page
+        assert "In addition, 3 evaluations" in page
         assert f"Together ε {both} at δ {at}." in page
         assert f"ε spent in training, of 0.5 {rounded_up(training, 4)}" in page
 

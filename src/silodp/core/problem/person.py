@@ -23,8 +23,8 @@ ROWS = 8
 MOST = 1000
 """The cap where the schema names none, and the largest that it may name."""
 BY_ROW = (
-    "Each row is protected, not each person: whoever has several rows is protected less. A "
-    "schema with person = COLUMN protects people."
+    'Privacy is per row. If a patient can have several rows, set `person = "patient_id"` in the '
+    "schema."
 )
 
 

@@ -89,7 +89,7 @@ def test_one_command_starts_a_peer_for_each_silo_and_all_have_the_same_model(fol
         {model_hash(place / name / "model.safetensors") for name in SILOS},
     )
     assert hashes == {model_hash(place / "model.safetensors")}
-    assert f"All 3 peers' models are the same: SHA-256 {hashes.pop()}." in done.stdout
+    assert f"All 3 peers' models are equal: SHA-256 {hashes.pop()}." in done.stdout
     for name in SILOS:
         assert (
             f"{name}: answered 4 of 4 questions, spent at most epsilon 0.5 of 0.5 at delta "

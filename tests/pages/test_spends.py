@@ -213,7 +213,7 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batch
     assert (planned["mu"], planned["rule"]) == (None, "committed")
     assert planned["converted"]["zcdp_rho"] is None
     words = plain(silodp("plan", *setting, "--records", 120)[1])
-    assert "no mu is known" in words
+    assert "mu is not known" in words
     (spent,) = figures(r"Spends epsilon (\S+) in all", words)
     (multiplier,) = [r["noise_multiplier"] for r in planned["releases"]]
     least = composed_epsilon(((Poisson(0.2), multiplier, 6),), planned["delta"])

@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 
 HOLDS = (
-    "This figure is exact where questions were fixed in advance. Where somebody chose "
-    "questions, or stopped, because of earlier answers, "
-    "count on the whole budget: it holds whatever was asked."
+    "This figure is exact if all questions were fixed in advance. If earlier answers "
+    "influenced later questions, or when to stop, only the whole budget is a valid "
+    "bound."
 )
 """What a spend means. Rules are filters: they keep a sum within its budget for adaptive questions
 and stopping, and say so of the budget. That the sum on the way, read where an adaptive asker has
@@ -17,8 +17,8 @@ stopped, is itself a guarantee would take an odometer, which none of them is: a 
 on to the whole budget unless its first answer is large is not as private as its first answer alone.
 """
 EARLY = (
-    "What a run has spent when it is stopped holds if no answer had a part in stopping it; "
-    "else count what the whole run was planned for."
+    "The spend of a stopped run is valid only if no answer influenced the decision to "
+    "stop. Otherwise count the planned spend of the whole run."
 )
 """A planned schedule is fixed in advance, so its whole price holds however it is cut short: what
 came is a function of what would have come.
@@ -27,7 +27,7 @@ UNCHANGED = "if no silo's records changed during the run"
 """Of a server's sum over disjoint batches. Where records change, the gate parts them anew and its
 ledger adds both partitions: a record may be in a batch of each. No reply says so, and the server
 counts one."""
-NO_MU = "of such releases no mu is known, and epsilon at this delta is all that is stated"
+NO_MU = "mu is not known for such releases, and only epsilon at this delta is stated"
 
 
 def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
@@ -75,9 +75,9 @@ its interval may cover and still say something.
 """
 TOO_NOISY = "too noisy to say"
 WHY = (
-    "Too noisy to say: by noise alone the 95 % interval covers more than half of what the "
-    "figure can be (0.2 for calibration in the large, "
-    "1 for its slope); evaluate with a larger epsilon, or on more held-out records."
+    "Too noisy to say: the noise alone makes the 95 % interval wider than half of the "
+    "figure's range (0.2 for calibration in the large, 1 for its slope). Evaluate with "
+    "a larger epsilon, or on more held-out records."
 )
 
 

@@ -24,15 +24,15 @@ FIGURES = ("loss", "squared error", "absolute error", ACCURACY, BALANCED, AUC)
 NAMES = {AUC: "AUC", BALANCED: "balanced accuracy", ACCURACY: "accuracy"}
 MEANING = {
     AUC: (
-        "how often a record of the second class gets a higher risk than one of the first, "
-        "where guessing has 0.5"
+        "how often a record of the second class gets a higher risk than one of the "
+        "first; guessing gives 0.5"
     ),
     BALANCED: (
-        "the share of right answers, averaged over the classes, where guessing has 1 over "
-        "their number"
+        "the share of correct predictions, averaged over the classes; guessing gives 1 "
+        "over their number"
     ),
 }
-NOT_ERROR = "Raw error does not count here: always saying the larger class keeps it small."
+NOT_ERROR = "Raw error is not used: predicting only the majority class keeps it small."
 
 Row = Mapping[str, Any]
 """One row of an evaluation's scores, as its file has it."""
@@ -136,16 +136,19 @@ def verdict(row: Row) -> str:
     if (name := measure(row)) is None:
         return ""
     if (figure := said(row, name)) is None:
-        return f"How good the model is cannot be said: its {NAMES[name]} is drowned by the noise."
+        return (
+            f"The noise is too large to measure this model's {NAMES[name]}. Evaluate with a "
+            "larger epsilon, or on more held-out records."
+        )
     low, _ = interval(name, figure)
     chance = guessing(row)
     how = f"{NAMES[name]} {short(row, name)}"
     if low > chance:
-        words = f"The model tells the classes apart: {how}, where guessing has {chance:.3g}."
+        words = f"The model is better than guessing: {how}; guessing gives {chance:.3g}."
     else:
         words = (
-            f"Nothing shows that the model is better than guessing: {how} is not clear of "
-            f"{chance:.3g}."
+            f"The model is not significantly better than guessing: {how}; guessing "
+            f"gives {chance:.3g}."
         )
     return " ".join([words, *_beside_the_larger_class(row), *_calibrated(row)])
 
@@ -157,9 +160,8 @@ def _beside_the_larger_class(row: Row) -> list[str]:
         return []
     return [
         (
-            f"Its accuracy of {accuracy['value']:.1%} is not clear of what always saying the "
-            "larger class would have: "
-            f"{larger['value']:.1%} of the records are in it."
+            f"Its accuracy of {accuracy['value']:.1%} is not significantly above the "
+            f"majority class, which has {larger['value']:.1%} of the records."
         )
     ]
 
@@ -181,14 +183,14 @@ def _calibrated(row: Row) -> list[str]:
         words.append(
             f"On average its risks are {which} {amount}."
             if which
-            else "On average its risks come true, as far as can be seen."
+            else "On average its risks are not significantly too high or too low."
         )
     if slope := said(row, SLOPE):
         low, high = interval(SLOPE, slope)
         if high < 1 or low > 1:
             words.append(
                 f"They are {'too extreme' if high < 1 else 'too cautious'}: calibration "
-                f"slope {short(row, SLOPE)}, where 1 is right."
+                f"slope {short(row, SLOPE)}; the correct slope is 1."
             )
     return words
 
@@ -247,21 +249,18 @@ def differences(groups: Row) -> str:
                 f"{short(row['rest'], ACCURACY)} for all others"
             )
     if not heard:
-        return (
-            f"Whether the model is worse for some by {by} cannot be said: the noise drowns the "
-            "groups."
-        )
+        return f"The noise is too large to compare the model between groups by {by}."
     if len(heard) < len(rows):
-        drowned = f" The noise drowns {len(rows) - len(heard)} of {len(rows)} groups."
+        drowned = f" {len(rows) - len(heard)} of {len(rows)} groups are too noisy to compare."
     else:
         drowned = ""
     if not worse:
         return (
-            f"No difference by {by} can be seen at this price, which does not say that there "
-            f"is none.{drowned}"
+            f"There is no significant difference by {by} at this price. A difference "
+            f"may still exist.{drowned}"
         )
     return (
-        f"The model is clearly less accurate where {by} is "
+        f"The model is significantly less accurate where {by} is "
         f"{'; and where it is '.join(worse)}.{drowned}"
     )
 
@@ -289,12 +288,12 @@ def ranking(rows: Mapping[str, Row]) -> tuple[list[Standing], str]:
     if len(names) != 1 or (name := names.pop()) is None:
         return (
             [],
-            "They are not ranked: they were not judged by one and the same figure of classes.",
+            "They are not ranked: they were not measured by the same figure.",
         )
     if drowned := [run for run, row in rows.items() if said(row, name) is None]:
         return (
             [],
-            f"They are not ranked: the noise has drowned the {NAMES[name]} of {_listed(drowned)}.",
+            f"They are not ranked: the {NAMES[name]} of {_listed(drowned)} is too noisy.",
         )
     ends = {run: interval(name, row["figures"][name]) for run, row in rows.items()}
     order = sorted(rows, key=lambda run: -rows[run]["figures"][name]["value"])
@@ -319,19 +318,21 @@ def _why(found: Sequence[Standing], name: str) -> list[str]:
     first = found[0]
     if first.tied:
         words.append(
-            f"{first.name} cannot be told from {_listed(first.tied)}: their 95 % intervals overlap."
+            f"{first.name} does not differ significantly from {_listed(first.tied)}: "
+            "their 95 % intervals overlap."
         )
     error = {s.name: 1 - a["value"] for s in found if (a := said(s.row, ACCURACY))}
     for other in found[1:]:
         if other.name in first.tied or error.get(other.name, 1.0) >= error.get(first.name, 0.0):
             continue
         figure = other.row["figures"][name]
-        useless = interval(name, figure)[0] <= guessing(other.row)
+        useless = ""
+        if interval(name, figure)[0] <= guessing(other.row):
+            useless = ", not significantly better than guessing"
         words.append(
             f"{other.name} has the smaller error ({error[other.name]:.1%} against "
-            f"{error[first.name]:.1%}), but its {NAMES[name]} is "
-            f"{figure['value']:.2f} against {first.row['figures'][name]['value']:.2f}"
-            f"{', no better than guessing' if useless else ''}."
+            f"{error[first.name]:.1%}), but its {NAMES[name]} is {figure['value']:.2f} "
+            f"against {first.row['figures'][name]['value']:.2f}{useless}."
         )
     return words
 

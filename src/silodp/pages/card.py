@@ -134,7 +134,7 @@ def _privacy(run: Run) -> str:
             f"{rounded_up(s.together[1])} | {mu} | {shown(s.spent)} |"
         )
     if not all(s.gaussian for s in run.silos):
-        lines += ["", f"mu: {NO_MU}."]
+        lines += ["", f"{NO_MU.capitalize()}."]
     return "\n".join(lines)
 
 

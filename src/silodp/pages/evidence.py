@@ -60,7 +60,7 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
 
     Raise BadInput if any byte differs from what was signed, or if `key` did not sign it.
     """
-    from silodp.core.protocol.signature import signed_by
+    from silodp.core.protocol.frames import signed_by
 
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:

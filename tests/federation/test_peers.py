@@ -264,7 +264,7 @@ def test_a_run_that_one_silo_refuses_to_hold_for_is_charged_by_none(folder):
         (("--hub", "x"), "belong together"),
         (("--quorum", "2"), "leave it out"),
         (("--resume", "--new"), "give one of them"),
-        (("--resume", "--out", "nowhere"), "holds no run of these peers"),
+        (("--resume", "--out", "nowhere"), "contains no run of these peers"),
     ],
 )
 def test_words_that_do_not_go_together_are_refused_in_a_sentence(silodp, folder, words, wanted):

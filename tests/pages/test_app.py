@@ -217,11 +217,11 @@ def test_a_page_is_told_of_a_change_by_an_event_and_its_button_shows_the_state(p
         first = event()
         assert first.startswith("id: ")
         assert "Pause the gate" in first
-        assert "Let it answer again" not in first
+        assert "Resume the gate" not in first
         set_paused(gated.policy, True)
         second = event()
         assert second.split("\n")[0] != first.split("\n")[0]
-        assert "Let it answer again" in second
+        assert "Resume the gate" in second
         assert "Pause the gate" not in second
     finally:
         set_paused(gated.policy, False)

@@ -134,7 +134,7 @@ def test_the_gates_page_shows_the_ledgers_numbers_and_pauses_with_the_token_alon
         assert paused(gated.policy)
         assert page.locator(".state.paused").count() == 1
         page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Let it answer again").click()
+        page.get_by_role("button", name="Resume the gate").click()
         page.get_by_text("The gate answers again.").wait_for()
         assert not paused(gated.policy)
     finally:

@@ -124,10 +124,10 @@ def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(silodp, used):
     before = contents(used)
     refused(
         silodp(*TOLD, "--epsilon", 0.5, "--out", "run"),
-        "run holds a run already (finished)",
+        "run already contains a run (finished)",
         "choose another --out",
     )
-    refused(silodp(*TOLD, "--out", "run", "--new"), "holds a run already")
+    refused(silodp(*TOLD, "--out", "run", "--new"), "already contains a run")
     refused(silodp("train", "--resume", "--out", "run"), "holds a finished run")
     assert contents(used) == before
     assert "seed" not in names(used), "known noise protects nobody"
@@ -234,7 +234,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_tha
     ):
         refused(
             silodp(*words),
-            "runs/train holds an interrupted run",
+            "runs/train contains an interrupted run",
             "--resume --out runs/train",
             "--new" if "--out" not in words else "--out",
         )
@@ -262,7 +262,7 @@ def test_a_killed_run_without_a_seed_of_ones_own_says_the_same_again_and_new_sta
     assert stopped_by(signal.SIGKILL, killed, *LONG)[0] == -signal.SIGKILL
     said = lines(killed)
     assert (killed / "seed").stat().st_mode & 0o777 == 0o600
-    refused(silodp(*LONG), "runs/train holds an interrupted run")
+    refused(silodp(*LONG), "runs/train contains an interrupted run")
     code, out, _ = silodp(*TOLD, "--new")
     assert (code, "goes to runs/train-2" in out) == (0, True)
     assert lines(killed) == said
@@ -521,16 +521,16 @@ def test_a_resumption_that_comes_too_late_writes_nothing(order):
     asked = order()
     cut(asked)
     asked.start(resume=True)
-    not_resumed(asked, "come to its end meanwhile")
+    not_resumed(asked, "has finished by now")
     for name in ("summary.json", "run.json"):
         (asked.folder / name).rename(asked.folder / f"{name}.off")
-        not_resumed(asked, "come to its end meanwhile")
+        not_resumed(asked, "has finished by now")
 
 
 def test_a_new_run_that_is_refused_leaves_the_progress_of_the_one_that_is_there(order):
     asked = order()
     asked.start()
     before = contents(asked.folder)
-    with pytest.raises(BadInput, match="holds a run already"):
+    with pytest.raises(BadInput, match="already contains a run"):
         asked.start()
     assert contents(asked.folder) == before

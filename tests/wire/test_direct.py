@@ -273,7 +273,7 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         )
         for words, wanted in (
             (("up", "--folder", folder, "--data", "wbcd"), "has a federation already"),
-            (("run", "--folder", folder, "--out", folder / "runs/2"), "holds a run already"),
+            (("run", "--folder", folder, "--out", folder / "runs/2"), "already contains a run"),
             (("run", "--folder", folder, "--epsilon", 11), "has 10 in all"),
             (("run", "--folder", folder, "--quorum", 4), "between 1 and 3"),
             (("run", "--folder", folder, "--hub", "x"), "belong together"),

@@ -61,7 +61,7 @@ def refuse_runs(folder: Path) -> None:
     """The other way round."""
     if RunFolder(folder).kind() not in (Kind.NONE, Kind.COMPARISON, Kind.TUNING):
         raise BadInput(
-            f"{folder} holds a run of `silodp train` or `federation run`; choose another --out"
+            f"{folder} contains a run of `silodp train` or `federation run`; choose another --out"
         )
 
 
@@ -74,7 +74,8 @@ def begin(folder: Path) -> None:
     files = RunFolder(folder)
     if files.state_at_rest() is not State.NOTHING:
         raise BadInput(
-            f"{folder} holds a run already, and nothing is written over; choose another --out"
+            f"{folder} already contains a run, and silodp does not overwrite files; "
+            "choose another --out"
         )
     files.record_mark.unlink(missing_ok=True)
     files.seed.unlink(missing_ok=True)
@@ -86,8 +87,8 @@ def go_on(folder: Path) -> None:
     """
     if RunFolder(folder).state_at_rest() is not State.INTERRUPTED:
         raise BadInput(
-            f"the run in {folder} has come to its end meanwhile, and nothing is written "
-            "over; look there, or start another with --new"
+            f"the run in {folder} has finished by now, and silodp does not overwrite "
+            "files; use its result, or start another run with --new"
         )
 
 
@@ -104,13 +105,13 @@ def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
     if state is State.INTERRUPTED and (given or not new):
         anew = "another --out" if given else "--new"
         raise BadInput(
-            f"{last} holds an interrupted run; `silodp train --resume --out {last}` goes "
-            f"on with it, and {anew} starts another at its full price"
+            f"{last} contains an interrupted run. `silodp train --resume --out {last}` "
+            f"resumes it, and {anew} starts another run at its full price"
         )
     if given and state:
         raise BadInput(
-            f"{given} holds a run already ({state}), and nothing is written over; choose "
-            "another --out"
+            f"{given} already contains a run ({state}), and silodp does not overwrite "
+            "files; choose another --out"
         )
     if not state:
         return last
@@ -127,17 +128,17 @@ def folder_to_resume(given: Path | None, first: Path) -> Path:
         if given:
             said = {
                 State.NOTHING: "no run",
-                State.RUNNING: "a run that goes on now",
+                State.RUNNING: "a run that is still running",
                 State.FINISHED: "a finished run",
                 State.ENDED: "a run that ended by itself",
             }
             raise BadInput(
-                f"{given} holds {said[state]}, and --resume takes one that was "
-                "interrupted; give its folder with --out"
+                f"{given} contains {said[state]}, but --resume needs an interrupted "
+                "run; give its folder with --out"
             )
     raise BadInput(
-        f"there is no interrupted run in {first.parent} to go on with; give its folder "
-        "with --out, or leave out --resume"
+        f"there is no interrupted run in {first.parent}; give its folder with --out, or "
+        "leave out --resume"
     )
 
 
@@ -150,7 +151,8 @@ def unused(given: Path | None, first: Path, result: str) -> Path:
         return there[-1] if there else first
     if given:
         raise BadInput(
-            f"{given} holds {result} already, and nothing is written over; choose another --out"
+            f"{given} already contains {result}, and silodp does not overwrite files; "
+            "choose another --out"
         )
     return first.with_name(f"{first.name}-{_number(there[-1], first) + 1}")
 

@@ -21,68 +21,66 @@ CODES: dict[str, str] = {
     ),
     "clip": "The clip threshold is outside the policy's range.",
     "noise": (
-        "The noise multiplier is below the policy's minimum, or outside what the lattice can carry."
+        "The noise multiplier is below the policy's minimum, or outside the range of the lattice."
     ),
     "batch": (
-        "The batch does not exist, or is expected to hold fewer records than the policy's minimum."
+        "The batch does not exist, or its expected number of records is below the policy's minimum."
     ),
     "shuffle": "The query is for a shuffler, and the policy names none.",
     "masks": "The query is for masked totals, and the policy has no table [masks].",
     "unpinned": "The query's cohort has a silo whose key the officer has not pinned.",
     "cohort": (
-        "The query's cohort lacks this silo or its noise, is too small, or holds a key that "
-        "its silo has not signed for this run."
+        "The query's cohort lacks this silo or its noise, is too small, or contains a "
+        "key that its silo has not signed for this run."
     ),
     "epoch": (
-        "The query names a key of this silo that it no longer has; it gives a new one after "
-        "each answer and each start."
+        "The query names an old key of this silo. The silo makes a new key after each "
+        "answer and each start."
     ),
-    "attempts": "The round has been asked as often as the policy lets one round be asked.",
+    "attempts": "The round has reached the policy's limit of attempts.",
     "modulus": "The total of this cohort could pass the query's modulus.",
     "contributions": (
-        "The query counts on the noise of more records than the policy says that all members have."
+        "The query relies on the noise of more records than all members have by the policy."
     ),
-    "round": (
-        "The total that the answer would go into has been answered already, under another query id."
-    ),
+    "round": ("The answer's total has already been answered, under another query id."),
     "local": (
-        "The answer would take what whoever sees the silo's own counts can learn past the "
-        "policy's maximum_local_epsilon."
+        "With this answer, an observer of the silo's own counts could learn more than "
+        "the policy's maximum_local_epsilon allows."
     ),
     "steps": "The number of local steps, or their length, is outside the policy's range.",
     "shape": (
-        "A point has not the model's number of parameters, or a feature statistic not the "
-        "silo's number of features."
+        "A point does not have the model's number of parameters, or a feature "
+        "statistic does not have the silo's number of features."
     ),
-    "not-finite": "A point holds a number that is not finite.",
-    "run-limit": "The run has asked as often as the policy lets one run ask.",
-    "rate": "The gate has answered as often in the last hour as the policy lets it.",
+    "not-finite": "A point contains a number that is not finite.",
+    "run-limit": "The run has reached the policy's limit of queries for one run.",
+    "rate": "The gate has reached the policy's limit of answers for one hour.",
     "budget": (
-        "The answer, or the run that a hold is asked for, would take the data set past its "
-        "privacy budget."
+        "The answer, or the run that asks for a reservation, would exceed the data "
+        "set's privacy budget."
     ),
     "taken": (
-        "What is left of the budget is held for other runs; a hold ends with its run, by its "
-        "time or by the officer."
+        "The rest of the budget is reserved for other runs. A reservation ends with "
+        "its run, after its time, or by the officer."
     ),
     "hold-limit": (
-        "The asker would hold more of the budget, or for more runs at once, than the policy "
-        "lets one asker hold."
+        "The asker would reserve more of the budget, or reserve for more runs at once, "
+        "than the policy allows one asker."
     ),
     "lapsed": (
-        "The hold of this id has ended, or its run has asked for another or ended since; a new "
-        "one needs an id and a higher number."
+        "The reservation of this id has ended, or its run has made another one or has "
+        "ended. A new reservation needs an id and a higher number."
     ),
     "id": "A name in the query is empty, too long or not printable.",
     "id-reused": "The query's id belongs to a query with other content.",
     "purged": (
-        "The answer to this query id is older than the policy's keep_answers and was deleted: "
-        "it is never computed again, and nothing is charged."
+        "The answer to this query id is older than the policy's keep_answers and was "
+        "deleted. It is never computed again, and nothing is charged."
     ),
     "ledger": (
-        "The ledger is missing, altered, behind its anchor or cannot be written; the operator "
-        "must look at it."
+        "The ledger is missing, altered, behind its anchor or not writable. The "
+        "operator must inspect it."
     ),
-    "internal": "The gate could not answer, for a reason that has to do with no record.",
+    "internal": "The gate could not answer, for a reason that does not depend on any record.",
 }
 """Every code that a refusal can carry, and what it tells an operator."""

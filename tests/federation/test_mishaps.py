@@ -125,7 +125,7 @@ def test_a_start_that_fails_at_any_place_is_in_nobodys_way(silodp, home):
     paths[1].chmod(0o600)
     code, _, err = silodp(*up)
     assert code == 0, err
-    refused(silodp(*up), "has a federation already", f"down --folder {folder}")
+    refused(silodp(*up), "already has a running federation", f"down --folder {folder}")
     assert silodp("down", "--folder", folder)[0] == 0
     keys = [path.read_text() for path in sorted(folder.glob("**/*.key"))]
     refused(silodp(*up, "--epsilon", 11), "another epsilon")

@@ -261,7 +261,7 @@ def test_a_run_that_one_silo_refuses_to_hold_for_is_charged_by_none(folder):
     ("words", "wanted"),
     [
         (("--as", "silo-1"), "--as NAME needs"),
-        (("--hub", "x"), "belong together"),
+        (("--hub", "x"), "must be given together"),
         (("--quorum", "2"), "leave it out"),
         (("--resume", "--new"), "give one of them"),
         (("--resume", "--out", "nowhere"), "contains no run of these peers"),

@@ -308,7 +308,7 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
     assert {"value", "low", "high"} < set(last[0]["figures"]["auc"])
     for shown in (text, *_pages(tmp_path / "r")):
         assert re.search(f"AUC[ │]+{TOO_NOISY}", shown)
-        assert "95 % interval covers more than half" in shown
+        assert "95 % interval wider than half" in shown
     silodp("evaluate", "r/one", "--epsilon", 1000)
     assert not re.search(f"AUC[ │]+{TOO_NOISY}", _pages(tmp_path / "r")[0])
 

@@ -128,7 +128,7 @@ def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(silodp, used):
         "choose another --out",
     )
     refused(silodp(*TOLD, "--out", "run", "--new"), "already contains a run")
-    refused(silodp("train", "--resume", "--out", "run"), "holds a finished run")
+    refused(silodp("train", "--resume", "--out", "run"), "contains a finished run")
     assert contents(used) == before
     assert "seed" not in names(used), "known noise protects nobody"
 
@@ -153,10 +153,10 @@ def test_an_audit_and_a_page_of_ones_own_are_not_written_over(silodp, tmp_path):
         "runs/audit",
         "runs/audit-2",
     ]
-    refused(silodp(*words, "--out", "runs/audit"), "holds audit.json already")
+    refused(silodp(*words, "--out", "runs/audit"), "already contains audit.json")
     assert silodp(*TOLD, "--out", "run")[0] == 0
     (tmp_path / "thesis.html").write_text("<html>mine</html>")
-    refused(silodp("report", "run", "--out", "thesis.html"), "no report of silodp")
+    refused(silodp("report", "run", "--out", "thesis.html"), "not a report of silodp")
     assert (tmp_path / "thesis.html").read_text() == "<html>mine</html>"
     for _ in range(2):
         assert silodp("report", "run", "--out", "page.html")[0] == 0
@@ -165,7 +165,7 @@ def test_an_audit_and_a_page_of_ones_own_are_not_written_over(silodp, tmp_path):
 def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path):
     assert silodp(*TOLD, "--out", "run")[0] == 0
     before = names(tmp_path / "run")
-    refused(silodp("tune", "--data", "wbcd", "--out", "run"), "holds a run")
+    refused(silodp("tune", "--data", "wbcd", "--out", "run"), "contains a run")
     assert names(tmp_path / "run") == before
     for name in ("config.json", "journal"):
         (tmp_path / name).mkdir()
@@ -224,7 +224,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_tha
     assert silodp(*LONG, "--seed", 5, "--out", "whole")[0] == 0
     code, err = stopped_by(signal.SIGINT, tmp_path / "runs/train", *LONG, "--seed", 5)
     assert (code, err.count("\n")) == (130, 1), err
-    assert "kept in runs/train" in err
+    assert "the run is in runs/train" in err
     assert "`silodp train --resume --out runs/train`" in err
     before = contents(tmp_path / "runs")
     for words in (

@@ -139,7 +139,7 @@ def test_without_out_each_run_gets_a_folder_of_its_own_and_says_which(silodp, tm
     code, out, _ = silodp(*TOLD)
     assert (
         code,
-        "this one goes to runs/train-2" in out,
+        "This run goes to runs/train-2" in out,
         "Model: runs/train-2/model.safetensors" in out,
     ) == (0, True, True)
     assert json.loads(silodp(*TOLD, "--json")[1])["model"] == "runs/train-3/model.safetensors"

@@ -204,7 +204,7 @@ def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_their_numb
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     assert "% is reserved for run d of server" in (shown := capsys.readouterr().out)
-    assert "held for run f" not in shown, (
+    assert "reserved for run f" not in shown, (
         "all that f holds was charged, and keeps nothing from anybody"
     )
     for said in ("Released 2 holds", "Nothing is reserved"):

@@ -668,7 +668,7 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
         re.sub(r"<[^>]*>", " ", GatePage(path, None, [], judge_of(path))._now()).split()
     )
     wanted = found[0]["accuracy"]
-    assert "What evaluations found" in page
+    assert "Results of evaluations" in page
     assert f" {wanted.value:.2f} ({quality.interval('accuracy', vars(wanted))[0]:.2f}-" in page, (
         "the officer sees what the server sees"
     )

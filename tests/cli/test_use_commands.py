@@ -381,7 +381,7 @@ def test_a_card_says_what_the_model_is_what_it_cost_and_how_good_it_is(silodp, t
         "age, sodium, sex, smoker",
         "unit: one record",
         "| s0 | 60 | 20 |",
-        "nobody has asked held-out records",
+        "measures the model on held-out records",
         "The seed was fixed (1)",
     ):
         assert said in out

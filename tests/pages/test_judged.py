@@ -92,7 +92,7 @@ def test_the_useful_model_comes_first_and_report_page_comparison_and_card_say_wh
             for name in figures
         }
         listed = plain(ask(port, "/")[1])
-    table = compared[compared.index("Judged on held-out records") :]
+    table = compared[compared.index("Measured on held-out records") :]
     assert table.index(" 1 useful ") < table.index(" 2 majority ")
     assert re.search(
         (
@@ -104,7 +104,7 @@ def test_the_useful_model_comes_first_and_report_page_comparison_and_card_say_wh
     assert re.search(
         (
             r"majority has the smaller error \(\S+% against \S+%\), but its AUC is 0\.[45]\d "
-            r"against 0\.[89]\d, no better than gues"
+            r"against 0\.[89]\d, not significantly better than gues"
         ),
         compared,
     )
@@ -133,8 +133,6 @@ def test_models_that_were_not_judged_on_the_same_records_are_not_ranked(root, si
     with served(root) as port:
         others = plain(ask(port, "/compare?run=majority&run=useful")[1])
         unasked = plain(ask(port, "/compare?run=majority&run=twin")[1])
-    assert "They are not ranked: they were not judged on the same records" in others
-    assert "They are not ranked: twin: nobody has asked held-out records" in unasked
-    assert "says what the model cost and not what it is worth" in plain(
-        report(runs.read(root / "twin"))
-    )
+    assert "They are not ranked: they were not measured on the same records" in others
+    assert "They are not ranked: twin: not evaluated on held-out records" in unasked
+    assert "shows its price but not its quality" in plain(report(runs.read(root / "twin")))

@@ -186,7 +186,7 @@ def test_a_shuffler_is_made_before_its_members_and_does_not_serve_without_them(
         monkeypatch, capsys, "init", folder / "m", "--asker", public(SERVER), "--largest", 10
     )
     assert code == 0
-    assert "no member yet" in out
+    assert "no members yet" in out
     path = folder / "m/shuffler.toml"
     code, _, err = silodp(monkeypatch, capsys, "serve", path)
     assert code == 2

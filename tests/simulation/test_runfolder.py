@@ -139,7 +139,7 @@ def test_without_out_each_run_gets_a_folder_of_its_own_and_says_which(silodp, tm
     code, out, _ = silodp(*TOLD)
     assert (
         code,
-        "this one goes to runs/train-2" in out,
+        "This run goes to runs/train-2" in out,
         "Model: runs/train-2/model.safetensors" in out,
     ) == (0, True, True)
     assert json.loads(silodp(*TOLD, "--json")[1])["model"] == "runs/train-3/model.safetensors"
@@ -156,7 +156,7 @@ def test_an_audit_and_a_page_of_ones_own_are_not_written_over(silodp, tmp_path):
     refused(silodp(*words, "--out", "runs/audit"), "contains audit.json already")
     assert silodp(*TOLD, "--out", "run")[0] == 0
     (tmp_path / "thesis.html").write_text("<html>mine</html>")
-    refused(silodp("report", "run", "--out", "thesis.html"), "no report of silodp")
+    refused(silodp("report", "run", "--out", "thesis.html"), "not a report of silodp")
     assert (tmp_path / "thesis.html").read_text() == "<html>mine</html>"
     for _ in range(2):
         assert silodp("report", "run", "--out", "page.html")[0] == 0
@@ -224,7 +224,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_tha
     assert silodp(*LONG, "--seed", 5, "--out", "whole")[0] == 0
     code, err = stopped_by(signal.SIGINT, tmp_path / "runs/train", *LONG, "--seed", 5)
     assert (code, err.count("\n")) == (130, 1), err
-    assert "kept in runs/train" in err
+    assert "the run is in runs/train" in err
     assert "`silodp train --resume --out runs/train`" in err
     before = contents(tmp_path / "runs")
     for words in (

@@ -87,9 +87,9 @@ The range is 0 to 1 for an AUC or an accuracy, and 0 to the cap for a loss.
 """
 TOO_NOISY = "too noisy to say"
 WHY = (
-    "Too noisy to say: by noise alone the 95 % interval covers more than half of what the "
-    "figure can be (0.2 for calibration in the large, "
-    "1 for its slope); evaluate with a larger epsilon, or on more held-out records."
+    "Too noisy to say: the noise alone makes the 95 % interval wider than half of the "
+    "figure's range (0.2 for calibration in the large, 1 for its slope). Evaluate with "
+    "a larger epsilon, or on more held-out records."
 )
 
 

@@ -26,12 +26,12 @@ FIGURES = ("loss", "squared error", "absolute error", ACCURACY, BALANCED, AUC)
 NAMES = {AUC: "AUC", BALANCED: "balanced accuracy", ACCURACY: "accuracy"}
 MEANING = {
     AUC: (
-        "how often a record of the second class gets a higher risk than one of the first, "
-        "where guessing has 0.5"
+        "how often a record of the second class gets a higher risk than one of the "
+        "first; guessing gives 0.5"
     ),
     BALANCED: (
-        "the share of right answers, averaged over the classes, where guessing has 1 over "
-        "their number"
+        "the share of correct predictions, averaged over the classes; guessing gives 1 "
+        "over their number"
     ),
 }
 NOT_ERROR = "Raw error does not count here: always predicting the larger class keeps it small."

@@ -260,7 +260,7 @@ def test_a_dirty_file_gets_the_right_sentence(silodp, schema, tmp_path, name):
 def test_a_clean_file_is_said_to_be_one(silodp, schema, tmp_path):
     (tmp_path / "clinic.csv").write_bytes(csv(C.assign(patient_id=range(200))))
     code, out, _ = silodp("silo", "check", "clinic.csv", "--schema", schema)
-    assert (code, out.splitlines()[0]) == (0, "clinic.csv is as the schema says.")
+    assert (code, out.splitlines()[0]) == (0, "clinic.csv matches the schema.")
     assert (
         silodp("silo", "check", "clinic.csv", "--schema", schema, "--json")[1]
         == '{"file": "clinic.csv", "stops": [], "warnings": []}\n'

@@ -205,7 +205,7 @@ def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_not
         "60 records only",
         "differ in scale",
         "mode 0644",
-        "public key into askers",
+        "public key to askers",
     ):
         assert sentence in out
     assert "98765" not in out

@@ -23,8 +23,8 @@ ROWS = 8
 MOST = 1000
 """The largest number that a schema may name."""
 BY_ROW = (
-    "Privacy is per row, not per person. If a person can have several rows, set person = COLUMN in "
-    "the schema."
+    'Privacy is per row. If a patient can have several rows, set `person = "patient_id"` in the '
+    "schema."
 )
 
 

@@ -72,8 +72,8 @@ CODES: dict[str, str] = {
         "it is never computed again, and nothing is charged."
     ),
     "ledger": (
-        "The ledger is missing, altered, behind its anchor or cannot be written; the operator "
-        "must look at it."
+        "The ledger is missing, altered, behind its anchor or not writable. The "
+        "operator must inspect it."
     ),
     "internal": "The gate could not answer, for a reason that does not depend on any record.",
 }

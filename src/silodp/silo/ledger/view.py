@@ -131,9 +131,9 @@ def said_of(summary: dict[str, Any]) -> str:
         local = "no bound"
     return (
         f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
-        f"against the server, which sees totals ({about}). "
-        "Against whoever sees this silo's own counts (the shuffler itself, or under masks "
-        f"all other silos and the server together): {local}."
+        f"against the server, which sees totals ({about}). Against an observer of this "
+        "silo's own counts (the shuffler itself, or under masks all other silos and "
+        f"the server together): {local}."
     )
 
 

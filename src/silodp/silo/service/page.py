@@ -48,15 +48,15 @@ SHOWN = 200
 """Frames and charges that are listed, the latest."""
 LONGEST_FORM = 4096
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-READ = "This page was started without a token: it can only be read."
+READ = "This page was started without a token, so it is read-only."
 PASSED = {
     "answered": "It was charged, computed, stored and sent.",
-    "repeated": "The stored answer was sent once more, at no cost.",
-    "held": "What a run will need is held for it; nothing was charged.",
-    "released": "The run has ended, and what was still held for it is free.",
+    "repeated": "The stored answer was sent again, at no cost.",
+    "held": "The budget that a run needs was reserved. Nothing was charged.",
+    "released": "The run has ended, and the rest of its reservation is free.",
     "started": "The gate began to listen.",
     "stopped": "The gate was stopped.",
-    "late": "The reply before took longer than answer_after.",
+    "late": "The previous reply took longer than answer_after.",
 }
 WHY = LINE_CODES | CODES | PASSED
 LINE = re.compile(
@@ -154,7 +154,7 @@ class GatePage:
         wanted = form.get("do", [""])[-1]
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
             if self._token:
-                said = "This is not the token; the gate stays as it is."
+                said = "This is not the token. The gate has not changed."
             else:
                 said = READ
             return await run_in_threadpool(self.show, request, said, 403)
@@ -195,12 +195,12 @@ class GatePage:
             if runs:
                 words = "Every query is refused."
             else:
-                words = "The gate does not run; when it does, it will refuse every query."
+                words = "The gate does not run. When it starts, it will refuse every query."
         numbers = (
             ("of the budget left", left_of(summary["used"])),
             (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
             ("questions charged", len(queries)),
-            ("refused, as far as the log goes back", sum(codes.values())),
+            ("refused, within the log", sum(codes.values())),
         )
         refused = [
             (tag("b", code, class_="refused"), n, WHY.get(code, ""))
@@ -230,13 +230,15 @@ class GatePage:
                 self._form(halted),
                 section(
                     "spend",
-                    "What was spent, and when",
+                    "Spend over time",
                     *spend(rules.silo, queries, summary["used"]),
                 ),
-                section("runs", "Who asked, and for which study", self._runs(queries), frames),
+                section("runs", "Askers and studies", self._runs(queries), frames),
                 *self._scores(queries),
-                section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
-                section("rules", "What the policy allows", self._rules(rules)),
+                section(
+                    "refused", "Refused", why if refused else tag("p", "No query was refused.")
+                ),
+                section("rules", "The policy", self._rules(rules)),
                 section(
                     "ledger",
                     "The ledger",
@@ -264,7 +266,7 @@ class GatePage:
         return tag(
             "p",
             tag("span", "verified", class_="state finished"),
-            f". The chain of {count} entries holds, and so does every total in it.",
+            f". The chain of {count} entries is valid, and so is every total in it.",
         )
 
     def _runs(self, queries: list[dict]) -> Markup:
@@ -289,7 +291,7 @@ class GatePage:
             for r in reversed(runs_of(self._ledger, queries))
         ]
         if not rows:
-            return tag("p", "Nobody has been answered yet.")
+            return tag("p", "No query has been answered yet.")
         columns = (
             "study",
             "asker",
@@ -333,7 +335,7 @@ class GatePage:
             )
         columns = (
             "when (UTC)",
-            "what became of it",
+            "result",
             "statistic",
             "kind",
             "asker",
@@ -366,7 +368,7 @@ class GatePage:
             if found:
                 words = [quality.short(found, name) for name in (ACCURACY, BALANCED, AUC)]
             else:
-                words = ["in a total alone", "-", "-"]
+                words = ["only in a total", "-", "-"]
             who = called(self._ledger.path, q["asker"])
             rows.append(
                 (
@@ -380,17 +382,17 @@ class GatePage:
             return []
         columns = ("when (UTC)", "asker", "accuracy", "balanced accuracy", "AUC", "price")
         found = table(
-            "Evaluations of a model on the records that this silo holds out",
+            "Evaluations of a model on this silo's held-out records",
             columns,
             rows,
             numbers=(2, 3, 4, 5),
         )
         note = (
-            "95 % intervals, by noise at the clip that silodp's server asks with and by the "
-            "number of records. Price: share of the budget."
+            "95 % confidence intervals, from the noise at the clip that silodp's "
+            "server uses and from the number of records. Price: share of the budget."
         )
         return [
-            section("scores", "What evaluations found", found, tag("p", note, class_="soft small"))
+            section("scores", "Results of evaluations", found, tag("p", note, class_="soft small"))
         ]
 
     def _rules(self, rules: Policy) -> Markup:
@@ -401,9 +403,9 @@ class GatePage:
                 ("Batches", ", ".join(rules.samplings)),
                 ("Clip", f"{rules.clip[0]:g} to {rules.clip[1]:g}"),
                 ("Noise multiplier, least", f"{rules.minimum_noise_multiplier:g}"),
-                ("Records in a batch, least", f"{rules.minimum_batch:g}"),
-                ("Queries in a run, most", rules.queries_per_run),
-                ("Queries in an hour, most", rules.queries_per_hour),
+                ("Fewest records in a batch", f"{rules.minimum_batch:g}"),
+                ("Most queries in a run", rules.queries_per_run),
+                ("Most queries in an hour", rules.queries_per_hour),
                 ("Askers", len(rules.askers)),
                 ("ε and δ", f"{rules.epsilon:g}, {rounded_up(rules.delta)}"),
             ]
@@ -418,15 +420,15 @@ class GatePage:
         )
         field = tag("div", tag("label", "Token", for_="token"), box, class_="field")
         if halted:
-            name = "Let it answer again"
+            name = "Resume the gate"
             value = "resume"
         else:
             name = "Pause the gate"
             value = "pause"
         button = tag("button", name, type="submit", name="do", value=value, id="do")
         words = (
-            "A paused gate refuses every query until it is resumed, also after a restart. An "
-            "answer that is being computed is still sent."
+            "A paused gate refuses every query until it is resumed, also after a "
+            "restart. It still sends an answer that it is computing."
         )
         return section(
             "pause",
@@ -443,7 +445,7 @@ def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
     drawn = [
         figure(
             "The budget",
-            "Each piece is one charge, in order; what is empty is left.",
+            "Each piece is one charge, in order. The empty part is not spent.",
             bar,
             legend(kinds) if kinds else "",
         )
@@ -460,8 +462,8 @@ def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
         across = (moment - moments[0]).total_seconds() / seconds
         points += [(across, points[-1][1]), (across, 1 - q["left"])]
     since = (
-        f"Share of the budget that was used, from {moments[0]:%Y-%m-%d %H:%M} UTC on. A step "
-        "up is a charge; a flat stretch is a time without questions."
+        f"Share of the budget used, from {moments[0]:%Y-%m-%d %H:%M} UTC on. A step is "
+        "a charge. A flat part is a time without questions."
     )
     drawn.append(
         chart(

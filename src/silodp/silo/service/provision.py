@@ -34,117 +34,114 @@ if TYPE_CHECKING:
 COMMENTS = {
     "silo": "The silo's name in its answers.",
     "epsilon": (
-        "The privacy budget of each record over everything that will ever be asked. The ledger "
-        "was made with it."
+        "The privacy budget of each record, for all queries ever. The ledger was made with it."
     ),
-    "delta": "The probability to which epsilon may fail.",
-    "study": 'The name of the study that is approved; "" for none.',
+    "delta": "The probability with which epsilon may fail.",
+    "study": 'The name of the approved study, or "".',
     "definition": (
-        "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and "
-        "torch version. `silodp silo approve` changes it."
+        "What the silo approves: SHA-256 of model, loss, prox, constants and torch version. "
+        "`silodp silo approve` changes it."
     ),
     "statistics": (
-        "Which statistics may be asked; a name that the gate does not know is refused with the "
-        "list of those it does."
+        "Statistics that askers may query. The gate refuses an unknown name with the list of the "
+        "names that it knows."
     ),
     "samplings": (
-        "From which records: FullBatch, DisjointBatches; Poisson and WithoutReplacement where "
+        "Allowed samplings: FullBatch, DisjointBatches, and Poisson and WithoutReplacement if "
         "the ledger's rule has a price for them."
     ),
     "clip": "Smallest and largest clip threshold of a record's vector.",
-    "minimum_noise_multiplier": "Noise standard deviation over sensitivity, at least.",
-    "minimum_batch": "Records in a batch, at least.",
-    "maximum_local_steps": "Local steps that one query may ask for.",
-    "queries_per_run": "New answers to one run, at most.",
-    "queries_per_hour": "New answers in an hour, at most.",
+    "minimum_noise_multiplier": "Smallest noise standard deviation divided by sensitivity.",
+    "minimum_batch": "Fewest records in a batch.",
+    "maximum_local_steps": "Most local steps of one query.",
+    "queries_per_run": "Most new answers to one run.",
+    "queries_per_hour": "Most new answers in an hour.",
     "checked": (
-        "By whom, and when, `silodp silo check` was run on the data, by hand and for all to "
-        'see, never what it found; "" for nobody yet.'
+        "Who ran `silodp silo check` on the data, and when. Entered by hand and public; the "
+        'findings are not. "" if not stated.'
     ),
-    "expires": "The last day on which anything is answered.",
+    "expires": "The last day on which the gate answers.",
     "askers": (
-        "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put "
-        "yours here."
+        "Ed25519 public keys of the servers that may ask, 64 hexadecimal digits each. Add yours "
+        "here."
     ),
     "asker_names": (
-        "What these servers are called, in the same order, wherever a person reads; empty for "
-        "the first digits of their keys."
+        "Names of these servers for readers, in the same order. Empty: the first digits of their "
+        "keys."
     ),
     "answer_after": (
-        "Seconds of a slot. Every reply is sent at the end of one, so that its time tells nothing "
-        "of the records. `silo init` measures it: twice the slowest answer about made-up records, "
-        "at least 1. `silo status` counts replies that took longer. 0: at once, as in a trial of "
-        "`federation up`."
+        "Seconds of a slot. Every reply is sent at the end of a slot, so that its time reveals "
+        "nothing about the records. `silo init` measures it: twice the slowest answer about "
+        "made-up records, at least 1. `silo status` counts replies that took longer. 0: send at "
+        "once, as in a trial of `federation up`."
     ),
     "hold_share": (
-        "Share of the budget that one asker may hold for its runs at once: so much it can keep "
-        "from others for a time."
+        "Largest share of the budget that one asker may reserve for its runs at once. Other "
+        "askers cannot use it for a time."
     ),
-    "holds_per_asker": "Runs for which one asker may hold budget at once.",
+    "holds_per_asker": "Most runs for which one asker may reserve budget at once.",
     "hold_seconds": (
-        "Seconds after which a hold ends by itself, should its run not end it; a run that goes "
-        "on renews it."
+        "Seconds after which a reservation ends by itself. A run that continues renews it."
     ),
     "keep_answers": (
-        "Days for which an answer is kept, for a server that asks again what it has not heard; "
-        "then its bytes are deleted, and its charge stays."
+        "Days for which an answer is stored, for a server that did not receive it and asks again. "
+        "Then its bytes are deleted. Its charge stays."
     ),
     "sees_left": (
-        "Those of the askers that are told what is left of the budget, when they ask for a "
-        "hold. The others can find it by yes and no."
+        "Askers that receive the rest of the budget when they ask for a reservation. Others can "
+        "find it by yes and no."
     ),
     "data": (
         "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative "
         "to this file's folder."
     ),
-    "label": "Its column with the label.",
+    "label": "Its label column.",
     "classes": "The public list of classes, in order; empty for a number.",
     "model": (
         "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with "
         "(features, outputs)."
     ),
-    "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
+    "model_sha256": "SHA-256 of FILE.py, which you have read. Its imports are not covered.",
     "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.",
     "prox_sha256": "SHA-256 of the prox's FILE.py, which you have read.",
     "loss": 'FILE.py:NAME; "" for the loss of the task.',
     "feature_map": (
-        "What the model sees of a record: photo:M or digit, which ship, or FILE.py:NAME, a "
-        'function of one record; "" for the record itself.'
+        "Public function that turns a record into the model's input: photo:M or digit, which "
+        'ship with silodp, or FILE.py:NAME; "" for the record itself.'
     ),
     "feature_map_sha256": (
-        "SHA-256 of that FILE.py, which you have read; weights that it loads with "
-        "silodp.frozen are pinned in it."
+        "SHA-256 of that FILE.py, which you have read. The file pins the weights that it loads "
+        "with silodp.frozen."
     ),
     "loss_sha256": "SHA-256 of the loss's FILE.py, which you have read.",
-    "ledger": "The budget's ledger. It is never made anew.",
-    "key": "The key with which the silo signs its answers. It stays here.",
-    "log": "What was asked and what it cost; no data.",
+    "ledger": "The budget's ledger. silodp never makes it a second time.",
+    "key": "The key that signs the silo's answers. It stays here.",
+    "log": "Queries and their prices; no data.",
     **SITE_COMMENTS,
-    "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
-    "schema": (
-        'The public schema by which the data are read; its hash is in the definition above. "" '
-        "for none."
-    ),
+    "maximum_frame": "Most bytes of a frame, even if the model's queries could be longer.",
+    "schema": ('The public schema of the data, or "". Its hash is part of the definition above.'),
     "held_out": (
-        "Share of the records, by position, that training never sees and a Score is over. "
-        "Budgets are as without it."
+        "Share of the records, by position, that is held out from training and used for Score. "
+        "It does not change budgets."
     ),
     "shuffler": (
-        "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the "
-        "silo sends."
+        "X25519 public key of the shuffler, 64 hexadecimal digits. Only the shuffler can open "
+        "the silo's messages."
     ),
     "pseudonym": (
-        "The key under which the shuffler knows the silo. It stays here; its public half goes "
-        "to the shuffler alone."
+        "The key that identifies the silo to the shuffler. It stays here. Give its public half "
+        "only to the shuffler."
     ),
-    "contributions": "Records of all members together: no query may count on the noise of more.",
+    "contributions": (
+        "Number of records of all members together. No query may rely on the noise of more."
+    ),
     "colluding": (
-        "Records of members whose noise may be missing; so many more must be in a total. A "
-        "member can claim the shuffler's largest."
+        "Number of records of members whose noise may be missing. A total must have that many "
+        "more. A member can claim the shuffler's largest."
     ),
     "maximum_local_epsilon": (
-        "What the shuffler itself, or with the server, may learn, over all that is ever asked, "
-        "by a filter: set it once, not by answers; inf for no limit."
+        "Most epsilon that the shuffler, alone or with the server, may learn over all queries "
+        "ever, enforced by a filter. Set it once, not after seeing answers. inf: no limit."
     ),
 }
 

@@ -23,6 +23,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.statistics import Grad
 from silodp.host.cards import read_card
 from silodp.host.extension import named, run, run_again
+from silodp.host.process import signalled
 from silodp.server.order import Order
 from silodp.server.run import agree
 from silodp.silo.answer.exact import Exact
@@ -304,3 +305,21 @@ def test_a_map_that_raises_what_is_no_exception_makes_one_record_zero_and_ends_n
     made, failed = mapped.of_each(torch.tensor([[1.0, 1.0], [9.0, 1.0], [3.0, 1.0]]))
     assert failed.tolist() == [False, True, False]
     assert made.tolist() == [[2.0, 2.0], [0.0, 0.0], [6.0, 2.0]]
+
+
+def test_a_map_that_raises_an_interrupt_on_one_record_ends_no_gate():
+    """A gate handles Ctrl-C itself, so that only the map can have raised it."""
+
+    def own(row):
+        if row[0] > 5:
+            raise KeyboardInterrupt
+        return row * 2
+
+    mapped, x = FeatureMap("own.py:own", own), torch.tensor([[1.0, 1.0], [9.0, 1.0]])
+    with signalled():
+        made, failed = mapped.of_each(x)
+        mapped.refuse_memory(2)
+    assert failed.tolist() == [False, True]
+    assert made.tolist() == [[2.0, 2.0], [0.0, 0.0]]
+    with pytest.raises(KeyboardInterrupt):
+        mapped.of_each(x)

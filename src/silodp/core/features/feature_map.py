@@ -15,6 +15,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.extension import approved, is_file, made, parse
 from silodp.core.features import maps
+from silodp.core.keyboard import raise_if_ctrl_c
 
 CHUNK = 250
 """Pictures at once, always as many: a record's features are the same numbers whatever the records
@@ -108,9 +109,8 @@ class FeatureMap:
             try:
                 made = torch.as_tensor(function(row.clone())).detach().double().contiguous()
                 content = repr(tuple(made.shape)).encode() + made.numpy().tobytes()
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
+            except BaseException as error:
+                raise_if_ctrl_c(error)
                 content = b"raised"
             found.append(list(hashlib.sha256(content).digest()))
         return torch.tensor(found, dtype=torch.uint8)
@@ -170,10 +170,8 @@ class FeatureMap:
             found = torch.as_tensor(self._copy()(row.clone()), dtype=row.dtype).detach().clone()
             if found.shape == (width,):
                 return found
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a map that ends the program ends nothing
-            pass
+        except BaseException as error:  # a map that ends the program ends nothing
+            raise_if_ctrl_c(error)
         return row.new_full((width,), torch.nan)
 
     def unchecked(self, x: Tensor) -> Tensor:

@@ -209,7 +209,7 @@ def _every_size(features: int) -> Tensor:
     small ones before large ones, and single features.
     """
     generator = torch.Generator().manual_seed(1)
-    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.1, 0.5, 1.0, 1.0, 3.0, 1e3, 1e6])
+    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.1, 0.5, 1.0, 1.0, 3.0, 1e3, 1e6, 1e12, 1e30])
     drawn = torch.rand(len(sizes), features, generator=generator) * 2 - 1
     single = torch.eye(features)[: min(features, 4)]
     ends = torch.ones(2, features) * torch.tensor([[1.0], [-1.0]])

@@ -24,6 +24,8 @@ ROWS = 3
 """Records that a model is shown."""
 CLOSE = 1e-3
 """Of the largest number: a batch may be summed in another order than a record alone."""
+SIZES = (1e3, -1e3, 1e8, -1e8, 1e30, -1e30)
+"""How many times as large other records and outputs are, that a memory of extremes would keep."""
 AWAY = 0.1
 """How far from the start a model is tried too: at a start of zeros everything looks alike."""
 
@@ -66,8 +68,9 @@ def try_model(problem: Problem, x: Tensor, name: str) -> Tensor:
             f"{name} mixes records: it gives a record alone other outputs than in a batch; "
             "let each follow from its own record"
         )
-    with contextlib.suppress(Exception), torch.no_grad():  # larger records than any before
-        _outputs(problem, away, 1000 * x)
+    for size in SIZES:  # larger and smaller records than any before
+        with contextlib.suppress(Exception), torch.no_grad():
+            _outputs(problem, away, size * x)
     with said(f"{name} cannot be run twice"):
         again = _outputs(problem, away, x)
         back = _outputs(problem, away, x.flip(0)).flip(0)
@@ -106,9 +109,10 @@ def try_loss(problem: Problem, x: Tensor, y: Tensor, name: str, hint: str = "men
                 f"{name} gives {_shape(single[-1])} for one record; it should give one "
                 "number per record, (N,) for outputs (N, k)"
             )
-    with contextlib.suppress(Exception), torch.no_grad():  # larger outputs than any before
-        problem.loss(1000 * away, y)
-        problem.loss(1000 * away[:1], y[:1])
+    for size in SIZES:  # larger and smaller outputs than any before
+        with contextlib.suppress(Exception), torch.no_grad():
+            problem.loss(size * away, y)
+            problem.loss(size * away[:1], y[:1])
     for output, target, before in reversed(list(zip(away, y, single, strict=True))):
         with said(f"{name} cannot be run twice"):
             again = problem.loss(output[None], target[None])

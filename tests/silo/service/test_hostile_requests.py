@@ -416,18 +416,20 @@ def memory() -> int:
 
 
 def opening(path) -> float:
-    """Return the seconds in which a process of its own opens the ledger, once all is loaded."""
+    """Return the processor's seconds in which a process of its own opens the ledger, once all is
+    loaded: the fewest of nine times.
+    """
     code = (
         "import sys, time, numpy, scipy.special, scipy.stats\n"
         "from pathlib import Path\n"
         "from silodp.silo.ledger.durable import DurableLedger\n"
-        "began = time.perf_counter()\n"
+        "began = time.process_time()\n"
         "DurableLedger.open(Path(sys.argv[1]))\n"
-        "print(time.perf_counter() - began)\n"
+        "print(time.process_time() - began)\n"
     )
     command = [sys.executable, "-P", "-c", code, str(path)]
     found = [subprocess.run(command, capture_output=True, check=True).stdout for _ in range(9)]
-    return statistics.median(map(float, found))
+    return min(map(float, found))
 
 
 def test_hostile_requests_leave_a_bounded_ledger_a_bounded_memory_and_a_fast_opening(

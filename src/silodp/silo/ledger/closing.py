@@ -93,7 +93,7 @@ def signed(key: Ed25519PrivateKey, what: str, *about: str) -> str:
 
 def holds(key: str, signature: str, what: str, *about: str) -> bool:
     """Whether the key signed it."""
-    from silodp.core.protocol.signature import signed_by
+    from silodp.core.protocol.frames import signed_by
 
     try:
         return signed_by(

@@ -313,15 +313,16 @@ def _csv_as_text(
     types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
     encoding = form.encoding.replace("utf-8", "utf8")
     content = path
+    text = b""
     # One byte that is no letter stops no file, and nothing prints the row that it is in.
     if faults is not None or encoding == "utf8":
-        content = io.BytesIO(_as_utf8(path.read_bytes(), form.encoding))
+        text = _as_utf8(path.read_bytes(), form.encoding)
+        content = io.BytesIO(text)
         encoding = "utf8"
     # one long cell stops no file either: the reader's blocks are as long as the whole
+    block = None
     if faults is not None:
-        block = min(2**31 - 1, max(2**20, path.stat().st_size + 1))
-    else:
-        block = None
+        block = min(2**31 - 1, max(2**20, len(text) + 1))
     reading = pacsv.ReadOptions(use_threads=False, encoding=encoding, block_size=block)
     table = pacsv.read_csv(content, reading, options, types)  # one thread, or rows have no number
     if faults is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.extension import approved, instantiate, is_file, parse
 from silodp.core.features import maps
+from silodp.core.keyboard import raise_if_ctrl_c
 
 CHUNK = 250
 """How many pictures are computed together.
@@ -115,9 +116,8 @@ class FeatureMap:
             try:
                 features = torch.as_tensor(function(row.clone())).detach().double().contiguous()
                 content = repr(tuple(features.shape)).encode() + features.numpy().tobytes()
-            except KeyboardInterrupt:
-                raise
-            except BaseException:  # a user's function may also try to end the program
+            except BaseException as error:  # a user's function may also try to end the program
+                raise_if_ctrl_c(error)
                 content = b"raised"
             digests.append(list(hashlib.sha256(content).digest()))
         return torch.tensor(digests, dtype=torch.uint8)
@@ -182,10 +182,8 @@ class FeatureMap:
             features = features.detach().clone()
             if features.shape == (width,):
                 return features
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a user's function may also try to end the program
-            pass
+        except BaseException as error:  # a user's function may also try to end the program
+            raise_if_ctrl_c(error)
         return row.new_full((width,), torch.nan)
 
     def unchecked(self, x: Tensor) -> Tensor:
@@ -230,7 +228,7 @@ def _every_size(features: int) -> Tensor:
     ones, and single features.
     """
     generator = torch.Generator().manual_seed(1)
-    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.1, 0.5, 1.0, 1.0, 3.0, 1e3, 1e6])
+    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.1, 0.5, 1.0, 1.0, 3.0, 1e3, 1e6, 1e12, 1e30])
     drawn = torch.rand(len(sizes), features, generator=generator) * 2 - 1
     single = torch.eye(features)[: min(features, 4)]
     ends = torch.ones(2, features) * torch.tensor([[1.0], [-1.0]])

@@ -26,6 +26,8 @@ CLOSE = 1e-3
 
 A batch may be summed in another order than a single record.
 """
+SIZES = (1e3, -1e3, 1e8, -1e8, 1e30, -1e30)
+"""Factors of other records and outputs, which a memory of extremes would store."""
 AWAY = 0.1
 """How far the second point is from the start.
 
@@ -74,8 +76,9 @@ def try_model(problem: Problem, x: Tensor, name: str) -> Tensor:
             f"{name} mixes records: it gives a record alone other outputs than in a batch; "
             "make each output depend on one record"
         )
-    with contextlib.suppress(Exception), torch.no_grad():  # larger records than any before
-        _outputs(problem, away, 1000 * x)
+    for size in SIZES:  # larger and smaller records than any before
+        with contextlib.suppress(Exception), torch.no_grad():
+            _outputs(problem, away, size * x)
     with reporting(f"{name} cannot be run twice"):
         again = _outputs(problem, away, x)
         back = _outputs(problem, away, x.flip(0)).flip(0)
@@ -113,9 +116,10 @@ def try_loss(problem: Problem, x: Tensor, y: Tensor, name: str, hint: str = "cor
                 f"{name} gives {_shape(single[-1])} for one record; it must give one number per "
                 "record, (N,) for outputs (N, k)"
             )
-    with contextlib.suppress(Exception), torch.no_grad():  # larger outputs than any before
-        problem.loss(1000 * away, y)
-        problem.loss(1000 * away[:1], y[:1])
+    for size in SIZES:  # larger and smaller outputs than any before
+        with contextlib.suppress(Exception), torch.no_grad():
+            problem.loss(size * away, y)
+            problem.loss(size * away[:1], y[:1])
     for output, target, before in reversed(list(zip(away, y, single, strict=True))):
         with reporting(f"{name} cannot be run twice"):
             again = problem.loss(output[None], target[None])

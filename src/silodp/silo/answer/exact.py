@@ -236,6 +236,19 @@ class Exact:
         return tuple(self._x.shape), tuple(self._y.shape)
 
     @property
+    def retries(self) -> float:
+        """Return how many times as long an answer takes in which the model raises on one record.
+
+        The record's chunk is then computed again in halves (`slots.computed`). Sums of known
+        layers never raise.
+        """
+        if self._products:
+            return 1.0
+        size = min(self._n, size_of(self._width(None)))
+        more = 2 * math.ceil(math.log2(size)) or 1
+        return 1 + more / math.ceil(self._n / size)
+
+    @property
     def number(self) -> bool:
         """Whether a target is a number, and not a class."""
         return self._y.is_floating_point()

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
+from silodp.core.keyboard import raise_if_ctrl_c
 from silodp.core.statistics import Rows
 
 CHUNK = 2**20
@@ -76,9 +77,8 @@ def computed(
     """
     try:
         return rows(_own(x), _own(y))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # a model that ends the program ends nothing
+    except BaseException as error:  # a model that ends the program ends nothing
+        raise_if_ctrl_c(error)
         kept = torch.zeros(len(x), dim, dtype=dtype)
         _halved(rows, x, y, torch.arange(len(x)), kept)
         return kept
@@ -90,9 +90,8 @@ def _halved(rows: Rows, x: Tensor, y: Tensor, asked: Tensor, kept: Tensor) -> No
         at[half] = half
         try:
             kept[half] = rows(_own(x[at]), _own(y[at]))[half]
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
+        except BaseException as error:
+            raise_if_ctrl_c(error)
             if len(half) > 1:
                 _halved(rows, x, y, half, kept)
 

@@ -313,15 +313,16 @@ def _csv_as_text(
     types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
     encoding = form.encoding.replace("utf-8", "utf8")
     content = path
-    if faults is not None and encoding != "utf8":  # one byte that is no letter stops no file
-        text = path.read_bytes().decode(form.encoding, errors="replace")
+    text = b""
+    # One byte that is no letter stops no file, and nothing prints the row that it is in.
+    if faults is not None or encoding == "utf8":
+        text = _as_utf8(path.read_bytes(), form.encoding)
+        content = io.BytesIO(text)
         encoding = "utf8"
-        content = io.BytesIO(text.encode())
     # one long cell stops no file either: the reader's blocks are as long as the whole
+    block = None
     if faults is not None:
-        block = min(2**31 - 1, max(2**20, path.stat().st_size + 1))
-    else:
-        block = None
+        block = min(2**31 - 1, max(2**20, len(text) + 1))
     reading = pacsv.ReadOptions(use_threads=False, encoding=encoding, block_size=block)
     table = pacsv.read_csv(content, reading, options, types)  # one thread, or rows have no number
     if faults is not None:
@@ -342,6 +343,17 @@ def _csv_as_text(
                     i, name, table.column(i).cast(pa.string()).cast(pa.float64())
                 )
     return table
+
+
+def _as_utf8(content: bytes, encoding: str) -> bytes:
+    """Return the content in UTF-8. Each byte that is no letter becomes an escape, as `as_text`
+    writes it; of an encoding with such bytes, a sign that says so.
+    """
+    if encoding == "utf-8":
+        errors = "backslashreplace"
+    else:
+        errors = "replace"
+    return content.decode(encoding, errors).encode()
 
 
 def _parquet_names(names: Sequence[str]) -> list[str]:
@@ -370,13 +382,26 @@ def _parquet_cells(path: Path, faults: Faults | None = None) -> dict[str, np.nda
     }
 
 
+_UNREADABLE = (ValueError, OverflowError, NotImplementedError, pa.ArrowException)
+
+
+def _spelled(column: np.ndarray) -> np.ndarray:
+    """Return the column. Raise what its first cell without a text raises, such as a moment of a
+    time zone in a year of five digits.
+    """
+    if column.dtype.kind == "O":
+        for cell in column:
+            as_text(cell)
+    return column
+
+
 def _parquet_column(table: pa.Table, i: int, name: str, faults: Faults | None) -> np.ndarray:
     """Return a column's cells. With `faults` one that cannot be read, such as a date in a year of
     five digits, is missing, and noted there.
     """
     try:
-        return column_of(table, i)
-    except (ValueError, OverflowError, NotImplementedError, pa.ArrowException):
+        return _spelled(column_of(table, i))
+    except _UNREADABLE:
         if faults is None:
             raise
     cells = np.empty(len(table), object)
@@ -385,8 +410,8 @@ def _parquet_column(table: pa.Table, i: int, name: str, faults: Faults | None) -
     while spans:
         start, end = spans.pop()
         try:
-            cells[start:end] = column_of(table.slice(start, end - start), i)
-        except (ValueError, OverflowError, NotImplementedError, pa.ArrowException):
+            cells[start:end] = _spelled(column_of(table.slice(start, end - start), i))
+        except _UNREADABLE:
             middle = (start + end) // 2
             if middle == start:
                 bad[start] = True

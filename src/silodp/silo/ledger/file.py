@@ -194,7 +194,6 @@ class LedgerFile:
                 "it has entries before its first"
             )  # which no replay reads, and every list of entries would
         state.check_total()
-        state.settle_holds()
         self._anchored = self._check_seen(connection, state)
         self._state = state
 
@@ -312,6 +311,7 @@ class LedgerFile:
                     f"its total of {state.total:g} is above the {state.capacity:g} that "
                     "its budget allows"
                 )
+            state.holds.settle(state.holds.open)
             kept = [known for known in state.queries.values() if known.answer and not known.purged]
             for known in kept:
                 anew.answer(connection, known)

@@ -70,10 +70,12 @@ class Hold:
 class Holds:
     """What the chain says of holds so far, and what each run was charged."""
 
+    price: Callable[[Mapping[str, Any]], tuple[str, float]] = field(repr=False, compare=False)
+    """Return the bucket and the amount of an event as it was written down."""
     open: dict[str, Hold] = field(default_factory=dict)
     unpriced: dict[str, Any] = field(default_factory=dict)
-    """By id: the events of open holds that the replay has not priced yet. Those that end before
-    never are.
+    """By id: the events of open holds that have not been priced yet. Those that end before never
+    are.
     """
     charged: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """By (asker, run)."""
@@ -114,7 +116,7 @@ class Holds:
         return True
 
     def reopen(self, entry: Any, data: Mapping[str, Any]) -> None:
-        """Take in an open hold. It is not priced before `settle`."""
+        """Take in an open hold. It is not priced before it counts (`live`)."""
         self.unpriced[entry.query_id] = data["events"]
         self.open[entry.query_id] = Hold(
             id=entry.query_id,
@@ -128,12 +130,14 @@ class Holds:
             hash=entry.hash,
         )
 
-    def settle(self, price: Callable[[Mapping[str, Any]], tuple[str, float]]) -> None:
-        """Price the open holds that are not priced yet. The records are those of their time, for
-        a change of the records ends every hold.
+    def settle(self, ids: Iterable[str]) -> None:
+        """Price these holds, where they are not priced yet. The records are those of their time,
+        for a change of the records ends every hold.
         """
-        for id in list(self.unpriced):
-            amounts = (price(event) for event in self.unpriced[id])
+        for id in list(ids):
+            if id not in self.unpriced:
+                continue
+            amounts = (self.price(event) for event in self.unpriced[id])
             buckets = added(*({bucket: amount} for bucket, amount in amounts))
             self.open[id] = replace(self.open[id], buckets=buckets)
             del self.unpriced[id]
@@ -209,7 +213,12 @@ class Holds:
         }
 
     def live(self, now: float) -> list[Hold]:
-        return [hold for hold in self.open.values() if hold.until > now]
+        """Return the holds that count at this time, priced. Others are never priced: an asker can
+        let dear ones run out for nothing, and each opening of the ledger would price them again.
+        """
+        ids = [id for id, hold in self.open.items() if hold.until > now]
+        self.settle(ids)
+        return [self.open[id] for id in ids]
 
     def others(self, asker: str, run: str, now: float) -> dict[str, float]:
         """What is held for other runs than this one, by whomever."""

@@ -71,7 +71,7 @@ class LedgerState:
     total twice.
     """
     partitions: dict[tuple[str, int, int], Entry] = field(default_factory=dict)
-    holds: Holds = field(default_factory=Holds)
+    holds: Holds = field(init=False)
     closing: Closing = field(default_factory=Closing)
     kept: str = ""
     """A running hash of all entries that a checkpoint does not pass over."""
@@ -92,6 +92,7 @@ class LedgerState:
     def __post_init__(self) -> None:
         self.head = self.kept = self.settings.genesis
         self.released = released.genesis(self.settings)
+        self.holds = Holds(self._price_held)
         self.heads = [(0, self.released[1])]
         self.records = self.settings.records
         self.layout = self.settings.layout
@@ -292,10 +293,9 @@ class LedgerState:
             self.passed += 1
             self.passed_bytes += len(entry.event) + ENTRY_LEAST
 
-    def settle_holds(self) -> None:
-        """Price the holds that are open at the end of the replay."""
+    def _price_held(self, data: Mapping[str, Any]) -> tuple[str, float]:
         try:
-            self.holds.settle(lambda event: self.price(event_of(event)))
+            return self.price(event_of(data))
         except (
             BadInput,
             Refused,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import parse
 from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.host.extension import named, run, run_again
+from silodp.host.python_path import child_environment
 
 PATIENCE = 600.0
 """Seconds that the second process is given."""
@@ -32,15 +32,11 @@ def refuse_other_elsewhere(mapped: FeatureMap, source: bytes, features: int) -> 
         "features": features,
         "threads": torch.get_num_threads(),
     }
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = os.pathsep.join(path for path in paths if os.path.isabs(path))
-    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"PYTHONPATH": kept} if kept else {}
     try:
         found = subprocess.run(
             [sys.executable, "-P", "-m", "silodp.silo.service.elsewhere"],
             input=json.dumps(question).encode(),
-            env=environment,
+            env=child_environment(),
             cwd=Path(sys.prefix),
             capture_output=True,
             timeout=PATIENCE,

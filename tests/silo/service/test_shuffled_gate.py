@@ -262,7 +262,7 @@ def test_the_ledger_shows_what_server_and_shuffler_may_learn_and_when_that_holds
         "the server, which sees totals"
     ) in text
     assert (
-        "Against whoever sees this silo's own counts (the shuffler itself, or under masks "
+        "Against a party that sees this silo's own counts (the shuffler itself, or under masks "
         "all other silos and the server together): epsilon "
         f"{rounded_up(ledger.local(), 4)}."
     ) in text

@@ -201,7 +201,7 @@ def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_not
     assert (code, err) == (0, "")
     for sentence in (
         "60 records, 3 features",
-        "60 records only",
+        "only 60 records",
         "differ in scale",
         "mode 0644",
         "public key into askers",

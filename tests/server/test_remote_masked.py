@@ -98,7 +98,7 @@ class Hospital:
             own.records(),
             self.ledger,
             signing_key=key,
-            masks=masks,
+            trust=masks,
             known_by=own.known_by,
             registry=self.registry,
         )

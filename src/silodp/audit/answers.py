@@ -308,8 +308,8 @@ class Answering(Silo):
         name = f"q{self._asked}"
         envelope = self.envelope(name, query, name)
         if query.mechanism.masked:
-            assert self.masks is not None
-            own = self.masks.offer(public(self._key), envelope.run)
+            assert self.trust is not None
+            own = self.trust.offer(public(self._key), envelope.run)
             envelope = with_cohort(
                 envelope, own, int(query.mechanism.sampling.batch(N)), [(self._other, CROWD)]
             )

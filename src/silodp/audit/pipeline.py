@@ -46,6 +46,8 @@ from silodp.silo.service import door as door_module
 from silodp.silo.service.door import Door, definition_hash
 from silodp.silo.service.masking import Masker, Masking
 from silodp.silo.service.policy import Policy, Shuffling
+from silodp.silo.service.sealing import Sealer
+from silodp.silo.service.trust import Trust
 from silodp.wire.inprocess import ThroughShuffler
 
 
@@ -239,14 +241,14 @@ class Silo:
         with self.pipeline.planted():
             self.ledger = self.pipeline.reopen(self.path)
             own = signing("the audit's own silo")
+            self.trust: Trust | None = None
             if self.masking:
-                self.masks = self.pipeline.masker(self.masking, own, self.policy.definition)
-            else:
-                self.masks = None
+                self.trust = self.pipeline.masker(self.masking, own, self.policy.definition)
+            elif self.shuffling:
+                self.trust = Sealer(*self.shuffling, self.records.counts[0])
             more: dict[str, Any] = {
                 "registry": self.registry,
-                "shuffling": self.shuffling,
-                "masks": self.masks,
+                "trust": self.trust,
                 "held_out": self.held_out,
                 "known_by": self.raw,
             }

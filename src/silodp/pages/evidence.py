@@ -59,7 +59,7 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
     """What the archive holds; BadInput says what is wrong with one that is not exactly as it was
     signed, or not by `key`.
     """
-    from silodp.core.protocol.signature import signed_by
+    from silodp.core.protocol.frames import signed_by
 
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:

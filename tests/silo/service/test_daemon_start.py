@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gate_process import edited, made, write_data
@@ -303,3 +304,12 @@ def test_what_answers_loads_neither_what_reads_files_nor_maps_nor_masks():
     }
     assert not loaded & apart
     assert len(loaded) <= 119
+
+
+def test_a_policy_with_the_tables_of_two_kinds_of_totals_is_refused():
+    from silodp.silo.service.daemon import _trust
+
+    shuffling: Any = object()
+    masking: Any = object()
+    with pytest.raises(BadInput, match=r"\[shuffle\] and \[masks\]"):
+        _trust(shuffling, masking, shuffling, shuffling, records=1)

@@ -313,7 +313,7 @@ def test_refused_masked_rounds_are_forgotten(tmp_path):
         gate.code(masked.asked(gate.row(), query_id=f"x{k}", round=f"{k + 1}")) for k in range(50)
     ]
     assert codes == ["rate"] * 50
-    (run,) = gate.door._masks._runs.values()
+    (run,) = gate.door._trust._runs.values()
     assert sum(len(digests) for digests in run.asked.values()) <= 1
 
 
@@ -424,7 +424,7 @@ def test_hostile_requests_leave_a_bounded_ledger_a_bounded_memory_and_a_fast_ope
     assert len(asker.holds) <= 60
     assert len(asker.work) <= 61
     assert len(asker.priced) <= PRICES
-    assert all(len(run.asked) <= 60 for run in gate.door._masks._runs.values())
+    assert all(len(run.asked) <= 60 for run in gate.door._trust._runs.values())
     again, read, prices = reading.of(gate.ledger.path)
     paid = sum(entry.act not in PASSED for entry in entries)
     assert read <= paid + 2 * reserve.PASSED_MOST

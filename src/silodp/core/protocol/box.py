@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from silodp.core.errors import Refused
-from silodp.core.protocol.signature import signed_by
+from silodp.core.protocol.frames import signed_by
 
 _MAGIC = b"SDPC\x01"
 _INFO = b"silodp shuffle 1 "

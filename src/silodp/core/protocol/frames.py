@@ -14,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 
 from silodp.core.errors import Refused
-from silodp.core.protocol.signature import signed_by
 
 VERSION = 3
 COMMON = 2
@@ -25,6 +28,18 @@ COMMON = 2
 SPOKEN = (COMMON, VERSION)
 OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
+
+
+def signed_by(key: bytes, signature: bytes, content: bytes) -> bool:
+    """Return whether an Ed25519 key signed the content.
+
+    Return False also for bytes that are not a key or not a signature.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def sign_frame(

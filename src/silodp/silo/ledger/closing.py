@@ -97,7 +97,7 @@ def signed(key: Ed25519PrivateKey, what: str, *about: str) -> str:
 
 def holds(key: str, signature: str, what: str, *about: str) -> bool:
     """Return whether the key made this signature under the statement."""
-    from silodp.core.protocol.signature import signed_by
+    from silodp.core.protocol.frames import signed_by
 
     try:
         return signed_by(

@@ -43,7 +43,8 @@ from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling, approv
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
-    from silodp.silo.service.masking import Masker, Masking
+    from silodp.silo.service.masking import Masking
+    from silodp.silo.service.trust import Trust
 
 # --- what the silo owns --------------------------------------------------------------------------
 
@@ -196,11 +197,31 @@ def load_masking(path: str | Path) -> Masking | None:
     return Masking.load(path)
 
 
-def _masker(masking: Masking, key: Ed25519PrivateKey, policy: Policy) -> Masker:
-    """Return what masks the counts of this silo."""
-    from silodp.silo.service.masking import Masker
+def _trust(
+    shuffling: Shuffling | None,
+    masking: Masking | None,
+    key: Ed25519PrivateKey,
+    policy: Policy,
+    records: int,
+) -> Trust | None:
+    """Return the object that hides the silo's part of a total, None if it answers no totals.
 
-    return Masker(masking, key, policy.definition)
+    Raise `BadInput` where the policy has both tables: a silo trusts masks or a shuffler.
+    """
+    if shuffling and masking:
+        raise BadInput(
+            "the policy has the tables [shuffle] and [masks]; a silo takes part in one kind of "
+            "total, so remove one of them"
+        )
+    if shuffling:
+        from silodp.silo.service.sealing import Sealer
+
+        return Sealer(shuffling, read_key(shuffling.pseudonym), records)
+    if masking:
+        from silodp.silo.service.masking import Masker
+
+        return Masker(masking, key, policy.definition)
+    return None
 
 
 def open_door(
@@ -235,23 +256,15 @@ def open_door(
         refuse_other_elsewhere(mapped, source, own.x.shape[-1])
     problem = approved_problem(place, own.x.shape[-1], schema)
     key = read_key(place.key)
-    if shuffling:
-        sealing = (shuffling, read_key(shuffling.pseudonym))
-    else:
-        sealing = None
-    if masking:
-        masks = _masker(masking, key, policy)
-    else:
-        masks = None
+    records = own.records()
     door = Door(
         policy,
         problem,
-        own.records(),
+        records,
         ledger,
         held_out=place.held_out,
         signing_key=key,
-        shuffling=sealing,
-        masks=masks,
+        trust=_trust(shuffling, masking, key, policy, records.counts[0]),
         registry=registry,
         noted=noted,
         known_by=own.known_by,

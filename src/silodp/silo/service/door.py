@@ -29,24 +29,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Shuffled
-from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.accounting import Rule
 from silodp.core.privacy.work import price_work
 from silodp.core.problem.problem import Problem
-from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import (
     MAX_HEADER,
     OVERHEAD,
     Answer,
-    Envelope,
     Refusal,
     Sealed,
     decode_query,
     encode_reply,
 )
 from silodp.core.protocol.frames import COMMON
-from silodp.core.protocol.masks import ROW
 from silodp.core.protocol.offers import KEYS, Offer, decode_key_request, encode_offer
 from silodp.core.protocol.quote import (
     HOLD,
@@ -58,7 +53,6 @@ from silodp.core.protocol.quote import (
 )
 from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
 from silodp.core.protocol.refusals import CODES
-from silodp.core.query import Release
 from silodp.core.statistics import MAX_EDGES
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
@@ -67,12 +61,12 @@ from silodp.silo.ledger.durable import DurableLedger, QueryLedger
 from silodp.silo.ledger.reserve import checkpoint, finish, known, take, taken_since
 from silodp.silo.service.limits import Limits
 from silodp.silo.service.pace import slot_for
-from silodp.silo.service.policy import HOUR, Policy, Shuffling
+from silodp.silo.service.policy import HOUR, Policy
+from silodp.silo.service.trust import ALONE, NoTotals, Trust
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
     from silodp.silo.data.tables import Known
-    from silodp.silo.service.masking import Masker
 
 FINISHED = 10_000
 """Runs whose release is remembered in memory, newest first to stay."""
@@ -107,8 +101,7 @@ class Door:
         *,
         held_out: float = 0.0,
         signing_key: Ed25519PrivateKey | None = None,
-        shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None,
-        masks: Masker | None = None,
+        trust: Trust | None = None,
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[FrameNote], None] = lambda note: None,
@@ -121,9 +114,8 @@ class Door:
 
         A share `held_out` of the records, by position (of persons by secret marks), is what a Score
         is over, and nothing else.
-        `shuffling` is the policy's table of that name with the pseudonym's key; without it,
-        shuffled queries are refused; masked ones are without `masks`. `noted` is told of each
-        frame, before its reply is sent. `known_by` are the features and labels that the ledger
+        `trust` hides the silo's part of a total; without it, totals are refused. `noted` is told of
+        each frame, before its reply is sent. `known_by` are the features and labels that the ledger
         recognises the records by, an exact digest of them all, and who the persons are, where those
         are not the records' own: what a file holds stays the same under another schema. The model
         sees what `mapped` makes of the records.
@@ -168,8 +160,7 @@ class Door:
         self._ledger = ledger
         self._key = signing_key
         self._clock = clock
-        self._shuffling = shuffling
-        self._masks = masks
+        self._trust = trust or NoTotals()
         self._charges = Charges()
         self._noted = noted
         self._note = FrameNote("answered")
@@ -179,10 +170,7 @@ class Door:
         self._longest = (
             OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
         )
-        if masks:
-            self._longest += ROW * (len(masks.policy.members) + 1)
-        else:
-            self._longest += 0
+        self._longest += self._trust.room
         self.limit = max(self._longest, HOLD_LIMIT)
         """Bytes of the longest frame that is looked at: a query with two points of the model in
         float64, or what a hold is asked for with.
@@ -264,10 +252,13 @@ class Door:
         self._note = FrameNote("answered", envelope.query_id, type(query.statistic).__name__)
         self._purge(now)
         self._policy.check(envelope, asker, n=self._n, now=now)
-        round = ""
         if query.mechanism.total:
-            self._check_total(envelope)
+            trust = self._trust
             round = envelope.shuffle_round
+        else:
+            trust = ALONE
+            round = ""
+        trust.check(envelope, self._n)
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         with self._ledger.question(
             query_id=envelope.query_id,
@@ -277,20 +268,17 @@ class Door:
             run=envelope.run,
             round=round,
             generation=self._generation,
-            most_local=self._most_local(),
+            most_local=self._trust.local_limit,
             now=now,
         ) as paid:
             if paid.answer is not None:
                 self._note = replace(self._note, code="repeated")
-                if (
-                    query.mechanism.masked and self._masks
-                ):  # stored, but who stored it may have died, or failed, before this
-                    self._masks.forget(asker, envelope.run, envelope.cohort)
+                # The process that stored the answer may have died before it forgot the key.
+                trust.forget(asker, envelope)
                 return paid.answer
             self._exact.check(query)
             self._limits.count_work(asker, [query.event()], now)
-            if query.mechanism.masked and self._masks:
-                self._masks.begin(asker, envelope, paid.rounds)
+            trust.begin(asker, envelope, paid.rounds)
             self._charges.read(paid)
             if not self._charges.known(
                 envelope.query_id
@@ -304,7 +292,7 @@ class Door:
         if release.event.total:
             answer = Sealed(
                 *names,
-                self._hidden(asker, envelope, release),
+                trust.hide(asker, envelope, release.value[0, 0].numpy()),
                 cast(TotalEvent, release.event),
                 count,
                 head,
@@ -320,8 +308,7 @@ class Door:
         stored = paid.store(
             encode_reply(answer, self._key)
         )  # another process may have been first: then its bytes are the answer
-        if query.mechanism.masked and self._masks:
-            self._masks.forget(asker, envelope.run, envelope.cohort)
+        trust.forget(asker, envelope)
         return stored
 
     def _purge(self, now: float) -> None:
@@ -363,7 +350,7 @@ class Door:
         for event in events:
             self._policy.check_planned(event, n=self._n)
             if event.total:
-                self._check_planned_total(cast(TotalEvent, event))
+                self._trust.check_planned(cast(TotalEvent, event))
         self._limits.count_work(asker, events, now)
         about = {
             "hold": request.hold,
@@ -399,64 +386,14 @@ class Door:
         self._note = FrameNote("offered", request.run)
         self._policy.check_asker(request, asker, now=self._clock())
         return encode_offer(
-            Offer(request.silo, digest, self._masker().offer(asker, request.run)), self._key
+            Offer(request.silo, digest, self._trust.offer(asker, request.run)), self._key
         )
-
-    def _check_total(self, envelope: Envelope) -> None:
-        """A total is refused that counts on more noise of others than the officer allows."""
-        mechanism = as_total(envelope.query.mechanism)
-        if mechanism.masked:
-            self._masker().check(envelope, int(mechanism.sampling.batch(self._n)))
-        else:
-            self._check_shuffle(mechanism)
-
-    def _masker(self) -> Masker:
-        if self._masks is None:
-            raise Refused("masks")
-        return self._masks
-
-    def _check_shuffle(self, asked: Shuffled | TotalEvent) -> None:
-        if self._shuffling is None:
-            raise Refused("shuffle")
-        self._shuffling[0].check(asked)
-
-    def _check_planned_total(self, event: TotalEvent) -> None:
-        """Of masked totals the cohort is not known before they are asked: a hold of them is of what
-        they cost with so many contributions.
-        """
-        if self._masks is None:
-            self._check_shuffle(event)
-
-    def _most_local(self) -> float:
-        if self._shuffling:
-            shuffled = self._shuffling[0].maximum_local_epsilon
-        else:
-            shuffled = math.inf
-        return min(shuffled, self._masks.policy.maximum_local_epsilon if self._masks else math.inf)
-
-    def _hidden(self, asker: str, envelope: Envelope, release: Release) -> bytes:
-        """The counts under the masks of the query's cohort, or in a box for the shuffler."""
-        if envelope.query.mechanism.masked and self._masks:
-            return self._masks.masked(asker, envelope, release.value[0, 0].numpy())
-        return self._sealed(envelope, release)
 
     def _finish(self, asker: str, request: ReleaseRequest) -> None:
         who = asker, request.run
         self._finished[who] = max(request.number, self._finished.pop(who, -1))
         if len(self._finished) > FINISHED:
             del self._finished[next(iter(self._finished))]
-
-    def _sealed(self, envelope: Envelope, release: Release) -> bytes:
-        """The counts in a box for the shuffler alone, on the silo's condition."""
-        mechanism = as_total(envelope.query.mechanism)
-        assert self._shuffling is not None
-        (shuffling, pseudonym), own = self._shuffling, int(mechanism.sampling.batch(self._n))
-        demanded = mechanism.contributions + shuffling.colluding
-        bits = mechanism.levels + mechanism.noise_bits
-        contribution = Contribution(
-            envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy()
-        )
-        return encrypt_box(contribution, shuffling.shuffler, pseudonym)
 
 
 class Charges:

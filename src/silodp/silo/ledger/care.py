@@ -140,15 +140,16 @@ def confirm(path: Path, *, anchor: Path | None = None) -> str:
             if not closing.witness:
                 return UNWITNESSED
             try:
-                seen = check_seen(connection, file.state, Path(closing.witness), "witness")
+                last_seen = check_seen(connection, file.state, Path(closing.witness), "witness")
             except Altered as error:
                 return str(error)
-            if seen != closing.restored_at[0]:
+            if last_seen != closing.restored_at[0]:
                 return (
-                    f"its witness {closing.witness} has last seen entry {seen}, and not entry "
+                    f"its witness {closing.witness} has last seen entry {last_seen}, and not entry "
                     f"{closing.restored_at[0]}, the backup's last"
                 )
-            file.append(connection, "confirm", event={"witness": closing.witness, "count": seen})
+            event = {"witness": closing.witness, "count": last_seen}
+            file.append(connection, "confirm", event=event)
         file.pin()
     return ""
 

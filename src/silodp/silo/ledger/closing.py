@@ -90,18 +90,18 @@ class Closing:
         return True
 
 
-def signed(key: Ed25519PrivateKey, what: str, *about: str) -> str:
+def signed(key: Ed25519PrivateKey, what: str, *words: str) -> str:
     """Return the signature, in hexadecimal, under an officer's statement about a head."""
-    return key.sign(bytes.fromhex(hashed(what, about))).hex()
+    return key.sign(bytes.fromhex(hashed(what, words))).hex()
 
 
-def holds(key: str, signature: str, what: str, *about: str) -> bool:
+def holds(key: str, signature: str, what: str, *words: str) -> bool:
     """Return whether the key made this signature under the statement."""
     from silodp.core.protocol.frames import signed_by
 
     try:
         return signed_by(
-            bytes.fromhex(key), bytes.fromhex(signature), bytes.fromhex(hashed(what, about))
+            bytes.fromhex(key), bytes.fromhex(signature), bytes.fromhex(hashed(what, words))
         )
     except ValueError:
         return False

@@ -33,14 +33,15 @@ FIELDS = ("ledger", "count", "head", "time", "of")
 def state(ledger: DurableLedger, key: Ed25519PrivateKey) -> Statement:
     """Return the head of what has left the ledger, signed by its silo."""
     count, head = ledger.released()
-    about = {
+    fields = {
         "ledger": ledger.settings.ledger,
         "count": count,
         "head": head,
         "time": now(),
         "of": OF,
     }
-    return about | {"key": public(key), "signature": signed(key, "head", *map(str, about.values()))}
+    signature = signed(key, "head", *map(str, fields.values()))
+    return fields | {"key": public(key), "signature": signature}
 
 
 def cosign(book: Path, statement: Statement, key: Ed25519PrivateKey) -> Statement:
@@ -127,12 +128,12 @@ def _check(statement: Any) -> None:
     """Raise BadInput unless the statement is a head that its silo signed."""
     try:
         signed_fields = FIELDS if "of" in statement else FIELDS[:4]
-        about = [str(statement[name]) for name in signed_fields]
+        values = [str(statement[name]) for name in signed_fields]
         valid = (
             statement.get("of", OF) == OF
             and isinstance(statement["count"], int)
             and statement["count"] >= 0
-            and holds(statement["key"], statement["signature"], "head", *about)
+            and holds(statement["key"], statement["signature"], "head", *values)
         )
     except (KeyError, TypeError):
         valid = False

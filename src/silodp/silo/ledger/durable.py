@@ -175,7 +175,7 @@ class DurableLedger:
         shuffler can learn past `most_local`, by a filter (`LedgerState.local_share`). The holds of
         other runs that have not run out by `now`, in seconds since 1970, are respected.
         """
-        about = _names(query_id=query_id, kind=kind, asker=asker, run=run)
+        names = _names(query_id=query_id, kind=kind, asker=asker, run=run)
         return QueryLedger(
             self._file,
             generation,
@@ -183,7 +183,7 @@ class DurableLedger:
             now,
             round=round,
             begun=None,
-            **about,
+            **names,
             digest=digest.hex(),
         )
 
@@ -208,7 +208,7 @@ class DurableLedger:
         durable and anchored. No other process can change the ledger between the look and the
         charge. Without a charge nothing is written.
         """
-        about = _names(query_id=query_id, kind=kind, asker=asker, run=run)
+        names = _names(query_id=query_id, kind=kind, asker=asker, run=run)
         with contextlib.ExitStack() as ending:
             connection = ending.enter_context(self._file.change())
             try:
@@ -219,7 +219,7 @@ class DurableLedger:
                     now,
                     round=round,
                     begun=(ending, connection),
-                    **about,
+                    **names,
                     digest=digest.hex(),
                 )
             finally:
@@ -305,13 +305,13 @@ class DurableLedger:
         self, connection: sqlite3.Connection, known: Known, after: Entry | None = None
     ) -> Entry:
         """Delete the stored answer, and append and return the entry that records it."""
-        about = {
+        names = {
             name: getattr(known.charge, name)
             for name in ("query_id", "digest", "kind", "asker", "run")
         }
         if known.answer:
             connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
-        return self._file.append(connection, "purge", event={}, after=after, **about)
+        return self._file.append(connection, "purge", event={}, after=after, **names)
 
     def recognise(
         self,
@@ -369,10 +369,11 @@ class DurableLedger:
         """
         spent = self._file.state.total > 0
         if sketch.by_person != identity.by_person and (sketch.by_person or spent):
+            before = "rows"
+            after = "persons"
             if sketch.by_person:
-                before, after = ("persons", "rows")
-            else:
-                before, after = ("rows", "persons")
+                before = "persons"
+                after = "rows"
             raise BadInput(
                 f"the ledger {self.path} keeps a budget of {before}, but the schema "
                 f"now protects {after}: what was spent was promised to others; "
@@ -528,11 +529,11 @@ class DurableLedger:
         return self._file.verify()
 
 
-def _names(**about: str) -> dict[str, str]:
+def _names(**names: str) -> dict[str, str]:
     """Return the names of a query. Raise Refused where one is too long or not printable."""
     printable = (
-        isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()
+        isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in names.values()
     )
-    if not about["query_id"] or not all(printable):
+    if not names["query_id"] or not all(printable):
         raise Refused("id")
-    return about
+    return names

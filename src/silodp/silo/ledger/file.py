@@ -246,9 +246,9 @@ class LedgerFile:
                 write_witness(place, self.state)
         self._anchored = self.state.sequence
 
-    def append(self, connection: sqlite3.Connection, act: str, **about) -> Entry:
+    def append(self, connection: sqlite3.Connection, act: str, **names) -> Entry:
         """Append an entry to the chain and return it."""
-        entry = self.state.draft(act, now(), **about)
+        entry = self.state.draft(act, now(), **names)
         connection.execute(
             f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", entry.row()
         )
@@ -440,8 +440,8 @@ def check_seen(connection: sqlite3.Connection, state: LedgerState, place: Path, 
 
 def write_anchor(place: Path, state: LedgerState) -> None:
     """Write count and head of the whole chain to the anchor."""
-    about = {"ledger": state.settings.ledger, "count": state.sequence, "head": state.head}
-    atomic.write(place, canonical(about))
+    content = {"ledger": state.settings.ledger, "count": state.sequence, "head": state.head}
+    atomic.write(place, canonical(content))
 
 
 def write_witness(place: Path, state: LedgerState, last: Entry | None = None) -> None:
@@ -454,8 +454,8 @@ def write_witness(place: Path, state: LedgerState, last: Entry | None = None) ->
         count, head = after(state.released, last)
     else:
         count, head = state.released
-    about = {"ledger": state.settings.ledger, "count": count, "head": head, "of": OF}
-    text = canonical(about)
+    content = {"ledger": state.settings.ledger, "count": count, "head": head, "of": OF}
+    text = canonical(content)
     if not place.is_file() or place.read_bytes() != text.encode():
         atomic.write(place, text)
 

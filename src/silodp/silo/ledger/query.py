@@ -35,7 +35,7 @@ class QueryLedger:
         *,
         round: str = "",
         begun: tuple[contextlib.ExitStack, sqlite3.Connection] | None = None,
-        **about: str,
+        **names: str,
     ) -> None:
         """Look for a stored answer.
 
@@ -44,7 +44,7 @@ class QueryLedger:
         self._file = file
         self._generation = generation
         self._most_local = most_local
-        self._about = about
+        self._names = names
         if now is None:
             now = time.time()
         self._now = now
@@ -97,8 +97,8 @@ class QueryLedger:
 
         Raise Refused if the id was another query's or was purged.
         """
-        known = self._file.state.queries.get(self._about["query_id"])
-        if known and known.charge.digest != self._about["digest"]:
+        known = self._file.state.queries.get(self._names["query_id"])
+        if known and known.charge.digest != self._names["digest"]:
             raise Refused("id-reused")
         if known and known.purged:
             raise Refused("purged")
@@ -117,7 +117,7 @@ class QueryLedger:
         file = self._file
         if event.total != bool(self._round):
             raise Refused("round")
-        query_id = self._about["query_id"]
+        query_id = self._names["query_id"]
         with self._charging() as connection:
             data = file.state.noted(data) | self._round
             known = self.known()
@@ -131,28 +131,22 @@ class QueryLedger:
                 bucket, amount = self._price(data)
                 if known is None:
                     self._check_local(data)
-                    self._append_charge(connection, data, bucket, amount)
+                    if not file.state.fits({bucket: amount}):
+                        raise Refused("budget")
+                    ended = self._check_holds(connection, bucket, amount)
+                    file.append(
+                        connection,
+                        "charge",
+                        event=data,
+                        bucket=bucket,
+                        amount=amount,
+                        after=ended,
+                        **self._names,
+                    )
                 else:
                     self._check_local(None)
                     self._check_same(known, data, bucket, amount)
         self.answer = answer
-
-    def _append_charge(
-        self, connection: sqlite3.Connection, data: dict, bucket: str, amount: float
-    ) -> None:
-        """Append the charge. Raise Refused if it does not fit the budget or other runs' holds."""
-        if not self._file.state.fits({bucket: amount}):
-            raise Refused("budget")
-        ended = self._check_holds(connection, bucket, amount)
-        self._file.append(
-            connection,
-            "charge",
-            event=data,
-            bucket=bucket,
-            amount=amount,
-            after=ended,
-            **self._about,
-        )
 
     @staticmethod
     def _check_same(known: Known, data: dict, bucket: str, amount: float) -> None:
@@ -192,7 +186,7 @@ class QueryLedger:
         """
         state = self._file.state
         holds = self._file.state.holds
-        who = (self._about["asker"], self._about["run"])
+        who = (self._names["asker"], self._names["run"])
         others = holds.others(*who, self._now)
         hold = holds.own(*who, self._now)
         more = {bucket: amount}
@@ -243,7 +237,7 @@ class QueryLedger:
                     "bytes": len(stored),
                     "salt": secrets.token_hex(16),
                 }
-                entry = file.append(connection, "answer", event=event, **self._about)
+                entry = file.append(connection, "answer", event=event, **self._names)
                 connection.execute("INSERT INTO answers VALUES (?, ?)", (entry.sequence, stored))
         self.answer = stored
         return stored

@@ -38,11 +38,11 @@ def after(before: Head, entry: Entry) -> Head:
     if entry.act not in ACTS:
         return before
     count, head = before
-    about = [head, entry.act, entry.query_id, entry.digest, entry.run, entry.asker, entry.kind]
+    content = [head, entry.act, entry.query_id, entry.digest, entry.run, entry.asker, entry.kind]
     if entry.act == "answer":
-        about.append(str(json.loads(entry.event).get("salt", "")))
+        content.append(str(json.loads(entry.event).get("salt", "")))
     else:
-        about.append(entry.time)
+        content.append(entry.time)
     if entry.act == "charge":
-        about.append(entry.event)
-    return count + 1, hashed("released", about)
+        content.append(entry.event)
+    return count + 1, hashed("released", content)

@@ -204,7 +204,7 @@ def release(ledger: DurableLedger, ids: Sequence[str]) -> int:
     )
 
 
-def known(ledger: DurableLedger, hold: str) -> bool:
+def taken(ledger: DurableLedger, hold: str) -> bool:
     """Return whether a hold of this id was ever taken."""
     file = ledger._file
     with file.failing_closed(), file.transaction(write=False) as connection:

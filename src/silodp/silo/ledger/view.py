@@ -116,14 +116,14 @@ def said_of(summary: dict[str, Any]) -> str:
     from silodp.core.figures import shown
     from silodp.core.privacy.accounting import rounded_up
 
-    about = (
+    conditions = (
         f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} "
         "records"
     )
     if "local_epsilon" not in summary:
         return (
             f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
-            f"({about})."
+            f"({conditions})."
         )
     if summary["local_epsilon"] is not None:
         local = f"epsilon {shown(summary['local_epsilon'])}"
@@ -131,7 +131,7 @@ def said_of(summary: dict[str, Any]) -> str:
         local = "no bound"
     return (
         f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
-        f"against the server, which sees totals ({about}). "
+        f"against the server, which sees totals ({conditions}). "
         "Against a party that sees this silo's own counts (the shuffler itself, or under masks "
         f"all other silos and the server together): {local}."
     )

@@ -58,7 +58,7 @@ from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger, QueryLedger
-from silodp.silo.ledger.reserve import checkpoint, finish, known, take, taken_since
+from silodp.silo.ledger.reserve import checkpoint, finish, take, taken, taken_since
 from silodp.silo.service.limits import Limits
 from silodp.silo.service.pace import slot_for
 from silodp.silo.service.policy import HOUR, Policy
@@ -139,12 +139,12 @@ class Door:
             )
         self._n = records.counts[0]
         self._dim = problem.dim
-        known = known_by or records.known_by
-        _, self._generation = ledger.recognise(*known, registry=registry)
+        identity = known_by or records.known_by
+        _, self._generation = ledger.recognise(*identity, registry=registry)
         places = partial(ledger.partition, generation=self._generation)
         marks = None
         if problem.person:
-            persons = known[3] or [""] * self._n
+            persons = identity[3] or [""] * self._n
             marks = ledger.marks(persons, records.contents)
         self._exact = Exact(
             problem,
@@ -345,7 +345,7 @@ class Door:
             events,
             len(frame),
             now,
-            taken=lambda: known(self._ledger, request.hold),
+            taken=lambda: taken(self._ledger, request.hold),
         )
         for event in events:
             self._policy.check_planned(event, n=self._n)

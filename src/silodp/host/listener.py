@@ -146,7 +146,7 @@ class Server:
                         f"the socket {path} cannot be given to the group "
                         f"{site.socket_group!r}: {error.strerror}"
                     ) from None
-                listener.listen(128)  # only now can anybody connect
+                listener.listen(128)  # no process can connect before this
                 listener.setblocking(False)
                 yield listener
             finally:

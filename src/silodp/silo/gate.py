@@ -21,7 +21,7 @@ class Ledger(Protocol):
     """A ledger that a gate charges before it looks at records."""
 
     def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
-        """Charge the event to these silos. Raise Refused, and charge nobody, if it does not fit."""
+        """Charge the event to these silos. Raise Refused, and charge none, if it does not fit."""
         ...
 
 

@@ -453,7 +453,7 @@ class Exact:
         return self._gradients(list(statistic.points), getattr(statistic, "limit", None))
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
-        """Return the last point minus w. The steps end early if a point is not finite.
+        """Return the last point minus w. Steps end early if prox raises or a point is not finite.
 
         All but the releases is public arithmetic.
         """

@@ -179,7 +179,7 @@ class LedgerFile:
                 self._replay(connection, state, sums=sums)
                 if state.mark <= self._anchored:
                     return
-                # A checkpoint that anchor or witness have not seen may be anybody's.
+                # A checkpoint that anchor or witness have not seen may be forged.
                 self._state = None
         self._replay(connection, self._state or LedgerState(settings), sums=sums)
 

@@ -29,7 +29,7 @@ class MemoryLedger:
     def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
         """Add the event's price to the answering silos.
 
-        Raise Refused("budget"), and charge nobody, if a sum would pass its budget. Raise
+        Raise Refused("budget"), and charge no silo, if a sum would pass its budget. Raise
         Refused("rule") if the rule has no price for the event.
         """
         try:

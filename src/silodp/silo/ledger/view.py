@@ -141,7 +141,7 @@ def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
     """Return the open holds that still reserve something.
 
     Each has its asker, its run, its share of the budget and its remaining seconds. A hold whose run
-    was charged all of it stays open until the gate hears of the run's end, and reserves nothing.
+    was charged all of it stays open until the run's end reaches the gate, and reserves nothing.
     """
     from silodp.silo.ledger.holds import SLACK
     from silodp.silo.ledger.reserve import listed

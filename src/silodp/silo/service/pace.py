@@ -45,7 +45,7 @@ def slot_for(
     """Return the seconds of a slot for records with features of the shape x and targets of the
     shape y, whose first axis is that of records.
 
-    `number` says whether a target is a number and not a class. Of what the policy allows, local
+    `number` is whether a target is a number and not a class. Of what the policy allows, local
     steps take the longest: `steps` releases, one after the other. More than an hour is no slot.
     """
     longest = _slowest(problem, x, y, number, statistics)

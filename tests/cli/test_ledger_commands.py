@@ -141,11 +141,11 @@ def test_create_takes_every_rule(data, silodp, tmp_path, words, event):
         ),
         (
             ["--epsilon", "1", "--rule", "committed", "--schedule", "poisson:2:1:1"],
-            "a rate lies between 0 and 1",
+            "a rate must be between 0 and 1",
         ),
         (
             ["--epsilon", "1", "--rule", "committed", "--schedule", "full:1:1.5"],
-            "a count is a whole number",
+            "a count must be a whole number",
         ),
         (["--epsilon", "1", "--label", "missing"], "has no label column 'missing'"),
     ],

@@ -169,7 +169,7 @@ def passes_few(pool: Pool, words: tuple) -> AbstractContextManager:
     """Passes a total on whatever its silos demand."""
     return instead(
         pool_module,
-        "_content",
+        "_satisfied",
         lambda shipped, known: (known, sum(c.records for c in known.values())),
     )
 

@@ -105,7 +105,7 @@ def test_a_file_that_ends_the_program_ends_nothing(file, capsys):
     file.write_text("import sys\nsys.exit(0)\n")
     code, said = silodp(capsys, *train(file))
     assert code == 2
-    assert "cannot be run (SystemExit: 0); mend it" in said
+    assert "cannot be run (SystemExit: 0); fix that file" in said
 
 
 GREEDY = """

@@ -662,7 +662,7 @@ def test_a_model_of_which_no_record_has_a_gradient_is_not_served():
         records("mlp"),
         partition=lambda partition, batches: np.arange(N),
     )
-    with pytest.raises(BadInput, match="gives nothing for a record by itself"):
+    with pytest.raises(BadInput, match="has no result for a record by itself"):
         asked.verify()
 
 

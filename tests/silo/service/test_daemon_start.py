@@ -202,7 +202,7 @@ def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_not
     assert (code, err) == (0, "")
     for sentence in (
         "60 records, 3 features",
-        "60 records only",
+        "only 60 records",
         "differ in scale",
         "mode 0644",
         "public key to askers",
@@ -228,7 +228,7 @@ def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_not
     } == set(COMMENTS)
     assert DaemonSettings.load(tmp_path / "a/policy.toml").data == str(data)
     code, _, err = silodp(*words)
-    assert (code, "nothing is ever written over" in err) == (2, True)
+    assert (code, "does not overwrite files" in err) == (2, True)
     code, _, err = silodp(*(tmp_path / "b" if word == tmp_path / "a" else word for word in words))
     assert (code, "in common with the one whose ledger is" in err) == (2, True)
     assert not list((tmp_path / "b").iterdir())

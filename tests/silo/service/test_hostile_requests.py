@@ -476,7 +476,7 @@ def test_hostile_requests_leave_a_bounded_ledger_a_bounded_memory_and_a_fast_ope
     assert acts["hold"] <= 60
     assert acts["charge"] == 60
     assert sum(len(e.event) for e in entries if e.act in PASSED) < HOUR_BYTES
-    asker = gate.door._limits._asked[policy.askers[0]]
+    asker = gate.door._limits._requests[policy.askers[0]]
     assert len(asker.holds) <= 60
     assert len(asker.work) <= 61
     assert len(asker.priced) <= PRICES

@@ -1,8 +1,8 @@
-"""The gate's page of `silodp ui`, at the silo and for the silo: budget left, every query answered
-or refused and why, and the pause.
+"""Show the gate's page of `silodp ui`, at the silo and for the silo.
 
-It reads policy, ledger and log, which hold no record, and never the data. Whoever has the token may
-pause the gate; all else is for reading.
+It shows the budget that is left, every query that was answered or refused and why, and the pause.
+It reads policy, ledger and log, which contain no record, and never the data. With the token a user
+may pause the gate. Everything else is for reading.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from silodp.silo.service.pause import paused, set_paused
 from silodp.silo.service.policy import DaemonSettings, Policy
 
 SHOWN = 200
-"""Frames and charges that are listed, the latest."""
+"""How many of the latest frames are listed."""
 LONGEST_FORM = 4096
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 READ = "This page was started without a token, so it is read-only."
@@ -66,16 +66,17 @@ LINE = re.compile(
 
 
 SCORED = 20
+"""How many of the latest evaluations are listed."""
 LONGEST_SCORE = 2**20
-"""Evaluations that are listed, the latest, and the bytes that an answer to one may have."""
+"""Most bytes of an answer to an evaluation."""
 Judge = Callable[[np.ndarray, float], Mapping[str, Any] | None]
-"""What the means of a score say at this noise multiplier, as a row of an evaluation; None where
-they are of another kind.
+"""Returns the row of an evaluation for the means of a score at this noise multiplier. Returns None
+for means of another kind.
 """
 
 
 class GatePage:
-    """The page of one silo's gate; `token` lets whoever has it pause the gate."""
+    """The page of one silo's gate. `token` allows its owner to pause the gate."""
 
     def __init__(
         self,
@@ -95,10 +96,11 @@ class GatePage:
         self._verified = ""
 
     def _slot(self) -> float:
-        """Seconds after which a charge is shown: when its reply is sent."""
+        """Return the seconds after which a charge is shown, which is when its reply is sent."""
         return Policy.load(self._path).answer_after
 
     def routes(self) -> list[Route]:
+        """Return the page's routes."""
         return [
             Route("/silo", self.show),
             Route("/silo-live", self.live),
@@ -106,17 +108,15 @@ class GatePage:
             Route("/silo/pause", self.pause, methods=["POST"]),
         ]
 
-    def show(self, request: Request, said: str = "", status: int = 200) -> Response:
+    def show(self, request: Request, error: str = "", status: int = 200) -> Response:
+        """Return the page, with a note about a failed or finished request."""
         done = {"paused": "The gate is paused.", "resumed": "The gate answers again."}.get(
             request.query_params.get("done", ""), ""
         )
-        if said or done:
-            note = tag(
-                "p",
-                said or done,
-                class_=f"note{' bad' if said else ''}",
-                role="alert" if said else "status",
-            )
+        if error:
+            note = tag("p", error, class_="note bad", role="alert")
+        elif done:
+            note = tag("p", done, class_="note", role="status")
         else:
             note = ""
         content = (
@@ -127,10 +127,11 @@ class GatePage:
         return HTMLResponse(screen("The gate", self._tabs, "/silo", *content, live=True), status)
 
     async def live(self, request: Request) -> Response:
+        """Return the part of the page that changes, again and again."""
         return await follow(request, self._now)
 
     def charges(self, request: Request) -> Response:
-        """Every charge as a table for a spreadsheet."""
+        """Return every charge as a table for a spreadsheet."""
         columns = ("entry", "time", "asker", "run", "kind", "query_id", "cost", "left", "answer")
         out = io.StringIO()
         rows = csv.writer(out)
@@ -143,7 +144,7 @@ class GatePage:
         )
 
     async def pause(self, request: Request) -> Response:
-        """Pauses the gate or lets it answer again, if the form carries the token."""
+        """Pause the gate, or let it answer again, if the form has the token."""
         raw = b""
         async for piece in request.stream():
             raw += piece
@@ -154,13 +155,13 @@ class GatePage:
         wanted = form.get("do", [""])[-1]
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
             if self._token:
-                said = "This is not the token. The gate has not changed."
+                error = "This is not the token. The gate has not changed."
             else:
-                said = READ
-            return await run_in_threadpool(self.show, request, said, 403)
+                error = READ
+            return await run_in_threadpool(self.show, request, error, 403)
         if wanted not in ("pause", "resume"):
             return await run_in_threadpool(
-                self.show, request, "The form says neither pause nor resume.", 400
+                self.show, request, "The form has neither pause nor resume.", 400
             )
         await run_in_threadpool(set_paused, self._path, wanted == "pause")
         return RedirectResponse(f"/silo?done={wanted}d", 303)
@@ -168,9 +169,7 @@ class GatePage:
     # --- what is shown ---------------------------------------------------------------------------
 
     def _now(self) -> Markup:
-        """State and budget, the pause, what was asked and what became of it, and within which
-        limits.
-        """
+        """Return state, budget, pause, queries and limits."""
         try:
             rules = Policy.load(self._path)
             ledger = self._ledger
@@ -206,9 +205,11 @@ class GatePage:
             (tag("b", code, class_="refused"), n, WHY.get(code, ""))
             for code, n in sorted(codes.items())
         ]
-        why = table(
-            "Why queries were refused", ("code", "times", "why"), refused, numbers=(1,), hide=True
-        )
+        if refused:
+            columns = ("code", "times", "why")
+            why = table("Why queries were refused", columns, refused, numbers=(1,), hide=True)
+        else:
+            why = tag("p", "No query was refused.")
         entries = facts(
             [("Ledger entries", summary["count"]), ("Records (public)", ledger.records)]
         )
@@ -235,9 +236,7 @@ class GatePage:
                 ),
                 section("runs", "Askers and studies", self._runs(queries), frames),
                 *self._scores(queries),
-                section(
-                    "refused", "Refused", why if refused else tag("p", "No query was refused.")
-                ),
+                section("refused", "Refused", why),
                 section("rules", "The policy", self._rules(rules)),
                 section(
                     "ledger",
@@ -256,9 +255,7 @@ class GatePage:
         )
 
     def _badge(self) -> Markup:
-        """Whether the chain holds; it is walked again when the ledger has grown, and not every
-        second.
-        """
+        """Return whether the chain is intact. It is verified again once the ledger has grown."""
         count, head = self._ledger.head()
         if self._verified != head:
             self._ledger.verify()
@@ -270,7 +267,7 @@ class GatePage:
         )
 
     def _runs(self, queries: list[dict]) -> Markup:
-        """One line for each run that was answered, the newest first."""
+        """Return one line for each run that was answered, the newest first."""
         times: dict[str, list[str]] = {}
         for q in queries:
             times.setdefault(q["run"], []).append(q["time"][:16].replace("T", " "))
@@ -303,34 +300,29 @@ class GatePage:
         return table("Every run that was answered, newest first", columns, rows, numbers=(2, 5))
 
     def _frames(self, queries: list[dict]) -> Markup:
-        """The latest frames of the log, each answered one with who asked and in which run, as the
-        ledger has it.
-        """
-        known = {daemon._short(q["query_id"]): q for q in queries}
+        """Return the latest frames of the log, with the asker and the run of each answered one."""
+        by_short_id = {daemon._short(q["query_id"]): q for q in queries}
         rows = []
-        for found in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
-            code = found["code"] or ""
-            q = known.get(found["id"] or "", {})
-            fine = code in PASSED
-            if code in ("answered", "repeated"):
-                said = ""
-            else:
-                said = tag("span", WHY.get(code, ""), class_="small soft why")
-            became = join([tag("b", code, class_="answered" if fine else "refused"), " ", said])
-            when = tag("span", (found["time"] or "")[:19].replace("T", " "), class_="when")
-            who = (
-                q.get("kind", "-"),
-                called(self._ledger.path, q["asker"]) if "asker" in q else "-",
-                q.get("run", "-")[:8],
-            )
+        for line in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
+            code = line["code"] or ""
+            q = by_short_id.get(line["id"] or "", {})
+            why = ""
+            if code not in ("answered", "repeated"):
+                why = tag("span", WHY.get(code, ""), class_="small soft why")
+            class_ = "answered" if code in PASSED else "refused"
+            asker = "-"
+            if "asker" in q:
+                asker = called(self._ledger.path, q["asker"])
             rows.append(
                 (
-                    when,
-                    became,
-                    found["statistic"] or "-",
-                    *who,
-                    _percent(found["price"]),
-                    _percent(found["left"]),
+                    tag("span", (line["time"] or "")[:19].replace("T", " "), class_="when"),
+                    join([tag("b", code, class_=class_), " ", why]),
+                    line["statistic"] or "-",
+                    q.get("kind", "-"),
+                    asker,
+                    q.get("run", "-")[:8],
+                    _percent(line["price"]),
+                    _percent(line["left"]),
                 )
             )
         columns = (
@@ -348,25 +340,24 @@ class GatePage:
         )
 
     def _scores(self, queries: list[dict]) -> list[Markup]:
-        """What evaluations found here, beside what each has cost: by the very answers that were
-        sent, which are private already.
+        """Return the results of evaluations here, and the cost of each.
+
+        They are computed from the answers that were sent, which are private already.
         """
+        if self._judge is None:
+            return []
         rows = []
-        for q in (
-            [q for q in queries if q["kind"] == "score" and q["answer"] == "kept"][-SCORED:]
-            if self._judge
-            else []
-        ):
+        kept = [q for q in queries if q["kind"] == "score" and q["answer"] == "kept"]
+        for q in kept[-SCORED:]:
             stored = self._ledger.stored(q["query_id"])
             if stored is None:  # purged since
                 continue
             reply = decode_reply(stored, limit=LONGEST_SCORE)
-            if isinstance(reply, Answer) and self._judge:
-                found = self._judge(reply.value[0].numpy(), reply.event.multiplier)
-            else:
-                found = None
-            if found:
-                words = [quality.short(found, name) for name in (ACCURACY, BALANCED, AUC)]
+            row = None
+            if isinstance(reply, Answer):
+                row = self._judge(reply.value[0].numpy(), reply.event.multiplier)
+            if row:
+                words = [quality.short(row, name) for name in (ACCURACY, BALANCED, AUC)]
             else:
                 words = ["only in a total", "-", "-"]
             who = called(self._ledger.path, q["asker"])
@@ -381,7 +372,7 @@ class GatePage:
         if not rows:
             return []
         columns = ("when (UTC)", "asker", "accuracy", "balanced accuracy", "AUC", "price")
-        found = table(
+        evaluations = table(
             "Evaluations of a model on this silo's held-out records",
             columns,
             rows,
@@ -392,10 +383,13 @@ class GatePage:
             "server uses and from the number of records. Price: share of the budget."
         )
         return [
-            section("scores", "Results of evaluations", found, tag("p", note, class_="soft small"))
+            section(
+                "scores", "Results of evaluations", evaluations, tag("p", note, class_="soft small")
+            )
         ]
 
     def _rules(self, rules: Policy) -> Markup:
+        """Return the policy's limits."""
         return facts(
             [
                 ("Last day", rules.expires.isoformat()),
@@ -412,6 +406,7 @@ class GatePage:
         )
 
     def _form(self, halted: bool) -> Markup:
+        """Return the form that pauses the gate."""
         if not self._token:
             words = f"{READ} ", tag("code", "silodp silo pause"), " pauses the gate."
             return section("pause", "Pause", tag("p", *words))
@@ -439,7 +434,7 @@ class GatePage:
 
 
 def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
-    """The budget as a bar of its charges, and how it went down over time."""
+    """Return the budget as a bar of its charges, and how it was used over time."""
     kinds = list(dict.fromkeys(q["kind"] for q in queries))
     bar = spent_bar(name, [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)], used, kinds)
     drawn = [
@@ -454,6 +449,7 @@ def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
         return drawn
     moments = [datetime.fromisoformat(q["time"]) for q in queries]
     length = (moments[-1] - moments[0]).total_seconds()
+    # The longest unit of which the time has at least two.
     unit, seconds = next(
         ((unit, seconds) for unit, seconds in UNITS if length >= 2 * seconds), UNITS[-1]
     )
@@ -480,15 +476,14 @@ def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
 
 
 def _percent(text: str | None) -> str:
+    """Return the log's percentage with two digits."""
     if text:
         return f"{float(text.rstrip('%')):.2f} %"
     return "-"
 
 
 def _lines(path: str) -> Iterator[dict[str, str | None]]:
-    """The log's lines in order, as far as they have been kept; a line of another form is left
-    out.
-    """
+    """Yield the log's lines in order, as far as they are kept, without those of another form."""
     for line in log.lines(path):
         words = line.split()
         if len(words) > 1 and words[1] in ("started", "stopped", "late"):

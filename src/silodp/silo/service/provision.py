@@ -1,6 +1,6 @@
-"""Makes what a gate daemon needs: policy, key, card and a ledger with nothing spent.
+"""Make what a gate daemon needs: policy, key, card and a ledger with nothing spent.
 
-What is written to `silo.json` and said of the data holds no value of a record; n is public.
+Neither `silo.json` nor the sentences about the data contain a value of a record. n is public.
 """
 
 from __future__ import annotations
@@ -148,15 +148,14 @@ COMMENTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Silo(Card):
-    """A silo's card, and what is for its own operator alone: where its policy is, and what was
-    found in its data.
-    """
+    """A silo's card, with the policy's path and the findings, which are for its operator alone."""
 
     policy: str
     findings: tuple[str, ...] = ()
     pseudonym: str = ""
 
     def card(self) -> dict[str, Any]:
+        """Return the fields of the card."""
         return {field.name: getattr(self, field.name) for field in fields(Card)}
 
 
@@ -185,15 +184,15 @@ def provision(
     padded: bool = False,
     **changes: Any,
 ) -> Silo:
-    """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent;
-    or BadInput, and no file is new.
+    """Make policy.toml, silo.key, silo.json and a ledger with nothing spent. Return the silo.
 
-    With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records
-    in all, and there is a pseudonym.key too. With `masking` it takes part in masked totals with the
-    members that its officer will pin (`silodp silo trust`). With `padded`, which is for every real
-    deployment, `answer_after` is measured on made-up records, and a new folder is closed to others;
-    without it replies are sent at once. `changes` are other values for fields
-    of the policy and of its [daemon] table, such as socket_group or queries_per_run.
+    Raise BadInput if anything is wrong. Then no file is new. With a `shuffler` (its public key) the
+    silo takes part in a shuffle of `contributions` records in all, and there is a pseudonym.key
+    too. With `masking` it takes part in masked totals with the members that its officer will pin
+    (`silodp silo trust`). With `padded`, which is for every real deployment, `answer_after` is
+    measured on invented records, and a new folder is closed to other users. Without it replies are
+    sent at once. `changes` are other values for fields of the policy and of its [daemon] table,
+    such as socket_group or queries_per_run.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -217,52 +216,63 @@ def provision(
             f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule "
             "belongs together with a shuffler, or with masks (--least)"
         )
-    own = {field.name for field in fields(DaemonSettings)}
-    found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(
-        schema
-    )
     for field in changes:
         if field not in COMMENTS:
             raise BadInput(
                 f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}"
             )
-    place = DaemonSettings(**found | {k: v for k, v in changes.items() if k in own})
+    place_fields = {field.name for field in fields(DaemonSettings)}
+    place_changes = {name: value for name, value in changes.items() if name in place_fields}
+    policy_changes = {name: value for name, value in changes.items() if name not in place_fields}
+    settings = _place(data, label, classes, model, prox, loss, feature_map) | _by(schema)
+    place = DaemonSettings(**settings | place_changes)
     place = replace(
         place, **{f"{what}_sha256": file_hash(getattr(place, what)) for what in place.code}
     )
     read_by = find_schema(place)
-    own_data = read_records(place, read_by)
-    (x, y), features, n = own_data.rows, own_data.features, len(own_data.y)
+    silo_data = read_records(place, read_by)
+    x, y = silo_data.rows
+    features = silo_data.features
+    n = len(silo_data.y)
     problem = approved_problem(place, x.shape[1], read_by)
-    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, n) ** 2)
-    kept = rule_by_name(rule, [], budget)
+    if delta is None:
+        delta = 1 / max(2, n) ** 2
+    budget = Budget(epsilon, delta)
+    ledger_rule = rule_by_name(rule, [], budget)
     aside = int(held_out(n, place.held_out).sum())
     limits: dict[str, Any] = _limits(
         name, budget.epsilon, budget.delta, definition_hash(problem), n, rule
     )
-    limits["statistics"] = served(limits["statistics"], rule) + (scores_of(rule) if aside else ())
-    limits["askers"] = tuple(askers) or (
-        "0" * 64,
-    )  # none yet: written as an empty list, which `serve` refuses
-    policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
+    limits["statistics"] = served(limits["statistics"], rule)
+    if aside:
+        limits["statistics"] += scores_of(rule)
+    # Without askers, a placeholder passes the checks. An empty list is written, which `serve`
+    # refuses.
+    limits["askers"] = tuple(askers) or ("0" * 64,)
+    policy = Policy(**limits | policy_changes)
     if padded:
+        width = silo_data.x.shape[-1]
         mapped = approved_map(place, read_by)
         if mapped:
-            width = mapped.width(own_data.x.shape[-1])
-        else:
-            width = own_data.x.shape[-1]
+            width = mapped.width(width)
         slot = slot_for(
             problem,
-            (*own_data.x.shape[:-1], width),
-            own_data.y.shape,
-            number=own_data.y.dtype.kind == "f",
+            (*silo_data.x.shape[:-1], width),
+            silo_data.y.shape,
+            number=silo_data.y.dtype.kind == "f",
             statistics=policy.statistics,
             steps=policy.maximum_local_steps,
         )
         policy = replace(policy, answer_after=slot)
+    sentences = said_of(Path(place.data), read_by)
+    sentences += findings(x, y, features, place, n if read_by and read_by.person else None)
+    if read_by:
+        sentences += clipped(x, read_by)
+    if padded:
+        sentences += _passable(folder, place)
     key = Ed25519PrivateKey.generate()
     pseudonym = Ed25519PrivateKey.generate()
-    made = Silo(
+    silo = Silo(
         name=name,
         key=public(key),
         records=n,
@@ -283,12 +293,7 @@ def provision(
         statistics=policy.statistics,
         colluding=masking.colluding if masking else 0,
         policy=str(folder / "policy.toml"),
-        findings=(
-            *said_of(Path(place.data), read_by),
-            *findings(x, y, features, place, n if read_by and read_by.person else None),
-            *(clipped(x, read_by) if read_by else ()),
-            *(_passable(folder, place) if padded else ()),
-        ),
+        findings=tuple(sentences),
         pseudonym=public(pseudonym) if shuffling else "",
     )
     text = policy_text(
@@ -300,29 +305,29 @@ def provision(
     files = {
         "policy.toml": text,
         place.key: key_text(key),
-        "silo.json": json.dumps(made.card(), indent=1) + "\n",
+        "silo.json": json.dumps(silo.card(), indent=1) + "\n",
     }
-    # Where replies are padded, nobody else may read the times of ledger and log either.
-    with new_files(
-        folder,
-        files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {}),
-        mode=0o700 if padded else 0o711,
-    ):
+    if shuffling:
+        files[shuffling.pseudonym] = key_text(pseudonym)
+    # If replies are padded, no other user may read the times of ledger and log either.
+    mode = 0o700 if padded else 0o711
+    with new_files(folder, files, mode=mode):
         DurableLedger.create(
             folder / place.ledger,
-            rule=kept,
+            rule=ledger_rule,
             budget=budget,
             records=n,
-            identity=Identity.of(*own_data.known_by),
+            identity=Identity.of(*silo_data.known_by),
             anchor=anchor,
             registry=registry,
         )
-    return made
+    return silo
 
 
 def _passable(folder: Path, place: DaemonSettings) -> list[str]:
-    """Return a sentence if the silo's folder is there and a courier's user could see its files'
-    times, which the daemon refuses where replies are padded.
+    """Return a sentence if a courier's user could see the times of files in the silo's folder.
+
+    The daemon refuses such a folder if replies are padded.
     """
     from silodp.host.ownership import group_of, reachable
 
@@ -335,15 +340,17 @@ def _passable(folder: Path, place: DaemonSettings) -> list[str]:
 
 
 def served(statistics: Sequence[str], rule: str) -> tuple[str, ...]:
-    """Those of them that training asks such a silo for: one of totals is asked for totals, and
-    would answer the rest by itself.
+    """Return those statistics that training asks such a silo for.
+
+    A silo of totals is asked for totals only, and would answer the others alone.
     """
     return tuple(name for name in statistics if rule != "totals" or STATISTICS[name].in_totals)
 
 
 def scores_of(rule: str) -> tuple[str, ...]:
-    """What evaluations ask. A silo of totals answers nothing else of it: the others it would answer
-    by itself, and nobody asks it for them.
+    """Return the statistics that evaluations ask for.
+
+    A silo of totals would answer the other scores alone, and no evaluation asks it for them.
     """
     if rule == "totals":
         return ("ScoreTotal",)
@@ -359,16 +366,19 @@ def _place(
     loss: str = "",
     feature_map: str = "",
 ) -> dict[str, Any]:
-    code = {"model": model, "prox": prox, "loss": loss, "feature_map": feature_map}
+    """Return the fields of [daemon] for these arguments."""
+    words = {"model": model, "prox": prox, "loss": loss, "feature_map": feature_map}
+    for what, text in words.items():
+        if is_file(text):
+            words[what] = str(Path(text).resolve())
+    if classes is None:
+        classes = ("0", "1")
     return {
         "data": str(Path(data).resolve()),
         "label": label,
-        "classes": ("0", "1") if classes is None else tuple(classes),
+        "classes": tuple(classes),
         "model_sha256": "",
-        **{
-            what: str(Path(text).resolve()) if is_file(text) else text
-            for what, text in code.items()
-        },
+        **words,
         "ledger": "ledger.db",
         "key": "silo.key",
         "log": "gate.log",
@@ -378,7 +388,7 @@ def _place(
 
 
 def _by(schema: Path | None) -> dict[str, Any]:
-    """What the schema says in the policy's words."""
+    """Return the schema's path, label and classes as fields of [daemon]."""
     if schema is None:
         return {}
     label = load_schema(schema).label
@@ -388,7 +398,10 @@ def _by(schema: Path | None) -> dict[str, Any]:
 def _limits(
     name: str, epsilon: float, delta: float, definition: str, n: int, rule: str
 ) -> dict[str, Any]:
-    exact = ("FullBatch", "DisjointBatches")
+    """Return the fields of a new policy."""
+    samplings = ("FullBatch", "DisjointBatches")
+    if rule not in ("gdp", "totals"):
+        samplings += ("Poisson", "WithoutReplacement")
     today = datetime.now(UTC).date()
     return {
         "silo": name,
@@ -396,9 +409,7 @@ def _limits(
         "delta": delta,
         "definition": definition,
         "statistics": ("Grad", "GradDiff", "LocalSteps"),
-        "samplings": exact
-        if rule in ("gdp", "totals")
-        else (*exact, "Poisson", "WithoutReplacement"),
+        "samplings": samplings,
         "clip": (1e-6, 100.0),
         "minimum_noise_multiplier": 0.5,
         "minimum_batch": max(1, n // 20),
@@ -415,21 +426,22 @@ def policy_text(
     shuffling: dict[str, Any] | None,
     masking: Masking | None,
 ) -> str:
-    """Return the file that `Policy`, `DaemonSettings`, `Shuffling` and `Masking` are loaded from,
-    each field with its comment.
+    """Return the text of a policy file, each field with its comment.
+
+    `Policy`, `DaemonSettings`, `Shuffling` and `Masking` are loaded from it.
     """
     from silodp.silo.service.masking import table_of
 
     head = (
-        "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` says "
+        "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` prints "
         "what is wrong with it.\n"
     )
+    text = f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}"
     if shuffling:
-        more = f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}"
-    else:
-        more = ""
-    more += f"\n{table_of(masking)}" if masking else ""
-    return f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}{more}"
+        text += f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}"
+    if masking:
+        text += f"\n{table_of(masking)}"
+    return text
 
 
 def findings(
@@ -439,34 +451,37 @@ def findings(
     place: DaemonSettings,
     persons: int | None = None,
 ) -> list[str]:
-    """What an operator should know of the data before they are asked about, a sentence each,
-    without a value of any record.
-    """
+    """Return sentences about the data for its operator, without a value of any record."""
     from silodp.host.ownership import changeable, exposed, group_of
     from silodp.silo.data.check import records_said
 
-    said = [finding.sentence for finding in records_said(x, y, features, place.classes, persons)]
+    sentences = [
+        finding.sentence for finding in records_said(x, y, features, place.classes, persons)
+    ]
     spread = x.max(0) - x.min(0)
     widths = x.std(0)[spread > 0]
     if widths.size and widths.max() > 100 * widths.min():
-        said.append(
+        sentences.append(
             "Columns differ in scale by a factor of more than 100; divide each by a public "
-            "range, or few of them will be learnt from."
+            "range, or the model will learn from few of them."
         )
-    if open_to := changeable(place.data) or exposed(place.data, group_of(place.socket_group)):
-        said.append(f"{open_to}; until then the daemon does not start.")
-    return said
+    open_to = changeable(place.data) or exposed(place.data, group_of(place.socket_group))
+    if open_to:
+        sentences.append(f"{open_to}; until then the daemon does not start.")
+    return sentences
 
 
 def clipped(x: np.ndarray, schema: Schema) -> list[str]:
-    """Numbers of which many lie at or beyond an end of their public range, which may be in other
-    units than the file.
+    """Return a sentence about numbers of which many are at or beyond an end of their public range.
+
+    The file may have other units than the schema.
     """
     numbers = [column.name for column in schema.columns if column.type == "number"]
     shares = {name: float((abs(x[:, schema.features.index(name)]) == 1).mean()) for name in numbers}
     many = [name for name, share in shares.items() if share > 0.2]
-    said = (
-        "More than a fifth of the values lie at or beyond an end of the schema's range, and "
-        "are clipped; are the units right? Columns: "
-    )
-    return [f"{said}{', '.join(many)}."] if many else []
+    if not many:
+        return []
+    return [
+        "More than a fifth of the values are at or beyond an end of the schema's range, and "
+        f"are clipped; are the units right? Columns: {', '.join(many)}."
+    ]

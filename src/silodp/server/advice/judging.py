@@ -87,6 +87,8 @@ def _recalibrated(logit: Tensor, y: Tensor, doubt: float) -> Tensor:
     z = off / spread
     intercept = centre.clamp(-4, 4)
     slope = spread.clamp(max=3)
+    h00 = torch.ones_like(slope)
+    h11 = torch.ones_like(slope)
     for _ in range(8):
         risk = (intercept + slope * z).sigmoid()
         steep = risk * (1 - risk) + 1e-4

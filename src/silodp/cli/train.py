@@ -20,10 +20,15 @@ from silodp.cli.options import (
     typed,
 )
 from silodp.cli.project import Project, SettingsFile
+from silodp.core import local_figures
 from silodp.core.errors import BadInput
 from silodp.core.figures import ALONE, rounded_up, shown
+from silodp.host.plain_files import json_in
 from silodp.runs import RunFolder, State
 from silodp.server.order import Order
+
+SHOWN = 8
+"""Silos that the comparison of alone, together and personal lists; the report lists all."""
 
 
 @takes_order("noise")
@@ -72,13 +77,14 @@ def train(
     All silos are in this process; `silodp federation` gives each one of its own. The folder --out
     gets run.json (what was asked for) and progress.jsonl on the way, and at the end
     model.safetensors, transcript.jsonl and .safetensors (every release), environment.json and
-    summary.json. Each record's guarantee is over the whole run, scaling included. Interrupted or
-    killed, it is computed again by --resume with the noise that it had, which is kept until its
-    end: it says nothing new. Only the very same run is: same records, model file, settings,
-    versions and threads. A model FILE.py that imports files of its own is not resumed; start its
-    run anew with --new. Without --algorithm the model, algorithm, rounds, step, clip and weights
-    are chosen from public facts (sizes, columns, budgets), which costs no privacy; the choice is
-    printed with what to expect of it, and kept in run.json.
+    summary.json. --held-out also compares each silo alone, the model of all together and a personal
+    model, on raw records held out (personal.json: not private). Each record's guarantee is over the
+    whole run, scaling included. Interrupted or killed, it is computed again by --resume with the
+    noise that it had, which is kept until its end: it says nothing new. Only the very same run is:
+    same records, model file, settings, versions and threads. A model FILE.py that imports files of
+    its own is not resumed; start its run anew with --new. Without --algorithm the model, algorithm,
+    rounds, step, clip and weights are chosen from public facts (sizes, columns, budgets), which
+    costs no privacy; the choice is printed with what to expect of it, and kept in run.json.
 
     Examples: `silodp train --data wbcd --epsilon 3` · `silodp train --silo a.csv --silo b.csv
     --label outcome --epsilon 2 --epsilon b=1 --model logistic` · `silodp train --data wbcd --trust
@@ -116,11 +122,31 @@ def train(
             told=(lambda advice: None) if as_json else say_advice,
         )
     if as_json:
-        return dump(summary)
+        compared = json_in(RunFolder(folder).comparison)
+        return dump(summary | ({"on_raw_records": compared} if compared else {}))
     _show(summary)
+    _show_comparison(folder)
     _show_together(folder)
     if project:
         say(f"Where the study stands, and what is next: silodp status {project}")
+
+
+def _show_comparison(folder: Path) -> None:
+    """Print alone, together and personal, where records are held out."""
+    found = json_in(RunFolder(folder).comparison)
+    for name in found.get("too_few_records", ()):
+        say(f"{name} has fewer than 20 records for training: no personal model was fitted.")
+    if not found.get("all"):
+        return
+    tables = [
+        (local_figures.ALL, found["all"]),
+        *((silo["name"], silo["figures"]) for silo in found["silos"]),
+    ]
+    lines = [(name, *row) for name, one in tables for row in local_figures.rows(one)]
+    heads = "|".join(f"{name}>" for name in local_figures.columns([found["all"]]))
+    show(table(f"silo|model|{heads}", lines, title="Records held out: alone, together, personal"))
+    say(local_figures.verdict(found["all"]))
+    say(f"{found['note']} At a silo: `silodp silo personalise`.")
 
 
 def _show_together(folder: Path) -> None:

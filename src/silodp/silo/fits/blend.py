@@ -45,6 +45,8 @@ INTERCEPT = 1.0
 FREE = 0.1
 FIXED = 1e8
 """Penalties of a and b: as strong as so many records, and of what must not move at all."""
+CAUTION = 0.5
+"""The part of a standard error by which a less simple candidate must be better."""
 FOLDS = 5
 WORK = 3e7
 """Products for one matrix of second derivatives: what cross-validation may take of records."""
@@ -110,22 +112,43 @@ def choose(candidates: list[Candidate], losses: Tensor, scale: float) -> Tensor:
     """Return the weight (C,) of each candidate in the personal model.
 
     A candidate's weight falls exponentially with its loss on records that it was not fitted to.
-    Each loss is raised by one standard error of its difference from the shared model. So a
-    candidate counts only where it is clearly better than the shared model, and small silos stay
-    near the shared model. Families start with equal weights, and so do strengths in a family.
+    Losses of less simple candidates are raised first, so that a small silo's chance does not decide
+    against simpler ones:
+
+    1. Recalibration: by a part of the standard error of its difference from the shared model.
+    2. Pulled and alone: by that part of the standard error of the difference from the better of
+       the two, or from the shared model if that is smaller.
+
+    Families start with equal weights, and so do the strengths of a family.
 
     Args:
-        candidates: the shared model first.
+        candidates: the shared model first, then recalibration if there is one.
         losses: (C, n) of each record, by fits that have not seen it.
         scale: what makes a difference of losses one of log-likelihoods.
     """
-    n = losses.shape[1]
-    error = (losses - losses[:1]).std(1) / math.sqrt(n)
-    cautious = losses.mean(1) + error
+    mean = losses.mean(1)
+    raised = mean.clone()
+    error = _error(losses - losses[:1])
+    simple = 0
+    for i, one in enumerate(candidates):
+        if one.family == RECALIBRATED:
+            raised[i] += CAUTION * error[i]
+            if bool(raised[i] < mean[0]):
+                simple = i
+    beside = torch.minimum(error, _error(losses - losses[simple : simple + 1]))
+    for i, one in enumerate(candidates):
+        if one.family in (PULLED, ALONE):
+            raised[i] += CAUTION * beside[i]
     sizes = [sum(other.family == one.family for other in candidates) for one in candidates]
     prior = -torch.tensor(sizes, dtype=torch.float64).log()
-    score = prior - scale * n * (cautious - cautious.min())
-    return torch.where(torch.isfinite(score), score, -torch.inf).softmax(0)
+    finite = torch.isfinite(raised)
+    score = prior - scale * losses.shape[1] * (raised - raised[finite].min())
+    return torch.where(finite, score, -torch.inf).softmax(0)
+
+
+def _error(differences: Tensor) -> Tensor:
+    """Return the standard errors of the means of differences (C, n)."""
+    return differences.std(1) / math.sqrt(differences.shape[1])
 
 
 def _best(losses: Tensor) -> int:

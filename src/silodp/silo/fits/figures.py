@@ -162,7 +162,7 @@ def _numbers(
 
 def _counts(said: np.ndarray, y: np.ndarray, weight: np.ndarray) -> dict[str, float | None]:
     def deviance(rate: np.ndarray) -> float:
-        log = np.where(y > 0, y * np.log(np.maximum(y, 1) / rate), 0.0)
+        log = y * np.log(np.where(y > 0, y / rate, 1.0))
         return float((weight * 2 * (log - (y - rate))).sum())
 
     own = deviance(np.maximum(said, 1e-12))

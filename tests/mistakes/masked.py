@@ -30,7 +30,7 @@ def planted(name: str, method: str, part: str, mistaken: Callable[..., Any]) -> 
 # The pair's key does not depend on the question: the difference of two answers has no mask.
 OneMask = planted(
     "mask reused between queries",
-    "masked",
+    "hide",
     "masked",
     lambda shipped, *words: shipped(*words[:4], "0" * 64, words[5]),
 )
@@ -54,13 +54,13 @@ TrustingAll = planted(
 class Bare(Masker):
     """The server can add the counts up itself."""
 
-    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
+    def hide(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
         return counts.astype(MODULI[envelope.query.mechanism.modulus]).tobytes()
 
 
 @plant("cohort not checked", "masker")
 class AnyCohort(Masker):
-    def check(self, envelope: Envelope, own: int) -> None:
+    def check(self, envelope: Envelope, records: int) -> None:
         pass
 
 
@@ -70,7 +70,7 @@ class Anybody(Masker):
     its own.
     """
 
-    def check(self, envelope: Envelope, own: int) -> None:
+    def check(self, envelope: Envelope, records: int) -> None:
         rows = masking.read_table(envelope.cohort)
         known = self.policy
         self.policy = replace(
@@ -79,7 +79,7 @@ class Anybody(Masker):
                 f"any-{i} {r.identity.hex()}" for i, r in enumerate(rows) if r.identity != self._own
             ),
         )
-        super().check(envelope, own)
+        super().check(envelope, records)
         self.policy = known
 
 
@@ -87,7 +87,7 @@ class Anybody(Masker):
 class OwnRow(Masker):
     """The table may promise the others more noise of this silo than it draws."""
 
-    def check(self, envelope: Envelope, own: int) -> None:
+    def check(self, envelope: Envelope, records: int) -> None:
         (mine,) = (row for row in masking.read_table(envelope.cohort) if row.identity == self._own)
         super().check(envelope, mine.trials // envelope.query.mechanism.noise_bits)
 
@@ -98,16 +98,16 @@ class OneDraw(Masker):
     differ by the silo that left, without noise.
     """
 
-    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
+    def hide(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
         kept = vars(self).setdefault("kept", {}).setdefault((envelope.run, envelope.round), counts)
-        return super().masked(asker, envelope, kept)
+        return super().hide(asker, envelope, kept)
 
 
 @plant("wrap-around not checked", "masker")
 class Wrapping(Masker):
-    def check(self, envelope: Envelope, own: int) -> None:
+    def check(self, envelope: Envelope, records: int) -> None:
         wide = replace(envelope.query.mechanism, modulus=64)  # type: ignore[type-var]
-        super().check(replace(envelope, query=replace(envelope.query, mechanism=wide)), own)
+        super().check(replace(envelope, query=replace(envelope.query, mechanism=wide)), records)
 
 
 @plant("keys that outlive a restart", "masker")
@@ -135,7 +135,7 @@ class KeptKeys(Masker):
     it.
     """
 
-    def forget(self, asker: str, run: str, table: bytes) -> None:
+    def forget(self, asker: str, envelope: Envelope) -> None:
         pass
 
 

@@ -160,13 +160,13 @@ def test_nothing_is_written_over_and_what_is_wrong_is_said_in_a_sentence(
     options = ["--asker", public(SERVER), "--member", ROSTER[0], "--member", ROSTER[1], "--largest"]
     code, out, err = silodp(monkeypatch, capsys, "init", path.parent, *options, 10)
     assert (code, out) == (2, "")
-    assert "nothing is ever written over" in err
+    assert "does not overwrite files" in err
     assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
     for words, why in (
         ([*options, 0], "largest is 0"),
         (["--asker", "no", *options[2:], 10], "askers is 'no'"),
         (["--asker", public(SERVER), "--member", ROSTER[0], "--largest", 10], "roster is"),
-        ([*options[:4], "--member", ROSTER[0], "--largest", 10], "roster names a key twice"),
+        ([*options[:4], "--member", ROSTER[0], "--largest", 10], "roster has a key twice"),
     ):
         code, out, err = silodp(monkeypatch, capsys, "init", folder / "new", *words)
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -186,7 +186,7 @@ def test_a_shuffler_is_made_before_its_members_and_does_not_serve_without_them(
         monkeypatch, capsys, "init", folder / "m", "--asker", public(SERVER), "--largest", 10
     )
     assert code == 0
-    assert "no member yet" in out
+    assert "no members yet" in out
     path = folder / "m/shuffler.toml"
     code, _, err = silodp(monkeypatch, capsys, "serve", path)
     assert code == 2

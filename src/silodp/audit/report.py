@@ -1,4 +1,4 @@
-"""The audit as users see it: every algorithm at every claim, a table, a run folder, and the picture
+"""The report of the audit: every algorithm at every claim, a table, a run folder, and the picture
 of the trade-off curves.
 """
 
@@ -43,8 +43,8 @@ from silodp.simulation.sweep import Tick, spread
 
 CLAIMS = (1.0, 6.0)
 ALARM = 1e-6
-"""An alarm is raised where the estimate is above the claim at confidence 1 - ALARM: the false-alarm
-rate of a row.
+"""False-alarm rate of a row. An alarm is raised if the estimate is above the claim at confidence
+1 - ALARM.
 """
 
 SETTINGS: dict[str, dict[str, float]] = {
@@ -66,14 +66,16 @@ SETTINGS: dict[str, dict[str, float]] = {
     "one-shot": {},
 }
 SHORT = {"rounds": 4, "phase": 2, "local_steps": 2, "inner": 2, "restarts": 2}
-"""Of any other algorithm, as far as it takes them: few rounds, for an attack hears all of them."""
+"""Settings of any other algorithm that takes them. The rounds are few, because an attack listens to
+all of them.
+"""
 SECRET = (
     "the attacker does not know who is in a batch; its scores are not Gaussian, and the fit "
     "understates their tails"
 )
 RENYI = (
     "no tight accountant is known for this sampling under replace-one; the Renyi bound charges "
-    "more than anybody can learn"
+    "more than an attacker can learn"
 )
 
 COINS = (
@@ -90,8 +92,8 @@ ATTACKS: dict[str, tuple[str, Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
     "deployed counts": ("one silo's counts at the shuffler", attack_counts),
     "deployed masks": (f"masked totals, {COLLUDING} of {COHORT} silos colluding", attack_masked),
 }
-"""What is attacked, in words (of the simulated gate there is nothing to say), and how, by the name
-of the gate.
+"""The object of an attack in words, and the attack, by the name of the gate. The simulated gate
+needs no words.
 """
 PERSONS = ("persons", "persons of changing rows")
 COUNTED = ("deployed shuffle", "deployed counts", "deployed masks")
@@ -103,9 +105,12 @@ def cases(
     epsilons: Sequence[float] = CLAIMS,
     given: dict[str, Any] | None = None,
 ) -> list[tuple[Case, str]]:
-    """(case, gate) of every row: each algorithm on its own batches, then sub-sampled batches, then
-    the deployed gate's arithmetic; and the same of a shuffle. An algorithm is a name or
-    FILE.py:NAME, whose own settings are `given`."""
+    """Return (case, gate) of every row: each algorithm on its own batches, then sub-sampled
+    batches, then the deployed gate's arithmetic, then persons and totals.
+
+    An algorithm is a name or FILE.py:NAME. `given` are the settings of the user's own algorithm.
+    Raise BadInput if there is none.
+    """
     others = [name for name in algorithms or ALGORITHMS if name not in SETTINGS]
     if given and not others:
         raise BadInput(
@@ -130,16 +135,16 @@ def cases(
 
 
 def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
-    """One row: the claim, the point estimate, a 95 % bound, whether it is an alarm, whether it
-    would be at FACTOR times the claim, the curve.
+    """Return one row: the claim, the point estimate, a 95 % bound, whether it is an alarm, whether
+    FACTOR times the claim would be one, and the curve.
 
-    Where the claim is not one of Gaussian differential privacy, an alarm is a refuted (epsilon,
-    delta) of the accountant's, at any delta.
+    If the claim is not one of Gaussian differential privacy, an alarm is a refuted (epsilon, delta)
+    of the accountant, at any delta.
 
-    Deployed silos draw their coins one run at a time, so they have a quarter of the runs; masked
-    totals at a claim of 6 have half as many again as others, with which FACTOR times the claim is
-    seen. At a claim of 1 it would take ten times a quarter, so the row says that it does not see
-    it.
+    Deployed silos draw their coins one run at a time, so they have a quarter of the runs. Masked
+    totals at a claim of 6 have half as many again as others, which is enough to see FACTOR times
+    the claim. At a claim of 1 this would take ten times a quarter, so the row shows that it does
+    not see it.
     """
     began = time.monotonic()
     if gate in COUNTED:
@@ -155,15 +160,13 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
             epsilon_of(gdp_lower(first, second, level), case.delta) for level in (0.05, ALARM)
         )
         alarm = surely > case.epsilon
-    else:  # the claim is not one of Gaussian differential privacy
+    else:
+        # The claim is not one of Gaussian differential privacy.
         lower = epsilon_lower(first, second, case.delta, 0.05)
-        held = _claims(case, gate)
-        alarm = refuted(first, second, held, ALARM)
-        sees = refuted(
-            *_scores(replace(case, epsilon=FACTOR * case.epsilon), gate, runs, seed + 3 * runs),
-            held,
-            ALARM,
-        )
+        claims = _claims(case, gate)
+        alarm = refuted(first, second, claims, ALARM)
+        larger = replace(case, epsilon=FACTOR * case.epsilon)
+        sees = refuted(*_scores(larger, gate, runs, seed + 3 * runs), claims, ALARM)
     alarms, misses = trade_off(first, second)
     return {
         "algorithm": case.algorithm,
@@ -187,6 +190,7 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
 
 
 def _claims(case: Case, gate: str) -> Claims:
+    """Return the claims that follow from the price of a case at this gate."""
     if gate == "simulated":
         return of_plan(case.plan(neighbours()[0].counts, SOUND), case.budget)
     if gate == "deployed masks":
@@ -195,11 +199,17 @@ def _claims(case: Case, gate: str) -> Claims:
 
 
 def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deployed gates draw from the operating system, and take no seed."""
-    return ATTACKS[gate][1](case, runs, **{} if gate.startswith("deployed") else {"seed": seed})
+    """Return the scores of an attack. Deployed gates draw from the operating system, and take no
+    seed.
+    """
+    _, attack_gate = ATTACKS[gate]
+    if gate.startswith("deployed"):
+        return attack_gate(case, runs)
+    return attack_gate(case, runs, seed=seed)
 
 
 def _words(case: Case) -> str:
+    """Return the sampling of a case in words."""
     match case.batches:
         case Poisson(rate):
             return f"poisson:{rate:g}"
@@ -211,6 +221,7 @@ def _words(case: Case) -> str:
 
 
 def _task(index: int, case: Case, gate: str, runs: int, seed: int) -> tuple[int, dict[str, Any]]:
+    """Return the index of a row, and the row."""
     return index, row_of(case, gate, runs, seed)
 
 
@@ -223,13 +234,14 @@ def audit(
     tick: Tick,
     given: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """All rows, on all cores. Every row has seeds of its own."""
+    """Return all rows, computed on all cores. Every row has seeds of its own."""
     rows: dict[int, dict[str, Any]] = {}
     tasks = [
         (i, case, gate, runs, seed + 6 * i * runs)
         for i, (case, gate) in enumerate(cases(algorithms, epsilons, given))
     ]
-    slow_first = sorted(tasks, key=lambda t: t[1].gap == "")  # they calibrate for seconds
+    # Rows with a gap calibrate for seconds, so they start first.
+    slow_first = sorted(tasks, key=lambda task: task[1].gap == "")
     for index, row in spread(_task, slow_first, tick=tick):
         rows[index] = row
     return [rows[i] for i in sorted(rows)]
@@ -239,50 +251,57 @@ def audit(
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """The algorithm, and what is special about the row."""
-    return ", ".join([row["algorithm"], *([special] if (special := special_of(row)) else [])])
+    """Return the algorithm, and the special part of the row if there is one."""
+    special = special_of(row)
+    if special:
+        return f"{row['algorithm']}, {special}"
+    return row["algorithm"]
 
 
 def special_of(row: dict[str, Any]) -> str:
-    return ATTACKS[row["gate"]][0] or (row["sampling"] if row["gap"] else "")
+    """Return what is attacked, or the sampling if it explains a gap, or an empty text."""
+    attacked = ATTACKS[row["gate"]][0]
+    if not attacked and row["gap"]:
+        return row["sampling"]
+    return attacked
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the rows as a table for the terminal."""
     drawn = Table(
         title=(
             "Epsilon that an attacker gets out of a silo's transcript or from totals, from 2 "
             f"x {max(row['runs'] for row in rows)} runs at most"
         )
     )
-    for column in ("attack on", "claim", "estimate", "95 % bound", "alarm"):
-        drawn.add_column(column, justify="left" if column == "attack on" else "right", no_wrap=True)
+    drawn.add_column("attack on", justify="left", no_wrap=True)
+    for column in ("claim", "estimate", "95 % bound", "alarm"):
+        drawn.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         numbers = (
             f"{row['claimed_epsilon']:g}",
             f"{row['empirical_epsilon']:.2f}",
             f"{row['lower_bound']:.2f}",
         )
-        drawn.add_row(
-            name_of(row),
-            *numbers,
-            "YES" if row["alarm"] else "no",
-            style="bold red" if row["alarm"] else "",
-        )
+        if row["alarm"]:
+            drawn.add_row(name_of(row), *numbers, "YES", style="bold red")
+        else:
+            drawn.add_row(name_of(row), *numbers, "no", style="")
     return drawn
 
 
 def write(
     rows: Sequence[dict[str, Any]], folder: Path, answers: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json, and answers.csv
-    where there are any.
+    """Write audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json, and
+    answers.csv if there are answers.
     """
     make_folder(folder)
     flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
     atomic.write_json(folder / "audit.json", {"rows": flat, "answers": list(answers)})
-    for name, kept in (("audit.csv", flat), ("answers.csv", answers)):
-        if kept:
-            atomic.write_table(folder / name, list(kept[0]), kept)
+    for name, listed in (("audit.csv", flat), ("answers.csv", answers)):
+        if listed:
+            atomic.write_table(folder / name, list(listed[0]), listed)
     named = ("algorithm", "sampling", "gate", "claimed_epsilon")
     points = (
         (*(row[name] for name in named), *point)
@@ -301,8 +320,8 @@ def write(
 
 
 def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """audit.png and audit.svg: misses against false alarms, each attack next to the curve that its
-    claim allows it.
+    """Write audit.png and audit.svg: misses against false alarms, each attack beside the curve that
+    its claim allows.
     """
     claims = sorted({row["claimed_epsilon"] for row in rows})
     figure, axes = plt.subplots(
@@ -310,8 +329,8 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     )
     grid = np.linspace(1e-4, 1 - 1e-4, 400)
     for claim, ax in zip(claims, axes[0], strict=True):
-        mine = [row for row in rows if row["claimed_epsilon"] == claim]
-        for row in mine:
+        at_claim = [row for row in rows if row["claimed_epsilon"] == claim]
+        for row in at_claim:
             if row["gap"]:
                 dotted = ":"
             elif row["gate"] != "simulated":
@@ -322,7 +341,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
             ax.plot(
                 row["curve"]["false_alarm"], row["curve"]["miss"], dotted, linewidth=1, label=label
             )
-        budget = Budget(claim, mine[0]["delta"])
+        budget = Budget(claim, at_claim[0]["delta"])
         ax.plot(
             grid,
             stats.norm.cdf(stats.norm.isf(grid) - gdp_mu(budget)),
@@ -345,10 +364,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
         )
         ax.grid(alpha=0.25)
         ax.legend(fontsize=6.5)
-    for suffix in (".png", ".svg"):
-        figure.savefig(
-            (folder / "audit").with_suffix(suffix),
-            dpi=150,
-            metadata={"Date": None} if suffix == ".svg" else None,
-        )
+    figure.savefig(folder / "audit.png", dpi=150)
+    # Without its date an SVG of the same rows has the same bytes.
+    figure.savefig(folder / "audit.svg", dpi=150, metadata={"Date": None})
     plt.close(figure)

@@ -54,11 +54,13 @@ class SeenTotals:
         return self._server.epsilon(delta)
 
     def local(self, delta: float) -> float | None:
-        """Return the epsilon against a party that sees the silo's own counts. None where there is
-        no bound.
+        """Return the epsilon against a party that sees the silo's own counts. Return None if there
+        is no bound.
         """
-        found = self._shuffler.epsilon(delta)
-        return found if math.isfinite(found) else None
+        epsilon = self._shuffler.epsilon(delta)
+        if math.isfinite(epsilon):
+            return epsilon
+        return None
 
 
 class Spending:
@@ -79,7 +81,7 @@ class Spending:
         self.questions = 0
 
     def note(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
-        """Count a question that has come to its end, and write its line of progress."""
+        """Count a question that is settled, and write its line of progress."""
         self._last = report
         self.questions += 1
         self._answered.update(report.answered)
@@ -97,12 +99,12 @@ class Spending:
         for i, card in enumerate(self._cards):
             if card.name not in names:
                 continue
-            own = event.of(i)
-            bucket, price = self._plan.rule.price(own, np.asarray(card.records))
+            at_silo = event.of(i)
+            bucket, price = self._plan.rule.price(at_silo, np.asarray(card.records))
             before = self._charged[i].get(bucket, 0.0)
             self._charged[i][bucket] = before + np.asarray(price).item()
-            if own.total:
-                self._totals[i].add(bucket, cast(TotalEvent, own), card.records)
+            if at_silo.total:
+                self._totals[i].add(bucket, cast(TotalEvent, at_silo), card.records)
 
     def ahead(
         self, question: int, charges: Iterable[tuple[Event | TotalEvent, Collection[str]]]
@@ -116,6 +118,9 @@ class Spending:
         self.record.ahead(question, after._paid())
 
     def _paid(self) -> dict[str, Any]:
+        """Return the used share of each silo's budget, and the epsilon spent, for a line of
+        progress.
+        """
         return {
             "used": {name: 1 - share for name, share in self.left().items()},
             "epsilon": self.spent(),
@@ -152,10 +157,11 @@ class Spending:
         """Return the part of each silo's budget for the run that is left."""
         rule = self._plan.rule
         capacity = rule.capacity(self._plan.budgets)[0]
-        spent = [
-            float(rule.total({k: np.asarray(v) for k, v in mine.items()})) if mine else 0.0
-            for mine in self._charged
-        ]
+        spent = []
+        for charged in self._charged:
+            buckets = {bucket: np.asarray(price) for bucket, price in charged.items()}
+            # A rule has no total of nothing.
+            spent.append(float(rule.total(buckets)) if buckets else 0.0)
         return {
             card.name: 1 - s / float(c)
             for card, s, c in zip(self._cards, spent, capacity, strict=True)

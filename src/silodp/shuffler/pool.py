@@ -1,22 +1,23 @@
-"""The shuffler's role without I/O: boxes in, one total out. The separate counts live in this file's
-functions, and end there.
+"""Open boxes and add their counts, without input or output.
 
-Counts only: a shuffler of literal bits is for tests, since a permutation of bits tells the server
-no more than their sum, and takes d K (g + b) bits a silo.
+The separate counts exist in this file's functions only. The shuffler passes on counts and not
+literal bits: a permutation of bits reveals no more than their sum, and takes d K (g + b) bits a
+silo.
 
-**Which boxes count.** Those that open for this round, are signed by a pseudonym on the roster,
-claim at most `largest` records and have the request's bits and coordinates; one for each pseudonym
-(of several, the one with the smallest SHA-256). From these, every contribution that demands a total
-of more records than all that are left is taken out, again and again until none does. What is left
-is the largest set in which each demand is met, so it depends on the boxes alone and not on their
-order; one member with a huge demand keeps only itself out. This is safe: a contribution leaves only
-within a total that meets its own demand, and whoever was taken out is in no total at all.
+**Which boxes count.** A box counts if it opens for this round, is signed by a pseudonym on the
+roster, claims at most `largest` records, and has the request's bits and coordinates. Each pseudonym
+has one box; of several, the one with the smallest SHA-256. From these boxes, every contribution
+that demands a total of more records than all remaining ones have is removed. This is repeated until
+every demand is met. The result is the largest set in which each demand is met. It depends on the
+boxes alone and not on their order. A member with a huge demand excludes only itself. This is safe:
+a contribution leaves only within a total that meets its own demand, and a removed contribution is
+in no total at all.
 
 A total needs two contributions, whatever they demand: a total of one is that silo's own counts.
 
-`records` is the members' word. Against members who lie, or who tell the server their noise, only
-`largest` helps: c of them make up for at most c x largest of the records that a silo demands, so a
-silo that fears c demands so many more.
+`records` is what members claim. Against members who lie, or who reveal their noise to the server,
+only `largest` helps. c such members can invent at most c x largest of the records that a silo
+demands. So a silo that fears c of them demands that many more.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from silodp.core.protocol.relay import Passed, Request
 
 
 class NoTotal(Refused):
-    """There is no total to pass on; `dropped` says why boxes were left out, by their SHA-256."""
+    """There is no total to pass on. `dropped` has the reason for each dropped box, by SHA-256."""
 
     def __init__(self, code: str, dropped: dict[str, str]) -> None:
         super().__init__(code)
@@ -40,7 +41,7 @@ class NoTotal(Refused):
 
 
 class Pool:
-    """Opens boxes with the shuffler's key and adds those of its members."""
+    """Open boxes with the shuffler's key, and add those of its members."""
 
     def __init__(
         self, private_key: X25519PrivateKey, roster: Collection[str], *, largest: int
@@ -50,12 +51,14 @@ class Pool:
         self._largest = largest
 
     def total(self, request: Request) -> Passed:
-        """The total of the boxes that count; NoTotal("too-few" | "range") if there is none."""
+        """Return the total of the boxes that count.
+
+        Raise NoTotal("too-few") or NoTotal("range") if there is none.
+        """
         taken: dict[str, tuple[str, Contribution]] = {}
         dropped: dict[str, str] = {}
-        for digest, box in sorted(
-            (hashlib.sha256(box).hexdigest(), box) for box in set(request.boxes)
-        ):
+        boxes = sorted((hashlib.sha256(box).hexdigest(), box) for box in set(request.boxes))
+        for digest, box in boxes:
             try:
                 pseudonym, contribution = self._opened(box, request)
                 if pseudonym in taken:
@@ -63,7 +66,7 @@ class Pool:
                 taken[pseudonym] = digest, contribution
             except Refused as refusal:
                 dropped[digest] = refusal.code
-        left, records = _content(dict(taken.values()))
+        left, records = _satisfied(dict(taken.values()))
         dropped |= {digest: "too-few" for digest, _ in taken.values() if digest not in left}
         if len(left) < 2:
             raise NoTotal("too-few", dropped)
@@ -88,10 +91,8 @@ class Pool:
         return pseudonym, contribution
 
 
-def _content(contributions: dict[str, Contribution]) -> tuple[dict[str, Contribution], int]:
-    """The largest set of contributions in which each one's demand is met, and how many records it
-    has.
-    """
+def _satisfied(contributions: dict[str, Contribution]) -> tuple[dict[str, Contribution], int]:
+    """Return the largest set of contributions whose demands are met, and its number of records."""
     while True:
         records = sum(c.records for c in contributions.values())
         left = {digest: c for digest, c in contributions.items() if c.demanded <= records}

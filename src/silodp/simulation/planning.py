@@ -1,4 +1,4 @@
-"""`silodp plan`: what an order will release and spend, before any data is touched."""
+"""`silodp plan`: what an order will release and spend, before any record is read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ from silodp.server.prepare import Prepared, constants_of, prepare, prescription
 
 
 def planned(order: Order, records: Sequence[int], *, dimension: int | None = None) -> dict:
-    """The answer that `silodp plan --json` prints under the order's trust, for silos of so many
-    records.
+    """Return the answer of `silodp plan --json` for silos with these numbers of records.
 
-    "releases" and the totals are those of the first silo, "silos" has them all; under central trust
-    all records are in one.
+    "releases" and the totals are those of the first silo. "silos" has them for all silos. With
+    central trust all records are in one silo. Raise BadInput for an order that cannot be run.
     """
     if dimension is not None and dimension < 1:
         raise BadInput(
@@ -51,11 +50,10 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
     if order.trust == "central":
         counts = (_curated(made.participation(), records),)
     spent = np.broadcast_to(plan.spent(), (1, len(budgets)))[0]
-    found = plan.mu()
-    if found is None:
-        mu = None
-    else:
-        mu = np.broadcast_to(found, (1, len(budgets)))[0].tolist()
+    mus: list[float | None] = [None] * len(budgets)
+    run_mu = plan.mu()
+    if run_mu is not None:
+        mus = np.broadcast_to(run_mu, (1, len(budgets)))[0].tolist()
     silos = [
         {
             "records": n,
@@ -65,7 +63,7 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
                 if plan.count(kind, i)
             ],
             **asdict(budget),
-            "mu": mu[i] if mu else None,
+            "mu": mus[i],
             "spent_epsilon": float(spent[i]),
         }
         for i, (n, budget) in enumerate(zip(counts, budgets, strict=True))
@@ -82,10 +80,10 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
     if order.user_level:
         answer["user_level"] = asdict(promised[0])
     elif math.isfinite(spent[0]) and spent[0] > 0:
-        answer["converted"] = _conversions(
-            Budget(float(spent[0]), budgets[0].delta), counts[0], mu[0] if mu else None
-        )
-    if order.theory:  # d alone decides no Gaussian noise
+        spent_budget = Budget(float(spent[0]), budgets[0].delta)
+        answer["converted"] = _conversions(spent_budget, counts[0], mus[0])
+    # The dimension alone changes no Gaussian noise, so it is used for the theory only.
+    if order.theory:
         answer["theory"] = prescription(order, budgets[0], records, dimension).as_dict()
     if order.noise == "theory":
         answer["order"] = {
@@ -112,19 +110,21 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
 
 
 def named(records: Sequence[int]) -> tuple[str, ...]:
-    """Silos that nobody has named yet."""
+    """Return default names for silos."""
     return tuple(f"silo-{i + 1}" for i in range(len(records)))
 
 
-def _curated(who: Everyone, records: Sequence[int]) -> int:
-    """Records in a round of the curator's: those of the silos that take part in it, on average."""
-    most = getattr(who, "answering", who.silos)
-    return round((getattr(who, "least", most) + most) / 2 * sum(records) / len(records))
+def _curated(participation: Everyone, records: Sequence[int]) -> int:
+    """Return the mean number of records of the silos in a round, which a curator uses together."""
+    most = getattr(participation, "answering", participation.silos)
+    least = getattr(participation, "least", most)
+    return round((least + most) / 2 * sum(records) / len(records))
 
 
 def warn_of_delta(records: Mapping[str, int]) -> None:
-    """One sentence on stderr if 1/n^2 of one of these silos promises little: with probability delta
-    a record may be told whole.
+    """Print a sentence to stderr if the default delta, 1/n^2, of one of these silos is large.
+
+    With probability delta a record may be revealed completely.
     """
     large = [
         f"{silo} {rounded_up(default_delta(n))}"
@@ -144,6 +144,7 @@ def warn_of_delta(records: Mapping[str, int]) -> None:
 
 
 def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
+    """Return the count, sensitivity and noise of a kind of release at one silo."""
     mechanism = plan.mechanisms[kind]
     if kind == "refine":
         largest = mechanism.clipped(2 * clip)
@@ -161,13 +162,13 @@ def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
 
 
 def _mean_noise(made: Prepared, kind: str, counts: Sequence[int]) -> float:
-    """Std of the noise in a mean as the order's weights make it: over the silos that the public
-    coins ask in the first rounds.
+    """Return the standard deviation of the noise in a mean with the order's weights, over the silos
+    that the public coins choose in the first rounds.
 
-    Each silo's noise has an axis of its own, on which the mechanism's own mean leaves the silo's
-    share of it.
+    Each silo's noise gets a coordinate of its own. The mechanism's own mean multiplies it by the
+    silo's share.
     """
-    who = made.participation()
+    participation = made.participation()
     mechanism = made.plan.mechanisms[kind]
     weights = made.weights(counts)
     stds = torch.tensor(
@@ -177,40 +178,46 @@ def _mean_noise(made: Prepared, kind: str, counts: Sequence[int]) -> float:
         ],
         dtype=torch.float64,
     )
-    draws = Counter(who.draw() for _ in range(min(made.order.rounds, 64)))
+    draws = Counter(participation.draw() for _ in range(min(made.order.rounds, 64)))
     squares = (
-        n * mechanism.combine(torch.diag(stds[list(asked)])[None], asked, weights).square().sum()
-        for asked, n in draws.items()
+        n * mechanism.combine(torch.diag(stds[list(silos)])[None], silos, weights).square().sum()
+        for silos, n in draws.items()
     )
     return math.sqrt(float(sum(squares)) / draws.total())
 
 
 def _conversions(spent: Budget, n: int, mu: float | None) -> dict:
-    """What the spend implies elsewhere; rho and the group's mu only where the run as a whole has a
-    mu.
+    """Return what the spend is in other notions of privacy. rho and the group's mu need a mu of the
+    whole run.
     """
-    whole = user_level(spent, n)
-    return {
-        "zcdp_rho": gdp_to_zcdp(mu) if mu is not None else None,
+    conversions = {
+        "zcdp_rho": None,
         "central": asdict(spent),
-        "user_level": asdict(whole) if whole.delta < 0.5 else None,
-        "user_level_mu_by_group_privacy": n * mu if mu is not None else None,
+        "user_level": None,
+        "user_level_mu_by_group_privacy": None,
     }
+    if mu is not None:
+        conversions["zcdp_rho"] = gdp_to_zcdp(mu)
+        conversions["user_level_mu_by_group_privacy"] = n * mu
+    silo_budget = user_level(spent, n)
+    if silo_budget.delta < 0.5:
+        conversions["user_level"] = asdict(silo_budget)
+    return conversions
 
 
 # --- totals: masks or a shuffle, beside ISRL-DP and central DP -----------------------------------
 
 # Releases are counted by the same dry run as under ISRL-DP, and the budget is split between anchors
-# and differences in the same shares. ISRL-DP and central DP are accounted exactly (GDP), so what
-# the binomial accountant loses in its Renyi conversion shows in the figures. The mean in a total is
-# over records, whichever silo holds them; under ISRL-DP it is over silos. For silos of one size
-# these are the same.
+# and differences in the same shares. ISRL-DP and central DP are accounted exactly (GDP). So the
+# figures show what the binomial accountant loses in its Renyi conversion. The mean in a total is
+# over the records of all silos. Under ISRL-DP it is over silos. For silos of one size these are the
+# same.
 
 
 @dataclass(frozen=True)
 class _Kind(shuffled.Kind):
-    """One kind of release, with the Gaussian noise multiplier in each silo, and its clip.
-    `multiplier`, the largest, is central DP's too.
+    """One kind of release, with its clip and the Gaussian noise multiplier of each silo. The
+    largest multiplier, `multiplier`, is also that of central DP.
     """
 
     multipliers: tuple[float, ...]
@@ -220,50 +227,55 @@ class _Kind(shuffled.Kind):
 def planned_totals(
     order: Order, records: Sequence[int], names: Sequence[str], dimension: int | None
 ) -> dict:
-    """The answer that `silodp plan --trust masks --json` or `shuffle` prints; the figures are those
-    of the first kind of release.
+    """Return the answer of `silodp plan --json` with --trust masks or shuffle.
 
-    "differences" has them for the second kind, where there is one; "theory" the theorem, where its
-    constants are given.
+    The figures are those of the first kind of release. "differences" has them for a second kind.
+    "theory" has the theorem if its constants are given.
     """
     made = prepare(order, names, records, dimension=dimension)
     assert dimension is not None
     budget = made.budgets[0]
     sampling = next(iter(made.samplings.values()))
-    who = made.participation()
+    participation = made.participation()
     batches = sorted(int(sampling.batch(n)) for n in records)
-    answering = getattr(who, "answering", who.silos)
+    answering = getattr(participation, "answering", participation.silos)
     released = next(iter(made.plan.mechanisms.values())).contributions
     kinds = _kinds(order, names, records, made.budgets)
     mechanisms = [made.plan.mechanisms[kind.name] for kind in kinds]
-    found = [shuffle.Parameters(int(m.levels), int(m.noise_bits), m.p) for m in mechanisms]
-    local = _spent(kinds, found, batches[0], dimension, budget.delta)
+    coins = [shuffle.Parameters(int(m.levels), int(m.noise_bits), m.p) for m in mechanisms]
+    local: float | None = _spent(kinds, coins, batches[0], dimension, budget.delta)
+    if not math.isfinite(local):
+        local = None
     if order.trust == "shuffle":
-        seen_by = "shuffler"
+        observer = "shuffler"
     else:
-        seen_by = "all_others"
+        observer = "all_others"
     spent = {
-        "server": _spent(kinds, found, released, dimension, budget.delta),
-        seen_by: local if math.isfinite(local) else None,
+        "server": _spent(kinds, coins, released, dimension, budget.delta),
+        observer: local,
     }
     contributions = round(answering * sum(batches) / len(batches))
-    answers = [
-        {
-            "bits_per_silo_round": shuffle.message_bits(parameters, batches[-1], dimension)
-            | ({"masked": m.modulus * dimension} if m.masked else {}),
-            "noise_std": {
-                order.trust: math.sqrt(shuffle.variance(parameters, contributions, kind.clip)),
-                "isrl": _isrl(kind, records, sampling, answering),
-                "central": kind.multiplier * 2 * kind.clip * (1 + CLIP_TOLERANCE) / contributions,
-            },
-            "parameters": asdict(parameters)
-            | {"levels_per_sqrt_d": parameters.levels / math.sqrt(dimension)},
-            "proven": _proven(
-                kind, len(kinds), released, contributions, batches[-1], dimension, budget
-            ),
-        }
-        for kind, m, parameters in zip(kinds, mechanisms, found, strict=True)
-    ]
+    answers = []
+    for kind, mechanism, parameters in zip(kinds, mechanisms, coins, strict=True):
+        bits = shuffle.message_bits(parameters, batches[-1], dimension)
+        if mechanism.masked:
+            bits = bits | {"masked": mechanism.modulus * dimension}
+        proven = _proven(kind, len(kinds), released, contributions, batches[-1], dimension, budget)
+        answers.append(
+            {
+                "bits_per_silo_round": bits,
+                "noise_std": {
+                    order.trust: math.sqrt(shuffle.variance(parameters, contributions, kind.clip)),
+                    "isrl": _isrl(kind, records, sampling, answering),
+                    "central": (
+                        kind.multiplier * 2 * kind.clip * (1 + CLIP_TOLERANCE) / contributions
+                    ),
+                },
+                "parameters": asdict(parameters)
+                | {"levels_per_sqrt_d": parameters.levels / math.sqrt(dimension)},
+                "proven": proven,
+            }
+        )
     answer = answers[0] | {"epsilon": spent, "delta": budget.delta}
     if len(answers) > 1:
         answer["differences"] = answers[1]
@@ -276,55 +288,52 @@ def planned_totals(
 def _kinds(
     order: Order, names: Sequence[str], records: Sequence[int], budgets: Sequence[Budget]
 ) -> list[_Kind]:
-    """The kinds of release with the noise multipliers that fill the one budget under ISRL-DP in
-    every silo.
+    """Return the kinds of release, with the noise multipliers that use up the one budget under
+    ISRL-DP in every silo.
     """
     silos = len(records)
     plan = prepare(order.under("isrl"), names, records, budgets=budgets).plan
     plan = replace(plan, asked=plan.asked + shuffled.asked_again(plan.asked, order.drops))
-    return [
-        _Kind(
-            **asdict(kind),
-            multipliers=tuple(
-                torch.as_tensor(plan.mechanisms[kind.name].noise_multiplier)
-                .reshape(-1)
-                .expand(silos)
-                .tolist()
-            ),
-            clip=order.clip * (2 if kind.name == "refine" else 1),
-        )
-        for kind in shuffled.kinds_of(plan, run=0, silos=silos)
-    ]
+    kinds = []
+    for kind in shuffled.kinds_of(plan, run=0, silos=silos):
+        multiplier = torch.as_tensor(plan.mechanisms[kind.name].noise_multiplier)
+        multipliers = tuple(multiplier.reshape(-1).expand(silos).tolist())
+        clip = order.clip
+        if kind.name == "refine":
+            # A difference of two clipped gradients can be twice as long.
+            clip = order.clip * 2
+        kinds.append(_Kind(**asdict(kind), multipliers=multipliers, clip=clip))
+    return kinds
 
 
 def _spent(
     kinds: Sequence[_Kind],
-    found: Sequence[shuffle.Parameters],
+    coins: Sequence[shuffle.Parameters],
     contributions: int,
     dimension: int,
     delta: float,
 ) -> float:
-    """Against whoever sees totals of so many contributions; infinite where the accountant can give
-    no bound.
+    """Return the epsilon against a party that sees totals with this number of contributions. Return
+    infinity if the accountant has no bound.
     """
-    made = Schedule()
-    for kind, p in zip(kinds, found, strict=True):
-        made.add(
-            "",
-            TotalEvent(
-                FullBatch(), p.levels, p.noise_bits, p.p, contributions, dimension, kind.paid
-            ),
+    schedule = Schedule()
+    for kind, p in zip(kinds, coins, strict=True):
+        event = TotalEvent(
+            FullBatch(), p.levels, p.noise_bits, p.p, contributions, dimension, kind.paid
         )
-    return made.epsilon(delta)
+        schedule.add("", event)
+    return schedule.epsilon(delta)
 
 
 def _isrl(kind: _Kind, records: Sequence[int], sampling: Sampling, answering: int) -> float:
-    """Noise std of the mean over M silos, each with the noise that its own budget needs."""
-    own = [
+    """Return the standard deviation of the noise in the mean over M silos, each with the noise of
+    its own budget.
+    """
+    stds = [
         z * 2 * kind.clip * (1 + CLIP_TOLERANCE) / sampling.batch(n)
         for z, n in zip(kind.multipliers, records, strict=True)
     ]
-    return math.sqrt(sum(s * s for s in own) / len(own) / answering)
+    return math.sqrt(sum(s * s for s in stds) / len(stds) / answering)
 
 
 def _proven(
@@ -336,15 +345,15 @@ def _proven(
     dimension: int,
     budget: Budget,
 ) -> dict:
-    """The proven parameters for the same releases: the budget shared equally by the kinds, and
-    composed within each.
+    """Return the paper's proven parameters for the same releases. The kinds share the budget
+    equally, and each kind's releases are composed.
     """
     each, rest = theory_shuffle.per_call(budget.epsilon / kinds, budget.delta / kinds, kind.paid)
-    made = shuffle.proven(released, dimension, each, rest)
+    parameters = shuffle.proven(released, dimension, each, rest)
     return {
-        **asdict(made),
+        **asdict(parameters),
         "epsilon_per_release": each,
         "delta_per_release": rest,
-        "bits_per_silo_round": shuffle.message_bits(made, largest, dimension),
-        "noise_std": math.sqrt(shuffle.variance(made, contributions, kind.clip)),
+        "bits_per_silo_round": shuffle.message_bits(parameters, largest, dimension),
+        "noise_std": math.sqrt(shuffle.variance(parameters, contributions, kind.clip)),
     }

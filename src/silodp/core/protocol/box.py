@@ -1,16 +1,17 @@
-"""What a silo sends through a shuffler: its counts, signed under a pseudonym and sealed so that
-only the shuffler can read them.
+"""Seal what a silo sends through a shuffler, so that only the shuffler can read it.
+
+A silo sends its counts, signed under a pseudonym.
 
 The plain text is  magic (4) | version (1) | round (32) | demanded (8) | records (8) | bits (8) | d
-(8) | counts (8 d) | key (32) | signature (64), integers little-endian, the signature (Ed25519) over
-all before the key. It is sealed by HPKE (RFC 9180, base mode: X25519, HKDF-SHA256,
-ChaCha20-Poly1305) with the round as its info. Its length is a function of d alone.
+(8) | counts (8 d) | key (32) | signature (64). Integers are little-endian. The signature (Ed25519)
+covers everything before the key. The plain text is sealed by HPKE (RFC 9180, base mode: X25519,
+HKDF-SHA256, ChaCha20-Poly1305) with the round as its info. Its length is a function of d alone.
 
-A round is the SHA-256 of the question without the silo's own query id, so contributions to one
-round answer one question: same point, same clip, same levels and coins. `demanded` is the silo's
-condition: its counts may leave the shuffler only inside a total of at least so many records. The
-key is a pseudonym on the shuffler's roster: it shows that a contribution comes from a member, and
-not which.
+A round is the SHA-256 of the query without the silo's own query id. So contributions to one round
+answer one query: same point, same clip, same levels and coins. `demanded` is the silo's condition:
+its counts may leave the shuffler only inside a total of at least so many records. The key is a
+pseudonym on the shuffler's roster. It shows that a contribution comes from a member, but not from
+which one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from silodp.core.errors import Refused
-from silodp.core.protocol.signature import signed_by
+from silodp.core.protocol.frames import signed_by
 
 _MAGIC = b"SDPC\x01"
 _INFO = b"silodp shuffle 1 "
@@ -37,8 +38,10 @@ _ENCRYPTION = 32 + 16  # HPKE's encapsulated key and tag
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """One silo's counts for one round: `records` records of `bits` = levels + noise bits each, so
-    no count is above records x bits.
+    """The counts of one silo for one round.
+
+    They sum `records` records of `bits` = levels + noise bits each, so no count is above records x
+    bits.
     """
 
     round: str
@@ -49,12 +52,14 @@ class Contribution:
 
 
 def box_length(dimension: int) -> int:
+    """Return the bytes of a box of so many coordinates."""
     return _ENCRYPTION + _HEAD.size + 8 * dimension + 32 + 64
 
 
 def encrypt_box(contribution: Contribution, shuffler: str, pseudonym: Ed25519PrivateKey) -> bytes:
-    """Signed by the pseudonym, then encrypted: the box that only the shuffler with this X25519
-    public key (hex) can open.
+    """Sign the contribution by the pseudonym, encrypt it, and return the box.
+
+    Only the shuffler with this X25519 public key (hex) can open the box.
     """
     c = contribution
     head = _HEAD.pack(_MAGIC, bytes.fromhex(c.round), c.demanded, c.records, c.bits, len(c.counts))
@@ -68,8 +73,9 @@ def encrypt_box(contribution: Contribution, shuffler: str, pseudonym: Ed25519Pri
 
 
 def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Contribution, str]:
-    """(contribution, the pseudonym's public key in hex); raises Refused("malformed" | "signature")
-    on any other bytes whatever.
+    """Return the contribution and the pseudonym's public key in hex.
+
+    Raise Refused("malformed" | "signature") on any other bytes.
     """
     try:
         plain = _SUITE.decrypt(box, private_key, _INFO + bytes.fromhex(round))
@@ -101,5 +107,8 @@ def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Con
 
 
 def add_counts(counts: Sequence[np.ndarray]) -> np.ndarray:
-    """S of `shuffle`, on counts: one total for each coordinate. The separate integers end here."""
+    """Return the sum of the counts, one total for each coordinate.
+
+    This is the S of `shuffle` on counts. No separate count is used after this.
+    """
     return np.stack(counts).sum(axis=0, dtype=np.int64)

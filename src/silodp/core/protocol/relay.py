@@ -1,13 +1,15 @@
-"""Bytes between the server and a shuffler: boxes there, a total back. Frames as in `frames`; no
-pickle, no I/O, no torch.
+"""Encode and decode the frames between the server and a shuffler: boxes, and one total.
 
-A request's body is     round (32) | d (8) | bits (8) | n (8) | n boxes of box_length(d); that of a
-total         1 (1) | round (32) | contributions (8) | records (8) | d (8) | n (8) | d totals (8) |
-n x (SHA-256 of a box (32) | code (16)); that of a refusal       0 (1) | SHA-256 of the request's
-whole frame, or zeros (32) | code (16). Integers are little-endian and codes are padded with zero
-bytes. Dropped boxes stand in the order of their hashes. A body that is not the one spelling of what
-it says is refused. A total names its round and no request, for it is the answer to every request
-about that round.
+Frames are as in `frames`. There is no pickle, no I/O and no torch. A body has one of three forms:
+
+- A request: round (32) | d (8) | bits (8) | n (8) | n boxes of box_length(d).
+- A total: 1 (1) | round (32) | contributions (8) | records (8) | d (8) | n (8) | d totals (8) | n x
+  (SHA-256 of a box (32) | code (16)).
+- A refusal: 0 (1) | SHA-256 of the request's whole frame, or zeros (32) | code (16).
+
+Integers are little-endian. Codes are padded with zero bytes. Dropped boxes are in the order of
+their hashes. A body in any other spelling is refused. A total names its round and no request,
+because it answers every request about that round.
 """
 
 from __future__ import annotations
@@ -29,33 +31,33 @@ DROPPED: dict[str, str] = {
     "malformed": "It is not a box that this shuffler can open, for this round.",
     "signature": "Its content is not signed by the pseudonym that it names.",
     "stranger": "Its pseudonym is not on the shuffler's roster.",
-    "records": "It claims more records than the shuffler's settings give any member.",
+    "records": "It claims more records than the shuffler's settings allow a member.",
     "differs": "It has another number of bits or of coordinates than the request.",
     "duplicate": "Another box of the same pseudonym was taken.",
     "too-few": "It demands a total of more records than there are.",
 }
-"""Why a box is left out of a total."""
+"""The reasons for which a box is left out of a total."""
 DECLINED: dict[str, str] = {
     "size": "The frame is longer than the shuffler's settings allow.",
     "malformed": "The frame is not a request in the one form that this protocol has.",
-    "version": "The frame speaks another version of the protocol.",
+    "version": "The frame has another version of the protocol.",
     "signature": "The frame is unsigned, or its signature does not belong to its key and content.",
     "asker": "The key that signed the request is not one that the shuffler lists.",
-    "rate": "The shuffler has passed on as many totals in the last hour as its settings let it.",
+    "rate": "The shuffler has passed on as many totals in the last hour as its settings allow.",
     "too-few": (
-        "Not even two boxes are left whose demands their own records meet; more boxes may be sent."
+        "Fewer than two boxes are left whose demands the total would meet; more boxes may be sent."
     ),
     "range": "A total of these records and bits would not fit into 62 bits.",
     "store": (
-        "What has been passed on cannot be read or written; the shuffler's operator must look "
+        "The store of earlier totals cannot be read or written; the shuffler's operator must look "
         "at it."
     ),
-    "peer": "The process that knocked runs as a user that the settings do not list.",
+    "peer": "The process that connected runs as a user that the settings do not list.",
     "busy": "As many frames are waiting as the settings have connections; ask again.",
-    "stopping": "The shuffler is being stopped; ask again when it is back.",
-    "internal": "The shuffler could not answer, for a reason that has to do with no count.",
+    "stopping": "The shuffler is being stopped; ask again when it is running again.",
+    "internal": "The shuffler could not answer, for a reason that does not depend on any count.",
 }
-"""Why nothing is passed on."""
+"""The reasons for which the shuffler passes nothing on."""
 _REQUEST = struct.Struct("<32sQQQ")
 _PASSED = struct.Struct("<B32sQQQQ")
 _DECLINED = struct.Struct("<B32s16s")
@@ -65,8 +67,9 @@ _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True)
 class Request:
-    """The boxes of one round, whose question has d coordinates and `bits` = levels + noise bits for
-    each record.
+    """The boxes of one round.
+
+    The round's query has d coordinates, and `bits` = levels + noise bits for each record.
     """
 
     round: str
@@ -77,8 +80,9 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Passed:
-    """The one total of a round: over `contributions` silos with `records` records; and why boxes
-    were left out, by their SHA-256.
+    """The one total of a round, over `contributions` silos with `records` records.
+
+    `dropped` gives the SHA-256 of each box that was left out, and why.
     """
 
     round: str
@@ -90,8 +94,9 @@ class Passed:
 
 @dataclass(frozen=True)
 class Declined:
-    """The shuffler's no: a code, and the SHA-256 of the request's whole frame; empty where the
-    daemon had none to look at.
+    """A shuffler's refusal: a code, and the SHA-256 of the request's whole frame.
+
+    The hash is empty if the daemon refused before it read a frame.
     """
 
     code: str
@@ -102,29 +107,33 @@ Outcome = Passed | Declined
 
 
 def outcome_length(dimension: int, boxes: int) -> int:
-    """Bytes of the longest frame that answers so many boxes."""
+    """Return the bytes of the longest frame that answers so many boxes."""
     return frames.OVERHEAD + _PASSED.size + 8 * dimension + boxes * _DROP.size
 
 
 def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
+    """Return the signed frame of a request."""
     return frames.sign_frame(REQUEST, frames.COMMON, _request_body(request), private_key)
 
 
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
-    """(request, the asker's public key in hex). On any other bytes: Refused("size" | "malformed" |
-    "version" | "signature").
+    """Return the request and the asker's public key in hex.
+
+    Raise Refused("size" | "malformed" | "version" | "signature") on any other bytes.
     """
     body, key = frames.open_signed(frame, REQUEST, limit)
     return frames.parsed(body, _read_request, _request_body), key
 
 
 def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
+    """Return the signed frame of a total or a refusal."""
     return frames.sign_frame(OUTCOME, frames.COMMON, _outcome_body(outcome), private_key)
 
 
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
-    """What the shuffler with this Ed25519 public key (hex) has signed; on any other bytes Refused
-    as `decode_request`.
+    """Return the outcome that the shuffler with this Ed25519 public key (hex) has signed.
+
+    Raise Refused as `decode_request` does.
     """
     body = frames.open_by(shuffler_key, frame, OUTCOME, limit)
     return frames.parsed(body, _read_outcome, _outcome_body)
@@ -134,15 +143,16 @@ def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
 
 
 def _request_body(request: Request) -> bytes:
+    """Return the body of a request. Raise BadInput if a box or a number is out of range."""
     if {len(box) for box in request.boxes} - {box_length(request.dimension)}:
         raise BadInput(
-            f"a box has another length than {box_length(request.dimension)} bytes, that of "
-            f"{request.dimension} coordinates"
+            f"the boxes have lengths {sorted({len(box) for box in request.boxes})}; a box of "
+            f"{request.dimension} coordinates must have {box_length(request.dimension)} bytes"
         )
     if not 1 <= request.dimension < 2**40 or not 1 <= request.bits < 2**53 or not request.boxes:
         raise BadInput(
-            f"{request.dimension} coordinates, {request.bits} bits, {len(request.boxes)} "
-            "boxes; each must be at least 1"
+            f"a request has {request.dimension} coordinates, {request.bits} bits and "
+            f"{len(request.boxes)} boxes; each must be at least 1"
         )
     return _REQUEST.pack(
         _raw(request.round), request.dimension, request.bits, len(request.boxes)
@@ -150,10 +160,14 @@ def _request_body(request: Request) -> bytes:
 
 
 def _read_request(body: bytes) -> Request:
+    """Return the request in a body. Raise BadInput if its length does not match."""
     name, dimension, bits, count = _REQUEST.unpack_from(body)
     length = box_length(dimension)
     if len(body) != _REQUEST.size + count * length:
-        raise BadInput("the boxes are not as many or as long as the request says")
+        raise BadInput(
+            f"a request of {count} boxes has {len(body)} bytes; it must have "
+            f"{_REQUEST.size + count * length}"
+        )
     starts = range(_REQUEST.size, len(body), length)
     return Request(
         name.hex(), dimension, bits, tuple(body[start : start + length] for start in starts)
@@ -161,12 +175,14 @@ def _read_request(body: bytes) -> Request:
 
 
 def _outcome_body(outcome: Outcome) -> bytes:
+    """Return the body of an outcome. Raise BadInput if the totals are not counts of one bits."""
     if isinstance(outcome, Declined):
         return _DECLINED.pack(0, _raw(outcome.digest or "0" * 64), _word(outcome.code, DECLINED))
     totals = np.ascontiguousarray(outcome.totals, "<i8")
     if totals.ndim != 1 or not totals.size or totals.min() < 0:
         raise BadInput(
-            f"totals of shape {totals.shape}; they must be numbers of ones, one for each coordinate"
+            f"the totals have the shape {totals.shape}; they must be counts of one bits, at "
+            "least 0, one for each coordinate"
         )
     sizes = outcome.contributions, outcome.records, len(totals), len(outcome.dropped)
     drops = b"".join(
@@ -177,29 +193,38 @@ def _outcome_body(outcome: Outcome) -> bytes:
 
 
 def _read_outcome(body: bytes) -> Outcome:
+    """Return the outcome in a body. Raise BadInput if its length does not match."""
     if len(body) == _DECLINED.size:
         _, digest, code = _DECLINED.unpack(body)
-        return Declined(_unpadded(code), digest.hex() if any(digest) else "")
+        if any(digest):
+            return Declined(_unpadded(code), digest.hex())
+        return Declined(_unpadded(code))
     _, name, contributions, records, dimension, count = _PASSED.unpack_from(body)
     start = _PASSED.size + 8 * dimension
     if len(body) != start + count * _DROP.size:
-        raise BadInput("the totals are not as many as the frame says")
+        raise BadInput(
+            f"an outcome of {dimension} totals and {count} dropped boxes has {len(body)} bytes; "
+            f"it must have {start + count * _DROP.size}"
+        )
     totals = np.frombuffer(body, "<i8", dimension, _PASSED.size).astype(np.int64)
     dropped = {digest.hex(): _unpadded(code) for digest, code in _DROP.iter_unpack(body[start:])}
     return Passed(name.hex(), contributions, records, totals, dropped)
 
 
 def _raw(digest: str) -> bytes:
+    """Return the bytes of a hash in hex. Raise BadInput on another text."""
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
         raise BadInput(f"a round or hash is {digest!r:.80}; it must be 64 hexadecimal digits")
     return bytes.fromhex(digest)
 
 
-def _word(code: str, known: dict[str, str]) -> bytes:
-    if code not in known:
-        raise BadInput(f"the code is {code!r:.40}; it must be one of {', '.join(known)}")
+def _word(code: str, codes: dict[str, str]) -> bytes:
+    """Return a code as bytes. Raise BadInput if it is not among the codes of this kind."""
+    if code not in codes:
+        raise BadInput(f"the code is {code!r:.40}; it must be one of {', '.join(codes)}")
     return code.encode("ascii")
 
 
 def _unpadded(code: bytes) -> str:
+    """Return a code without its zero bytes."""
     return code.rstrip(b"\0").decode("ascii")

@@ -1,61 +1,75 @@
-"""How a deployed gate computes: clipped records as integers on a lattice, summed exactly, under
-exact Gaussian noise.
+"""Compute the answers of a deployed gate: exact sums of verified integers, under exact noise.
 
-Formal guarantees. Let C be the clip, z the noise multiplier, gamma the lattice's step, D and D'
-data sets that differ in record j.
- 1. Record i's integer vector k_i depends on that record, its position and public numbers alone (see
-    `slots`): neither on what the other records hold nor on which of them are drawn. All n are
-    computed for every question, in the same chunks, and the batch is a mask on the integers. So
-    only k_j differs between D and D', and S with record j drawn is S without it plus k_j: what
-    amplification asks for.
- 2. sum(k_i^2) <= floor((C / gamma)^2) is verified in integers, after all floating point; a vector
-    that fails is replaced by zero. So ||k_j|| <= C / gamma, and the int64 sums S, S' are exact and
-    differ by at most 2 C / gamma in norm. A statistic of numbers and cells (`query.Cells`) is
-    verified otherwise, in integers too (`levelled`): each number is in 0 .. 1 / gamma, and the
-    cells are >= 0 and sum to 1 / gamma at most. Two such vectors differ by at most sqrt(numbers +
-    2) / gamma in norm, and numbers + 2 <= (2 C)^2 is verified in fractions before the charge: S and
-    S' differ by at most 2 C / gamma once more. Of products (`statistics.gram`) the factors are
-    verified as a vector is, by a bound from C, d and gamma alone, and multiplied in integers
-    (`multiplied`): two such vectors differ by at most 2 C / gamma, which is sqrt(2) of their
-    largest norm and not twice it.
- 3. Added is round(N(0, s^2)) with s >= z 2 C / gamma, coordinate by coordinate, by the exact law
-    (`lattice.rounded_gaussian`). As S is an integer, S + round(N) = round(S + N): post-processing
-    of a Gaussian mechanism with mu = (2 C / gamma) / s <= 1 / z.
- 4. The release gamma x integer / batch is post-processing, with gamma and batch public. So the mean
-    is mu-GDP with mu = 1 / z: what the event says, with nothing left to a tolerance. Sub-sampled
-    batches are drawn by secret coins, independent of the data, and cost the time of a full pass.
-    Each of the local steps is such a release, at a point that earlier releases determine.
- 5. With held-out records, a Score (or a total of it, or one by groups) takes the vectors of these
-    for what they are and of the others as zero, and every other statistic the reverse. Which they
-    are is a function of position and n (`heldout`), so 1 to 4 stand as they are, for all n records;
-    the release divides by the batch's expected number of records of its part, which is public.
-    Nothing is cheaper for it: all charges add up.
- 6. Where a record is a person, D and D' differ in all rows of one person: in how many there are, in
-    what they hold, in where in the file they stand, and in who it is. Every person has the same P
-    places, so no shape follows its rows. Who is held out follows from secret marks, which persons
-    keep through edits (`heldout.held_out_persons`): the smallest h of n marks, so that one
-    exchanged person changes the set of persons of either part by one person at most. Every
-    question is about one part and sees no more than that one person: what it is charged for. (The
-    other part may then have another person too. Both stand in two batches of a stored partition,
-    of which only the dearer one is paid for; so held-out persons are not asked about in such
-    batches, `check`.) Which list number a loader gives to the others may well follow from one
-    person's rows, so each stands at a place of its part by a permutation that is drawn uniformly
-    at random for these records, kept in the ledger and never told. Whatever lists a loader makes of
-    D and D', under such a permutation a part of one has the law of that of the other with one
-    person exchanged at its place: given the places, 1 to 5 hold, and a bound on the trade-off
-    between two laws that holds given the places holds for their mixture over the places too. A map
-    of features rounds by place as any kernel does, and is therefore applied at these places, once
-    they are drawn.
-Gradients of models of known layers are summed by exact products of whole chunks (`products`), for
-which 1 to 4 hold as well: its docstring has the proof. There S with record j is within C / gamma of
-S without it, and that is all that 3 and amplification use. Totals (`_counts`) rest on
-`core.privacy.binomial` instead: the same sums of verified integers, in parts of a level, of which
-one record moves at most g levels; rounded to levels once, by fresh thresholds, and exact binomial
-noise is added. What leaves is for the shuffler's key alone (`door`). No step of a Gaussian release
-asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
-Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place
-(`verify` tries it with the silo's own model before a gate serves, and the tests bit for bit with
-several instruction sets), ChaCha20 is secure, and time is not observed: it depends on the noise
+Clipped records are integers on a lattice. They are summed exactly, and exact Gaussian noise is
+added. The numbered steps below are the proof. Comments in the code name the step that they belong
+to.
+
+Formal guarantees. Let C be the clip, z the noise multiplier and gamma the lattice's step. Let D and
+D' be data sets that differ in record j. S and S' are their sums.
+
+ 1. One record, one vector (`_sum`, `slots`). Record i's integer vector k_i depends on that record,
+    its position and public numbers alone. It depends neither on the content of other records nor on
+    which of them are drawn. All n vectors are computed for every query, in the same chunks, and the
+    batch is a mask on the integers. So only k_j differs between D and D'. S with record j drawn is
+    S without it plus k_j, as amplification requires.
+ 2. Bounds are verified in integers (`_integers`, `integers.quantised`). The check of sum(k_i^2) <=
+    floor((C / gamma)^2) comes after all floating point. A vector that fails is replaced by zero. So
+    ||k_j|| <= C / gamma. The int64 sums S and S' are exact, and differ by at most 2 C / gamma in
+    norm. Two kinds of statistics have another check, with the same result for S and S':
+    a. Numbers and cells (`query.Cells`, `integers.levelled`). Each number is in 0 .. 1 / gamma. The
+       cells are >= 0 and sum to at most 1 / gamma. Two such vectors differ by at most sqrt(numbers
+       + 2) / gamma in norm. That numbers + 2 <= (2 C)^2 is verified in fractions before the charge.
+    b. Products (`statistics.gram`, `integers.multiplied`). The factors are verified as a vector is,
+       by a bound from C, d and gamma alone, and are multiplied in integers. Two such vectors differ
+       by at most 2 C / gamma, which is sqrt(2) of their largest norm and not twice it.
+ 3. The noise is exact (`_release`, `noise_scale`). round(N(0, s^2)) with s >= z 2 C / gamma is
+    added to each coordinate, by the exact law (`lattice.rounded_gaussian`). S is an integer, so S +
+    round(N) = round(S + N). This is post-processing of a Gaussian mechanism with mu = (2 C / gamma)
+    / s <= 1 / z.
+ 4. The release is post-processing (`_release`). It is gamma x integer / batch, where gamma and
+    batch are public. So the mean is mu-GDP with mu = 1 / z, as the event states, without any
+    tolerance. Sub-sampled batches are drawn by secret coins, independent of the data (`_batch`),
+    and take the time of a full pass. Each local step is such a release, at a point that earlier
+    releases determine (`_local_steps`).
+ 5. Held-out records are a mask too (`_noisy_mean`, `_release`). A Score (or a total of it, or one
+    by groups) uses the vectors of held-out records and takes the others as zero. Every other
+    statistic does the reverse. Which records are held out is a function of position and n
+    (`heldout`). So steps 1 to 4 hold for all n records. The release divides by the batch's expected
+    number of records of its part, which is public. This makes nothing cheaper: all charges add up.
+ 6. Persons have secret places (`_places`). If a record is a person, D and D' differ in all rows of
+    one person: in their number, their content, their places in the file, and the person's id.
+    a. Every person has the same P places, so no shape follows its rows.
+    b. Secret marks, which persons keep through edits, decide who is held out
+       (`heldout.held_out_persons`): the persons with the smallest h of n marks. So one exchanged
+       person changes the set of persons of either part by one person at most. Every query is about
+       one part and sees no more than that one person, for whom it is charged.
+    c. The other part may then have another person too. Both of these are in two batches of a stored
+       partition, of which only the dearer one is paid for. So queries about held-out persons may
+       not use such batches (`check`).
+    d. The list numbers that a loader gives to the other persons may follow from one person's rows.
+       So each person has a place in its part by a permutation. It is drawn uniformly at random for
+       these records, stored in the ledger and never published. Whatever lists a loader makes of D
+       and D', under such a permutation a part of one has the law of that of the other with one
+       person exchanged at its place. Given the places, steps 1 to 5 hold. A bound on the trade-off
+       between two laws that holds given the places also holds for their mixture over the places.
+    e. A feature map rounds by place as any kernel does. It is therefore applied at these places,
+       once they are drawn.
+
+Gradients of models of known layers are summed by exact products of whole chunks (`products`). Its
+docstring proves steps 1 to 4 for these. There S with record j is within C / gamma of S without it.
+Step 3 and amplification use no more than that.
+
+Totals (`_counts`) rest on `core.privacy.binomial` instead. They are the same sums of verified
+integers, in parts of a level, of which one record moves at most g levels. They are rounded to
+levels once, by fresh thresholds, and exact binomial noise is added. The result leaves sealed for
+the shuffler's key alone (`door`).
+
+No step of a Gaussian release requires floats to be right. Wrong gradients, rounding or overflow
+cost accuracy, never privacy.
+
+Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place.
+`verify` tries this with the silo's own model before a gate serves, and the tests try it bit for bit
+with several instruction sets. ChaCha20 is secure. Time is not observed: it depends on the noise
 drawn, and on whether there are records on which a model raises.
 """
 
@@ -105,26 +119,26 @@ if TYPE_CHECKING:
 
 MAX_DIM = 2**26
 MAX_RECORDS = 2**31
-_CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
+_CLIPS = 2.0**-400, 2.0**400
+"""Clips between these cannot make a power of two below over- or underflow."""
 SCORED = 3 + 2 * max(MAX_BINS, MAX_GROUPS)
-"""Numbers in the longest row of a statistic that asks for the model's output."""
+"""Numbers in the longest row of a statistic that needs the model's output."""
 DIMS = [2**power for power in range(27)]
-"""Dimensions up to MAX_DIM, so many that every width of a kernel is among theirs."""
+"""Dimensions up to MAX_DIM. Every width of chunks (`Exact._width`) belongs to one of them."""
 WIDEST = 2**22
-"""Numbers of a record that may be asked for, or as many as the model or twice the features are:
-with chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memory that an answer
-takes, whatever is asked."""
-PLACES = "places of persons", 0
-"""The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of
-this name.
+"""Most numbers that a query may need of a record, unless the model or twice the features are more.
+With chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memory of every answer.
 """
+PLACES = "places of persons", 0
+"""The stored permutation of persons. No sampling has 0 batches, so no query can use this name."""
 MAX_COINS = 2**37
 """Coins that one answer for a shuffler may toss in all: about a minute's work."""
 
 
 def devices() -> list[str]:
-    """Where products of layers may be computed, the best first: chosen once, when a gate starts.
-    SILODP_GPU=0 leaves a GPU out.
+    """Return where products of layers may be computed, the best first.
+
+    It is chosen once, when a gate starts. SILODP_GPU=0 leaves a GPU out.
     """
     if os.environ.get("SILODP_GPU") != "0" and torch.cuda.is_available():
         return ["cuda", "cpu"]
@@ -136,12 +150,13 @@ MOST_IN_PRODUCTS = 2**22
 
 
 class Exact:
-    """Answers the queries of one silo. Holds its records, and noise only while it is added; there
-    is no seed and no way without noise.
+    """Answer the queries of one silo.
 
-    `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1, drawn once for each
-    name and number of batches. `marks` has one secret mark for each person, from the ledger too:
-    persons with small marks are held out. Without marks their places alone decide.
+    It has the silo's records, and noise only while the noise is added. There is no seed and no way
+    without noise. `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1,
+    drawn once for each name and number of batches. `marks` has one secret mark for each person,
+    from the ledger too: persons with small marks are held out. Without marks their places alone
+    decide.
     """
 
     label = "deployment: exact lattice noise from operating-system entropy"
@@ -158,7 +173,7 @@ class Exact:
     ) -> None:
         if len(records) != 1:
             raise BadInput(
-                f"a deployed gate keeps the records of one silo, but was given {len(records)}"
+                f"a deployed gate has the records of one silo, but was given {len(records)} silos"
             )
         if not (problem.dim <= MAX_DIM and records.counts[0] <= MAX_RECORDS):
             raise BadInput(
@@ -182,31 +197,43 @@ class Exact:
         else:
             void = records.void
         self._void = void[0, : self._n].cpu()[at].clone()
-        self._rows = problem.person.rows if problem.person else 1
+        if problem.person:
+            self._rows = problem.person.rows
+        else:
+            self._rows = 1
         self._threads = torch.get_num_threads()
         self._map = mapped
         raw = self._x.flatten(0, self._y.dim() - 1)
         self._raw = torch.zeros_like(raw[:1]), torch.zeros_like(self._y.flatten()[:1])
         if mapped:
+            # Step 6e: the map is applied once the places are drawn.
             with pinned(self._threads):
-                made, failed = mapped.of_each(raw)
-            self._x = made.unflatten(0, self._y.shape)
+                features, failed = mapped.of_each(raw)
+            self._x = features.unflatten(0, self._y.shape)
             self._void |= failed.reshape(self._n, -1).any(1)
             self._absent = torch.zeros_like(self._x, dtype=torch.bool)
         self._forget_void()
         self.features = math.prod(self._x.shape[1:]) // self._rows
-        known = self._n <= MOST_IN_PRODUCTS and problem.person is None
-        shapes = self._x.shape[1:], self._y.shape[1:]
-        found = (Products.of(problem, *shapes, device) for device in devices() if known)
-        self._products = next((products for products in found if products), None)
+        self._products = self._products_of()
         if self._products:
             self._known = self._products.known(self._x)
         else:
             self._known = []
 
+    def _products_of(self) -> Products | None:
+        """Return exact products for this model on the best device, or None if none is possible."""
+        if self._n > MOST_IN_PRODUCTS or self.problem.person:
+            return None
+        for device in devices():
+            products = Products.of(self.problem, self._x.shape[1:], self._y.shape[1:], device)
+            if products:
+                return products
+        return None
+
     def _forget_void(self) -> None:
-        """Put zeros in the place of what cannot be used: no kernel sees it. `_sum` leaves such a
-        record out, so that it counts as zero whatever is asked.
+        """Replace void records by zeros, so that no kernel sees them.
+
+        `_sum` leaves such a record out, so it counts as zero in every query.
         """
         self._x = self._x.masked_fill(_beside(self._void, self._x), 0)
         self._y = self._y.masked_fill(_beside(self._void, self._y), 0)
@@ -214,17 +241,19 @@ class Exact:
 
     @property
     def void(self) -> int:
-        """How many records count as zero. For the hospital alone."""
+        """Return how many records count as zero, for the hospital alone."""
         return int(self._void.sum())
 
     def _places(self, marks: Sequence[bytes] | None) -> np.ndarray:
-        """Return the list number of the person at each place."""
+        """Return the list number of the person at each place. Raise BadInput if the ledger has no
+        places.
+        """
         try:
             order = self._permutation(*PLACES)
         except Refused:
             raise BadInput(
-                "the ledger has no places for these persons; restore it, or show it the "
-                "records first"
+                "the ledger has no places for these persons; restore the ledger, or let it "
+                "recognise the records first"
             ) from None
         if marks is None:
             return order
@@ -232,21 +261,33 @@ class Exact:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Those of the features and targets of all records, which are public."""
+        """Return the shapes of the features and of the targets of all records, which are public."""
         return tuple(self._x.shape), tuple(self._y.shape)
 
     @property
+    def retries(self) -> float:
+        """Return how many times as long an answer takes in which the model raises on one record.
+
+        The record's chunk is then computed again in halves (`slots.computed`). Sums of known
+        layers never raise.
+        """
+        if self._products:
+            return 1.0
+        size = min(self._n, size_of(self._width(None)))
+        more = 2 * math.ceil(math.log2(size)) or 1
+        return 1 + more / math.ceil(self._n / size)
+
+    @property
     def number(self) -> bool:
-        """Whether a target is a number, and not a class."""
+        """Return whether a target is a number, and not a class."""
         return self._y.is_floating_point()
 
     def verify(self) -> None:
-        """Raises BadInput if this machine's kernels let a record's vector depend on other records,
-        which no price here allows for.
+        """Raise BadInput if on this machine a record's vector depends on other records.
 
-        With the silo's own model and threads, in chunks of all sizes in which a question can be
-        answered, at an ordinary point and at one that overflows, on made-up records: the floats,
-        and the integers that are made of them.
+        No price allows for that. The test uses the silo's own model and threads, in chunks of all
+        sizes in which a query can be answered, at an ordinary point and at one that overflows.
+        Records are invented. It covers the floats, and the integers that are made of them.
         """
         if (
             os.environ.get("OMP_DYNAMIC", "false").lower() != "false"
@@ -254,46 +295,39 @@ class Exact:
         ):
             raise BadInput(
                 "OMP_DYNAMIC or OMP_THREAD_LIMIT is set, so this machine's load would "
-                "decide how a record's numbers are rounded; unset it"
+                "decide how a record's numbers are rounded; unset both"
             )
         ordinary = self.problem.initial([0]).double().cpu()
         like = (self._x, self._y)
         dim = self.problem.dim
-        if (
-            not ordinary.any()
-        ):  # where a convex problem starts, products are of zeros, and nothing could be seen to mix
-            ordinary = torch.from_numpy(
-                np.random.default_rng(0).normal(size=ordinary.shape)
-            ) / math.sqrt(dim)
+        if not ordinary.any():
+            # A convex problem starts at zero. Products of zeros could not show any mixing.
+            normal = np.random.default_rng(0).normal(size=ordinary.shape)
+            ordinary = torch.from_numpy(normal) / math.sqrt(dim)
         gradients = self._sizes(None)
         scores = self._sizes(SCORED)
         wide = set[int]().union(*map(self._sizes, DIMS))
         huge = 1e150 * ordinary
+        groups = min(self.features, MAX_GROUPS)
         gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
         alive = Grad(ordinary), Score(ordinary, MAX_BINS, 1.0)
         trials = [
-            (statistic, gradients)
-            for statistic in (alive[0], Grad(huge), ClippedDiff(ordinary, 0.9 * ordinary, 1.0))
-        ]
-        trials += [
-            (statistic, scores)
-            for statistic in (
-                alive[1],
-                Score(huge, MAX_BINS, 1.0),
-                ScoreTotal(ordinary, MAX_BINS, 1.0),
-            )
-        ]
-        trials += [
-            (GroupScore(w, 0, min(self.features, MAX_GROUPS), 0), scores) for w in (ordinary, huge)
-        ]
-        trials += [
+            (alive[0], gradients),
+            (Grad(huge), gradients),
+            (ClippedDiff(ordinary, 0.9 * ordinary, 1.0), gradients),
+            (alive[1], scores),
+            (Score(huge, MAX_BINS, 1.0), scores),
+            (ScoreTotal(ordinary, MAX_BINS, 1.0), scores),
+            (GroupScore(ordinary, 0, groups, 0), scores),
+            (GroupScore(huge, 0, groups, 0), scores),
             (gram, self._sizes(gram.shape[-1])),
             (Gram(1, 2, 1.0, 1.0), wide),
             (ClassCounts(2), wide),
+            (Histogram(torch.zeros(1), self.features), wide),
         ]
-        trials += [(Histogram(torch.zeros(1), self.features), wide)]
+        mapped = self._map
         with pinned(self._threads):
-            if (mapped := self._map) and mapped.at_once > 1:
+            if mapped and mapped.at_once > 1:
                 verify(lambda x, y: mapped.unchecked(x), self._raw, {mapped.at_once}, None)
             elif mapped:
                 mapped.refuse_memory(self._raw[0].shape[1])
@@ -302,7 +336,7 @@ class Exact:
                 verify(rows, like, sizes, numbers, alive=statistic in alive)
             verify(self._of_each(gram.factors(self.problem, 0)), like, wide, self._rows * gram.size)
         if self._products:
-            with pinned(1):  # as each of its threads has
+            with pinned(1):  # as in each thread of `in_threads`
                 self._products.verify(self._n)
                 for points in ([ordinary], [ordinary, 0.9 * ordinary], [1e30 * ordinary]):
                     rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
@@ -311,8 +345,8 @@ class Exact:
                     )
 
     def _tried(self, statistic: Statistic) -> tuple[Rows, int]:
-        """All that is made of each record for a statistic, floats and integers, as rows of so many
-        numbers.
+        """Return all floats and integers that a statistic makes of each record, and how many they
+        are.
         """
         factors = statistic.factors(self.problem, 0, torch.float64)
         clip = float(getattr(statistic, "norm", 1.0))
@@ -325,20 +359,24 @@ class Exact:
             clip, lattice_step(clip, dim), statistic.numbers, multiply=factors is not None
         )
 
-        def tried(x: Tensor, y: Tensor) -> Tensor:
+        def floats_and_integers(x: Tensor, y: Tensor) -> Tensor:
             values = rows(x, y)
             return torch.cat([values, integers(values, y).double()], 1)
 
-        return tried, dim + (self._rows * statistic.size if factors else dim)
+        if factors:
+            return floats_and_integers, dim + self._rows * statistic.size
+        return floats_and_integers, 2 * dim
 
     def check(self, query: Query) -> None:
-        """Raises Refused, before any charge, for what gate.check does not know of: the silo's own
-        features, runs beside the first, the lattice.
+        """Raise Refused, before any charge, for a query that this silo cannot answer.
+
+        These checks are not in `gate.check`: the silo's own features, more than one run, the
+        lattice.
         """
         query.statistic.check_silo(self.features, int(self._held.sum()))
         batches = isinstance(query.mechanism.sampling, DisjointBatches)
         if self.problem.person and query.statistic.on_held_out and batches:
-            raise Refused("sampling")  # see 6 above
+            raise Refused("sampling")  # step 6c
         check_lattice(query, query.statistic.shape[-1], self._n)
         if query.statistic.shape[-1] > max(WIDEST, self.problem.dim, 2 * self.features):
             raise Refused("shape")
@@ -365,38 +403,40 @@ class Exact:
         raise Refused("noise")
 
     def packing(self, query: Query) -> Packing | None:
-        """How the answer's numbers are sent: by query, n and how many records are held out; None
-        where they are on no lattice.
+        """Return how the answer's numbers are sent, or None if they are on no lattice.
+
+        It follows from the query, n and the number of held-out records.
         """
-        m = query.mechanism
+        mechanism = query.mechanism
         statistic = query.statistic
-        if not isinstance(m, Gaussian) or isinstance(
-            statistic, LocalSteps
-        ):  # where local steps end is on no lattice
+        # The end of local steps is on no lattice.
+        if not isinstance(mechanism, Gaussian) or isinstance(statistic, LocalSteps):
             return None
-        anyway = m.clipped(m.clip or 1.0)
-        gamma = lattice_step(float(anyway.clip), statistic.shape[-1])
+        clipped = mechanism.clipped(mechanism.clip or 1.0)
+        gamma = lattice_step(float(clipped.clip), statistic.shape[-1])
         if statistic.on_held_out:
             part = self._held
         else:
             part = ~self._held
-        scale = noise_scale(anyway, gamma)
+        scale = noise_scale(clipped, gamma)
         records = int(part.sum())
-        expected = m.sampling.batch(self._n) * records / self._n
-        return Packing.of(
-            gamma, expected, 2 * float(anyway.clip) / gamma * records + 12 * scale, scale
-        )
+        expected = mechanism.sampling.batch(self._n) * records / self._n
+        most = 2 * float(clipped.clip) / gamma * records + 12 * scale
+        return Packing.of(gamma, expected, most, scale)
 
     def _noisy_mean(self, statistic: Statistic, mechanism: Gaussian) -> Tensor:
         """Return the mean of the statistic's vectors under the silo's own noise."""
         factors = statistic.factors(self.problem, 0, torch.float64)
         source = None
         match statistic.view:
-            case "given":  # a value that was filled in is none of the record's
+            case "given":
+                # A value that was filled in does not belong to the record.
                 source = self._x.masked_fill(self._absent, math.nan)
             case "missing":
                 source = self._absent
-        part = self._held if statistic.on_held_out else None
+        part = None
+        if statistic.on_held_out:
+            part = self._held  # step 5
         return self._release(
             factors or self._rows_of(statistic),
             mechanism,
@@ -418,13 +458,17 @@ class Exact:
         )
 
     def _rows_of(self, statistic: Statistic) -> Rows:
-        return statistic.vectors(
-            self.problem, 0, torch.float64, size_of(statistic.shape[-1])
-        ) or self._gradients(list(statistic.points), getattr(statistic, "limit", None))
+        """Return the function from records to the statistic's vectors."""
+        dim = statistic.shape[-1]
+        vectors = statistic.vectors(self.problem, 0, torch.float64, size_of(dim))
+        if vectors:
+            return vectors
+        return self._gradients(list(statistic.points), getattr(statistic, "limit", None))
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
-        """The last point minus w. All but the releases is public arithmetic; where it leaves the
-        numbers, the steps end.
+        """Return the last point minus w. Steps end early if prox raises or a point is not finite.
+
+        All but the releases is public arithmetic.
         """
         start = local = statistic.w.double()
         drift = torch.as_tensor(statistic.pull, dtype=torch.float64)
@@ -450,36 +494,40 @@ class Exact:
         *,
         multiply: bool = False,
     ) -> Tensor:
-        """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise, over
-        the records that are not held out.
+        """Return gamma (S + round(N(0, s^2))) / batch, (1, d), with a fresh batch and fresh noise.
 
-        For a statistic of cells: how many `numbers` come before them. With `multiply`, rows are
-        factors. Other records than the training part, and another view of their features, where
-        they are given.
+        `numbers` is how many numbers come before the cells, for a statistic of cells. With
+        `multiply`, rows are factors. `part` is another set of records than the training part.
+        `source` is another view of their features.
         """
         clip = float(mechanism.clip)
         if clip == 0:
             return torch.zeros(1, dim, dtype=torch.float64)
         gamma = lattice_step(clip, dim)
-        part = ~self._held if part is None else part
+        if part is None:
+            part = ~self._held
         chosen = self._batch(mechanism.sampling)
         total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source, multiply)
+        # Step 3: exact noise on an exact sum.
         noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
+        # Step 4: gamma and the expected number of records are public.
         expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
 
     def _counts(self, rows: Rows, mechanism: Shuffled, dim: int, part: np.ndarray) -> np.ndarray:
-        """(d,) int64: the batch's sum in levels, rounded once, plus Bin(K b, p). Vectors of records
-        outside the `part`, or all with a clip of 0, are zero: they lend their noise.
+        """Return the batch's sum in levels, (d,) int64, rounded once, plus Bin(K b, p).
 
-        A level is 2^F parts, and a record's integers are in parts, verified to be at most R = g 2^F
-        / 2 long: replaced, it moves the sum by at most g 2^F. To the sum are added the K R by which
-        the records' levels are shifted to 0 .. g, and it is kept within 0 .. K g 2^F: what one
-        record moves gets no longer by it, coordinate by coordinate. Then it is rounded to levels by
-        one fresh threshold for each coordinate, uniform on the 2^F parts of a level. So with t =
-        (S' - S) 2^-F the move of a total is floor(t) or ceil(t), the latter with probability t -
-        floor(t), independently over coordinates, and ||t|| <= g: what `core.privacy.binomial` asks
-        for, with no tolerance.
+        Vectors of records outside the `part` are zero, and all vectors if the clip is 0. Such
+        records still contribute their noise.
+
+         1. A level is 2^F parts. A record's integers are in parts, verified to be at most R = g 2^F
+            / 2 long. So a replaced record moves the sum by at most g 2^F.
+         2. K R is added to the sum, which shifts the records' levels to 0 .. g, and the result is
+            kept within 0 .. K g 2^F. This makes no record's move longer, coordinate by coordinate.
+         3. The result is rounded to levels by one fresh threshold for each coordinate, uniform on
+            the 2^F parts of a level. So with t = (S' - S) 2^-F the move of a total is floor(t) or
+            ceil(t), the latter with probability t - floor(t), independently over coordinates, and
+            ||t|| <= g. This is what `core.privacy.binomial` requires, without any tolerance.
         """
         chosen = self._batch(mechanism.sampling)
         clip = float(mechanism.clip)
@@ -497,8 +545,10 @@ class Exact:
         return (shifted + threshold >> bits) + coins
 
     def _batch(self, sampling: Sampling) -> np.ndarray:
-        """Positions of the batch's records, by secret coins or by the stored partition: in no way
-        by what the records hold.
+        """Return the positions of the batch's records.
+
+        They follow from secret coins or from the stored partition, and never from the content of
+        records.
         """
         match sampling:
             case FullBatch():
@@ -511,6 +561,7 @@ class Exact:
         return lattice.Keystream().permutation(self._n)[: int(sampling.batch(self._n))]
 
     def _permutation(self, name: str, batches: int) -> np.ndarray:
+        """Return the stored permutation. Raise Refused if it is none of 0 .. n - 1."""
         order = np.ascontiguousarray(self._partition(name, batches))
         if not np.array_equal(np.sort(order), np.arange(self._n)):
             raise Refused("ledger")
@@ -528,10 +579,13 @@ class Exact:
         multiply: bool = False,
         stretch: float = 1.0,
     ) -> np.ndarray:
-        """S, exactly: the integers of the chosen records, of all that are computed; vectors are
-        made `stretch` times as long before the clip.
+        """Return S exactly: the sum of the integers of the chosen records. All records are
+        computed.
+
+        Vectors are made `stretch` times as long before the clip.
         """
 
+        # Step 1: the batch is a mask, and all n records are computed.
         drawn = np.zeros(self._n, bool)
         drawn[chosen] = True
         drawn[self._void.numpy()] = False
@@ -547,15 +601,26 @@ class Exact:
                 self._threads,
                 self._known,
             )
-        total = torch.zeros(dim, dtype=torch.int64)
-        source = self._x if source is None else source
-        each = self._of_each(rows) if multiply else rows
+        if source is None:
+            source = self._x
+        if isinstance(rows, Gradients):
+            width = self._width(None)
+        else:
+            width = self._width(dim)
+        floats = rows
+        if multiply:
+            floats = self._of_each(rows)
         integers = self._integers(clip, gamma, numbers, multiply, stretch)
-        for slot in slots(self._n, self._width(None if isinstance(rows, Gradients) else dim)):
-            found = computed(
-                lambda x, y: integers(each(x, y), y), source[slot], self._y[slot], dim, torch.int64
+        total = torch.zeros(dim, dtype=torch.int64)
+        for slot in slots(self._n, width):
+            vectors = computed(
+                lambda x, y: integers(floats(x, y), y),
+                source[slot],
+                self._y[slot],
+                dim,
+                torch.int64,
             )
-            total += found.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
+            total += vectors.where(torch.from_numpy(drawn[slot, None]), 0).sum(0)
         return total.numpy()
 
     def _integers(
@@ -566,49 +631,55 @@ class Exact:
         multiply: bool = False,
         stretch: float = 1.0,
     ) -> Rows:
-        """From records' floats (m, ...) and targets their integers (m, d), verified as the
-        statistic's bound wants.
+        """Return the function from records' floats (m, ...) and targets to their verified integers
+        (m, d).
         """
-        if multiply:
-            person = self.problem.person is not None
+        # Step 2 has a check for each of these.
+        if multiply and self.problem.person:
             return lambda values, y: multiplied(
-                values.reshape(-1, values.shape[1] // self._rows),
-                clip,
-                gamma,
-                present(y) if person else None,
+                values.reshape(-1, values.shape[1] // self._rows), clip, gamma, present(y)
             )
+        if multiply:
+            return lambda values, y: multiplied(values, clip, gamma)
         if numbers is not None:
             return lambda values, y: levelled(values, numbers, gamma)
-        return lambda values, y: quantised(
-            values if stretch == 1.0 else values * stretch, clip, gamma
-        )
+        if stretch == 1.0:
+            return lambda values, y: quantised(values, clip, gamma)
+        return lambda values, y: quantised(values * stretch, clip, gamma)
 
     def _of_each(self, factors: Rows) -> Rows:
-        """Factors of records, (m, p); of persons those at all their places, (m, P p)."""
+        """Return the function to the factors of records, (m, p), or of persons at all their places,
+        (m, P p).
+        """
         if not self.problem.person:
             return factors
         return lambda x, y: factors(x.flatten(0, 1), filled(y).flatten()).reshape(len(x), -1)
 
     def _width(self, dim: int | None) -> int:
-        """Numbers that a record makes on its way, by which chunks are measured: of gradients, or of
-        a statistic of `dim` numbers.
+        """Return how many numbers a record makes on its way, by which chunks are measured.
 
-        No question chooses the chunks in which the model is asked: they are of the gate's own
-        model, and of scores as long as any is. What a score makes on its way, features and layers,
-        may be longer still. Wider rows than that are of statistics that do not ask the model, and
-        have chunks of an eighth, a 64th, and so on: few enough for `verify` to try them all. Of a
-        person all this is made for each of its places, whether it has a row there or not.
+        They are of gradients, or of a statistic of `dim` numbers. No query chooses the chunks in
+        which the model is evaluated: they follow from the gate's own model, and from the longest
+        score. What a score makes on its way, features and layers, may be longer still. Wider rows
+        belong to statistics that do not evaluate the model. They have chunks of an eighth, a 64th,
+        and so on: few enough for `verify` to try them all. Of a person all this is made for each of
+        its places, whether it has a row there or not.
         """
-        width = max(self.problem.dim, self.features, SCORED if dim else 0)
+        width = max(self.problem.dim, self.features)
+        if dim:
+            width = max(width, SCORED)
         while dim and width < dim:
             width *= 8
         return self._rows * width
 
     def _sizes(self, dim: int | None) -> set[int]:
+        """Return the lengths of all chunks for a statistic of `dim` numbers, or for gradients."""
         return lengths(self._n, size_of(self._width(dim)))
 
     def _gradients(self, points: list[Tensor], limit: Number | None = None) -> Gradients:
-        return Gradients(self.problem, points, None if limit is None else float(limit))
+        if limit is not None:
+            limit = float(limit)
+        return Gradients(self.problem, points, limit)
 
 
 def _beside(void: Tensor, values: Tensor) -> Tensor:
@@ -620,8 +691,9 @@ def _beside(void: Tensor, values: Tensor) -> Tensor:
 
 
 def noise_scale(mechanism: Gaussian, gamma: float) -> float:
-    """s = z 2 C / gamma in lattice units, rounded up: 2 C / gamma is exact, since gamma is a power
-    of two.
+    """Return s = z 2 C / gamma in lattice units, rounded up.
+
+    2 C / gamma is exact, since gamma is a power of two.
     """
     return math.nextafter(
         float(mechanism.noise_multiplier) * (2 * float(mechanism.clip) / gamma), math.inf
@@ -629,8 +701,9 @@ def noise_scale(mechanism: Gaussian, gamma: float) -> float:
 
 
 def check_lattice(query: Query, dim: int, n: int) -> None:
-    """Refuse, before the charge, what the lattice cannot carry: more than one run, too many
-    coordinates, a clip or noise off its scale.
+    """Raise Refused, before the charge, for a query that the lattice cannot carry.
+
+    That is more than one run, too many coordinates, or a clip or noise off its scale.
     """
     if len(query.statistic.shape) != 2 or query.statistic.shape[0] != 1 or not 1 <= dim <= MAX_DIM:
         raise Refused("shape")
@@ -648,10 +721,10 @@ def check_lattice(query: Query, dim: int, n: int) -> None:
 
 
 def _check_scale(mechanism: Gaussian, dim: int) -> None:
-    """Refuse Gaussian noise that the lattice cannot draw.
+    """Raise Refused for Gaussian noise that the lattice cannot draw.
 
-    A clip of 0 needs no noise, but its price follows from the noise: a price of 0 would let it be
-    asked for ever. So its noise is checked as at a clip of 1.
+    A clip of 0 needs no noise, but its price follows from the noise. A price of 0 would allow it to
+    be queried for ever. So its noise is checked as at a clip of 1.
     """
     priced = mechanism.clipped(mechanism.clip or 1.0)
     scale = noise_scale(priced, lattice_step(float(priced.clip), dim))
@@ -660,7 +733,7 @@ def _check_scale(mechanism: Gaussian, dim: int) -> None:
 
 
 def _check_coins(mechanism: Shuffled, dim: int, n: int) -> None:
-    """Refuse binomial noise of no coins, or of more than can be tossed."""
+    """Raise Refused for binomial noise of no coins, or of more than can be tossed."""
     coins = 0
     if mechanism.noise_bits > 0:
         coins = int(mechanism.sampling.batch(n)) * mechanism.noise_bits
@@ -669,5 +742,6 @@ def _check_coins(mechanism: Shuffled, dim: int, n: int) -> None:
 
 
 def _check_clip(mechanism: Mechanism) -> None:
+    """Raise Refused for a clip with which powers of two could over- or underflow."""
     if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
         raise Refused("clip")

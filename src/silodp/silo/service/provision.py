@@ -1,6 +1,6 @@
-"""Makes what a gate daemon needs: policy, key, card and a ledger with nothing spent.
+"""Make what a gate daemon needs: policy, key, card and a ledger with nothing spent.
 
-What is written to `silo.json` and said of the data holds no value of a record; n is public.
+Neither `silo.json` nor the sentences about the data contain a value of a record. n is public.
 """
 
 from __future__ import annotations
@@ -34,132 +34,128 @@ if TYPE_CHECKING:
 COMMENTS = {
     "silo": "The silo's name in its answers.",
     "epsilon": (
-        "The privacy budget of each record over everything that will ever be asked. The ledger "
-        "was made with it."
+        "The privacy budget of each record, for all queries ever. The ledger was made with it."
     ),
-    "delta": "The probability to which epsilon may fail.",
-    "study": 'The name of the study that is approved; "" for none.',
+    "delta": "The probability with which epsilon may fail.",
+    "study": 'The name of the approved study, or "".',
     "definition": (
-        "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and "
-        "torch version. `silodp silo approve` changes it."
+        "What the silo approves: SHA-256 of model, loss, prox, constants and torch version. "
+        "`silodp silo approve` changes it."
     ),
     "statistics": (
-        "Which statistics may be asked; a name that the gate does not know is refused with the "
-        "list of those it does."
+        "Statistics that askers may query. The gate refuses an unknown name with the list of the "
+        "names that it knows."
     ),
     "samplings": (
-        "From which records: FullBatch, DisjointBatches; Poisson and WithoutReplacement where "
+        "Allowed samplings: FullBatch, DisjointBatches, and Poisson and WithoutReplacement if "
         "the ledger's rule has a price for them."
     ),
     "clip": "Smallest and largest clip threshold of a record's vector.",
-    "minimum_noise_multiplier": "Noise standard deviation over sensitivity, at least.",
-    "minimum_batch": "Records in a batch, at least.",
-    "maximum_local_steps": "Local steps that one query may ask for.",
-    "queries_per_run": "New answers to one run, at most.",
-    "queries_per_hour": "New answers in an hour, at most.",
+    "minimum_noise_multiplier": "Smallest noise standard deviation divided by sensitivity.",
+    "minimum_batch": "Fewest records in a batch.",
+    "maximum_local_steps": "Most local steps of one query.",
+    "queries_per_run": "Most new answers to one run.",
+    "queries_per_hour": "Most new answers in an hour.",
     "checked": (
-        "By whom, and when, `silodp silo check` was run on the data, by hand and for all to "
-        'see, never what it found; "" for nobody yet.'
+        "Who ran `silodp silo check` on the data, and when. Entered by hand and public; the "
+        'findings are not. "" if not stated.'
     ),
-    "expires": "The last day on which anything is answered.",
+    "expires": "The last day on which the gate answers.",
     "askers": (
-        "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put "
-        "yours here."
+        "Ed25519 public keys of the servers that may ask, 64 hexadecimal digits each. Add yours "
+        "here."
     ),
     "asker_names": (
-        "What these servers are called, in the same order, wherever a person reads; empty for "
-        "the first digits of their keys."
+        "Names of these servers for readers, in the same order. Empty: the first digits of their "
+        "keys."
     ),
     "answer_after": (
-        "Seconds of a slot. Every reply is sent at the end of one, so that its time tells nothing "
-        "of the records. `silo init` measures it: twice the slowest answer about made-up records, "
-        "at least 1. `silo status` counts replies that took longer. 0: at once, as in a trial of "
-        "`federation up`."
+        "Seconds of a slot. Every reply is sent at the end of a slot, so that its time reveals "
+        "nothing about the records. `silo init` measures it: twice the slowest answer about "
+        "made-up records, at least 1. `silo status` counts replies that took longer. 0: send at "
+        "once, as in a trial of `federation up`."
     ),
     "hold_share": (
-        "Share of the budget that one asker may hold for its runs at once: so much it can keep "
-        "from others for a time."
+        "Largest share of the budget that one asker may reserve for its runs at once. Other "
+        "askers cannot use it for a time."
     ),
-    "holds_per_asker": "Runs for which one asker may hold budget at once.",
+    "holds_per_asker": "Most runs for which one asker may reserve budget at once.",
     "hold_seconds": (
-        "Seconds after which a hold ends by itself, should its run not end it; a run that goes "
-        "on renews it."
+        "Seconds after which a reservation ends by itself. A run that continues renews it."
     ),
     "keep_answers": (
-        "Days for which an answer is kept, for a server that asks again what it has not heard; "
-        "then its bytes are deleted, and its charge stays."
+        "Days for which an answer is stored, for a server that did not receive it and asks again. "
+        "Then its bytes are deleted. Its charge stays."
     ),
     "sees_left": (
-        "Those of the askers that are told what is left of the budget, when they ask for a "
-        "hold. The others can find it by yes and no."
+        "Askers that receive the rest of the budget when they ask for a reservation. Others can "
+        "find it by yes and no."
     ),
     "data": (
         "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative "
         "to this file's folder."
     ),
-    "label": "Its column with the label.",
+    "label": "Its label column.",
     "classes": "The public list of classes, in order; empty for a number.",
     "model": (
         "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with "
         "(features, outputs)."
     ),
-    "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
+    "model_sha256": "SHA-256 of FILE.py, which you have read. Its imports are not covered.",
     "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.",
     "prox_sha256": "SHA-256 of the prox's FILE.py, which you have read.",
     "loss": 'FILE.py:NAME; "" for the loss of the task.',
     "feature_map": (
-        "What the model sees of a record: photo:M or digit, which ship, or FILE.py:NAME, a "
-        'function of one record; "" for the record itself.'
+        "Public function that turns a record into the model's input: photo:M or digit, which "
+        'ship with silodp, or FILE.py:NAME; "" for the record itself.'
     ),
     "feature_map_sha256": (
-        "SHA-256 of that FILE.py, which you have read; weights that it loads with "
-        "silodp.frozen are pinned in it."
+        "SHA-256 of that FILE.py, which you have read. The file pins the weights that it loads "
+        "with silodp.frozen."
     ),
     "loss_sha256": "SHA-256 of the loss's FILE.py, which you have read.",
-    "ledger": "The budget's ledger. It is never made anew.",
-    "key": "The key with which the silo signs its answers. It stays here.",
-    "log": "What was asked and what it cost; no data.",
+    "ledger": "The budget's ledger. silodp never makes it a second time.",
+    "key": "The key that signs the silo's answers. It stays here.",
+    "log": "Queries and their prices; no data.",
     **SITE_COMMENTS,
-    "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
-    "schema": (
-        'The public schema by which the data are read; its hash is in the definition above. "" '
-        "for none."
-    ),
+    "maximum_frame": "Most bytes of a frame, even if the model's queries could be longer.",
+    "schema": ('The public schema of the data, or "". Its hash is part of the definition above.'),
     "held_out": (
-        "Share of the records, by position, that training never sees and a Score is over. "
-        "Budgets are as without it."
+        "Share of the records, by position, that is held out from training and used for Score. "
+        "It does not change budgets."
     ),
     "shuffler": (
-        "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the "
-        "silo sends."
+        "X25519 public key of the shuffler, 64 hexadecimal digits. Only the shuffler can open "
+        "the silo's messages."
     ),
     "pseudonym": (
-        "The key under which the shuffler knows the silo. It stays here; its public half goes "
-        "to the shuffler alone."
+        "The key that identifies the silo to the shuffler. It stays here. Give its public half "
+        "only to the shuffler."
     ),
-    "contributions": "Records of all members together: no query may count on the noise of more.",
+    "contributions": (
+        "Number of records of all members together. No query may rely on the noise of more."
+    ),
     "colluding": (
-        "Records of members whose noise may be missing; so many more must be in a total. A "
-        "member can claim the shuffler's largest."
+        "Number of records of members whose noise may be missing. A total must have that many "
+        "more. A member can claim the shuffler's largest."
     ),
     "maximum_local_epsilon": (
-        "What the shuffler itself, or with the server, may learn, over all that is ever asked, "
-        "by a filter: set it once, not by answers; inf for no limit."
+        "Most epsilon that the shuffler, alone or with the server, may learn over all queries "
+        "ever, enforced by a filter. Set it once, not after seeing answers. inf: no limit."
     ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Silo(Card):
-    """A silo's card, and what is for its own operator alone: where its policy is, and what was
-    found in its data.
-    """
+    """A silo's card, with the policy's path and the findings, which are for its operator alone."""
 
     policy: str
     findings: tuple[str, ...] = ()
     pseudonym: str = ""
 
     def card(self) -> dict[str, Any]:
+        """Return the fields of the card."""
         return {field.name: getattr(self, field.name) for field in fields(Card)}
 
 
@@ -188,15 +184,15 @@ def provision(
     padded: bool = False,
     **changes: Any,
 ) -> Silo:
-    """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent;
-    or BadInput, and no file is new.
+    """Make policy.toml, silo.key, silo.json and a ledger with nothing spent. Return the silo.
 
-    With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records
-    in all, and there is a pseudonym.key too. With `masking` it takes part in masked totals with the
-    members that its officer will pin (`silodp silo trust`). With `padded`, which is for every real
-    deployment, `answer_after` is measured on made-up records, and a new folder is closed to others;
-    without it replies are sent at once. `changes` are other values for fields
-    of the policy and of its [daemon] table, such as socket_group or queries_per_run.
+    Raise BadInput if anything is wrong. Then no file is new. With a `shuffler` (its public key) the
+    silo takes part in a shuffle of `contributions` records in all, and there is a pseudonym.key
+    too. With `masking` it takes part in masked totals with the members that its officer will pin
+    (`silodp silo trust`). With `padded`, which is for every real deployment, `answer_after` is
+    measured on invented records, and a new folder is closed to other users. Without it replies are
+    sent at once. `changes` are other values for fields of the policy and of its [daemon] table,
+    such as socket_group or queries_per_run.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -220,52 +216,63 @@ def provision(
             f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule "
             "belongs together with a shuffler, or with masks (--least)"
         )
-    own = {field.name for field in fields(DaemonSettings)}
-    found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(
-        schema
-    )
     for field in changes:
         if field not in COMMENTS:
             raise BadInput(
                 f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}"
             )
-    place = DaemonSettings(**found | {k: v for k, v in changes.items() if k in own})
+    place_fields = {field.name for field in fields(DaemonSettings)}
+    place_changes = {name: value for name, value in changes.items() if name in place_fields}
+    policy_changes = {name: value for name, value in changes.items() if name not in place_fields}
+    settings = _place(data, label, classes, model, prox, loss, feature_map) | _by(schema)
+    place = DaemonSettings(**settings | place_changes)
     place = replace(
         place, **{f"{what}_sha256": file_hash(getattr(place, what)) for what in place.code}
     )
     read_by = find_schema(place)
-    own_data = read_records(place, read_by)
-    (x, y), features, n = own_data.rows, own_data.features, len(own_data.y)
+    silo_data = read_records(place, read_by)
+    x, y = silo_data.rows
+    features = silo_data.features
+    n = len(silo_data.y)
     problem = approved_problem(place, x.shape[1], read_by)
-    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, n) ** 2)
-    kept = rule_by_name(rule, [], budget)
+    if delta is None:
+        delta = 1 / max(2, n) ** 2
+    budget = Budget(epsilon, delta)
+    ledger_rule = rule_by_name(rule, [], budget)
     aside = int(held_out(n, place.held_out).sum())
     limits: dict[str, Any] = _limits(
         name, budget.epsilon, budget.delta, definition_hash(problem), n, rule
     )
-    limits["statistics"] = served(limits["statistics"], rule) + (scores_of(rule) if aside else ())
-    limits["askers"] = tuple(askers) or (
-        "0" * 64,
-    )  # none yet: written as an empty list, which `serve` refuses
-    policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
+    limits["statistics"] = served(limits["statistics"], rule)
+    if aside:
+        limits["statistics"] += scores_of(rule)
+    # Without askers, a placeholder passes the checks. An empty list is written, which `serve`
+    # refuses.
+    limits["askers"] = tuple(askers) or ("0" * 64,)
+    policy = Policy(**limits | policy_changes)
     if padded:
+        width = silo_data.x.shape[-1]
         mapped = approved_map(place, read_by)
         if mapped:
-            width = mapped.width(own_data.x.shape[-1])
-        else:
-            width = own_data.x.shape[-1]
+            width = mapped.width(width)
         slot = slot_for(
             problem,
-            (*own_data.x.shape[:-1], width),
-            own_data.y.shape,
-            number=own_data.y.dtype.kind == "f",
+            (*silo_data.x.shape[:-1], width),
+            silo_data.y.shape,
+            number=silo_data.y.dtype.kind == "f",
             statistics=policy.statistics,
             steps=policy.maximum_local_steps,
         )
         policy = replace(policy, answer_after=slot)
+    sentences = said_of(Path(place.data), read_by)
+    sentences += findings(x, y, features, place, n if read_by and read_by.person else None)
+    if read_by:
+        sentences += clipped(x, read_by)
+    if padded:
+        sentences += _passable(folder, place)
     key = Ed25519PrivateKey.generate()
     pseudonym = Ed25519PrivateKey.generate()
-    made = Silo(
+    silo = Silo(
         name=name,
         key=public(key),
         records=n,
@@ -286,12 +293,7 @@ def provision(
         statistics=policy.statistics,
         colluding=masking.colluding if masking else 0,
         policy=str(folder / "policy.toml"),
-        findings=(
-            *said_of(Path(place.data), read_by),
-            *findings(x, y, features, place, n if read_by and read_by.person else None),
-            *(clipped(x, read_by) if read_by else ()),
-            *(_passable(folder, place) if padded else ()),
-        ),
+        findings=tuple(sentences),
         pseudonym=public(pseudonym) if shuffling else "",
     )
     text = policy_text(
@@ -303,29 +305,29 @@ def provision(
     files = {
         "policy.toml": text,
         place.key: key_text(key),
-        "silo.json": json.dumps(made.card(), indent=1) + "\n",
+        "silo.json": json.dumps(silo.card(), indent=1) + "\n",
     }
-    # Where replies are padded, nobody else may read the times of ledger and log either.
-    with new_files(
-        folder,
-        files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {}),
-        mode=0o700 if padded else 0o711,
-    ):
+    if shuffling:
+        files[shuffling.pseudonym] = key_text(pseudonym)
+    # If replies are padded, no other user may read the times of ledger and log either.
+    mode = 0o700 if padded else 0o711
+    with new_files(folder, files, mode=mode):
         DurableLedger.create(
             folder / place.ledger,
-            rule=kept,
+            rule=ledger_rule,
             budget=budget,
             records=n,
-            identity=Identity.of(*own_data.known_by),
+            identity=Identity.of(*silo_data.known_by),
             anchor=anchor,
             registry=registry,
         )
-    return made
+    return silo
 
 
 def _passable(folder: Path, place: DaemonSettings) -> list[str]:
-    """Return a sentence if the silo's folder is there and a courier's user could see its files'
-    times, which the daemon refuses where replies are padded.
+    """Return a sentence if a courier's user could see the times of files in the silo's folder.
+
+    The daemon refuses such a folder if replies are padded.
     """
     from silodp.host.ownership import group_of, reachable
 
@@ -338,15 +340,17 @@ def _passable(folder: Path, place: DaemonSettings) -> list[str]:
 
 
 def served(statistics: Sequence[str], rule: str) -> tuple[str, ...]:
-    """Those of them that training asks such a silo for: one of totals is asked for totals, and
-    would answer the rest by itself.
+    """Return those statistics that training asks such a silo for.
+
+    A silo of totals is asked for totals only, and would answer the others alone.
     """
     return tuple(name for name in statistics if rule != "totals" or STATISTICS[name].in_totals)
 
 
 def scores_of(rule: str) -> tuple[str, ...]:
-    """What evaluations ask. A silo of totals answers nothing else of it: the others it would answer
-    by itself, and nobody asks it for them.
+    """Return the statistics that evaluations ask for.
+
+    A silo of totals would answer the other scores alone, and no evaluation asks it for them.
     """
     if rule == "totals":
         return ("ScoreTotal",)
@@ -362,16 +366,19 @@ def _place(
     loss: str = "",
     feature_map: str = "",
 ) -> dict[str, Any]:
-    code = {"model": model, "prox": prox, "loss": loss, "feature_map": feature_map}
+    """Return the fields of [daemon] for these arguments."""
+    words = {"model": model, "prox": prox, "loss": loss, "feature_map": feature_map}
+    for what, text in words.items():
+        if is_file(text):
+            words[what] = str(Path(text).resolve())
+    if classes is None:
+        classes = ("0", "1")
     return {
         "data": str(Path(data).resolve()),
         "label": label,
-        "classes": ("0", "1") if classes is None else tuple(classes),
+        "classes": tuple(classes),
         "model_sha256": "",
-        **{
-            what: str(Path(text).resolve()) if is_file(text) else text
-            for what, text in code.items()
-        },
+        **words,
         "ledger": "ledger.db",
         "key": "silo.key",
         "log": "gate.log",
@@ -381,7 +388,7 @@ def _place(
 
 
 def _by(schema: Path | None) -> dict[str, Any]:
-    """What the schema says in the policy's words."""
+    """Return the schema's path, label and classes as fields of [daemon]."""
     if schema is None:
         return {}
     label = load_schema(schema).label
@@ -391,7 +398,10 @@ def _by(schema: Path | None) -> dict[str, Any]:
 def _limits(
     name: str, epsilon: float, delta: float, definition: str, n: int, rule: str
 ) -> dict[str, Any]:
-    exact = ("FullBatch", "DisjointBatches")
+    """Return the fields of a new policy."""
+    samplings = ("FullBatch", "DisjointBatches")
+    if rule not in ("gdp", "totals"):
+        samplings += ("Poisson", "WithoutReplacement")
     today = datetime.now(UTC).date()
     return {
         "silo": name,
@@ -399,9 +409,7 @@ def _limits(
         "delta": delta,
         "definition": definition,
         "statistics": ("Grad", "GradDiff", "LocalSteps"),
-        "samplings": exact
-        if rule in ("gdp", "totals")
-        else (*exact, "Poisson", "WithoutReplacement"),
+        "samplings": samplings,
         "clip": (1e-6, 100.0),
         "minimum_noise_multiplier": 0.5,
         "minimum_batch": max(1, n // 20),
@@ -418,21 +426,22 @@ def policy_text(
     shuffling: dict[str, Any] | None,
     masking: Masking | None,
 ) -> str:
-    """Return the file that `Policy`, `DaemonSettings`, `Shuffling` and `Masking` are loaded from,
-    each field with its comment.
+    """Return the text of a policy file, each field with its comment.
+
+    `Policy`, `DaemonSettings`, `Shuffling` and `Masking` are loaded from it.
     """
     from silodp.silo.service.masking import table_of
 
     head = (
-        "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` says "
+        "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` prints "
         "what is wrong with it.\n"
     )
+    text = f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}"
     if shuffling:
-        more = f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}"
-    else:
-        more = ""
-    more += f"\n{table_of(masking)}" if masking else ""
-    return f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}{more}"
+        text += f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}"
+    if masking:
+        text += f"\n{table_of(masking)}"
+    return text
 
 
 def findings(
@@ -442,34 +451,37 @@ def findings(
     place: DaemonSettings,
     persons: int | None = None,
 ) -> list[str]:
-    """What an operator should know of the data before they are asked about, a sentence each,
-    without a value of any record.
-    """
+    """Return sentences about the data for its operator, without a value of any record."""
     from silodp.host.ownership import changeable, exposed, group_of
     from silodp.silo.data.check import records_said
 
-    said = [finding.sentence for finding in records_said(x, y, features, place.classes, persons)]
+    sentences = [
+        finding.sentence for finding in records_said(x, y, features, place.classes, persons)
+    ]
     spread = x.max(0) - x.min(0)
     widths = x.std(0)[spread > 0]
     if widths.size and widths.max() > 100 * widths.min():
-        said.append(
+        sentences.append(
             "Columns differ in scale by a factor of more than 100; divide each by a public "
-            "range, or few of them will be learnt from."
+            "range, or the model will learn from few of them."
         )
-    if open_to := changeable(place.data) or exposed(place.data, group_of(place.socket_group)):
-        said.append(f"{open_to}; until then the daemon does not start.")
-    return said
+    open_to = changeable(place.data) or exposed(place.data, group_of(place.socket_group))
+    if open_to:
+        sentences.append(f"{open_to}; until then the daemon does not start.")
+    return sentences
 
 
 def clipped(x: np.ndarray, schema: Schema) -> list[str]:
-    """Numbers of which many lie at or beyond an end of their public range, which may be in other
-    units than the file.
+    """Return a sentence about numbers of which many are at or beyond an end of their public range.
+
+    The file may have other units than the schema.
     """
     numbers = [column.name for column in schema.columns if column.type == "number"]
     shares = {name: float((abs(x[:, schema.features.index(name)]) == 1).mean()) for name in numbers}
     many = [name for name, share in shares.items() if share > 0.2]
-    said = (
-        "More than a fifth of the values lie at or beyond an end of the schema's range, and "
-        "are clipped; are the units right? Columns: "
-    )
-    return [f"{said}{', '.join(many)}."] if many else []
+    if not many:
+        return []
+    return [
+        "More than a fifth of the values are at or beyond an end of the schema's range, and "
+        f"are clipped; are the units right? Columns: {', '.join(many)}."
+    ]

@@ -32,7 +32,7 @@ class Silos:
 
     package: str
     item: str
-    cut: Callable[[pd.DataFrame], tuple[pd.DataFrame, pd.Series]]
+    cut: Callable[[Any], tuple[Any, Any]]
     """The columns of the schema, and the silo of each row."""
     columns: dict[str, Any]
     label: dict[str, Any]
@@ -69,7 +69,7 @@ def category(*values: str) -> dict[str, Any]:
     return {"type": "category", "categories": list(values)}
 
 
-def _visits(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+def _visits(table: Any) -> tuple[Any, Any]:
     """RAND's health insurance experiment: visits to a doctor in the first year."""
     table = table[table["year"] == 1]
     return table[[*VISITS, "mdvis"]], table["site"]
@@ -91,29 +91,29 @@ VISITS = {
 }
 
 
-def _women(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+def _women(table: Any) -> tuple[Any, Any]:
     """Use of contraception in Bangladesh, by district."""
     return table[["age", "livch", "urban", "use"]], table["district"]
 
 
-def _pupils(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+def _pupils(table: Any) -> tuple[Any, Any]:
     """Exam scores in inner London, by school."""
     return table[["standLRT", "sex", "vr", "normexam"]], table["school"]
 
 
-def _donors(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+def _donors(table: Any) -> tuple[Any, Any]:
     """Survival after a test of free light chains, by the year of the sample."""
     return table[["age", "sex", "kappa", "lambda", "futime", "death"]], table["sample.yr"]
 
 
-def _children(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+def _children(table: Any) -> tuple[Any, Any]:
     """Relapse of Wilms' tumour (14 %), by study and the histology of the institution."""
     table = table.assign(rel=table["rel"].astype(str).astype(object))
     silo = "study " + table["study"].astype(str) + " histology " + table["instit"].astype(str)
     return table[["histol", "stage", "age", "rel"]], silo
 
 
-def _births(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+def _births(table: Any) -> tuple[Any, Any]:
     """Births before the 37th week in a trial of periodontal therapy, by clinic."""
     early = table["Preg.ended...37.wk"].astype(str).str.strip()
     found = pd.DataFrame(

@@ -68,7 +68,7 @@ def personalise(
     found = made(policy, trained)
     if as_json:
         return dump(words(found))
-    title = f"{found.scored} records, by {found.how}"
+    title = f"{found.scored} records, {found.how}"
     heads = "|".join(f"{name}>" for name in columns([found.table]))
     show(table(f"model|{heads}", rows(found.table), title=title))
     say(verdict(found.table))

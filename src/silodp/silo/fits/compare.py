@@ -25,10 +25,10 @@ from silodp.silo.fits.rows import Rows
 
 TOGETHER = "together"
 PERSONAL = "personal"
-NAMES = (ALONE, TOGETHER, PERSONAL)
+NAMES: tuple[str, ...] = (ALONE, TOGETHER, PERSONAL)
 FOLDS = 5
-HELD_OUT = "records held out"
-NESTED = "nested cross-validation"
+HELD_OUT = "held out"
+NESTED = "by nested cross-validation"
 
 Table = dict[str, dict[str, float | None]]
 """Figures by name, for each of `NAMES`."""

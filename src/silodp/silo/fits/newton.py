@@ -49,6 +49,7 @@ def minimise(
         gain = -(slope * step).sum(1)
         scale = torch.ones_like(value)
         moved = t[running] + step
+        worse = torch.zeros_like(value, dtype=torch.bool)
         for _ in range(30):
             found = own.value(moved)
             worse = ~(found <= value - 1e-4 * scale * gain + 1e-12 * value.abs())
@@ -137,6 +138,7 @@ def _solve(curvature: Tensor, slope: Tensor) -> Tensor:
     """Return the Newton steps (J, P), with a damping where a matrix is not positive definite."""
     size = curvature.diagonal(dim1=1, dim2=2).abs().amax(1)
     damping = torch.zeros_like(size)
+    factor = torch.zeros_like(curvature)
     for power in range(-10, 3):
         damped = curvature + torch.diag_embed(damping[:, None].expand_as(slope))
         factor, failed = torch.linalg.cholesky_ex(damped)

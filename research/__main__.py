@@ -26,6 +26,7 @@ for command in (
     commands.coverage,
     commands.gallery,
     commands.risks,
+    commands.personal,
 ):
     app.command()(command)
 

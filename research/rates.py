@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from research.binomial import theory as sdp
 from research.rates_problems import (
     DELTA,
     DISTANCE,
@@ -34,7 +35,6 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_epsilon
 from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory import convex
-from silodp.core.theory import shuffle as sdp
 from silodp.core.theory.isrl import Constants, LowerBound, lower_bound, prescribe
 from silodp.host import atomic
 from silodp.server.algorithms import ALGORITHMS

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from silodp.server.estimates.scoring_total import shuffled_for
 from typer.testing import CliRunner
 
 from silodp.cli import score as module
@@ -25,7 +26,6 @@ from silodp.pages import runs
 from silodp.pages.card import card
 from silodp.pages.report import report
 from silodp.pages.statements import nist
-from silodp.server.estimates.scoring_total import shuffled_for
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import open_door
 from silodp.silo.service.masking import Masking

@@ -16,6 +16,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load_file
+from silodp.server.estimates.scoring_total import shuffled_for
 from typer.testing import CliRunner
 
 from silodp.cli.app import app
@@ -28,7 +29,6 @@ from silodp.core.protocol.card import Card
 from silodp.host.keys import read_key
 from silodp.pages import runs
 from silodp.server.estimates.scoring import gaussian_for, score
-from silodp.server.estimates.scoring_total import shuffled_for
 from silodp.server.federation import Everyone, Federation
 from silodp.server.remote import Remote, Timeouts
 from silodp.silo.data.reading import read_records

@@ -8,12 +8,9 @@ price, so an attack that refutes any of them refutes the price.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.accounting import Budget, budget_array
-from silodp.core.privacy.binomial import BinomialSum, epsilon
 from silodp.server.plan import Plan
 
 DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)
@@ -24,8 +21,8 @@ Claims = list[tuple[float, float]]
 
 
 def of_plan(plan: Plan, budget: Budget) -> Claims:
-    """(epsilon, delta) of Gaussian releases on any batches, by the plan's own rule; the largest
-    over the silos.
+    """(epsilon, delta) of answers on any batches, by the plan's own rule; the largest over the
+    silos.
     """
     found = [(budget.epsilon, budget.delta)]
     for delta in DELTAS:
@@ -34,29 +31,4 @@ def of_plan(plan: Plan, budget: Budget) -> Claims:
             budgets=budget_array([Budget(budget.epsilon, delta)] * plan.budgets.shape[-1])[None],
         )
         found.append((max(0.0, float(at.spent().max())), delta))
-    return found
-
-
-def of_totals(releases: Sequence[tuple[BinomialSum, int]], budget: Budget) -> Claims:
-    """(epsilon, delta) of binomial noise, by its own accountant: it is not Gaussian, so no mu
-    stands for it.
-    """
-    return [
-        (budget.epsilon, budget.delta),
-        *((epsilon(releases, delta), delta) for delta in DELTAS),
-    ]
-
-
-def totals_of(plan: Plan, dimension: int) -> list[tuple[BinomialSum, int]]:
-    """The totals that one record pays for: all of a kind on full batches, one of each partition."""
-    found = []
-    for kind, m in plan.mechanisms.items():
-        m = as_total(m)
-        if m.sampling.bucket:
-            count = 1
-        else:
-            count = plan.count(kind, 0)
-        found.append(
-            (BinomialSum(m.contributions * int(m.noise_bits), m.p, int(m.levels), dimension), count)
-        )
     return found

@@ -23,7 +23,6 @@ from silodp.audit.answers import Answering, N, Row, answerable, exact_sum
 from silodp.audit.pipeline import Caught, Pipeline, Probes
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
-from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
@@ -64,22 +63,13 @@ def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
     values = torch.stack(
         [silo.put(query)[at], *(silo.direct(query)[at] for _ in range(releases - 1))]
     ).numpy()
-    if query.mechanism.total:
-        m = as_total(query.mechanism)
-        batch = int(m.sampling.batch(N))
-        clear = (exact_sum(row.statistic)[at].numpy() == 0).nonzero()[
-            0
-        ]  # where records pull, rounding adds a coin of its own
-        return normal.from_binomial(
-            values[:, clear] - batch * m.levels / 2, batch * m.noise_bits, m.p, seed=0
-        )
     return (values - answers.centre_of(row, query)[at].numpy()) / answers.std_of(query)
 
 
 @ANSWERS.probe("noise of every answer")
 def noise_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Of every answer that a gate gives: the noise is as large as its price says, Gaussian or
-    binomial, and new in every coordinate and release.
+    """Of every answer that a gate gives: the noise is as large as its price says, of
+    a total its share, and new in every coordinate and release.
 
     16,000 draws of a row (8,000 of a Score): 10 per cent too little or too much are seen with
     probability 0.9999.
@@ -130,29 +120,14 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
         m = query.mechanism.clipped(1.5 * query.mechanism.clip)
         batch = query.mechanism.sampling.batch(n)
         part = held if row.statistic.on_held_out else ~held
-        if m.total:
-            m, std = (
-                replace(m, levels=5, noise_bits=37),
-                math.sqrt(batch * (37 * m.p * (1 - m.p) + 1 / 4)),
-            )
-        else:
-            m = replace(m, noise_multiplier=0.3)
-            std = (
-                0.3
-                * 2
-                * float(m.clip)
-                / (batch * int(part.sum()) / n)
-                * (answers.STEP * math.sqrt(row.steps) if row.steps > 1 else 1.0)
-            )
-        z = (
-            np.stack(
-                [
-                    gate.answer(replace(query, mechanism=m), [0]).value[0, 0].numpy()
-                    for _ in range(releases)
-                ]
-            )
-            / std
-        )
+        m = replace(m, noise_multiplier=0.3)
+        query = replace(query, mechanism=m)
+        size = batch * int(part.sum()) / n
+        std = 0.3 * 2 * float(m.clip) / size
+        if row.steps > 1:
+            std *= answers.STEP * math.sqrt(row.steps)
+        values = [gate.answer(query, [0]).value[0, 0] for _ in range(releases)]
+        z = np.stack([answers.mean_of(query, value, size).numpy() for value in values]) / std
         square = float(z.var(0, ddof=1).sum() * (releases - 1))
         freedom = (releases - 1) * z.shape[1]
         low, high = stats.chi2.isf(
@@ -274,9 +249,7 @@ def _check_charge(row: Row, query: Query, silo: Answering) -> None:
     count = row.steps
     event: Event | TotalEvent
     if m.total:
-        event = TotalEvent(
-            m.sampling, m.levels, m.noise_bits, m.p, answers.CROWD, query.statistic.shape[-1], count
-        )
+        event = TotalEvent(m.sampling, m.noise_multiplier, count, answers.CROWD)
     else:
         event = Event(m.sampling, m.noise_multiplier, count)
     asked = plain(event)
@@ -312,7 +285,10 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
             continue
         query = row.query(loud=False, features=features)
         limit = float(kind == row.statistic.on_held_out)
-        values = [gate.answer(query, [0]).value[0, 0].double() for gate in gates[kind]]
+        part = held if row.statistic.on_held_out else ~held
+        size = query.mechanism.sampling.batch(n) * int(part.sum()) / n
+        answered = [gate.answer(query, [0]).value[0, 0] for gate in gates[kind]]
+        values = [answers.mean_of(query, value, size) for value in answered]
         sums = torch.stack([_as_sum(row, query, value, n, held) for value in values])
         clip = float(query.mechanism.clip)
         far = float(torch.cdist(sums, sums).max())
@@ -329,14 +305,7 @@ def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> 
     """(d,): the sum over the records of a batch that an answer of n records tells, noise included;
     of local steps, over all of them.
     """
-    m = query.mechanism
     batch = query.mechanism.sampling.batch(n)
-    if m.total:
-        return (
-            (value - int(batch) * (m.levels / 2 + m.p * m.noise_bits))
-            * (2 / m.levels)
-            * float(m.clip)
-        )
     if row.steps > 1:
         mean = -value / answers.STEP - row.steps * answers.pull_of(query)
     else:
@@ -347,13 +316,6 @@ def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> 
 def _blur(row: Row, query: Query, n: int) -> float:
     """The standard deviation of a coordinate of it."""
     m = query.mechanism
-    if m.total:
-        return (
-            2
-            / m.levels
-            * float(m.clip)
-            * math.sqrt(int(m.sampling.batch(n)) * (m.noise_bits * m.p * (1 - m.p) + 1 / 4))
-        )
     return 2 * float(m.noise_multiplier) * float(m.clip) * math.sqrt(row.steps)
 
 

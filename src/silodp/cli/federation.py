@@ -341,15 +341,14 @@ def _plain(name: str) -> str:
 
 
 def _statistics(held_out: float, profile: bool, trust: str) -> tuple[str, ...]:
-    from silodp.silo.service.provision import scores_of, served
+    from silodp.silo.service.provision import SCORES, served
 
-    rule = "gdp" if trust == "isrl" else "totals"
     training = served(
-        ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), rule
+        ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), trust
     )
     return (
         training
-        + scores_of(rule) * bool(held_out)
+        + SCORES * bool(held_out)
         + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
     )
 

@@ -178,7 +178,7 @@ def run(
     if resume:
         order = Order.read(read_run(place), place)
     else:
-        masked = not mixer and all(card.rule == "totals" for card in cards)
+        masked = not mixer and all(card.trust == "masks" for card in cards)
         if masked:
             trust = "masks"
         elif mixer:
@@ -294,7 +294,7 @@ def _show_held(held: Mapping[str, HoldReply]) -> None:
 
 
 def _alone(silo: Mapping[str, Any], trust: str) -> str:
-    """What whoever sees the silo's own counts could learn, under a trust that counts on others'
+    """What whoever sees the silo's own numbers could learn, under a trust that counts on others'
     noise.
     """
     if "local_epsilon_at_most" not in silo:

@@ -19,7 +19,7 @@ from silodp.host.log import tally
 from silodp.host.process import guarded
 from silodp.host.site import for_unit
 
-shuffler = group("The shuffler: adds the silos' counts and passes on totals.")
+shuffler = group("The shuffler: adds the silos' numbers and passes on totals.")
 
 SettingsFile = Annotated[
     Path, typer.Argument(help="The shuffler's shuffler.toml.", show_default=False)
@@ -37,9 +37,6 @@ def init(
     asker: Annotated[
         list[str],
         typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated."),
-    ],
-    largest: Annotated[
-        int, typer.Option(help="Records of the largest silo: more than this no member may claim.")
     ],
     member: Annotated[
         list[str] | None,
@@ -61,7 +58,7 @@ def init(
 ) -> None:
     """Make a shuffler's settings, keys and store. Writes over nothing.
 
-    Example: `silodp federation shuffler init mixer --asker KEY --largest 500`, and the silos'
+    Example: `silodp federation shuffler init mixer --asker KEY`, and the silos'
     pseudonyms into mixer/shuffler.toml afterwards
     """
     from silodp.shuffler.provision import provision
@@ -70,7 +67,6 @@ def init(
         folder,
         askers=asker,
         members=member or (),
-        largest=largest,
         **(for_unit("shuffler") if units else {}),
     )
     if as_json:
@@ -78,7 +74,7 @@ def init(
     settings = folder / "shuffler.toml"
     say(f"Wrote {settings}: read it. The two keys and the store stay here.")
     say(
-        f"Silos seal their counts for {card['seal']}; give it to each of them yourself, "
+        f"Silos seal their numbers for {card['seal']}; give it to each of them yourself, "
         "not through the server."
     )
     say(

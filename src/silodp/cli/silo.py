@@ -83,33 +83,25 @@ def init(
     rule: Annotated[
         str,
         typer.Option(
-            help=(
-                "The ledger's rule, fixed for good: gdp, renyi, renyi:ORDER, or totals for a "
-                "shuffle or masks."
-            )
+            help=("The ledger's rule, fixed for good: gdp, renyi or renyi:ORDER. Totals need gdp.")
         ),
     ] = "gdp",
     shuffler: Annotated[
         str | None,
-        typer.Option(help="The shuffler's public key, 64 hexadecimal digits, with --rule totals."),
+        typer.Option(help="The shuffler's public key, 64 hexadecimal digits."),
     ] = None,
-    contributions: Annotated[
-        int, typer.Option(help="With a shuffler: records of all members together.")
+    members: Annotated[
+        int, typer.Option(help="With a shuffler: silos that take part, this one among them.")
     ] = 0,
     colluding: Annotated[
         int,
         typer.Option(
-            help=(
-                "With a shuffler: records of members whose noise may be missing. With --least: "
-                "other silos that may collude."
-            )
+            help=("With --shuffler or --least: other silos that may collude with the server.")
         ),
     ] = 0,
     least: Annotated[
         int,
-        typer.Option(
-            help="With --rule totals, for masks: silos in a total, this one among them, at least."
-        ),
+        typer.Option(help="For masks: silos in a total, this one among them, at least."),
     ] = 0,
     asker: Annotated[
         list[str] | None,
@@ -207,7 +199,7 @@ def init(
         schema=schema,
         held_out=held_out,
         shuffler=shuffler,
-        contributions=contributions,
+        members=members,
         colluding=colluding,
         checked=checked,
         masking=masking,
@@ -234,7 +226,7 @@ def init(
         if not colluding:
             say(
                 "colluding is 0: every other member is trusted to add its noise. To bear c "
-                "that do not, set it to c times the largest."
+                "that do not, set it to c."
             )
     if masking:
         if not colluding:
@@ -388,7 +380,7 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
         say("It is paused, and refuses every query; `silodp silo resume` ends that.")
     say(
         f"Epsilon {shown(found['spent_epsilon'])} of {rules.epsilon:g} is "
-        f"spent{' against the server' if opened.settings.rule.name == 'totals' else ''}; "
+        f"spent{' against the server' if opened.local() is not None else ''}; "
         f"{left_of(found['used'])} of the budget is left."
     )
     refused = [f"{code} {times}" for code, times in found["refused"].items()]

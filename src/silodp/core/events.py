@@ -48,7 +48,7 @@ class Event:
             ),
         )
 
-    def alone(self, own: int | None) -> Event:
+    def alone(self) -> Event:
         """What somebody learns who sees the silo's own answer: the same."""
         return self
 
@@ -71,57 +71,31 @@ class Event:
 
 
 @dataclass(frozen=True, eq=False)
-class TotalEvent:
-    """What one shuffled query does to privacy: `count` totals of d coordinates, each under the
-    noise of `contributions` records.
+class TotalEvent(Event):
+    """What one question for a total does to privacy: `count` totals, each under the noise of
+    `counted` silos at least.
 
-    Every contribution is an integer vector with entries in 0 .. levels under Bin(noise_bits, p).
-    Numbers, or one per run (J, 1). The noise of a silo's own records is all that protects it from
-    whoever sees its message alone: its ledger says how much that is.
+    `noise_multiplier` is each silo's share: its own noise over the sensitivity. It is all that
+    protects a silo from whoever sees its own numbers: its ledger says how much that is.
     """
 
-    sampling: Sampling
-    levels: Any
-    noise_bits: Any
-    p: float
-    contributions: int
-    dimension: int
-    count: int = 1
-    wire: ClassVar[dict[str, str]] = {
-        "levels": INTEGER,
-        "noise_bits": INTEGER,
-        "p": REAL,
-        "contributions": INTEGER,
-        "dimension": INTEGER,
-    }
+    counted: int = 1
+    wire: ClassVar[dict[str, str]] = {"noise_multiplier": REAL, "counted": INTEGER}
     total: ClassVar[bool] = True
 
     @property
     def multiplier(self) -> float:
-        """Noise over sensitivity, of all the contributions that the query counts on."""
-        return math.sqrt(self.contributions * self.noise_bits * self.p * (1 - self.p)) / self.levels
+        """Noise over sensitivity, of all the shares that the query counts on."""
+        return float(self.noise_multiplier) * math.sqrt(self.counted)
 
-    def of(self, silo: int) -> TotalEvent:
-        import torch  # slow to load
+    def alone(self) -> Event:
+        """What somebody learns who sees the silo's own numbers: they are under its own share."""
+        return Event(self.sampling, self.noise_multiplier, self.count)
 
-        levels, bits = (int(torch.as_tensor(v).item()) for v in (self.levels, self.noise_bits))
-        return replace(self, levels=levels, noise_bits=bits)
-
-    def alone(self, own: int | None) -> TotalEvent:
-        """What somebody learns who sees the silo's own counts: they are under the noise of its
-        `own` records alone.
-        """
-        if own is None:
-            return self
-        return replace(self, contributions=own)
-
-    def single(self) -> TotalEvent:
-        if not all(
-            type(n) is int and n >= 1
-            for n in (self.levels, self.noise_bits, self.contributions, self.dimension, self.count)
-        ):
+    def single(self) -> Event:
+        if type(self.counted) is not int or self.counted < 1:
             raise Refused("noise")
-        return self
+        return super().single()
 
 
-EVENTS: tuple[type[Event] | type[TotalEvent], ...] = (Event, TotalEvent)
+EVENTS: tuple[type[Event], ...] = (Event, TotalEvent)

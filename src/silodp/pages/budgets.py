@@ -131,7 +131,7 @@ def spent(run: Run, s: Silo) -> str:
     """Training, evaluations and both together, each by its own figure: evaluations are priced
     beside the budget, not out of it.
     """
-    if run.rule == "totals":
+    if run.totals:
         whom = " against the server"
     else:
         whom = ""

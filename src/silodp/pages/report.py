@@ -143,7 +143,7 @@ def lead(run: Run) -> str:
     return (
         f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is "
         f"({shown(most)}, {rounded_up(delta)})‑differentially private for each of its "
-        f"{'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.rule == 'totals' else ''}{run.provided}.{beside} "  # noqa: E501
+        f"{'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.totals else ''}{run.provided}.{beside} "  # noqa: E501
         ""
         ""
         ""

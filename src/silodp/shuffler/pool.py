@@ -1,22 +1,18 @@
-"""The shuffler's role without I/O: boxes in, one total out. The separate counts live in this file's
-functions, and end there.
+"""The shuffler's role without I/O: boxes in, one total out. The separate numbers live in this
+file's functions, and end there.
 
-Counts only: a shuffler of literal bits is for tests, since a permutation of bits tells the server
-no more than their sum, and takes d K (g + b) bits a silo.
+**Which boxes count.** Those that open for this round, are signed by a pseudonym on the roster, and
+have the request's coordinates; one for each pseudonym (of several, the one with the smallest
+SHA-256). From these, every contribution that demands a total of more silos than are left is taken
+out, again and again until none does. What is left is the largest set in which each demand is met,
+so it depends on the boxes alone and not on their order; one member with a huge demand keeps only
+itself out. This is safe: a contribution leaves only within a total that meets its own demand, and
+whoever was taken out is in no total at all.
 
-**Which boxes count.** Those that open for this round, are signed by a pseudonym on the roster,
-claim at most `largest` records and have the request's bits and coordinates; one for each pseudonym
-(of several, the one with the smallest SHA-256). From these, every contribution that demands a total
-of more records than all that are left is taken out, again and again until none does. What is left
-is the largest set in which each demand is met, so it depends on the boxes alone and not on their
-order; one member with a huge demand keeps only itself out. This is safe: a contribution leaves only
-within a total that meets its own demand, and whoever was taken out is in no total at all.
+A total needs two contributions, whatever they demand: a total of one is that silo's own numbers.
 
-A total needs two contributions, whatever they demand: a total of one is that silo's own counts.
-
-`records` is the members' word. Against members who lie, or who tell the server their noise, only
-`largest` helps: c of them make up for at most c x largest of the records that a silo demands, so a
-silo that fears c demands so many more.
+Each member has one share of the total's noise, the same for all. Members who tell the server
+theirs, or add none, are as many shares fewer: a silo that fears c of them demands c silos more.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from collections.abc import Collection
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.errors import Refused
-from silodp.core.protocol.box import Contribution, add_counts, open_box
+from silodp.core.protocol.box import Contribution, add_numbers, open_box
 from silodp.core.protocol.relay import Passed, Request
 
 
@@ -42,15 +38,12 @@ class NoTotal(Refused):
 class Pool:
     """Opens boxes with the shuffler's key and adds those of its members."""
 
-    def __init__(
-        self, private_key: X25519PrivateKey, roster: Collection[str], *, largest: int
-    ) -> None:
+    def __init__(self, private_key: X25519PrivateKey, roster: Collection[str]) -> None:
         self._key = private_key
         self._roster = frozenset(roster)
-        self._largest = largest
 
     def total(self, request: Request) -> Passed:
-        """The total of the boxes that count; NoTotal("too-few" | "range") if there is none."""
+        """The total of the boxes that count; NoTotal("too-few") if there is none."""
         taken: dict[str, tuple[str, Contribution]] = {}
         dropped: dict[str, str] = {}
         for digest, box in sorted(
@@ -63,38 +56,27 @@ class Pool:
                 taken[pseudonym] = digest, contribution
             except Refused as refusal:
                 dropped[digest] = refusal.code
-        left, records = _content(dict(taken.values()))
+        left = _content(dict(taken.values()))
         dropped |= {digest: "too-few" for digest, _ in taken.values() if digest not in left}
         if len(left) < 2:
             raise NoTotal("too-few", dropped)
-        if records * request.bits >= 2**62:
-            raise NoTotal("range", dropped)
-        return Passed(
-            request.round,
-            len(left),
-            records,
-            add_counts([c.counts for c in left.values()]),
-            dropped,
-        )
+        total = add_numbers([c.numbers for c in left.values()])
+        return Passed(request.round, len(left), total, dropped)
 
     def _opened(self, box: bytes, request: Request) -> tuple[str, Contribution]:
         contribution, pseudonym = open_box(box, request.round, self._key)
         if pseudonym not in self._roster:
             raise Refused("stranger")
-        if contribution.records > self._largest:
-            raise Refused("records")
-        if (contribution.bits, len(contribution.counts)) != (request.bits, request.dimension):
+        if len(contribution.numbers) != request.dimension:
             raise Refused("differs")
         return pseudonym, contribution
 
 
-def _content(contributions: dict[str, Contribution]) -> tuple[dict[str, Contribution], int]:
-    """The largest set of contributions in which each one's demand is met, and how many records it
-    has.
-    """
+def _content(contributions: dict[str, Contribution]) -> dict[str, Contribution]:
+    """Return the largest set of contributions in which each one's demand is met."""
     while True:
-        records = sum(c.records for c in contributions.values())
-        left = {digest: c for digest, c in contributions.items() if c.demanded <= records}
-        if len(left) == len(contributions):
-            return left, records
+        silos = len(contributions)
+        left = {digest: c for digest, c in contributions.items() if c.demanded <= silos}
+        if len(left) == silos:
+            return left
         contributions = left

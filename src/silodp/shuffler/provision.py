@@ -32,9 +32,6 @@ COMMENTS = {
         "The members' pseudonyms, 64 hexadecimal digits each, as the silos themselves have "
         "given them to you. No names."
     ),
-    "largest": (
-        "Records that one member may claim, at most: what bounds how many a lying one can make up."
-    ),
     "rounds_per_hour": "Totals that are passed on in an hour, at most.",
     "seal_key": "The key that opens the silos' boxes. It stays here.",
     "sign_key": "The key that signs totals. It stays here.",
@@ -42,14 +39,14 @@ COMMENTS = {
         "What has been passed on. It is never made anew, nor restored from a copy: if it is "
         "lost, make another shuffler."
     ),
-    "log": "Rounds, and how many boxes were dropped and why; no counts.",
+    "log": "Rounds, and how many boxes were dropped and why; no numbers.",
     **SITE_COMMENTS,
     "maximum_frame": "Bytes of a request, at most.",
 }
 
 
 def provision(
-    folder: Path, *, askers: Sequence[str], members: Sequence[str], largest: int, **changes: Any
+    folder: Path, *, askers: Sequence[str], members: Sequence[str], **changes: Any
 ) -> dict[str, str]:
     """Afterwards the folder has shuffler.toml, two keys, an empty store and shuffler.json, whose
     public keys are returned; or BadInput.
@@ -62,7 +59,6 @@ def provision(
     found: dict[str, Any] = {
         "askers": tuple(askers),
         "roster": checked,
-        "largest": largest,
         "rounds_per_hour": 1000,
         "seal_key": "seal.key",
         "sign_key": "sign.key",

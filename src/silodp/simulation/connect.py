@@ -60,10 +60,12 @@ def connect(
     weights: Weights,
     seen: Callable[[Channel], Channel] = lambda channel: channel,
     *,
+    colluding: int = 0,
     engines: Sequence[Engine] = ENGINES,
 ) -> Federation:
     """A federation over these records under this trust; `seen` may put something around the channel
-    that the server asks through. `engines` compute the clipped sums.
+    that the server asks through. `engines` compute the clipped sums. A total counts on the noise of
+    all but `colluding` of its silos.
 
     Of a curator the ledger is of one silo, which has all records: whoever takes part, its one noise
     is in every answer.
@@ -82,7 +84,7 @@ def connect(
         runs=len(seeds),
     )
     if trust in TOTALS:
-        return ShuffledFederation(seen(ThroughShuffler(gate, records.counts)), who, weights)
+        return ShuffledFederation(seen(ThroughShuffler(gate, colluding)), who, weights)
     return Federation(seen(InProcess(gate)), who, weights)
 
 
@@ -165,8 +167,4 @@ class Curated(Federation):
 def asked_by(mechanism: Mechanism) -> dict[str, object]:
     """What a transcript says of a release's noise."""
     event = mechanism.event()
-    noise = {name: getattr(event, name) for name in event.wire if name != "dimension"}
-    return {
-        n: v if n in ("p", "contributions") else torch.as_tensor(v).flatten().tolist()
-        for n, v in noise.items()
-    }
+    return {name: torch.as_tensor(getattr(event, name)).flatten().tolist() for name in event.wire}

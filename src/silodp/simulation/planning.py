@@ -7,24 +7,28 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.events import TotalEvent
-from silodp.core.mechanisms import shuffle
+from silodp.core.events import Event
+from silodp.core.lattice import most
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, rounded_up, user_level
-from silodp.core.privacy.totals import Schedule
-from silodp.core.sampling import FullBatch, Sampling
+from silodp.core.protocol.masks import modulus_for
 from silodp.core.text import visible
-from silodp.core.theory import shuffle as theory_shuffle
-from silodp.server import shuffled
 from silodp.server.federation import Everyone
-from silodp.server.order import Order, default_delta, targets, with_default_delta
+from silodp.server.order import (
+    Order,
+    default_delta,
+    least_of_all,
+    targets,
+    with_default_delta,
+)
 from silodp.server.plan import Plan
-from silodp.server.prepare import Prepared, constants_of, prepare, prescription
+from silodp.server.prepare import Prepared, prepare, prescription
 
 
 def planned(order: Order, records: Sequence[int], *, dimension: int | None = None) -> dict:
@@ -200,21 +204,9 @@ def _conversions(spent: Budget, n: int, mu: float | None) -> dict:
 
 # --- totals: masks or a shuffle, beside ISRL-DP and central DP -----------------------------------
 
-# Releases are counted by the same dry run as under ISRL-DP, and the budget is split between anchors
-# and differences in the same shares. ISRL-DP and central DP are accounted exactly (GDP), so what
-# the binomial accountant loses in its Renyi conversion shows in the figures. The mean in a total is
-# over records, whichever silo holds them; under ISRL-DP it is over silos. For silos of one size
-# these are the same.
-
-
-@dataclass(frozen=True)
-class _Kind(shuffled.Kind):
-    """One kind of release, with the Gaussian noise multiplier in each silo, and its clip.
-    `multiplier`, the largest, is central DP's too.
-    """
-
-    multipliers: tuple[float, ...]
-    clip: float
+# All three are accounted exactly, by the same dry run and the same shares of the budget. The mean
+# in a total is over records, whichever silo holds them; under ISRL-DP it is over silos. For silos
+# of one size these are the same.
 
 
 def planned_totals(
@@ -223,128 +215,71 @@ def planned_totals(
     """The answer that `silodp plan --trust masks --json` or `shuffle` prints; the figures are those
     of the first kind of release.
 
-    "differences" has them for the second kind, where there is one; "theory" the theorem, where its
-    constants are given.
+    "differences" has them for the second kind, where there is one.
     """
+    if order.theory:
+        raise BadInput(
+            f"--{next(iter(order.theory))} belongs to a theorem, and none is about totals with "
+            f"Gaussian noise; leave it out with --trust {order.trust}"
+        )
     made = prepare(order, names, records, dimension=dimension)
-    assert dimension is not None
-    budget = made.budgets[0]
+    alone = prepare(order.under("isrl"), names, records, budgets=made.budgets).plan
+    plan = made.plan
+    budget = least_of_all(made.budgets)
     sampling = next(iter(made.samplings.values()))
     who = made.participation()
-    batches = sorted(int(sampling.batch(n)) for n in records)
     answering = getattr(who, "answering", who.silos)
-    released = next(iter(made.plan.mechanisms.values())).contributions
-    kinds = _kinds(order, names, records, made.budgets)
-    mechanisms = [made.plan.mechanisms[kind.name] for kind in kinds]
-    found = [shuffle.Parameters(int(m.levels), int(m.noise_bits), m.p) for m in mechanisms]
-    local = _spent(kinds, found, batches[0], dimension, budget.delta)
-    if order.trust == "shuffle":
-        seen_by = "shuffler"
-    else:
-        seen_by = "all_others"
-    spent = {
-        "server": _spent(kinds, found, released, dimension, budget.delta),
-        seen_by: local if math.isfinite(local) else None,
-    }
-    contributions = round(answering * sum(batches) / len(batches))
-    answers = [
-        {
-            "bits_per_silo_round": shuffle.message_bits(parameters, batches[-1], dimension)
-            | ({"masked": m.modulus * dimension} if m.masked else {}),
+    batches = [sampling.batch(n) for n in records]
+    contributions = answering * sum(batches) / len(batches)
+    own = replace(plan, asked=[replace(a, event=a.event.alone()) for a in plan.asked])
+    own = replace(own, mechanisms={kind: _Own(m) for kind, m in plan.mechanisms.items()})
+    seen_by = "shuffler" if order.trust == "shuffle" else "all_others"
+    local = float(own.spent().max())
+    answers = []
+    for kind in made.algorithm.kinds:
+        if not any(asked.kind == kind for asked in plan.asked):
+            continue
+        largest = order.clip * (2 if kind == "refine" else 1)
+        mechanism = plan.mechanisms[kind].clipped(largest)
+        gaussian = alone.mechanisms[kind].clipped(largest)
+        share = float(torch.as_tensor(mechanism.noise_multiplier).max())
+        each = gaussian.multipliers(range(len(records)))[0].tolist()
+        reach = 2 * largest * (1 + CLIP_TOLERANCE)
+        squares = [(z * reach / batch) ** 2 for z, batch in zip(each, batches, strict=True)]
+        answer = {
+            "kind": kind,
+            "count": max(plan.count(kind, silo) for silo in range(len(records))),
+            "parameters": {"noise_multiplier": share, "counted": mechanism.counted},
             "noise_std": {
-                order.trust: math.sqrt(shuffle.variance(parameters, contributions, kind.clip)),
-                "isrl": _isrl(kind, records, sampling, answering),
-                "central": kind.multiplier * 2 * kind.clip * (1 + CLIP_TOLERANCE) / contributions,
+                order.trust: float(mechanism.noise_in(answering, contributions)),
+                "isrl": math.sqrt(sum(squares) / len(squares) / answering),
+                "central": max(each) * reach / contributions,
             },
-            "parameters": asdict(parameters)
-            | {"levels_per_sqrt_d": parameters.levels / math.sqrt(dimension)},
-            "proven": _proven(
-                kind, len(kinds), released, contributions, batches[-1], dimension, budget
-            ),
         }
-        for kind, m, parameters in zip(kinds, mechanisms, found, strict=True)
-    ]
-    answer = answers[0] | {"epsilon": spent, "delta": budget.delta}
+        if dimension is not None:
+            bits = 64
+            if order.trust == "masks":
+                bits = modulus_for(most(share, largest, dimension, sum(records), len(records)))
+            answer["bits_per_silo_round"] = bits * dimension
+        answers.append(answer)
+    answer = answers[0] | {
+        "epsilon": {
+            "server": float(plan.spent().max()),
+            seen_by: local if math.isfinite(local) else None,
+        },
+        "delta": budget.delta,
+        "mu": float(np.asarray(plan.mu()).max()),
+    }
     if len(answers) > 1:
         answer["differences"] = answers[1]
-    if order.theory:
-        constants = constants_of(order, budget, records, dimension, answering)
-        answer["theory"] = theory_shuffle.prescribe(order.algorithm, constants).as_dict()
     return answer
 
 
-def _kinds(
-    order: Order, names: Sequence[str], records: Sequence[int], budgets: Sequence[Budget]
-) -> list[_Kind]:
-    """The kinds of release with the noise multipliers that fill the one budget under ISRL-DP in
-    every silo.
-    """
-    silos = len(records)
-    plan = prepare(order.under("isrl"), names, records, budgets=budgets).plan
-    plan = replace(plan, asked=plan.asked + shuffled.asked_again(plan.asked, order.drops))
-    return [
-        _Kind(
-            **asdict(kind),
-            multipliers=tuple(
-                torch.as_tensor(plan.mechanisms[kind.name].noise_multiplier)
-                .reshape(-1)
-                .expand(silos)
-                .tolist()
-            ),
-            clip=order.clip * (2 if kind.name == "refine" else 1),
-        )
-        for kind in shuffled.kinds_of(plan, run=0, silos=silos)
-    ]
+@dataclass(frozen=True)
+class _Own:
+    """Prices a total's answers as whoever sees the silo's own numbers does: under its own share."""
 
+    mechanism: Any
 
-def _spent(
-    kinds: Sequence[_Kind],
-    found: Sequence[shuffle.Parameters],
-    contributions: int,
-    dimension: int,
-    delta: float,
-) -> float:
-    """Against whoever sees totals of so many contributions; infinite where the accountant can give
-    no bound.
-    """
-    made = Schedule()
-    for kind, p in zip(kinds, found, strict=True):
-        made.add(
-            "",
-            TotalEvent(
-                FullBatch(), p.levels, p.noise_bits, p.p, contributions, dimension, kind.paid
-            ),
-        )
-    return made.epsilon(delta)
-
-
-def _isrl(kind: _Kind, records: Sequence[int], sampling: Sampling, answering: int) -> float:
-    """Noise std of the mean over M silos, each with the noise that its own budget needs."""
-    own = [
-        z * 2 * kind.clip * (1 + CLIP_TOLERANCE) / sampling.batch(n)
-        for z, n in zip(kind.multipliers, records, strict=True)
-    ]
-    return math.sqrt(sum(s * s for s in own) / len(own) / answering)
-
-
-def _proven(
-    kind: _Kind,
-    kinds: int,
-    released: int,
-    contributions: int,
-    largest: int,
-    dimension: int,
-    budget: Budget,
-) -> dict:
-    """The proven parameters for the same releases: the budget shared equally by the kinds, and
-    composed within each.
-    """
-    each, rest = theory_shuffle.per_call(budget.epsilon / kinds, budget.delta / kinds, kind.paid)
-    made = shuffle.proven(released, dimension, each, rest)
-    return {
-        **asdict(made),
-        "epsilon_per_release": each,
-        "delta_per_release": rest,
-        "bits_per_silo_round": shuffle.message_bits(made, largest, dimension),
-        "noise_std": math.sqrt(shuffle.variance(made, contributions, kind.clip)),
-    }
+    def noisy(self, event: Event) -> Event:
+        return Event(event.sampling, self.mechanism.noise_multiplier, event.count)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput, Refused
 from silodp.core.extension import is_file
 from silodp.core.features.feature_map import FeatureMap, feature_map
+from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.problem.build import Load, Words, build
 from silodp.core.problem.losses import Ordinal
 from silodp.core.problem.person import unit
@@ -49,7 +51,6 @@ from silodp.server.order import AUTO, FILES, MODEL, Order, budgets_of, with_defa
 from silodp.server.prepare import Prepared, prepare
 from silodp.server.progress import Progress, measured, measured_total
 from silodp.server.settings import samplings_by_name
-from silodp.server.spending import SeenTotals
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
@@ -369,7 +370,8 @@ class _Simulation:
         self._iterates = 0
         self._counts = tuple(made.plan.counts)  # of a curator's ledger: one silo with all records
         self._ledger = MemoryLedger(made.plan.rule, made.plan.budgets.tolist(), self._counts)
-        self._totals = [SeenTotals() for _ in records.names]
+        self._alone = MemoryLedger(GDP(), Budget(math.inf, 0.5), self._counts)
+        """What the same answers cost before a party that sees the silos' own numbers."""
         self._rounds = list[dict[str, Any]]()
         self._values = dict[str, Tensor]()
         self._question = 0
@@ -421,6 +423,7 @@ class _Simulation:
             who,
             weights,
             lambda channel: _Watched(channel, self.seen),
+            colluding=self.made.order.colluding,
         )
 
     def seen(self, query: Query, asked: Sequence[int], answer: Answered) -> None:
@@ -442,12 +445,7 @@ class _Simulation:
         )
         self._values[name] = answer.value[0].contiguous()
         if mechanism.total:
-            for i in answer.silos:
-                self._totals[i].add(
-                    mechanism.sampling.bucket,
-                    query.event(),  # type: ignore[arg-type]
-                    self.records.counts[i],
-                )
+            self._alone.charge(query.event().alone(), answer.silos)
             records = mechanism.contributed(self.records.counts[i] for i in answer.silos)
             line = measured_total(
                 query, answer.value[:, 0], records, [names[i] for i in answer.silos]
@@ -473,14 +471,14 @@ class _Simulation:
 
     def spent(self) -> list[float]:
         """Epsilon of each silo at its own delta, against whoever the trust does not name."""
-        if self.made.order.totals:
-            return [
-                seen.epsilon(budget.delta)
-                for seen, budget in zip(self._totals, self.budgets, strict=True)
-            ]
         return np.broadcast_to(
             np.asarray(self._ledger.epsilon())[0], len(self.records.names)
         ).tolist()
+
+    def _local(self) -> list[float]:
+        """Epsilon of each silo before a party that sees its own numbers."""
+        delta = np.array([[budget.delta for budget in self.budgets]])
+        return np.asarray(self._alone.epsilon(delta))[0].tolist()
 
     def progress(self, iterates: int) -> int:
         """Return the number of iterates. The next question is of the round after it."""
@@ -521,13 +519,13 @@ class _Simulation:
             mode=0o644,
         )
         write_environment(self.files.path, noise=seeded(order.seed))
-        silos = [
+        silos: list[dict[str, Any]] = [
             {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
-            | ({"local_epsilon_at_most": seen.local(b.delta)} if order.totals else {})
-            for name, b, s, seen in zip(
-                self.records.names, self.budgets, self.spent(), self._totals, strict=True
-            )
+            for name, b, s in zip(self.records.names, self.budgets, self.spent(), strict=True)
         ]
+        if order.totals:
+            for silo, local in zip(silos, self._local(), strict=True):
+                silo["local_epsilon_at_most"] = local if math.isfinite(local) else None
         return {
             "questions": len(rounds),
             "answers": sum(len(r["silos"]) for r in rounds),

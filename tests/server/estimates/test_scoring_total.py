@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from silodp.server.estimates.scoring_total import score_total, shuffled_for
 from torch import nn
 
 from silodp.core.errors import Refused
@@ -18,7 +19,6 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.statistics import Score, ScoreTotal
 from silodp.server.estimates.scoring import asked_of, scores_of
-from silodp.server.estimates.scoring_total import score_total, shuffled_for
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records

@@ -26,6 +26,7 @@ from silodp.core.events import Event, TotalEvent
 from silodp.core.figures import rounded_up as rounded_up
 from silodp.core.privacy.root import root
 from silodp.core.privacy.sampled import pld_event, renyi
+from silodp.core.privacy.totals import total_price
 from silodp.core.sampling import Sampling
 
 Buckets = Mapping[str, np.ndarray]
@@ -198,9 +199,9 @@ def elementwise(function, *arrays) -> np.ndarray:
 
 
 def no_totals(event: Event | TotalEvent, rule: str) -> Event:
-    """The event, unless it is of shuffled totals."""
-    if not isinstance(event, Event):
-        raise BadInput(f"the {rule} ledger cannot price shuffled totals; the totals rule can")
+    """The event, unless it is of a total."""
+    if event.total:
+        raise BadInput(f"the {rule} ledger cannot price totals; the gdp rule can")
     return event
 
 
@@ -220,19 +221,21 @@ def sum_with_partitions(buckets: Buckets) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GDP:
-    """Gaussian releases on full or disjoint batches. Exact; a valid filter when clip, noise and
-    stopping adapt (Smith & Thakurta 2022).
+    """Gaussian releases and totals on full or disjoint batches. Exact; a valid filter when clip,
+    noise and stopping adapt (Smith & Thakurta 2022). Of totals `core.privacy.totals` has the proof.
     """
 
     name: str = "gdp"
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
-        event = no_totals(event, self.name)
         if event.sampling.sampled:
             raise BadInput(
                 f"the gdp ledger cannot price {type(event.sampling).__name__} batches; use "
                 "the renyi or the committed rule for them"
             )
+        if isinstance(event, TotalEvent):
+            price = elementwise(total_price, _float64(event.noise_multiplier), event.counted)
+            return event.sampling.bucket, event.count * price
         with np.errstate(divide="ignore"):
             return event.sampling.bucket, event.count / np.square(_float64(event.noise_multiplier))
 

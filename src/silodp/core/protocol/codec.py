@@ -42,7 +42,7 @@ from silodp.core.protocol.canonical import (
     write_mechanism,
     write_named,
 )
-from silodp.core.protocol.frames import COMMON, VERSION, open_frame, open_signed, sign_frame
+from silodp.core.protocol.frames import COMMON, PACKED, VERSION, open_frame, open_signed, sign_frame
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
 from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
@@ -111,7 +111,7 @@ class Answer:
 @dataclass(frozen=True, eq=False)
 class Sealed:
     """A silo's answer to a query for a total: a box (core.box) that the server can only pass on to
-    the shuffler, or masked counts, which tell something only in the sum over the whole cohort."""
+    the shuffler, or masked numbers, which tell something only in the sum over the whole cohort."""
 
     silo: str
     query_id: str
@@ -207,8 +207,12 @@ def encode_reply(
     """The frame of an answer or a refusal, signed by the silo where it has a key. Its length tells
     nothing but d and public names.
     """
-    packed = isinstance(reply, Answer) and reply.packing
-    return sign_frame(REPLY, VERSION if packed else COMMON, _reply_body(reply), private_key)
+    version = COMMON
+    if isinstance(reply, Sealed):
+        version = VERSION
+    elif isinstance(reply, Answer) and reply.packing:
+        version = PACKED
+    return sign_frame(REPLY, version, _reply_body(reply), private_key)
 
 
 def decode_reply(

@@ -4,9 +4,10 @@
 The length is little-endian; the signature covers magic, version and body. What a body says is for
 others to read, and only after this.
 
-Version 3 has packed answers (`packing`), and nothing else that 2 has not. A server asks in its own
-version, so that an older gate says "version" before anything is charged; a gate packs an answer
-only for a server that has asked in 3, and says everything else in 2, which all can read.
+Version 3 has packed answers (`packing`), and 4 has the totals of today, with their boxes and their
+shuffler. A server asks in its own version, so that an older gate says "version" before anything is
+charged. A gate packs an answer only for a server that has asked in 3 or 4, and then replies in 3.
+What is about a total is in 4, and everything else in 2, which all can read.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from silodp.core.errors import Refused
 from silodp.core.protocol.signature import signed_by
 
-VERSION = 3
+VERSION = 4
+PACKED = 3
 COMMON = 2
-"""The version of everything that 3 has not changed."""
-SPOKEN = (COMMON, VERSION)
+"""The version of everything that 3 and 4 have not changed."""
+SPOKEN = (COMMON, PACKED, VERSION)
 OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
 

@@ -30,7 +30,7 @@ CODES: dict[str, str] = {
     "masks": "The query is for masked totals, and the policy has no table [masks].",
     "unpinned": "The query's cohort has a silo whose key the officer has not pinned.",
     "cohort": (
-        "The query's cohort lacks this silo or its noise, is too small, or holds a key that "
+        "The query's cohort lacks this silo or its records, is too small, or holds a key that "
         "its silo has not signed for this run."
     ),
     "epoch": (
@@ -39,14 +39,12 @@ CODES: dict[str, str] = {
     ),
     "attempts": "The round has been asked as often as the policy lets one round be asked.",
     "modulus": "The total of this cohort could pass the query's modulus.",
-    "contributions": (
-        "The query counts on the noise of more records than the policy says that all members have."
-    ),
+    "contributions": ("The query counts on more shares of noise than the policy allows for."),
     "round": (
         "The total that the answer would go into has been answered already, under another query id."
     ),
     "local": (
-        "The answer would take what whoever sees the silo's own counts can learn past the "
+        "The answer would take what whoever sees the silo's own numbers can learn past the "
         "policy's maximum_local_epsilon."
     ),
     "steps": "The number of local steps, or their length, is outside the policy's range.",

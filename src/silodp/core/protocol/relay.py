@@ -1,9 +1,9 @@
 """Bytes between the server and a shuffler: boxes there, a total back. Frames as in `frames`; no
 pickle, no I/O, no torch.
 
-A request's body is     round (32) | d (8) | bits (8) | n (8) | n boxes of box_length(d); that of a
-total         1 (1) | round (32) | contributions (8) | records (8) | d (8) | n (8) | d totals (8) |
-n x (SHA-256 of a box (32) | code (16)); that of a refusal       0 (1) | SHA-256 of the request's
+A request's body is     round (32) | d (8) | n (8) | n boxes of box_length(d); that of a
+total         1 (1) | round (32) | contributions (8) | d (8) | n (8) | d totals (8, signed) | n x
+(SHA-256 of a box (32) | code (16)); that of a refusal       0 (1) | SHA-256 of the request's
 whole frame, or zeros (32) | code (16). Integers are little-endian and codes are padded with zero
 bytes. Dropped boxes stand in the order of their hashes. A body that is not the one spelling of what
 it says is refused. A total names its round and no request, for it is the answer to every request
@@ -29,10 +29,9 @@ DROPPED: dict[str, str] = {
     "malformed": "It is not a box that this shuffler can open, for this round.",
     "signature": "Its content is not signed by the pseudonym that it names.",
     "stranger": "Its pseudonym is not on the shuffler's roster.",
-    "records": "It claims more records than the shuffler's settings give any member.",
-    "differs": "It has another number of bits or of coordinates than the request.",
+    "differs": "It has another number of coordinates than the request.",
     "duplicate": "Another box of the same pseudonym was taken.",
-    "too-few": "It demands a total of more records than there are.",
+    "too-few": "It demands a total of more silos than there are.",
 }
 """Why a box is left out of a total."""
 DECLINED: dict[str, str] = {
@@ -43,9 +42,8 @@ DECLINED: dict[str, str] = {
     "asker": "The key that signed the request is not one that the shuffler lists.",
     "rate": "The shuffler has passed on as many totals in the last hour as its settings let it.",
     "too-few": (
-        "Not even two boxes are left whose demands their own records meet; more boxes may be sent."
+        "Not even two boxes are left whose demands their own number meets; more boxes may be sent."
     ),
-    "range": "A total of these records and bits would not fit into 62 bits.",
     "store": (
         "What has been passed on cannot be read or written; the shuffler's operator must look "
         "at it."
@@ -56,8 +54,8 @@ DECLINED: dict[str, str] = {
     "internal": "The shuffler could not answer, for a reason that has to do with no count.",
 }
 """Why nothing is passed on."""
-_REQUEST = struct.Struct("<32sQQQ")
-_PASSED = struct.Struct("<B32sQQQQ")
+_REQUEST = struct.Struct("<32sQQ")
+_PASSED = struct.Struct("<B32sQQQ")
 _DECLINED = struct.Struct("<B32s16s")
 _DROP = struct.Struct("<32s16s")
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -65,25 +63,21 @@ _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True)
 class Request:
-    """The boxes of one round, whose question has d coordinates and `bits` = levels + noise bits for
-    each record.
-    """
+    """The boxes of one round, whose question has d coordinates."""
 
     round: str
     dimension: int
-    bits: int
     boxes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Passed:
-    """The one total of a round: over `contributions` silos with `records` records; and why boxes
-    were left out, by their SHA-256.
+    """The one total of a round: over `contributions` silos; and why boxes were left out, by their
+    SHA-256.
     """
 
     round: str
     contributions: int
-    records: int
     totals: np.ndarray  # (d,), int64
     dropped: dict[str, str]
 
@@ -107,7 +101,7 @@ def outcome_length(dimension: int, boxes: int) -> int:
 
 
 def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
-    return frames.sign_frame(REQUEST, frames.COMMON, _request_body(request), private_key)
+    return frames.sign_frame(REQUEST, frames.VERSION, _request_body(request), private_key)
 
 
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
@@ -119,7 +113,7 @@ def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
 
 
 def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
-    return frames.sign_frame(OUTCOME, frames.COMMON, _outcome_body(outcome), private_key)
+    return frames.sign_frame(OUTCOME, frames.VERSION, _outcome_body(outcome), private_key)
 
 
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
@@ -139,36 +133,32 @@ def _request_body(request: Request) -> bytes:
             f"a box has another length than {box_length(request.dimension)} bytes, that of "
             f"{request.dimension} coordinates"
         )
-    if not 1 <= request.dimension < 2**40 or not 1 <= request.bits < 2**53 or not request.boxes:
+    if not 1 <= request.dimension < 2**40 or not request.boxes:
         raise BadInput(
-            f"{request.dimension} coordinates, {request.bits} bits, {len(request.boxes)} "
-            "boxes; each must be at least 1"
+            f"{request.dimension} coordinates, {len(request.boxes)} boxes; each must be at least 1"
         )
-    return _REQUEST.pack(
-        _raw(request.round), request.dimension, request.bits, len(request.boxes)
-    ) + b"".join(request.boxes)
+    head = _REQUEST.pack(_raw(request.round), request.dimension, len(request.boxes))
+    return head + b"".join(request.boxes)
 
 
 def _read_request(body: bytes) -> Request:
-    name, dimension, bits, count = _REQUEST.unpack_from(body)
+    name, dimension, count = _REQUEST.unpack_from(body)
     length = box_length(dimension)
     if len(body) != _REQUEST.size + count * length:
         raise BadInput("the boxes are not as many or as long as the request says")
     starts = range(_REQUEST.size, len(body), length)
-    return Request(
-        name.hex(), dimension, bits, tuple(body[start : start + length] for start in starts)
-    )
+    return Request(name.hex(), dimension, tuple(body[at : at + length] for at in starts))
 
 
 def _outcome_body(outcome: Outcome) -> bytes:
     if isinstance(outcome, Declined):
         return _DECLINED.pack(0, _raw(outcome.digest or "0" * 64), _word(outcome.code, DECLINED))
     totals = np.ascontiguousarray(outcome.totals, "<i8")
-    if totals.ndim != 1 or not totals.size or totals.min() < 0:
+    if totals.ndim != 1 or not totals.size:
         raise BadInput(
-            f"totals of shape {totals.shape}; they must be numbers of ones, one for each coordinate"
+            f"totals of shape {totals.shape}; there must be an integer for each coordinate"
         )
-    sizes = outcome.contributions, outcome.records, len(totals), len(outcome.dropped)
+    sizes = outcome.contributions, len(totals), len(outcome.dropped)
     drops = b"".join(
         _DROP.pack(_raw(digest), _word(code, DROPPED))
         for digest, code in sorted(outcome.dropped.items())
@@ -180,13 +170,13 @@ def _read_outcome(body: bytes) -> Outcome:
     if len(body) == _DECLINED.size:
         _, digest, code = _DECLINED.unpack(body)
         return Declined(_unpadded(code), digest.hex() if any(digest) else "")
-    _, name, contributions, records, dimension, count = _PASSED.unpack_from(body)
+    _, name, contributions, dimension, count = _PASSED.unpack_from(body)
     start = _PASSED.size + 8 * dimension
     if len(body) != start + count * _DROP.size:
         raise BadInput("the totals are not as many as the frame says")
     totals = np.frombuffer(body, "<i8", dimension, _PASSED.size).astype(np.int64)
     dropped = {digest.hex(): _unpadded(code) for digest, code in _DROP.iter_unpack(body[start:])}
-    return Passed(name.hex(), contributions, records, totals, dropped)
+    return Passed(name.hex(), contributions, totals, dropped)
 
 
 def _raw(digest: str) -> bytes:

@@ -13,7 +13,6 @@ from silodp.core.statistics.local_steps import LocalSteps
 from silodp.core.statistics.missing_rates import MissingRates
 from silodp.core.statistics.moments import Moments
 from silodp.core.statistics.score import MAX_BINS, Score
-from silodp.core.statistics.score_total import ScoreTotal
 from silodp.core.statistics.statistic import Rowed, Rows, Statistic
 from silodp.core.statistics.steered_steps import SteeredSteps
 
@@ -39,7 +38,6 @@ __all__ = [
     "Rowed",
     "Rows",
     "Score",
-    "ScoreTotal",
     "Statistic",
     "SteeredSteps",
 ]

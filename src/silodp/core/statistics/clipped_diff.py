@@ -27,7 +27,6 @@ class ClippedDiff(GradDiff):
 
     limit: Number
     wire: ClassVar = GradDiff.wire | {"limit": REAL}
-    in_totals = False
 
     def check(self, dim: int, runs: int) -> None:
         super().check(dim, runs)

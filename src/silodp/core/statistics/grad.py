@@ -22,4 +22,3 @@ class Grad(Statistic):
 
     w: Tensor
     wire: ClassVar = {"w": POINT}
-    in_totals = True

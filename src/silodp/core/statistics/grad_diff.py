@@ -23,4 +23,3 @@ class GradDiff(Statistic):
     w: Tensor
     reference: Tensor
     wire: ClassVar = {"w": POINT, "reference": POINT}
-    in_totals = True

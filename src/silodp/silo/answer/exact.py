@@ -48,11 +48,12 @@ data sets that differ in record j.
     they are drawn.
 Gradients of models of known layers are summed by exact products of whole chunks (`products`), for
 which 1 to 4 hold as well: its docstring has the proof. There S with record j is within C / gamma of
-S without it, and that is all that 3 and amplification use. Totals (`_counts`) rest on
-`core.privacy.binomial` instead: the same sums of verified integers, in parts of a level, of which
-one record moves at most g levels; rounded to levels once, by fresh thresholds, and exact binomial
-noise is added. What leaves is for the shuffler's key alone (`door`). No step of a Gaussian release
-asks floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
+S without it, and that is all that 3 and amplification use. A total rests on the same: a
+silo gives the integers S + round(N(0, s^2)) of 1 to 3, on a lattice that is the question's alone,
+so that those of several silos add up. By itself such an answer is the release of 3 with z the
+silo's share, and that is what whoever sees it learns. The sum over honest silos is priced by
+`core.privacy.totals`. What leaves is masked, or for the shuffler's key alone (`door`). No step asks
+floats to be right: wrong gradients, rounding or overflow cost accuracy, never privacy.
 Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place
 (`verify` tries it with the silo's own model before a gate serves, and the tests bit for bit with
 several instruction sets), ChaCha20 is secure, and time is not observed: it depends on the noise
@@ -71,9 +72,9 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
+from silodp.core.lattice import lattice_step, most, noise_scale
+from silodp.core.mechanisms import Gaussian, Mechanism
 from silodp.core.numbers import Number
-from silodp.core.privacy.binomial import MAX_TRIALS
 from silodp.core.problem.person import filled, present
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.packing import Packing
@@ -86,7 +87,6 @@ from silodp.core.statistics import (
     Histogram,
     LocalSteps,
     Rows,
-    ScoreTotal,
     Statistic,
 )
 from silodp.core.statistics.gram import MAX_FACTORS, Gram
@@ -94,7 +94,7 @@ from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
 from silodp.silo.answer.gradients import Gradients
-from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
+from silodp.silo.answer.integers import levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
 from silodp.silo.data.heldout import held_out, held_out_persons
@@ -118,8 +118,6 @@ PLACES = "places of persons", 0
 """The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of
 this name.
 """
-MAX_COINS = 2**37
-"""Coins that one answer for a shuffler may toss in all: about a minute's work."""
 
 
 def devices() -> list[str]:
@@ -280,7 +278,6 @@ class Exact:
             for statistic in (
                 alive[1],
                 Score(huge, MAX_BINS, 1.0),
-                ScoreTotal(ordinary, MAX_BINS, 1.0),
             )
         ]
         trials += [
@@ -355,14 +352,14 @@ class Exact:
 
     def _private(self, statistic: Statistic, mechanism: Mechanism) -> Tensor:
         """Compute a statistic and add the noise of its mechanism."""
-        match mechanism:
-            case Gaussian():
-                if isinstance(statistic, LocalSteps):
-                    return self._local_steps(statistic, mechanism)
-                return self._noisy_mean(statistic, mechanism)
-            case Shuffled():  # and Masked, whose counts are the same before the masks
-                return self._noisy_counts(statistic, mechanism)
-        raise Refused("noise")
+        if not isinstance(mechanism, Gaussian):
+            raise Refused("noise")
+        if isinstance(statistic, LocalSteps):
+            return self._local_steps(statistic, mechanism)
+        if mechanism.total:
+            return torch.from_numpy(self._noisy_sum(statistic, mechanism))
+        noisy = self._noisy_sum(statistic, mechanism)
+        return self._mean(noisy, mechanism, self._part(statistic))
 
     def packing(self, query: Query) -> Packing | None:
         """How the answer's numbers are sent: by query, n and how many records are held out; None
@@ -374,21 +371,21 @@ class Exact:
             statistic, LocalSteps
         ):  # where local steps end is on no lattice
             return None
-        anyway = m.clipped(m.clip or 1.0)
-        gamma = lattice_step(float(anyway.clip), statistic.shape[-1])
-        if statistic.on_held_out:
-            part = self._held
-        else:
-            part = ~self._held
-        scale = noise_scale(anyway, gamma)
-        records = int(part.sum())
+        clip = float(m.clip) or 1.0
+        gamma = lattice_step(clip, statistic.shape[-1])
+        records = int(self._part(statistic).sum())
         expected = m.sampling.batch(self._n) * records / self._n
-        return Packing.of(
-            gamma, expected, 2 * float(anyway.clip) / gamma * records + 12 * scale, scale
-        )
+        top = most(m.noise_multiplier, clip, statistic.shape[-1], records)
+        return Packing.of(gamma, expected, top, noise_scale(m.noise_multiplier, clip, gamma))
 
-    def _noisy_mean(self, statistic: Statistic, mechanism: Gaussian) -> Tensor:
-        """Return the mean of the statistic's vectors under the silo's own noise."""
+    def _part(self, statistic: Statistic) -> np.ndarray:
+        """Return (n,) bool: the records that a statistic is of. The others count as zero."""
+        if statistic.on_held_out:
+            return self._held
+        return ~self._held
+
+    def _noisy_sum(self, statistic: Statistic, mechanism: Gaussian) -> np.ndarray:
+        """Return (d,) int64: the sum of the statistic's integers under the silo's own noise."""
         factors = statistic.factors(self.problem, 0, torch.float64)
         source = None
         match statistic.view:
@@ -396,25 +393,14 @@ class Exact:
                 source = self._x.masked_fill(self._absent, math.nan)
             case "missing":
                 source = self._absent
-        part = self._held if statistic.on_held_out else None
         return self._release(
             factors or self._rows_of(statistic),
             mechanism,
             statistic.shape[-1],
+            self._part(statistic),
             statistic.numbers,
             source,
-            part,
             multiply=factors is not None,
-        )
-
-    def _noisy_counts(self, statistic: Statistic, mechanism: Shuffled) -> Tensor:
-        """Return the counts that the silo adds to a total."""
-        if statistic.on_held_out:
-            part = self._held
-        else:
-            part = ~self._held
-        return torch.from_numpy(
-            self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1], part)
         )
 
     def _rows_of(self, statistic: Statistic) -> Rows:
@@ -429,7 +415,9 @@ class Exact:
         start = local = statistic.w.double()
         drift = torch.as_tensor(statistic.pull, dtype=torch.float64)
         for _ in range(statistic.steps):
-            g = self._release(self._gradients([local]), mechanism, start.shape[-1])
+            part = ~self._held
+            noisy = self._release(self._gradients([local]), mechanism, start.shape[-1], part)
+            g = self._mean(noisy, mechanism, part)
             try:
                 moved = self.problem.prox(local - statistic.step * (g + drift), statistic.step)
             except Exception:
@@ -444,57 +432,32 @@ class Exact:
         rows: Rows,
         mechanism: Gaussian,
         dim: int,
+        part: np.ndarray,
         numbers: int | None = None,
         source: Tensor | None = None,
-        part: np.ndarray | None = None,
         *,
         multiply: bool = False,
-    ) -> Tensor:
-        """(1, d): gamma (S + round(N(0, s^2))) / batch, with a fresh batch and fresh noise, over
-        the records that are not held out.
+    ) -> np.ndarray:
+        """Return (d,) int64: S + round(N(0, s^2)) over the part's records in a fresh batch, with
+        fresh noise.
 
         For a statistic of cells: how many `numbers` come before them. With `multiply`, rows are
-        factors. Other records than the training part, and another view of their features, where
-        they are given.
+        factors. Another view of the records' features is taken where it is given.
         """
         clip = float(mechanism.clip)
         if clip == 0:
-            return torch.zeros(1, dim, dtype=torch.float64)
+            return np.zeros(dim, np.int64)
         gamma = lattice_step(clip, dim)
-        part = ~self._held if part is None else part
         chosen = self._batch(mechanism.sampling)
         total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source, multiply)
-        noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
+        scale = noise_scale(mechanism.noise_multiplier, clip, gamma)
+        return total + lattice.rounded_gaussian(scale, dim)
+
+    def _mean(self, noisy: np.ndarray, mechanism: Gaussian, part: np.ndarray) -> Tensor:
+        """Return (1, d): what a noisy sum says of the mean over the part's records in a batch."""
         expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
+        gamma = lattice_step(float(mechanism.clip) or 1.0, len(noisy))
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
-
-    def _counts(self, rows: Rows, mechanism: Shuffled, dim: int, part: np.ndarray) -> np.ndarray:
-        """(d,) int64: the batch's sum in levels, rounded once, plus Bin(K b, p). Vectors of records
-        outside the `part`, or all with a clip of 0, are zero: they lend their noise.
-
-        A level is 2^F parts, and a record's integers are in parts, verified to be at most R = g 2^F
-        / 2 long: replaced, it moves the sum by at most g 2^F. To the sum are added the K R by which
-        the records' levels are shifted to 0 .. g, and it is kept within 0 .. K g 2^F: what one
-        record moves gets no longer by it, coordinate by coordinate. Then it is rounded to levels by
-        one fresh threshold for each coordinate, uniform on the 2^F parts of a level. So with t =
-        (S' - S) 2^-F the move of a total is floor(t) or ceil(t), the latter with probability t -
-        floor(t), independently over coordinates, and ||t|| <= g: what `core.privacy.binomial` asks
-        for, with no tolerance.
-        """
-        chosen = self._batch(mechanism.sampling)
-        clip = float(mechanism.clip)
-        bits = level_bits(mechanism.levels, dim)
-        radius = mechanism.levels << bits - 1
-        total = np.zeros(dim, np.int64)
-        stream = lattice.Keystream()
-        if clip:
-            total = self._sum(
-                rows, chosen[part[chosen]], float(radius), 1.0, dim, stretch=radius / clip
-            )
-        shifted = np.clip(total + len(chosen) * radius, 0, 2 * len(chosen) * radius)
-        threshold = (stream.uint64(dim) & np.uint64(2**bits - 1)).astype(np.int64)
-        coins = shuffle.binomial(stream.bytes, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
-        return (shifted + threshold >> bits) + coins
 
     def _batch(self, sampling: Sampling) -> np.ndarray:
         """Positions of the batch's records, by secret coins or by the stored partition: in no way
@@ -526,11 +489,8 @@ class Exact:
         numbers: int | None = None,
         source: Tensor | None = None,
         multiply: bool = False,
-        stretch: float = 1.0,
     ) -> np.ndarray:
-        """S, exactly: the integers of the chosen records, of all that are computed; vectors are
-        made `stretch` times as long before the clip.
-        """
+        """S, exactly: the integers of the chosen records, of all that are computed."""
 
         drawn = np.zeros(self._n, bool)
         drawn[chosen] = True
@@ -543,14 +503,13 @@ class Exact:
                 drawn,
                 clip,
                 gamma,
-                stretch,
                 self._threads,
                 self._known,
             )
         total = torch.zeros(dim, dtype=torch.int64)
         source = self._x if source is None else source
         each = self._of_each(rows) if multiply else rows
-        integers = self._integers(clip, gamma, numbers, multiply, stretch)
+        integers = self._integers(clip, gamma, numbers, multiply)
         for slot in slots(self._n, self._width(None if isinstance(rows, Gradients) else dim)):
             found = computed(
                 lambda x, y: integers(each(x, y), y), source[slot], self._y[slot], dim, torch.int64
@@ -564,7 +523,6 @@ class Exact:
         gamma: float,
         numbers: int | None,
         multiply: bool = False,
-        stretch: float = 1.0,
     ) -> Rows:
         """From records' floats (m, ...) and targets their integers (m, d), verified as the
         statistic's bound wants.
@@ -579,9 +537,7 @@ class Exact:
             )
         if numbers is not None:
             return lambda values, y: levelled(values, numbers, gamma)
-        return lambda values, y: quantised(
-            values if stretch == 1.0 else values * stretch, clip, gamma
-        )
+        return lambda values, y: quantised(values, clip, gamma)
 
     def _of_each(self, factors: Rows) -> Rows:
         """Factors of records, (m, p); of persons those at all their places, (m, P p)."""
@@ -619,15 +575,6 @@ def _beside(void: Tensor, values: Tensor) -> Tensor:
 # --- the lattice ---------------------------------------------------------------------------------
 
 
-def noise_scale(mechanism: Gaussian, gamma: float) -> float:
-    """s = z 2 C / gamma in lattice units, rounded up: 2 C / gamma is exact, since gamma is a power
-    of two.
-    """
-    return math.nextafter(
-        float(mechanism.noise_multiplier) * (2 * float(mechanism.clip) / gamma), math.inf
-    )
-
-
 def check_lattice(query: Query, dim: int, n: int) -> None:
     """Refuse, before the charge, what the lattice cannot carry: more than one run, too many
     coordinates, a clip or noise off its scale.
@@ -636,15 +583,10 @@ def check_lattice(query: Query, dim: int, n: int) -> None:
         raise Refused("shape")
     if n > MAX_RECORDS:
         raise Refused("batch")
-    match query.mechanism:
-        case Gaussian() as mechanism:
-            _check_clip(mechanism)
-            _check_scale(mechanism, dim)
-        case Shuffled() as mechanism:
-            _check_coins(mechanism, dim, n)
-            _check_clip(mechanism)
-        case _:
-            raise Refused("noise")
+    if not isinstance(query.mechanism, Gaussian):
+        raise Refused("noise")
+    _check_clip(query.mechanism)
+    _check_scale(query.mechanism, dim)
 
 
 def _check_scale(mechanism: Gaussian, dim: int) -> None:
@@ -653,18 +595,9 @@ def _check_scale(mechanism: Gaussian, dim: int) -> None:
     A clip of 0 needs no noise, but its price follows from the noise: a price of 0 would let it be
     asked for ever. So its noise is checked as at a clip of 1.
     """
-    priced = mechanism.clipped(mechanism.clip or 1.0)
-    scale = noise_scale(priced, lattice_step(float(priced.clip), dim))
+    clip = float(mechanism.clip) or 1.0
+    scale = noise_scale(mechanism.noise_multiplier, clip, lattice_step(clip, dim))
     if not 1 <= scale <= lattice.MAX_SCALE:
-        raise Refused("noise")
-
-
-def _check_coins(mechanism: Shuffled, dim: int, n: int) -> None:
-    """Refuse binomial noise of no coins, or of more than can be tossed."""
-    coins = 0
-    if mechanism.noise_bits > 0:
-        coins = int(mechanism.sampling.batch(n)) * mechanism.noise_bits
-    if not 0 < coins <= MAX_TRIALS or coins * dim > MAX_COINS:
         raise Refused("noise")
 
 

@@ -152,14 +152,13 @@ class Chunk:
         self,
         squares: list[Tensor],
         room: float,
-        stretch: float,
         clip: float,
         gamma: float,
         more: float,
         bound: float,
     ) -> Tensor:
-        """Makes integers of gradients that are `stretch` times as long and at most `room`; (m,)
-        which records keep to the bound then.
+        """Makes integers of gradients that are at most `room` long; (m,) which records keep to the
+        bound then.
         """
         grids = [
             math.ldexp(1.0, math.frexp(clip)[1] - v) for _, v in self._bits
@@ -168,7 +167,7 @@ class Chunk:
             grid / math.ldexp(gamma, a) for grid, (a, _) in zip(grids, self._bits, strict=True)
         ]
         tops = [2.0**v for _, v in self._bits]
-        numbers = squares, room, stretch, tops, grids, self.rhos, gamma, more, bound, self._order
+        numbers = squares, room, tops, grids, self.rhos, gamma, more, bound, self._order
         self.a, self.v, kept = self._run(integers_of)(
             self._made, self._slopes, self.wholes, *numbers
         )

@@ -110,12 +110,12 @@ def square_of(
     )
 
 
-def scale_of(squares: list[Tensor], room: float, stretch: float) -> tuple[Tensor, Tensor]:
-    """(m,): what brings each record, made `stretch` times as long, within the room, 0 for one that
-    is not finite; and whether it is.
+def scale_of(squares: list[Tensor], room: float) -> tuple[Tensor, Tensor]:
+    """(m,): what brings each record within the room, 0 for one that is not finite; and whether it
+    is.
     """
     length = torch.stack(squares).sum(0).sqrt_()
-    scale = torch.where(length * stretch > room, room / length, stretch)
+    scale = torch.where(length > room, room / length, 1.0)
     sound = (length < math.inf) & (
         scale < math.inf
     )  # neither is negative, and a NaN is below nothing
@@ -208,7 +208,6 @@ def integers_of(
     wholes: list[Tensor],
     squares: list[Tensor],
     room: float,
-    stretch: float,
     tops: list[float],
     grids: list[float],
     rhos: list[float],
@@ -220,7 +219,7 @@ def integers_of(
     """A and V of every layer in factors, and (m,) which records keep to the bound; the others'
     numbers are finite, too. Wholes become integers.
     """
-    scale, sound = scale_of(squares, room, stretch)
+    scale, sound = scale_of(squares, room)
     found: list[Tensor] = []
     for rows in wholes:
         rows.mul_((scale / gamma)[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)

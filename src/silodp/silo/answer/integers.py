@@ -14,34 +14,6 @@ from torch import Tensor
 from silodp.core.statistics.gram import CROSS, DIAGONAL, pairs
 from silodp.silo.answer.slots import size_of
 
-GRAIN = 16
-"""A record loses at most 2^-(GRAIN + 1) of its clip to the lattice: gamma <= 2^-GRAIN C / sqrt(d).
-"""
-
-
-def lattice_step(clip: float, dim: int) -> float:
-    """gamma, a power of two from C and d alone, with 2^-(GRAIN + 3) C / sqrt(d) < gamma <= 2^-GRAIN
-    C / sqrt(d).
-
-    With sqrt(d) <= 2^b it is 2^(e - 1 - b - GRAIN) for C in [2^(e-1), 2^e). So C / gamma < 2^(b +
-    GRAIN + 1) <= 2^30 for d <= 2^26: a record's squares sum to less than 2^60, and 2^31 records to
-    less than 2^61 per coordinate, to which noise adds less than 2^62.
-    """
-    root = (math.isqrt(dim - 1) if dim > 1 else 0) + 1
-    return math.ldexp(1.0, math.frexp(clip)[1] - 1 - (root - 1).bit_length() - GRAIN)
-
-
-def level_bits(levels: int, dim: int) -> int:
-    """F: a level of a total is 2^F parts, so that R = g 2^F / 2 parts, an integer, are as fine as
-    `lattice_step`: 2^GRAIN sqrt(d) <= R, and R < 2^30 unless g alone is more (up to 2^16 for d =
-    1). F follows from g and d alone.
-    """
-    root = (math.isqrt(dim - 1) if dim > 1 else 0) + 1
-    bits = 1
-    while levels << bits - 1 < root << GRAIN:
-        bits += 1
-    return bits
-
 
 def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
     """Rows (m, d) of any floats as int64 rows k with sum(k^2) <= floor((C / gamma)^2), each a

@@ -217,13 +217,10 @@ class Products:
         y: Tensor,
         clip: float,
         gamma: float,
-        stretch: float = 1.0,
         known: Known | None = None,
     ) -> tuple[Chunk, Tensor]:
         """The records' integers, and which records keep to the bound, (m,); the others' integers
         are finite.
-
-        They are of gradients that are `stretch` times as long.
         """
         traced = [self._traced(w, x, y) for w in points]
         chunk = Chunk([share_of(*found) for found in zip(*traced, strict=True)], self.chunk, known)
@@ -234,7 +231,7 @@ class Products:
         else:
             bound = -1.0
         more = 1 + (self._problem.dim + 2**22) * 2.0**-52
-        return chunk, chunk.quantise(chunk.squares(), room, stretch, clip, gamma, more, bound)
+        return chunk, chunk.quantise(chunk.squares(), room, clip, gamma, more, bound)
 
     def sum(
         self,
@@ -244,7 +241,6 @@ class Products:
         drawn: np.ndarray,
         clip: float,
         gamma: float,
-        stretch: float = 1.0,
         threads: int = 1,
         known: Sequence[Known] = (),
     ) -> np.ndarray:
@@ -262,7 +258,7 @@ class Products:
             slot = slice(start, start + self.chunk)
             before = known[start // self.chunk] if known else None
             chunk, kept = self._records(
-                parameters, self._own(x[slot]), self._own(y[slot]), clip, gamma, stretch, before
+                parameters, self._own(x[slot]), self._own(y[slot]), clip, gamma, before
             )
             for name, added in chunk.added(
                 kept & torch.from_numpy(drawn[slot]).to(kept.device)

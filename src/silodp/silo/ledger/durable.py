@@ -441,16 +441,18 @@ class DurableLedger:
         delta = state.settings.budget.delta
         if state.closing.unknown:
             return float(state.settings.budget.epsilon)
-        if state.rule.name == "totals":
-            return state.schedule().epsilon(delta)
         return float(state.rule.epsilon(state.buckets, np.asarray(delta)))
 
-    def local(self) -> float:
-        """As `spent`, against whoever sees the silo's own counts too, such as the shuffler."""
+    def local(self) -> float | None:
+        """As `spent`, before a party that sees the silo's own numbers too, such as the shuffler.
+        None where no total was answered.
+        """
         state = self._file.snapshot()
+        if not state.rounds:
+            return None
         if state.closing.unknown:
             return math.inf
-        return state.schedule(local=True).epsilon(state.settings.budget.delta)
+        return state.local_epsilon()
 
     def left(self) -> float:
         """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what

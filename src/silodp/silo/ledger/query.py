@@ -114,10 +114,10 @@ class QueryLedger:
         if event.total != bool(self._round):
             raise Refused("round")
         with self._charging() as connection:
-            data = file.state.noted(data) | self._round
+            data = data | self._round
             known = self.known()
             if (
-                "levels" in data
+                event.total
                 and file.state.rounds.get(data.get("round", ""), self._about["query_id"])
                 != self._about["query_id"]
             ):
@@ -198,10 +198,10 @@ class QueryLedger:
         if self._most_local == math.inf:
             return
         try:
-            share = self._file.state.local_share(self._most_local, more)
+            fits = self._file.state.local_fits(self._most_local, more)
         except Exception:  # as in `_price`
             raise Refused("rule") from None
-        if not share <= 1.0:
+        if not fits:
             raise Refused("local")
 
     def store(self, answer: bytes) -> bytes:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
     from silodp.core.privacy.accounting import GDP, Committed, Renyi
-    from silodp.core.privacy.totals import Totals
 
     kind, _, order = name.partition(":")
     events = tuple(_release(text) for text in schedule)
@@ -30,18 +29,13 @@ def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
     match kind, order:
         case "gdp", "":
             return GDP()
-        case "totals", "":
-            return Totals.for_budget(budget)
         case "renyi", "":
             return Renyi.for_gaussian(budget)
         case "renyi", _:
             return Renyi(_number("--rule", name, order))
         case "committed", "":
             return Committed(events)
-    raise BadInput(
-        f"--rule is {name!r}; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER "
-        "or committed"
-    )
+    raise BadInput(f"--rule is {name!r}; it must be gdp, renyi, renyi:ORDER or committed")
 
 
 def _release(text: str) -> Any:
@@ -83,10 +77,9 @@ def summary_of(opened: DurableLedger) -> dict[str, Any]:
         opened.used(),
         opened.spent(),
     )
-    if settings.rule.name == "totals":
-        alone = {"local_epsilon": local if math.isfinite(local := opened.local()) else None}
-    else:
-        alone = {}
+    alone = {}
+    if (local := opened.local()) is not None:
+        alone["local_epsilon"] = local if math.isfinite(local) else None
     left_count, left_head = opened.released()
     return {
         "ledger": str(opened.path),
@@ -132,7 +125,7 @@ def said_of(summary: dict[str, Any]) -> str:
     return (
         f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
         f"against the server, which sees totals ({about}). "
-        "Against whoever sees this silo's own counts (the shuffler itself, or under masks "
+        "Against whoever sees this silo's own numbers (the shuffler itself, or under masks "
         f"all other silos and the server together): {local}."
     )
 

@@ -31,7 +31,6 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Shuffled
 from silodp.core.mechanisms.totals import as_total
-from silodp.core.privacy.accounting import Rule
 from silodp.core.privacy.work import price_work
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import Contribution, encrypt_box
@@ -189,7 +188,7 @@ class Door:
         """
         self._limits = Limits(
             policy,
-            partial(_work, ledger.settings.rule, self._n),
+            partial(price_work, ledger.settings.rule),
             taken_since(ledger, _stamp(clock() - HOUR)),
         )
         with contextlib.suppress(
@@ -422,7 +421,7 @@ class Door:
 
     def _check_planned_total(self, event: TotalEvent) -> None:
         """Of masked totals the cohort is not known before they are asked: a hold of them is of what
-        they cost with so many contributions.
+        they cost with so many shares.
         """
         if self._masks is None:
             self._check_shuffle(event)
@@ -435,7 +434,7 @@ class Door:
         return min(shuffled, self._masks.policy.maximum_local_epsilon if self._masks else math.inf)
 
     def _hidden(self, asker: str, envelope: Envelope, release: Release) -> bytes:
-        """The counts under the masks of the query's cohort, or in a box for the shuffler."""
+        """The numbers under the masks of the query's cohort, or in a box for the shuffler."""
         if envelope.query.mechanism.masked and self._masks:
             return self._masks.masked(asker, envelope, release.value[0, 0].numpy())
         return self._sealed(envelope, release)
@@ -447,14 +446,14 @@ class Door:
             del self._finished[next(iter(self._finished))]
 
     def _sealed(self, envelope: Envelope, release: Release) -> bytes:
-        """The counts in a box for the shuffler alone, on the silo's condition."""
+        """The numbers in a box for the shuffler alone, on the silo's condition."""
         mechanism = as_total(envelope.query.mechanism)
         assert self._shuffling is not None
-        (shuffling, pseudonym), own = self._shuffling, int(mechanism.sampling.batch(self._n))
-        demanded = mechanism.contributions + shuffling.colluding
-        bits = mechanism.levels + mechanism.noise_bits
+        shuffling, pseudonym = self._shuffling
         contribution = Contribution(
-            envelope.shuffle_round, demanded, own, bits, release.value[0, 0].numpy()
+            envelope.shuffle_round,
+            mechanism.counted + shuffling.colluding,
+            release.value.flatten().numpy(),
         )
         return encrypt_box(contribution, shuffling.shuffler, pseudonym)
 
@@ -499,15 +498,6 @@ class Charges:
         """
         moment = _stamp(time)
         return sum(stamp > moment for stamp in self._times)
-
-
-def _work(rule: Rule, n: int, event: Event | TotalEvent) -> int:
-    """Return what the event's price takes to compute, for a total before the shuffler too."""
-    if event.total:
-        own = event.alone(int(event.sampling.batch(n)))
-    else:
-        own = None
-    return price_work(rule, event) + (price_work(rule, own) if own else 0)
 
 
 def _stamp(time: float) -> str:

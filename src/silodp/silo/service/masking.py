@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.lattice import most
 from silodp.core.protocol.codec import Envelope
 from silodp.core.protocol.masks import (
     EPOCH,
     MODULI,
     Row,
-    counted,
     is_signed,
     masked,
     offered,
@@ -60,7 +60,7 @@ COMMENTS = {
 
 @dataclass(frozen=True)
 class Masking:
-    """With whom the silo adds up its counts, and on what condition: the table [masks] of a policy
+    """With whom the silo adds up its numbers, and on what condition: the table [masks] of a policy
     file.
     """
 
@@ -122,8 +122,7 @@ def pin(path: Path, members: Iterable[str]) -> Masking:
     masking = Masking.load(path)
     if masking is None:
         raise BadInput(
-            f"{path} has no table [masks]; `silodp silo init --rule totals --least N` "
-            "makes a policy with one"
+            f"{path} has no table [masks]; `silodp silo init --least N` makes a policy with one"
         )
     before = {name: key for name, _, key in (member.partition(" ") for member in masking.members)}
     for member in members:
@@ -160,7 +159,7 @@ class _Run:
 
 
 class Masker:
-    """Masks the counts of one silo. Which tables it accepts follows from the query and the policy;
+    """Masks the numbers of one silo. Which tables it accepts follows from the query and the policy;
     what it has answered before, from neither.
     """
 
@@ -201,29 +200,25 @@ class Masker:
 
     def check(self, envelope: Envelope, own: int) -> None:
         """Refuses a cohort on which the silo, with `own` records in the batch, cannot count as the
-        price does. A function of query and policy.
+        price does, and a total that could wrap. A function of query and policy.
         """
-        asked = envelope.query.mechanism
+        query = envelope.query
+        asked = query.mechanism
         rows = read_table(envelope.cohort)
-        if min(asked.levels, asked.noise_bits, asked.contributions) < 1:
-            raise Refused("noise")
         mine = [row for row in rows if row.identity == self._own]
-        if not mine or len(rows) < self.policy.least or mine[0].trials != own * asked.noise_bits:
+        if not mine or len(rows) < self.policy.least or mine[0].records != own:
             raise Refused("cohort")
         if not {row.identity for row in rows} - {self._own} <= self.policy.identities:
             raise Refused("unpinned")
-        if not all(
-            row.trials % asked.noise_bits == 0
-            and is_signed(row, definition=self._definition, run=envelope.run)
-            for row in rows
-        ):
+        if not all(is_signed(row, definition=self._definition, run=envelope.run) for row in rows):
             raise Refused("cohort")
-        if asked.contributions * asked.noise_bits > counted(rows, self.policy.colluding):
+        # Every silo adds the same share, so any `colluding` of them take so many shares away.
+        if not 1 <= asked.counted <= len(rows) - self.policy.colluding:
             raise Refused("contributions")
-        largest = (
-            sum(row.trials for row in rows) // asked.noise_bits * (asked.levels + asked.noise_bits)
-        )
-        if asked.modulus not in MODULI or largest >= 2**asked.modulus:
+        records = sum(row.records for row in rows)
+        dim = query.statistic.shape[-1]
+        largest = most(asked.noise_multiplier, asked.clip, dim, records, len(rows))
+        if asked.modulus not in MODULI or not largest < 2 ** (asked.modulus - 1):
             raise Refused("modulus")
 
     def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
@@ -249,11 +244,11 @@ class Masker:
         ):
             raise Refused("attempts")
 
-    def masked(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
-        """The counts under the masks of this question's cohort: all that leaves."""
+    def masked(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+        """The numbers under the masks of this question's cohort: all that leaves."""
         asked = envelope.query.mechanism
         rows = read_table(envelope.cohort)
         own = self._runs[asker, envelope.run].key
         assert own is not None
         (mine,) = (row for row in rows if row.identity == self._own)
-        return masked(counts, own, mine, rows, envelope.shuffle_round, asked.modulus)
+        return masked(numbers, own, mine, rows, envelope.shuffle_round, asked.modulus)

@@ -137,16 +137,19 @@ COMMENTS = {
         "The key under which the shuffler knows the silo. It stays here; its public half goes "
         "to the shuffler alone."
     ),
-    "contributions": "Records of all members together: no query may count on the noise of more.",
-    "colluding": (
-        "Records of members whose noise may be missing; so many more must be in a total. A "
-        "member can claim the shuffler's largest."
+    "members": (
+        "Silos of the shuffle, this one among them: no query may count on more shares of noise."
     ),
+    "colluding": "Members whose noise may be missing: so many more silos must be in a total.",
     "maximum_local_epsilon": (
         "What the shuffler itself, or with the server, may learn, over all that is ever asked, "
         "by a filter: set it once, not by answers; inf for no limit."
     ),
 }
+
+
+SCORES = ("Score", "GroupScore")
+"""What evaluations ask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +184,7 @@ def provision(
     anchor: Path | None = None,
     registry: Path | None = None,
     shuffler: str | None = None,
-    contributions: int = 0,
+    members: int = 0,
     colluding: int = 0,
     masking: Masking | None = None,
     schema: Path | None = None,
@@ -191,8 +194,8 @@ def provision(
     """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent;
     or BadInput, and no file is new.
 
-    With a `shuffler` (its public key) the silo takes part in a shuffle of `contributions` records
-    in all, and there is a pseudonym.key too. With `masking` it takes part in masked totals with the
+    With a `shuffler` (its public key) the silo takes part in a shuffle of so many `members`, and
+    there is a pseudonym.key too. With `masking` it takes part in masked totals with the
     members that its officer will pin (`silodp silo trust`). With `padded`, which is for every real
     deployment, `answer_after` is measured on made-up records, and a new folder is closed to others;
     without it replies are sent at once. `changes` are other values for fields
@@ -212,13 +215,18 @@ def provision(
     from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling
 
     if shuffler:
-        shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding)
+        shuffling = Shuffling(shuffler, "pseudonym.key", members, colluding)
     else:
         shuffling = None
-    if (rule == "totals") != bool(shuffling or masking):
+    trust = "isrl"
+    if shuffling:
+        trust = "shuffle"
+    elif masking:
+        trust = "masks"
+    if trust != "isrl" and rule != "gdp":
         raise BadInput(
-            f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule "
-            "belongs together with a shuffler, or with masks (--least)"
+            f"the rule is {rule}, which has no price for totals under {trust}; leave out --rule, "
+            "or --shuffler and --least"
         )
     own = {field.name for field in fields(DaemonSettings)}
     found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(
@@ -243,7 +251,7 @@ def provision(
     limits: dict[str, Any] = _limits(
         name, budget.epsilon, budget.delta, definition_hash(problem), n, rule
     )
-    limits["statistics"] = served(limits["statistics"], rule) + (scores_of(rule) if aside else ())
+    limits["statistics"] = served(limits["statistics"], trust) + (SCORES if aside else ())
     limits["askers"] = tuple(askers) or (
         "0" * 64,
     )  # none yet: written as an empty list, which `serve` refuses
@@ -272,6 +280,7 @@ def provision(
         epsilon=budget.epsilon,
         delta=budget.delta,
         rule=rule,
+        trust=trust,
         model=model,
         prox=prox,
         features=features,
@@ -337,20 +346,9 @@ def _passable(folder: Path, place: DaemonSettings) -> list[str]:
     ]
 
 
-def served(statistics: Sequence[str], rule: str) -> tuple[str, ...]:
-    """Those of them that training asks such a silo for: one of totals is asked for totals, and
-    would answer the rest by itself.
-    """
-    return tuple(name for name in statistics if rule != "totals" or STATISTICS[name].in_totals)
-
-
-def scores_of(rule: str) -> tuple[str, ...]:
-    """What evaluations ask. A silo of totals answers nothing else of it: the others it would answer
-    by itself, and nobody asks it for them.
-    """
-    if rule == "totals":
-        return ("ScoreTotal",)
-    return ("Score", "GroupScore")
+def served(statistics: Sequence[str], trust: str) -> tuple[str, ...]:
+    """Return those of them that training asks a silo for under this trust."""
+    return tuple(name for name in statistics if trust == "isrl" or STATISTICS[name].in_totals)
 
 
 def _place(
@@ -399,9 +397,7 @@ def _limits(
         "delta": delta,
         "definition": definition,
         "statistics": ("Grad", "GradDiff", "LocalSteps"),
-        "samplings": exact
-        if rule in ("gdp", "totals")
-        else (*exact, "Poisson", "WithoutReplacement"),
+        "samplings": exact if rule == "gdp" else (*exact, "Poisson", "WithoutReplacement"),
         "clip": (1e-6, 100.0),
         "minimum_noise_multiplier": 0.5,
         "minimum_batch": max(1, n // 20),

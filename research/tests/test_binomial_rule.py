@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from research.binomial.accountant import BinomialSum, epsilon, renyi
+from research.binomial.mechanism import BinomialEvent as TotalEvent
+from research.binomial.rule import STAKE, Schedule, Totals, total_share
 from silodp.core.errors import BadInput
-from silodp.core.events import Event, TotalEvent
+from silodp.core.events import Event
 from silodp.core.privacy.accounting import GDP, Budget, Renyi, renyi_conversion
-from silodp.core.privacy.binomial import BinomialSum, epsilon, renyi
-from silodp.core.privacy.totals import STAKE, Schedule, Totals, total_share
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 
 BUDGET = Budget(2.0, 1e-6)

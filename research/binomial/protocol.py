@@ -28,16 +28,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import Budget, gdp_mu
-from silodp.core.privacy.binomial import (
+from research.binomial.accountant import (
     MAX_LEVELS,
     MAX_TRIALS,
     BinomialSum,
     epsilon,
     is_power_of_half,
 )
-from silodp.core.protocol.box import add_counts as add_counts
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, gdp_mu
 
 RandomBytes = Callable[[int], bytes]
 _FRACTION_BITS = 32

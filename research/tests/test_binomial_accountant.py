@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 from gaussian_noise import gaussian_epsilon
+from research.binomial.accountant import BinomialSum, divergence_per_square, epsilon, renyi
 from silodp.core.errors import BadInput
 from silodp.core.privacy import binomial as bi
-from silodp.core.privacy.binomial import BinomialSum, divergence_per_square, epsilon, renyi
 
 # --- brute force ---------------------------------------------------------------------------------
 

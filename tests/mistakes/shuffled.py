@@ -38,6 +38,7 @@ from silodp.wire.inprocess import ThroughShuffler, Total
 OF_A_SHUFFLE = Mistakes()
 plant = OF_A_SHUFFLE.plant
 plant("anchors noised as printed", "ledger")(NoFilter)
+plant("share of a sum of deviations", "ledger")(NoFilter)
 
 # --- a silo's numbers ----------------------------------------------------------------------------
 

@@ -124,11 +124,6 @@ def priced(case: Case, pipeline: Pipeline) -> Plan:
 
 def as_masked(plan: Plan) -> Masked:
     (mechanism,) = plan.mechanisms.values()
-    return as_mask(mechanism)
-
-
-def as_mask(mechanism: Any) -> Masked:
-    assert isinstance(mechanism, Masked)
     return mechanism
 
 
@@ -149,7 +144,8 @@ class Cohort(Deployed):
             for i, masker in enumerate(maskers)
         ]
         answers += [other.answer(envelope, drawn[:, :, 0].size) for other in others]
-        seen = add_masked(answers, as_mask(self.mechanism).modulus).reshape(drawn[:, :, 0].shape)
+        modulus = self.queries()[0].mechanism.modulus
+        seen = add_masked(answers, modulus).reshape(drawn[:, :, 0].shape)
         yield from map(list, seen)
 
     def envelope(self) -> tuple[Envelope, list[Any], list[Companion]]:

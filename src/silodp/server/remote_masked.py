@@ -20,7 +20,7 @@ import torch
 
 from silodp.core.errors import BadInput
 from silodp.core.lattice import most
-from silodp.core.mechanisms import Masked, Mechanism
+from silodp.core.mechanisms import Mechanism
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer, Envelope, Sealed
 from silodp.core.protocol.masks import (
@@ -252,15 +252,14 @@ class MaskedRemote(Remote):
 
     # --- the question ----------------------------------------------------------------------------
 
-    def _with_modulus(self, query: Query) -> Masked:
+    def _with_modulus(self, query: Query) -> Mechanism:
         """Return the mechanism in plain numbers, with the fewest bits in which no total of all
         silos wraps.
         """
         mechanism = query.mechanism.of(0)
-        assert isinstance(mechanism, Masked)
         records = mechanism.contributed(card.records for card in self._cards)
         largest = self._most(Query(query.statistic, mechanism), records, len(self._cards))
-        return replace(mechanism, modulus=modulus_for(largest))
+        return replace(mechanism, modulus=modulus_for(largest))  # type: ignore[type-var]
 
     def _most(self, query: Query, records: int, silos: int) -> float:
         """Return the largest size of a number of this total."""

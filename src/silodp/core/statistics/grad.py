@@ -22,3 +22,4 @@ class Grad(Statistic):
 
     w: Tensor
     wire: ClassVar = {"w": POINT}
+    in_totals = True

@@ -23,3 +23,4 @@ class GradDiff(Statistic):
     w: Tensor
     reference: Tensor
     wire: ClassVar = {"w": POINT, "reference": POINT}
+    in_totals = True

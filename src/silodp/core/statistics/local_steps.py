@@ -32,7 +32,6 @@ class LocalSteps(Statistic):
     steps: int
     step: Number
     wire: ClassVar = {"w": POINT, "steps": INTEGER, "step": REAL}
-    in_totals = False
 
     @property
     def releases(self) -> int:

@@ -25,6 +25,7 @@ class MissingRates(Cells):
 
     features: int
     wire: ClassVar = {"features": INTEGER}
+    in_totals = True
     view = "missing"
 
     @property

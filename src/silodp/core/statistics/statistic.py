@@ -41,7 +41,7 @@ class Statistic:
     """Its fields and what kind each is of (`core.fields`); one that never leaves a simulation may
     have none.
     """
-    in_totals: ClassVar[bool] = True
+    in_totals: ClassVar[bool] = False
     """Whether it may be asked for as a total over silos: its answer is one sum over records."""
     on_held_out: ClassVar[bool] = False
     """Whether it is of the held-out records; else it is of those that are trained on."""

@@ -36,18 +36,18 @@ def lattice_steps(clips: Tensor, dim: int) -> Tensor:
     return torch.tensor(steps, dtype=torch.float64).reshape(-1, 1)
 
 
-def noise_scale(noise_multiplier: Number, clip: Number, gamma: float) -> float:
+def noise_scale(multiplier: Number, clip: Number, gamma: float) -> float:
     """Return s = z 2 C / gamma in lattice units, rounded up: 2 C / gamma is exact, since gamma is a
     power of two.
     """
-    return math.nextafter(float(noise_multiplier) * (2 * float(clip) / gamma), math.inf)
+    return math.nextafter(float(multiplier) * (2 * float(clip) / gamma), math.inf)
 
 
-def most(noise_multiplier: Number, clip: Number, dim: int, records: int, silos: int = 1) -> float:
+def most(multiplier: Number, clip: Number, dim: int, records: int, silos: int = 1) -> float:
     """Return the largest size of a number in the sum over these silos and records, noise of
     STANDARD_DEVIATIONS included.
     """
     clip = float(clip) or 1.0
     gamma = lattice_step(clip, dim)
-    noise = noise_scale(noise_multiplier, clip, gamma) * math.sqrt(silos)
+    noise = noise_scale(multiplier, clip, gamma) * math.sqrt(silos)
     return 2 * clip / gamma * records + STANDARD_DEVIATIONS * noise

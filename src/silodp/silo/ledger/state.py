@@ -283,7 +283,7 @@ class LedgerState:
     def settle_holds(self) -> None:
         """Price the holds that are open at the end of the replay."""
         try:
-            self.holds.settle(lambda event: self.price(event_of(event)))
+            self.holds.settle(self._price_held)
         except (
             BadInput,
             Refused,
@@ -294,6 +294,12 @@ class LedgerState:
             AttributeError,
         ):
             raise Altered("an open hold has no price") from None
+
+    def _price_held(self, data: Mapping[str, Any]) -> tuple[str, float]:
+        event = event_of(data)
+        if isinstance(event, BinomialEvent):  # nobody can ask for it any more
+            return self._named(event).sampling.bucket, 0.0
+        return self.price(event)
 
     def check_total(self) -> None:
         self._check(self.total, float(total(self.rule, self.buckets)), f"entry {self.sequence}")

@@ -23,7 +23,7 @@ of a coordinate first, or each record stands under Bin(b, p).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,6 +149,14 @@ def randomize_counts(
     return ones.sum(axis=0) + binomial(
         random_bytes, records * parameters.noise_bits, parameters.p, dimension
     )
+
+
+# --- shuffler ------------------------------------------------------------------------------------
+
+
+def add_counts(counts: Sequence[np.ndarray]) -> np.ndarray:
+    """S, on counts: one total for each coordinate."""
+    return np.stack(counts).sum(axis=0, dtype=np.int64)
 
 
 # --- analyzer ------------------------------------------------------------------------------------

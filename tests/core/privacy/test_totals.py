@@ -163,7 +163,7 @@ def test_one_ledger_adds_answers_and_totals_up_exactly():
 def test_secret_batches_and_other_rules_have_no_price_for_totals():
     with pytest.raises(Exception, match="cannot price Poisson batches"):
         GDP().price(TotalEvent(Poisson(0.5), 4.0, 1, 3), N)
-    with pytest.raises(Exception, match="the renyi ledger cannot price totals; the gdp rule can"):
+    with pytest.raises(Exception, match="the renyi ledger cannot price such totals"):
         Renyi(8.0).price(TotalEvent(FullBatch(), 4.0, 1, 3), N)
 
 

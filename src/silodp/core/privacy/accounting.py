@@ -201,7 +201,9 @@ def elementwise(function, *arrays) -> np.ndarray:
 def no_totals(event: Event | TotalEvent, rule: str) -> Event:
     """The event, unless it is of a total."""
     if event.total:
-        raise BadInput(f"the {rule} ledger cannot price totals; the gdp rule can")
+        raise BadInput(
+            f"the {rule} ledger cannot price such totals; use the gdp rule, and today's totals"
+        )
     return event
 
 
@@ -236,6 +238,7 @@ class GDP:
         if isinstance(event, TotalEvent):
             price = elementwise(total_price, _float64(event.noise_multiplier), event.counted)
             return event.sampling.bucket, event.count * price
+        event = no_totals(event, self.name)
         with np.errstate(divide="ignore"):
             return event.sampling.bucket, event.count / np.square(_float64(event.noise_multiplier))
 

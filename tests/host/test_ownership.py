@@ -98,9 +98,8 @@ def gate_of(folder: Path) -> dict[str, Path]:
         prox=f"{prox}:Own:0.1",
         askers=[ASKER],
         feature_map=f"{features}:same",
-        rule="totals",
         shuffler=ASKER,
-        contributions=600,
+        members=6,
         anchor=folder / "anchor/anchor",
         registry=folder / "state/ledgers",
     )

@@ -7,10 +7,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from silodp.core.events import Event, TotalEvent
 from silodp.core.lattice import lattice_step
+from silodp.core.mechanisms import Masked
 from silodp.core.privacy import totals
 from silodp.core.privacy.accounting import GDP, Budget, Renyi, gdp_delta
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
@@ -174,3 +176,11 @@ def test_a_budget_of_totals_is_filled_to_the_last_digits():
     z = math.sqrt(50 / capacity / 25)
     price = 50 * totals.total_price(z, 25)
     assert price / capacity == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_share_is_not_rounded_on_its_way_to_a_gate():
+    share = 0.1 + 2.0**-40
+    mechanism = Masked("a", 1.0, torch.tensor([[share]], dtype=torch.float64), counted=3)
+    assert mechanism.of(0).noise_multiplier == share
+    assert mechanism.of(0).of(1).noise_multiplier == share
+    assert mechanism.of(0).event().of(0).noise_multiplier == share

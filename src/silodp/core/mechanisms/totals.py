@@ -61,7 +61,8 @@ class Shuffled(Gaussian):
         return TotalEvent(self.sampling, self.noise_multiplier, releases, self.counted)
 
     def of(self, silo: int) -> Self:
-        return replace(self, noise_multiplier=float(torch.as_tensor(self.noise_multiplier).item()))
+        share = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
+        return replace(self, noise_multiplier=share.item())
 
     def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:
         """Return (J, d), float64: the mean over all records that these silos contributed to the

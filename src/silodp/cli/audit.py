@@ -143,15 +143,18 @@ def _attacks(
                 dict.fromkeys(report.special_of(row) for row in rows if row["gap"] == gap)
             )
             say(f"Below the claim must stay {named}: {gap}.")
-        if weak := [
-            f"{report.name_of(row)} at {row['claimed_epsilon']:g}"
-            for row in rows
-            if not row["sees"]
-        ]:
-            say(
-                f"Too few runs to see it, were the noise that of a claim {FACTOR:g} times "
-                f"as large: {'; '.join(weak)}."
-            )
+        for factor in (FACTOR, report.TOTAL_FACTOR):
+            of_totals = factor == report.TOTAL_FACTOR
+            weak = [
+                f"{report.name_of(row)} at {row['claimed_epsilon']:g}"
+                for row in rows
+                if not row["sees"] and (row["gate"] in report.TOTALS) == of_totals
+            ]
+            if weak:
+                say(
+                    f"Too few runs to see it, were the noise that of a claim {factor:g} times "
+                    f"as large: {'; '.join(weak)}."
+                )
         if answers:
             show(report_answers.table(answers))
         for says in [*(row["says"] for row in answers if row["alarm"]), *failed.values()]:

@@ -172,7 +172,7 @@ class ShuffledRemote(Remote):
             if isinstance(outcome, Passed):
                 return recorded, outcome
         heard = self._ask_silos(query, numbers, frames)
-        wanted = as_total(query.mechanism).counted
+        wanted = self._wanted(query)
         if len(heard) < wanted:
             dropped = self._current().dropped
             raise StopRun(
@@ -205,6 +205,10 @@ class ShuffledRemote(Remote):
         if isinstance(outcome, Passed):
             self._open_question(query, replayed)
         return outcome
+
+    def _wanted(self, query: Query) -> int:
+        """Return the fewest silos whose boxes are worth bringing to the shuffler."""
+        return as_total(query.mechanism).counted
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
         own = Query(query.statistic, query.mechanism.of(silo))

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
 from gaussian_noise import gaussian_epsilon
+
 from research.binomial import protocol as sh
 from research.binomial.accountant import epsilon
 from research.binomial.protocol import Parameters

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from gaussian_noise import gaussian_epsilon
+
 from research import gallery, rates
 from research.binomial.accountant import BinomialSum, epsilon
 from research.compare import improvement, read_table

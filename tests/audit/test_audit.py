@@ -340,7 +340,7 @@ def test_an_alarm_and_a_surviving_mutant_exit_with_1(silodp, monkeypatch):
     monkeypatch.setattr(report, "audit", lambda *words, **more: [row | {"alarm": False}])
     code, out, _ = silodp("audit")
     assert code == 0
-    assert "This audit cannot see:" in out
+    assert "This audit cannot detect:" in out
     assert "best of several runs" in out
     monkeypatch.setattr(report_answers, "answers", lambda: ([], {"a probe": "something is wrong"}))
     assert silodp("audit")[0] == 1

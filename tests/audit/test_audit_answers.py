@@ -347,7 +347,7 @@ def test_a_row_without_the_power_to_see_half_as_much_again_says_so(silodp, monke
     monkeypatch.setattr(report, "audit", lambda *words, **more: [row])
     said = " ".join(silodp("audit", "--algorithm", "mb-sgd")[1].split())
     assert (
-        "Too few runs to see it, were the noise that of a claim 1.5 times as large: "
+        "Too few runs to detect noise that fits only a claim 1.5 times as large: "
         "mb-sgd, poisson:0.5 at 1."
     ) in said
 

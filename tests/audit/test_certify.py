@@ -228,7 +228,7 @@ def test_the_command_exits_with_1_where_a_claim_is_refuted_and_0_where_not(silod
         "def bad(x, y, seed):\n    return np.append(x[0], y[0])\n"
     )
     code, said, _ = silodp("audit", "certify", "mine.py:good", "--epsilon", "1", "--runs", "100")
-    assert (code, "not refuted by these attacks" in said) == (0, True)
+    assert (code, "These attacks do not refute the claim" in said) == (0, True)
     code, said, _ = silodp("audit", "certify", "mine.py:bad", "--epsilon", "1", "--runs", "100")
     assert (code, "The claim is refuted" in said) == (1, True)
     for words, wrong in (

@@ -366,7 +366,7 @@ def test_silos_with_different_columns_are_named(silodp, hospitals):
     (hospitals / "b.csv").write_text("age,weight,outcome\n1,2,0\n")
     refused(
         silodp("train", "--silo", "a.csv", "--silo", "b.csv", "--label", "outcome"),
-        "lacks column 2 of a.csv and has column 2 besides",
+        "lacks column 2 of a.csv and also has column 2",
     )
 
 

@@ -115,7 +115,7 @@ def test_the_libraries_it_looks_for_are_those_of_the_package():
             lambda m: m.setattr(doctor, "LONGEST_SOCKET", 5),
             "sockets",
             "yellow",
-            "nearer to the root",
+            "a shorter path",
         ),
         (
             lambda m: m.setattr(doctor, "_version", lambda _: 1 / 0),

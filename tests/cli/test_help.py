@@ -61,8 +61,8 @@ def test_the_list_of_commands_is_in_panels_and_says_of_each_what_it_is():
     panels = {}
     for listed in Silodp.listed:
         panels.setdefault(listed.panel, []).append(listed.name)
-        assert listed.says.endswith(".")
-        assert len(listed.says) <= 66, (
+        assert listed.summary.endswith(".")
+        assert len(listed.summary) <= 66, (
             f"{listed.name}: on a narrow terminal this is more than a line"
         )
     assert [*panels] == ["Start", "Choose", "Deploy"]
@@ -73,8 +73,8 @@ def test_the_list_of_commands_is_in_panels_and_says_of_each_what_it_is():
 @pytest.mark.parametrize("group", [groups.export, groups.stats, groups.federation, groups.ledger])
 def test_each_command_of_a_group_has_one_short_line(group):
     for listed in group.listed:
-        assert listed.says.endswith(".")
-        assert len(listed.says) <= 66, f"{listed.name}: more than a line"
+        assert listed.summary.endswith(".")
+        assert len(listed.summary) <= 66, f"{listed.name}: more than a line"
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -97,7 +97,7 @@ def test_export_without_what_to_write_gets_the_three_commands(silodp, words):
 
 def test_options_of_the_whole_audit_are_refused_before_certify(silodp):
     code, _, said = silodp("audit", "--runs", "500", "certify", "mine.py:f", "--epsilon", "1")
-    assert (code, said) == (2, "silodp: --runs stands before certify; write its options after it\n")
+    assert (code, said) == (2, "silodp: --runs is before certify; write its options after it\n")
 
 
 def test_a_former_name_is_not_completed_and_not_an_error_while_completing():

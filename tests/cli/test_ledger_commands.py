@@ -141,11 +141,11 @@ def test_create_takes_every_rule(data, silodp, tmp_path, words, event):
         ),
         (
             ["--epsilon", "1", "--rule", "committed", "--schedule", "poisson:2:1:1"],
-            "a rate lies between 0 and 1",
+            "a rate must be between 0 and 1",
         ),
         (
             ["--epsilon", "1", "--rule", "committed", "--schedule", "full:1:1.5"],
-            "a count is a whole number",
+            "a count must be a whole number",
         ),
         (["--epsilon", "1", "--label", "missing"], "has no label column 'missing'"),
     ],
@@ -186,8 +186,8 @@ def test_a_second_ledger_for_the_same_file_under_another_name_is_refused(
 def test_show_says_in_words_who_asked_what_when_and_what_is_left(path, silodp):
     code, text, _ = silodp("show", path)
     assert code == 0
-    assert "Nothing has been asked yet." in text
-    assert "100.0% of the budget is left" in text
+    assert "There are no queries yet." in text
+    assert "0.0 % of the budget is used" in text
     for k in range(3):
         ask(path, f"q{k}", asker="[red]server-7[/red] :skull:" if k == 2 else "server-7")
     DurableLedger.open(path).purge("q0")
@@ -199,7 +199,7 @@ def test_show_says_in_words_who_asked_what_when_and_what_is_left(path, silodp):
     told = json.loads(silodp("show", path, "--json")[1])
     used = 1 - told["queries"][-1]["left"]
     assert f"epsilon {rounded_up(told['spent_epsilon'], 4)} of 3 is spent" in text
-    assert f"{1 - used:.1%} of the budget is left" in text
+    assert f"{rounded_up(100 * used, 1, 'f')} % of the budget is used" in text
     assert text.count("█") == round(40 * used)
     for word in (
         "epsilon 1.8",

@@ -195,7 +195,7 @@ def test_a_draft_without_a_file_and_models_by_name(silodp, tmp_path):
 
 
 MISTAKES = [
-    (("init", "p", "--demo", "--from", "a.csv"), "--demo comes with a schema of its own"),
+    (("init", "p", "--demo", "--from", "a.csv"), "--demo has its own schema"),
     (("init", "p", "--model", "forest"), "model 'forest' is unknown"),
     (("init", "p", "--from", "absent.csv"), "absent.csv does not exist"),
     (("init", "p", "--from", "bare.csv"), "seems to have no header"),
@@ -211,11 +211,11 @@ MISTAKES = [
         ("init", "p", "--from", "a.csv", "--label", "size"),
         "a.csv has no column 'size' in its first line",
     ),
-    (("init", "p", "--type", "age=number"), "give --from FILE"),
-    (("init", "p", "--label", "age"), "give --from FILE"),
-    (("init", "p", "--columns", "age"), "give --from FILE"),
+    (("init", "p", "--type", "age=number"), "give that file with --from FILE"),
+    (("init", "p", "--label", "age"), "give that file with --from FILE"),
+    (("init", "p", "--columns", "age"), "give that file with --from FILE"),
     (("init", "p", "--demo", "--seed", "-1"), "seed is -1"),
-    (("train", "--project", "absent"), "absent has no silodp.toml"),
+    (("train", "--project", "absent"), "absent has no readable silodp.toml"),
     (("train", "--project", "broken"), "is not TOML"),
     (("train", "--project", "odd"), "the setting 'rouds' is unknown"),
     (("train", "--project", "listed"), "model is ['mlp:8']; it must be a text"),
@@ -247,7 +247,7 @@ MISTAKES = [
     ),
     (("train", "--schema", "s.toml", "--silo", "a.csv", "--silo", "a.csv"), "is given twice"),
     (("train", "--schema", "s.toml", "--silo", "bare.csv"), "is the first line a header"),
-    (("train", "--silo", "a.csv", "--label", "ill", "--test", "a.csv"), "--test is for --schema"),
+    (("train", "--silo", "a.csv", "--label", "ill", "--test", "a.csv"), "--test needs --schema"),
     (("train", "--silo", "odd"), "a folder of images needs a schema"),
     (
         (
@@ -511,7 +511,7 @@ def test_silos_and_server_approve_one_schema(trial):
         door(silo.policy, trial / "ledgers")
     other = trial / "other.toml"
     other.write_text((trial / "schema.toml").read_text().replace("[18, 100]", "[18, 90]"))
-    with pytest.raises(BadInput, match="is not the one that silo east reads its file by"):
+    with pytest.raises(BadInput, match="differs from the schema of silo east"):
         problem_of(cards[0], Order(), other)
     changed = replace(cards[1], schema=load_schema(other).text)
     with pytest.raises(BadInput, match="silo west has another schema than silo east"):
@@ -615,7 +615,7 @@ def test_a_new_project_leaves_the_choice_to_the_advisor_who_tells_it_and_keeps_i
     said = " ".join(out.split())
     assert "Chosen from sizes, columns and budgets alone, which costs no privacy: model " in said
     assert "4 rounds" in said
-    assert "made-up records like yours gave" in said
+    assert "Expected on simulated data of this shape" in said
     kept = json.loads((trial / "runs/train/run.json").read_text())
     assert kept["advice"]["order"] == kept["order"]
     assert (kept["order"]["algorithm"], kept["order"]["rounds"], kept["order"]["weights"]) != (

@@ -74,7 +74,7 @@ def test_questions_end_in_a_schema_that_reads_the_file(silodp, answers, tmp_path
         "Give one of binary",
         "Give 2 different words",
         "Give a number",
-        "It must be above 0.",
+        "Give a number above 0.",
         "gone.csv does not exist",
     ):
         assert said in out

@@ -229,7 +229,7 @@ def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_p
         key.read_text().encode() in path.read_bytes() for path in (tmp_path / "one").iterdir()
     )
     key.rename(state / "away")
-    with pytest.raises(BadInput, match="cannot be told"):
+    with pytest.raises(BadInput, match="it cannot be checked"):
         silodp("evaluate", tmp_path / "one")
     (state / "away").rename(key)
 
@@ -382,7 +382,7 @@ def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
     [
         (("--epsilon", "inf"), "no privacy at all"),
         (("--epsilon", "0"), "greater than 0"),
-        (("--epsilon", "1e9"), "tell from infinite"),
+        (("--epsilon", "1e9"), "distinguish from infinite"),
         (("--seed", "-1"), "0 or more"),
         (("--bins", "1000"), "1 to 512 bins"),
         (("--cap", "nan"), "cap"),
@@ -405,8 +405,8 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence
             "restore it",
         ),
         ("model.safetensors", "x", "restore it"),
-        ("run.json", "[]", "no run of"),
-        ("records.json", "[]", "cannot be told"),
+        ("run.json", "[]", "no run that"),
+        ("records.json", "[]", "it cannot be checked"),
     ],
 )
 def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, text, sentence):
@@ -653,7 +653,7 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
         re.sub(r"<[^>]*>", " ", GatePage(path, None, [], judge_of(path))._now()).split()
     )
     wanted = found[0]["accuracy"]
-    assert "What evaluations found" in page
+    assert "Results of evaluations" in page
     assert f" {wanted.value:.2f} ({quality.interval('accuracy', vars(wanted))[0]:.2f}-" in page, (
         "the officer sees what the server sees"
     )

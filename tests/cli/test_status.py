@@ -63,7 +63,7 @@ def test_a_project_knows_its_runs_and_what_is_next(silodp, tmp_path):
     )
     said = " ".join(silodp("train", *fixed, "--model", "logistic").split())
     assert (
-        "With trial/runs/train, which read the same files, silos have spent up to epsilon 1.4"
+        "Together with trial/runs/train on the same files, silos have spent up to epsilon 1.4"
         in said
     )
     silodp("evaluate", "trial/runs/train-2", "--epsilon", 1, "--seed", 1)
@@ -95,7 +95,9 @@ def test_a_draft_is_filled_in_first_and_a_folder_without_anything_is_said_to_be_
     monkeypatch.setattr("sys.argv", ["silodp", "status", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
         cli.main()
-    assert re.search("is no project, no federation's folder and no silo's", capsys.readouterr().err)
+    assert re.search(
+        "is not a project, and not the folder of a federation or a silo", capsys.readouterr().err
+    )
 
 
 def test_a_silos_own_folder_says_what_it_approves_what_is_left_and_who_asks(silodp, tmp_path):

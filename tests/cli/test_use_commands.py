@@ -339,7 +339,7 @@ def test_what_cannot_be_predicted_is_said_in_a_sentence(silodp, trained, tmp_pat
         ((run, "empty.csv"), "no rows"),
         ((run, new, "--threshold", 0.5), "two classes alone"),
         ((run, new, "--keep", "name"), "no column 'name'"),
-        ((run, new, "--out", new), "nothing is written over"),
+        ((run, new, "--out", new), "does not overwrite files"),
         ((tmp_path, new), "no model.safetensors"),
         (("old.safetensors", new), "no model.safetensors"),
     ]
@@ -381,7 +381,7 @@ def test_a_card_says_what_the_model_is_what_it_cost_and_how_good_it_is(silodp, t
         "age, sodium, sex, smoker",
         "unit: one record",
         "| s0 | 60 | 20 |",
-        "nobody has asked held-out records",
+        "measures the model on held-out records",
         "The seed was fixed (1)",
     ):
         assert said in out
@@ -415,6 +415,6 @@ def test_a_card_says_what_the_model_is_what_it_cost_and_how_good_it_is(silodp, t
         "| accuracy | 0.81 | 0.670 to 0.950 |" in silodp("export", "card", run)[1]
     )  # by noise 0.1, by sampling 0.098, by both 0.14
     assert silodp("export", "card", run, "--out", "CARD.md")[0] == 0
-    assert "nothing is written over" in silodp("export", "card", run, "--out", "CARD.md")[2]
+    assert "does not overwrite files" in silodp("export", "card", run, "--out", "CARD.md")[2]
     (run / "summary.json").unlink()
     assert "no finished training" in silodp("export", "card", run)[2]

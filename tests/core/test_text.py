@@ -41,6 +41,16 @@ def test_every_other_character_is_shown_as_it_is():
         assert visible(text) == text
 
 
+def test_marks_that_are_piled_up_on_a_letter_do_not_cover_other_lines():
+    pile = "a" + 50 * "\u0301"
+    assert visible(pile) == "a" + 4 * "\u0301" + 46 * "\\u0301"
+    assert visible_lines(f"{pile}\n") == f"{visible(pile)}\n"
+    assert not is_name(pile)
+    for word in ("Tiếng Việt", "क्षि", "กี่", "e\u0323\u0302"):
+        assert visible(word) == word
+        assert is_name(word)
+
+
 def test_lines_and_tabs_of_a_whole_text_stay():
     assert visible_lines("a\tb\nc\x1b\r\n") == "a\tb\nc\\x1b\\x0d\n"
 

@@ -431,7 +431,7 @@ def test_a_second_model_is_approved_and_trained_for_the_same_patients_and_the_le
     assert cards[0].definition != federation.cards[0].definition
     check_study(federation.folder / "runs/2", cards)
     with pytest.raises(
-        BadInput, match="trained first, and silo silo-1 by now approves the study second"
+        BadInput, match="trained first, and silo silo-1 now approves the study second"
     ):
         check_study(federation.folder / "runs/1", cards)
     for path, (used, entries) in zip(ledgers, before, strict=True):

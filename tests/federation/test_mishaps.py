@@ -125,7 +125,7 @@ def test_a_start_that_fails_at_any_place_is_in_nobodys_way(silodp, home):
     paths[1].chmod(0o600)
     code, _, err = silodp(*up)
     assert code == 0, err
-    refused(silodp(*up), "has a federation already", f"down --folder {folder}")
+    refused(silodp(*up), "already has a running federation", f"down --folder {folder}")
     assert silodp("down", "--folder", folder)[0] == 0
     keys = [path.read_text() for path in sorted(folder.glob("**/*.key"))]
     refused(silodp(*up, "--epsilon", 11), "another epsilon")
@@ -172,7 +172,7 @@ def test_a_start_that_is_killed_or_interrupted_is_in_nobodys_way(silodp, home):
         process.send_signal(kind)
         said[kind] = process.communicate(timeout=LIMIT)[1], process.returncode
     assert said[signal.SIGINT] == (
-        "silodp: interrupted; nothing was kept, and the same command begins anew\n",
+        "silodp: interrupted; no files are left, and the same command starts again\n",
         130,
     )
     assert said[signal.SIGKILL] == ("", -signal.SIGKILL)
@@ -224,13 +224,13 @@ def test_an_interrupted_run_says_how_to_go_on_and_no_second_one_is_begun_by_acci
         _, err = process.communicate(timeout=LIMIT)
         assert (process.returncode, err.count("\n")) == (130, 1), err
         again = shlex.split(
-            re.search(r"`silodp federation (.*)` goes on with it", err)[1]
-        )  # what it says is what is typed
+            re.search(r"`silodp federation (.*)` resumes the run", err)[1]
+        )  # the printed command can be typed
         assert again[-3:] == ["--resume", "--out", str(place)]
         spent = charged(folder)
         refused(
             silodp("run", "--folder", folder, *BRIEF),
-            f"the run in {place} has not come to its end",
+            f"the run in {place} is unfinished",
             "--resume",
             "--new",
         )

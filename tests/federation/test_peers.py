@@ -89,7 +89,7 @@ def test_one_command_starts_a_peer_for_each_silo_and_all_have_the_same_model(fol
         {model_hash(place / name / "model.safetensors") for name in SILOS},
     )
     assert hashes == {model_hash(place / "model.safetensors")}
-    assert f"All 3 peers' models are the same: SHA-256 {hashes.pop()}." in done.stdout
+    assert f"All 3 peers' models are equal: SHA-256 {hashes.pop()}." in done.stdout
     for name in SILOS:
         assert (
             f"{name}: answered 4 of 4 questions, spent at most epsilon 0.5 of 0.5 at delta "
@@ -261,10 +261,10 @@ def test_a_run_that_one_silo_refuses_to_hold_for_is_charged_by_none(folder):
     ("words", "wanted"),
     [
         (("--as", "silo-1"), "--as NAME needs"),
-        (("--hub", "x"), "belong together"),
+        (("--hub", "x"), "must be given together"),
         (("--quorum", "2"), "leave it out"),
         (("--resume", "--new"), "give one of them"),
-        (("--resume", "--out", "nowhere"), "holds no run of these peers"),
+        (("--resume", "--out", "nowhere"), "contains no run of these peers"),
     ],
 )
 def test_words_that_do_not_go_together_are_refused_in_a_sentence(silodp, folder, words, wanted):

@@ -529,7 +529,7 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     with pytest.raises(
         BadInput,
         match=(
-            r"2 of 3 silos said whether they can pay for it, and 3 must \(silo-3 silent\); "
+            r"2 of 3 silos replied whether they can pay for it, and 3 must \(silo-3 silent\); "
             r"nothing was charged"
         ),
     ):
@@ -554,7 +554,7 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     )
     counts = [card.records for card in f.cards]
     with pytest.raises(
-        Exception, match="passes on no total for question 1: Not even two boxes are left"
+        Exception, match="passes on no total for question 1: Fewer than two boxes are left"
     ):
         next(
             run(

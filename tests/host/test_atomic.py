@@ -55,7 +55,7 @@ def test_content_is_synced_before_the_name_and_the_name_before_the_return(tmp_pa
 
 def test_new_files_are_all_there_or_none_and_write_over_nothing(tmp_path):
     (tmp_path / "c").symlink_to(tmp_path / "nowhere")
-    sentence = "c cannot be made: File exists; nothing is ever written over"
+    sentence = "c cannot be made: File exists; silodp does not overwrite files"
     with (
         pytest.raises(BadInput, match=sentence),
         atomic.new_files(tmp_path, {"a": "1", "b/d": "2", "c": "3"}),
@@ -75,13 +75,13 @@ def test_a_key_is_made_once_and_read_back_and_a_bad_file_is_said(tmp_path):
     made = make_key(tmp_path / "k/own.key")
     assert stat.S_IMODE((tmp_path / "k/own.key").stat().st_mode) == 0o600
     assert public(read_key(tmp_path / "k/own.key")) == public(made)
-    with pytest.raises(BadInput, match="nothing is ever written over"):
+    with pytest.raises(BadInput, match="silodp does not overwrite files"):
         make_key(tmp_path / "k/own.key")
     with pytest.raises(BadInput, match=r"missing\.key cannot be read: No such file"):
         read_key(tmp_path / "missing.key")
     for text in ("", "11" * 31, "11" * 33, "zz" * 32, "é" * 64):
         (tmp_path / "bad.key").write_text(text)
-        with pytest.raises(BadInput, match="must hold 64 hexadecimal digits"):
+        with pytest.raises(BadInput, match="must contain 64 hexadecimal digits"):
             read_key(tmp_path / "bad.key")
 
 

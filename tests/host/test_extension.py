@@ -55,7 +55,7 @@ def test_what_is_found_is_named_alike_in_every_process(file):
         (None, "twice", "cannot be read"),
         ("", "twice", "has no 'twice'"),
         ("", "", "has no ''"),
-        ("1 / 0", "twice", r"cannot be run \(ZeroDivisionError: division by zero\); mend it$"),
+        ("1 / 0", "twice", r"run \(ZeroDivisionError: division by zero\); fix that file$"),
         ("def twice(:", "twice", r"cannot be run \(SyntaxError"),
         ("import nobody_has_this", "twice", r"cannot be run \(ModuleNotFoundError"),
     ],

@@ -80,13 +80,13 @@ def test_the_file_is_written_while_the_daemon_serves_and_says_when_it_has_ended(
     with metrics.reporting("gate", looked.set):
         assert looked.wait(60)
     assert 'silodp_up{role="gate"} 0' in file.read_text()
-    assert metrics.ill([file], file.stat().st_mtime) == [f"{file} says that its daemon is down"]
+    assert metrics.ill([file], file.stat().st_mtime) == [f"{file} shows that its daemon is down"]
     file.write_text('silodp_up{role="gate"} 1\n')
     assert metrics.ill([file], file.stat().st_mtime) == []
     assert metrics.ill([file], file.stat().st_mtime + metrics.STALE + 1) == [
         f"{file} was not written for 60 seconds"
     ]
-    assert metrics.ill([tmp_path / "none"], 0.0) == [f"{tmp_path / 'none'} is not there"]
+    assert metrics.ill([tmp_path / "none"], 0.0) == [f"{tmp_path / 'none'} is missing"]
 
 
 def test_without_a_name_for_it_no_file_is_written(tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_the_page_joins_the_files_answers_on_loopback_and_says_who_is_ill(tmp_pa
     assert 'silodp_queue{role="gate"} 2' in page
     assert get("/health") == (200, "ok\n")
     courier.write_text('silodp_up{role="courier"} 0\n')
-    assert get("/health") == (503, f"{courier} says that its daemon is down\n")
+    assert get("/health") == (503, f"{courier} shows that its daemon is down\n")
     assert get("/etc/passwd")[0] == 404
 
 

@@ -31,7 +31,7 @@ def planted(name: str, method: str, part: str, mistaken: Callable[..., Any]) -> 
 # The pair's key does not depend on the question: the difference of two answers has no mask.
 OneMask = planted(
     "mask reused between queries",
-    "masked",
+    "hide",
     "masked",
     lambda shipped, *words: shipped(*words[:4], "0" * 64, words[5]),
 )
@@ -44,10 +44,12 @@ Unsigned = planted(
 def believing(silos: Callable[[Masker, Envelope], int]) -> Callable[..., None]:
     """A check that finds as many shares in the table as this says."""
 
-    def check(self: Masker, envelope: Envelope, own: int) -> None:
+    def check(self: Masker, envelope: Envelope, records: int) -> None:
         asked = envelope.query.mechanism
         most = replace(asked, counted=min(asked.counted, 1))  # type: ignore[type-var]
-        Masker.check(self, replace(envelope, query=replace(envelope.query, mechanism=most)), own)
+        Masker.check(
+            self, replace(envelope, query=replace(envelope.query, mechanism=most)), records
+        )
         if asked.counted > silos(self, envelope):
             raise Refused("contributions")
 
@@ -72,13 +74,13 @@ class TrustingAll(Masker):
 class Bare(Masker):
     """The server can add the numbers up itself."""
 
-    def masked(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+    def hide(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
         return numbers.astype(MODULI[envelope.query.mechanism.modulus]).tobytes()
 
 
 @plant("cohort not checked", "masker")
 class AnyCohort(Masker):
-    def check(self, envelope: Envelope, own: int) -> None:
+    def check(self, envelope: Envelope, records: int) -> None:
         pass
 
 
@@ -88,7 +90,7 @@ class Anybody(Masker):
     its own.
     """
 
-    def check(self, envelope: Envelope, own: int) -> None:
+    def check(self, envelope: Envelope, records: int) -> None:
         rows = masking.read_table(envelope.cohort)
         known = self.policy
         self.policy = replace(
@@ -97,7 +99,7 @@ class Anybody(Masker):
                 f"any-{i} {r.identity.hex()}" for i, r in enumerate(rows) if r.identity != self._own
             ),
         )
-        super().check(envelope, own)
+        super().check(envelope, records)
         self.policy = known
 
 
@@ -105,7 +107,7 @@ class Anybody(Masker):
 class OwnRow(Masker):
     """The table may name more records of this silo than it has."""
 
-    def check(self, envelope: Envelope, own: int) -> None:
+    def check(self, envelope: Envelope, records: int) -> None:
         (mine,) = (row for row in masking.read_table(envelope.cohort) if row.identity == self._own)
         super().check(envelope, mine.records)
 
@@ -116,16 +118,16 @@ class OneDraw(Masker):
     differ by the silo that left, without noise.
     """
 
-    def masked(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+    def hide(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
         kept = vars(self).setdefault("kept", {}).setdefault((envelope.run, envelope.round), numbers)
-        return super().masked(asker, envelope, kept)
+        return super().hide(asker, envelope, kept)
 
 
 @plant("wrap-around not checked", "masker")
 class Wrapping(Masker):
-    def check(self, envelope: Envelope, own: int) -> None:
+    def check(self, envelope: Envelope, records: int) -> None:
         wide = replace(envelope.query.mechanism, modulus=64)  # type: ignore[type-var]
-        super().check(replace(envelope, query=replace(envelope.query, mechanism=wide)), own)
+        super().check(replace(envelope, query=replace(envelope.query, mechanism=wide)), records)
 
 
 @plant("keys that outlive a restart", "masker")
@@ -153,7 +155,7 @@ class KeptKeys(Masker):
     it.
     """
 
-    def forget(self, asker: str, run: str, table: bytes) -> None:
+    def forget(self, asker: str, envelope: Envelope) -> None:
         pass
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,10 +18,10 @@ from torch import Tensor
 from mistakes import Mistakes, during, instead, keyed
 from mistakes.silo import NoFilter, opened
 from silodp.core.events import Event, TotalEvent
-from silodp.core.protocol.box import Contribution, encrypt_box
-from silodp.core.protocol.codec import Answer, Envelope, decode_query, encode_reply
+from silodp.core.protocol.box import Contribution
+from silodp.core.protocol.codec import Answer, decode_query, encode_reply
 from silodp.core.protocol.relay import Request
-from silodp.core.query import Query, Release
+from silodp.core.query import Query
 from silodp.server.plan import Plan
 from silodp.server.shuffled import in_totals
 from silodp.shuffler import pool as pool_module
@@ -32,6 +31,7 @@ from silodp.silo.answer import exact as exact_module
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
 from silodp.silo.ledger.memory import MemoryLedger
+from silodp.silo.service import sealing
 from silodp.silo.service.door import Door
 from silodp.wire.inprocess import ThroughShuffler, Total
 
@@ -86,13 +86,12 @@ for name, planted in {
 class DemandsNothing(Door):
     """The box goes with any total: the silo's condition is left out."""
 
-    def _sealed(self, envelope: Envelope, release: Release) -> bytes:
-        assert self._shuffling is not None
-        shuffling, pseudonym = self._shuffling
-        numbers = release.value.flatten().numpy()
-        return encrypt_box(
-            Contribution(envelope.shuffle_round, 1, numbers), shuffling.shuffler, pseudonym
-        )
+    def _answer(self, frame: bytes) -> bytes:
+        def anything(shipped, contribution, *words):
+            return shipped(replace(contribution, demanded=1), *words)
+
+        with instead(sealing, "encrypt_box", anything):
+            return super()._answer(frame)
 
 
 @plant("retry with a fresh box", "door")
@@ -104,8 +103,9 @@ class FreshBox(Door):
             opened(super()._answer(frame), frame),
             decode_query(frame, limit=2**62)[0],
         )
-        again: Any = SimpleNamespace(value=self._exact.answer(envelope.query, [0]))
-        return encode_reply(replace(reply, box=self._sealed(envelope, again)), self._key)
+        again = self._exact.answer(envelope.query, [0])
+        box = self._trust.hide("", envelope, again.flatten().numpy())
+        return encode_reply(replace(reply, box=box), self._key)
 
 
 @plant("numbers in the open", "door")
@@ -147,7 +147,7 @@ class CountsTwice(Pool):
 
 def passes_few(pool: Pool, words: tuple) -> AbstractContextManager:
     """Passes a total on whatever its silos demand."""
-    return instead(pool_module, "_content", lambda shipped, known: known)
+    return instead(pool_module, "_satisfied", lambda shipped, known: known)
 
 
 def passes_separate(pool: Pool, words: tuple) -> AbstractContextManager:

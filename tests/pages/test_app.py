@@ -128,7 +128,7 @@ def test_only_this_pages_own_form_with_the_token_pauses_the_gate(port, gated):
 
 def test_without_a_token_it_can_only_be_read(root, gated):
     with served(root, gated.policy) as found:
-        assert "can only be read" in ask(found, "/silo")[1]
+        assert "is read-only" in ask(found, "/silo")[1]
         for token in ("", "None", TOKEN):
             assert pause(found, token=token, **own(found)) == 403
         assert not paused(gated.policy)
@@ -190,7 +190,7 @@ def test_the_gates_page_groups_queries_by_run_has_a_verified_ledger_and_gives_ev
     assert asked
     for run in asked:
         assert page.count(f">run {run[:8]}<") == 1, "one line for a run"
-    assert f"verified</span>. The chain of {ledger.head()[0]} entries holds" in page
+    assert f"verified</span>. The chain of {ledger.head()[0]} entries is valid" in page
     status, text, headers = ask(port, "/silo-charges.csv")
     assert status == 200
     assert headers["content-type"].startswith("text/csv")
@@ -217,11 +217,11 @@ def test_a_page_is_told_of_a_change_by_an_event_and_its_button_shows_the_state(p
         first = event()
         assert first.startswith("id: ")
         assert "Pause the gate" in first
-        assert "Let it answer again" not in first
+        assert "Resume the gate" not in first
         set_paused(gated.policy, True)
         second = event()
         assert second.split("\n")[0] != first.split("\n")[0]
-        assert "Let it answer again" in second
+        assert "Resume the gate" in second
         assert "Pause the gate" not in second
     finally:
         set_paused(gated.policy, False)

@@ -134,7 +134,7 @@ def test_the_gates_page_shows_the_ledgers_numbers_and_pauses_with_the_token_alon
         assert paused(gated.policy)
         assert page.locator(".state.paused").count() == 1
         page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Let it answer again").click()
+        page.get_by_role("button", name="Resume the gate").click()
         page.get_by_text("The gate answers again.").wait_for()
         assert not paused(gated.policy)
     finally:
@@ -210,7 +210,7 @@ def test_a_live_page_follows_a_run_through_kill_9_and_resume(look, gated, root):
         assert page.locator("#questions-details").get_attribute("open") is not None, (
             "what was unfolded stays so"
         )
-        assert page.locator("#told").inner_text().strip().endswith("goes on with it.")
+        assert page.locator("#news").inner_text().strip().endswith("resumes it.")
     finally:
         set_paused(gated.policy, False)
         first.kill()
@@ -229,10 +229,10 @@ def test_a_page_whose_server_is_gone_says_so_and_goes_on_when_it_is_back(browser
     with served(root) as port:
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{port}/run/train")
-        page.locator("#told", has_text="It is finished").wait_for(state="attached")
-    page.locator("#told", has_text="does not answer; trying again").wait_for(state="attached")
+        page.locator("#news", has_text="It is finished").wait_for(state="attached")
+    page.locator("#news", has_text="does not answer; trying again").wait_for(state="attached")
     with served(root, port=port):
-        page.locator("#told", has_text="It is finished").wait_for(state="attached")
+        page.locator("#news", has_text="It is finished").wait_for(state="attached")
         page.close()
 
 

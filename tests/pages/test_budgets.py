@@ -59,7 +59,7 @@ def test_of_more_than_five_curves_the_most_and_the_least_spent_are_drawn():
     assert drawn(*many[:5])[0] == 5
     curves, said = drawn(*many, silo("silent", {}, spent=0.0))
     assert curves == 2
-    assert "s5 ε 0.5; silent ε 0. Of 7 silos, the most and the least spent one." in said
+    assert "s5 ε 0.5; silent ε 0. Of 7 silos, only the most and the least spent are drawn." in said
 
 
 def test_a_run_without_charges_has_no_curve():

@@ -70,7 +70,7 @@ def test_nothing_is_claimed_of_ledgers_that_are_not_here(place, copied, tmp_path
 def test_another_head_or_an_altered_ledger_is_said(copied):
     summary = json.loads((copied / "summary.json").read_text())
     for change, said in (
-        ({"head": "0" * 64}, "has another entry"),
+        ({"head": "0" * 64}, "is not the one that the run received"),
         ({"count": 10**6}, "has no entry 1000000"),
     ):
         altered = json.loads(json.dumps(summary))
@@ -91,7 +91,7 @@ def test_another_head_or_an_altered_ledger_is_said(copied):
         )
     ((state, words),) = told(copied)
     assert state == DIFFERS
-    assert "`silodp ledger verify` refuses its ledger" in words
+    assert "its ledger does not verify; `silodp ledger verify`" in words
     assert str(ledger.parent) not in words, "no path of this machine is on a page to be signed"
 
 
@@ -104,10 +104,10 @@ def test_evidence_is_verified_against_the_folder_as_it_is_now(copied, silodp, mo
     )
     assert [state for state, _ in told(copied)] == [VERIFIED, VERIFIED]
     assert told(copied)[1][1].startswith(
-        "Every byte of the evidence 1-evidence.zip is as it was signed"
+        "The evidence 1-evidence.zip is unchanged since it was signed"
     )
     code, said, _ = silodp("report", copied, "--out", copied.parent / "page.html")
-    assert (code, "Verified: Every byte of the evidence" in said) == (0, True)
+    assert (code, "Verified: The evidence" in said) == (0, True)
     assert (copied.parent / "page.html").read_text().count('class="state finished">verified<') == 2
     with served(copied.parents[1]) as port:
         assert 'download="1-evidence.zip"' in ask(port, "/run/runs/1")[1]

@@ -61,7 +61,7 @@ def test_the_archive_of_a_federations_run_verifies_without_the_run_and_holds_wha
     code, said, wrong = silodp("export", "evidence", "verify", "given.zip")
     shutil.move(federated.with_name("gone"), federated)
     assert code == 0, wrong
-    assert "Every byte is as it was signed" in said
+    assert "The archive is unchanged since it was signed" in said
     found = evidence.verify((elsewhere / "given.zip").read_bytes())
     assert {
         "registry.yaml",
@@ -96,9 +96,7 @@ def test_a_federations_price_is_said_to_be_of_training_alone_since_only_ledgers_
     found = evidence.verify(made.read_bytes())
     loss = json.loads(found.files["registry.yaml"])["deployment"]["privacy_loss"]
     for text in (loss["privacy_parameters_details"], found.files["nist-sp-800-226.md"].decode()):
-        assert (
-            "training alone; evaluations, profiles and other runs are in each silo's ledger" in text
-        )
+        assert "training only; each silo's ledger adds evaluations, profiles and other runs" in text
         assert "evaluations together" not in text
 
 
@@ -203,7 +201,7 @@ def test_no_path_of_this_machine_is_in_what_is_signed(made, federated, gated):
         (["export", "evidence", "nowhere"], "nowhere"),
         (["export", "evidence", "verify"], "verify needs an archive"),
         (["export", "evidence", "verify", "nowhere.zip"], "cannot be read"),
-        (["export", "evidence", "RUN", "--sector", "Magic"], "the registry knows"),
+        (["export", "evidence", "RUN", "--sector", "Magic"], "the registry has only"),
         (["export", "evidence", "RUN", "--ledger", "KEY"], "silodp ledger show --json"),
     ],
 )

@@ -92,11 +92,11 @@ def test_the_useful_model_comes_first_and_report_page_comparison_and_card_say_wh
             for name in figures
         }
         listed = plain(ask(port, "/")[1])
-    table = compared[compared.index("Judged on held-out records") :]
+    table = compared[compared.index("Measured on held-out records") :]
     assert table.index(" 1 useful ") < table.index(" 2 majority ")
     assert re.search(
         (
-            r"Ranked by AUC: how often .* Raw error does not count here: always saying the "
+            r"Ranked by AUC: how often .* Raw error does not count here: always predicting the "
             r"larger class keeps it small\."
         ),
         compared,
@@ -109,13 +109,14 @@ def test_the_useful_model_comes_first_and_report_page_comparison_and_card_say_wh
         compared,
     )
     assert re.search(
-        r"(useful|twin) cannot be told from (useful|twin): their 95 % intervals overlap", tied
+        r"(useful|twin) is not clearly better than (useful|twin): their 95 % intervals overlap",
+        tied,
     )
     for page in pages["majority"]:
-        assert "Nothing shows that the model is better than guessing: AUC 0." in page
-        assert "not clear of what always saying the larger class would have" in page
+        assert "The model is not significantly better than guessing: AUC 0." in page
+        assert "not significantly above the share of the larger class" in page
     for page in pages["useful"]:
-        assert "The model tells the classes apart: AUC 0." in page
+        assert "The model is significantly better than guessing: AUC 0." in page
         assert "calibration in the large" in page
         assert "redicted risk" in page
     for page in pages["useful"][:2]:
@@ -132,8 +133,6 @@ def test_models_that_were_not_judged_on_the_same_records_are_not_ranked(root, si
     with served(root) as port:
         others = plain(ask(port, "/compare?run=majority&run=useful")[1])
         unasked = plain(ask(port, "/compare?run=majority&run=twin")[1])
-    assert "They are not ranked: they were not judged on the same records" in others
-    assert "They are not ranked: twin: nobody has asked held-out records" in unasked
-    assert "says what the model cost and not what it is worth" in plain(
-        report(runs.read(root / "twin"))
-    )
+    assert "They are not ranked: they were not measured on the same records" in others
+    assert "They are not ranked: twin: not evaluated on held-out records" in unasked
+    assert "shows its price but not its quality" in plain(report(runs.read(root / "twin")))

@@ -265,7 +265,9 @@ def test_what_evaluations_cost_is_in_the_sentence_that_is_signed_and_beside_what
             rounded_up(e, 4) for e in (silo.spent, silo.evaluated.epsilon, silo.together[0])
         )
         assert f"{silo.name} ε {spent} of 1 spent in training" in shown
-        assert f"Beside it 1 evaluation: ε {own} at δ {rounded_up(silo.evaluated.delta)}." in shown
+        assert (
+            f"In addition, 1 evaluation: ε {own} at δ {rounded_up(silo.evaluated.delta)}." in shown
+        )
         assert f"Together ε {both} at δ {rounded_up(silo.together[1])}." in shown
     assert (run.silos[0].together[1] > run.silos[0].delta) == (rule == "renyi")
 
@@ -297,7 +299,7 @@ def test_a_run_on_sampled_batches_that_was_killed_shows_what_its_rule_says_and_n
 def test_a_page_over_silos_says_that_ledgers_add_what_is_not_in_it(gated, tmp_path):
     for _ in gated.conduct(tmp_path / "run", rounds=2, epsilon=("0.1",)):
         pass
-    assert "Evaluations, profiles and other runs over the same silos are not in it" in plain(
+    assert "Evaluations, profiles and other runs over the same silos are not included" in plain(
         report(runs.read(tmp_path / "run"))
     )
     lines = [
@@ -338,7 +340,7 @@ def test_the_report_of_a_comparison_has_every_point_with_its_error_bar_and_says_
     assert (
         text.count('class="whisker') == 2 * 3 * 4
     )  # wide and narrow, three strokes, four private points
-    assert "not charged to the budget" in page
+    assert "The budget was not charged" in page
 
 
 def test_the_page_stands_alone_and_forbids_itself_every_request(trained):
@@ -475,8 +477,8 @@ def test_a_curve_that_follows_from_epsilon_and_delta_alone_says_so(trained, batc
     gaussian, sampled = (
         plain(report(runs.read(folder))) for folder in (trained, batched["committed"])
     )
-    assert "what ε and δ alone imply" in sampled
-    assert "what ε and δ alone imply" not in gaussian
+    assert "the curve follows from ε and δ alone" in sampled
+    assert "the curve follows from ε and δ alone" not in gaussian
     assert "μ = " in gaussian
     assert "μ = " not in sampled
     compared = runs.read(study)
@@ -526,7 +528,7 @@ def test_an_audit_stands_beside_the_curve_and_an_alarm_is_seen(tmp_path, trained
     assert "4.242" not in page, "an attack on another algorithm"
     assert "REFUTED" in report(runs.read(trained), [row | {"alarm": True}])
     (tmp_path / "audit.json").write_text("{}")
-    with pytest.raises(BadInput, match="holds no audit"):
+    with pytest.raises(BadInput, match="contains no audit"):
         runs.audits(tmp_path)
 
 
@@ -538,7 +540,7 @@ def test_the_command_writes_the_page_and_says_what_is_no_run(tmp_path, trained, 
     with pytest.raises(SystemExit) as stop:
         command("report", tmp_path)
     assert stop.value.code == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
 
 
 def test_a_link_that_came_with_the_folder_is_not_written_through(tmp_path, trained, capsys):
@@ -548,7 +550,7 @@ def test_a_link_that_came_with_the_folder_is_not_written_through(tmp_path, train
     with pytest.raises(SystemExit) as stop:
         command("report", folder)
     assert stop.value.code == 2
-    assert "no plain file" in capsys.readouterr().err
+    assert "not a plain file" in capsys.readouterr().err
     assert victim.read_text() == "precious"
     (folder / "report.html").unlink()
     (folder / "report.html").hardlink_to(victim)  # what a check for links alone does not see

@@ -118,7 +118,7 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_federations_run(silo
         for shown in (page, plain(report(read))):
             assert (
                 "differentially private for each of its "
-                f"records{' before the server' if to_whom else ''}"
+                f"records{' against the server' if to_whom else ''}"
             ) in shown
             assert f"silo is ({max(spent.values())}, " in shown.replace("in this training run ", "")
             for name in RECORDS:
@@ -213,7 +213,7 @@ def test_plan_run_ledger_report_and_ui_show_one_spend_for_a_run_on_poisson_batch
     assert (planned["mu"], planned["rule"]) == (None, "committed")
     assert planned["converted"]["zcdp_rho"] is None
     words = plain(silodp("plan", *setting, "--records", 120)[1])
-    assert "no mu is known" in words
+    assert "mu is not known" in words
     (spent,) = figures(r"Spends epsilon (\S+) in all", words)
     (multiplier,) = [r["noise_multiplier"] for r in planned["releases"]]
     least = composed_epsilon(((Poisson(0.2), multiplier, 6),), planned["delta"])
@@ -297,9 +297,9 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
     )
     assert 1.4 < silo["evaluations"]["epsilon"] < 1.6
     for page in _pages(tmp_path / "r"):
-        assert f"a ε 3 of 3 spent in training at δ {delta}, 0.0% of the budget left, " in page
+        assert f"a ε 3 of 3 spent in training at δ {delta}, 100.0 % of the budget used, " in page
         assert (
-            f"Beside it 2 evaluations: ε {own} at δ {delta}. Together ε {both} at δ {delta}."
+            f"In addition, 2 evaluations: ε {own} at δ {delta}. Together ε {both} at δ {delta}."
             in page
         )
         assert f"in training and its evaluations is ({both}, {delta})" in page
@@ -308,7 +308,7 @@ def test_what_training_evaluations_and_both_together_cost_are_three_figures_and_
     assert {"value", "low", "high"} < set(last[0]["figures"]["auc"])
     for shown in (text, *_pages(tmp_path / "r")):
         assert re.search(f"AUC[ │]+{TOO_NOISY}", shown)
-        assert "95 % interval covers more than half" in shown
+        assert "95 % interval wider than half" in shown
     silodp("evaluate", "r/one", "--epsilon", 1000)
     assert not re.search(f"AUC[ │]+{TOO_NOISY}", _pages(tmp_path / "r")[0])
 
@@ -348,11 +348,13 @@ def test_what_evaluations_of_a_federations_run_cost_is_in_every_figure_that_is_n
         > facts(run)["silos"][0]["training_epsilon"]
         == training
     )
-    assert covered(run).startswith("training and evaluations together; profiles")
+    assert covered(run).startswith(
+        "training and evaluations together; each silo's ledger adds profiles"
+    )
     assert f"one spider finished 4 of 4 {both} " in plain(str(join(compared([("one", run)]))))
     for page in _pages(tmp_path / "r"):
         assert f"in this training run and its evaluations is ({both}, {at})" in page
-        assert "Beside it 3 evaluations" in page
+        assert "In addition, 3 evaluations" in page
         assert f"Together ε {both} at δ {at}." in page
         assert f"ε spent in training, of 0.5 {rounded_up(training, 4)}" in page
 

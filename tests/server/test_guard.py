@@ -27,9 +27,9 @@ def mine(fed, problem, w, *, rounds: int, step: float, minibatch: Gaussian):
 """
 SILENT = "if False: yield v"
 CASES = {
-    "1 / 0; yield v": r"mine.py:mine raised ZeroDivisionError in line \d+: division by zero; mend it",  # noqa: E501
-    "raise KeyError; yield v": r"mine.py:mine raised KeyError in line \d+; mend it",
-    "v @ v; yield v": r"mine.py:mine raised RuntimeError in line \d+: .*; mend it",
+    "1 / 0; yield v": r"mine.py:mine raised ZeroDivisionError in line \d+: division by zero; fix the algorithm",  # noqa: E501
+    "raise KeyError; yield v": r"mine.py:mine raised KeyError in line \d+; fix the algorithm",
+    "v @ v; yield v": r"mine.py:mine raised RuntimeError in line \d+: .*; fix the algorithm",
     "yield None": "mine.py:mine yields a NoneType; it must yield points of the shape of w",
     "yield v[:, :3]": (
         r"mine.py:mine yields a point of the shape \(1, 3\); it must yield points of the shape "
@@ -105,7 +105,7 @@ def test_a_file_that_ends_the_program_ends_nothing(file, capsys):
     file.write_text("import sys\nsys.exit(0)\n")
     code, said = silodp(capsys, *train(file))
     assert code == 2
-    assert "cannot be run (SystemExit: 0); mend it" in said
+    assert "cannot be run (SystemExit: 0); fix that file" in said
 
 
 GREEDY = """

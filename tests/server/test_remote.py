@@ -296,7 +296,7 @@ def test_gates_of_an_older_version_end_the_run_in_a_sentence(three):
         StopRun,
         match=(
             r"1 of 3 silos answered question 1, and 2 must \(silo-0 version, silo-1 "
-            r"version\)\. \(version\): it speaks an older version"
+            r"version\)\. \(version\): it has an older version"
         ),
     ):
         channel.ask(gradient(problem), range(3))
@@ -593,7 +593,7 @@ def test_scaffold_asks_silo_by_silo_and_ends_cleanly_where_one_is_absent(three):
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     carrier.down = {"silo-1"}
-    with pytest.raises(Absent, match="nobody answered question 10"):
+    with pytest.raises(Absent, match="no silo answered question 10"):
         Federation(channel, Everyone(3)).each()[1].mean(gradient(problem))
 
 

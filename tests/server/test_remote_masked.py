@@ -97,7 +97,7 @@ class Hospital:
             own.records(),
             self.ledger,
             signing_key=key,
-            masks=masks,
+            trust=masks,
             known_by=own.known_by,
             registry=self.registry,
         )
@@ -306,7 +306,7 @@ def test_the_quorum_of_a_total_leaves_somebody_to_hide_among(hospitals):
     cards = [h.card for h in hospitals]
     with pytest.raises(BadInput, match="nobody to hide among"):
         plan_order(replace(ORDER, least=2), cards)
-    with pytest.raises(BadInput, match="policy wants its price to hold against 1"):
+    with pytest.raises(BadInput, match="policy requires a price against 1"):
         plan_order(replace(ORDER, colluding=0), cards)
 
 

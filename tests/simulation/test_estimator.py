@@ -242,7 +242,7 @@ def test_what_is_left_open_is_chosen_and_said_and_a_folder_that_nobody_asked_for
     ("call", "sentence"),
     [
         (lambda f: silodp.train(f, label="ill"), "no column 'ill'"),
-        (lambda f: silodp.train(f, label="sick"), "row 1: the label is none of the classes"),
+        (lambda f: silodp.train(f, label="sick"), "row 1: the label is not one of the classes"),
         (
             lambda f: silodp.train(
                 [f[0], f[1].rename(columns={"a": "c"})], label="sick", classes=["no", "yes"]

@@ -124,11 +124,11 @@ def test_a_folder_with_a_run_is_refused_and_stays_as_it_is(silodp, used):
     before = contents(used)
     refused(
         silodp(*TOLD, "--epsilon", 0.5, "--out", "run"),
-        "run holds a run already (finished)",
+        "run contains a run already (finished)",
         "choose another --out",
     )
-    refused(silodp(*TOLD, "--out", "run", "--new"), "holds a run already")
-    refused(silodp("train", "--resume", "--out", "run"), "holds a finished run")
+    refused(silodp(*TOLD, "--out", "run", "--new"), "contains a run already")
+    refused(silodp("train", "--resume", "--out", "run"), "contains a finished run")
     assert contents(used) == before
     assert "seed" not in names(used), "known noise protects nobody"
 
@@ -139,7 +139,7 @@ def test_without_out_each_run_gets_a_folder_of_its_own_and_says_which(silodp, tm
     code, out, _ = silodp(*TOLD)
     assert (
         code,
-        "this one goes to runs/train-2" in out,
+        "This run goes to runs/train-2" in out,
         "Model: runs/train-2/model.safetensors" in out,
     ) == (0, True, True)
     assert json.loads(silodp(*TOLD, "--json")[1])["model"] == "runs/train-3/model.safetensors"
@@ -153,10 +153,10 @@ def test_an_audit_and_a_page_of_ones_own_are_not_written_over(silodp, tmp_path):
         "runs/audit",
         "runs/audit-2",
     ]
-    refused(silodp(*words, "--out", "runs/audit"), "holds audit.json already")
+    refused(silodp(*words, "--out", "runs/audit"), "contains audit.json already")
     assert silodp(*TOLD, "--out", "run")[0] == 0
     (tmp_path / "thesis.html").write_text("<html>mine</html>")
-    refused(silodp("report", "run", "--out", "thesis.html"), "no report of silodp")
+    refused(silodp("report", "run", "--out", "thesis.html"), "not a report of silodp")
     assert (tmp_path / "thesis.html").read_text() == "<html>mine</html>"
     for _ in range(2):
         assert silodp("report", "run", "--out", "page.html")[0] == 0
@@ -165,7 +165,7 @@ def test_an_audit_and_a_page_of_ones_own_are_not_written_over(silodp, tmp_path):
 def test_runs_of_different_kinds_do_not_share_a_folder(silodp, tmp_path):
     assert silodp(*TOLD, "--out", "run")[0] == 0
     before = names(tmp_path / "run")
-    refused(silodp("tune", "--data", "wbcd", "--out", "run"), "holds a run")
+    refused(silodp("tune", "--data", "wbcd", "--out", "run"), "contains a run")
     assert names(tmp_path / "run") == before
     for name in ("config.json", "journal"):
         (tmp_path / name).mkdir()
@@ -224,7 +224,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_tha
     assert silodp(*LONG, "--seed", 5, "--out", "whole")[0] == 0
     code, err = stopped_by(signal.SIGINT, tmp_path / "runs/train", *LONG, "--seed", 5)
     assert (code, err.count("\n")) == (130, 1), err
-    assert "kept in runs/train" in err
+    assert "the run is in runs/train" in err
     assert "`silodp train --resume --out runs/train`" in err
     before = contents(tmp_path / "runs")
     for words in (
@@ -234,7 +234,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_the_resumed_one_is_the_run_tha
     ):
         refused(
             silodp(*words),
-            "runs/train holds an interrupted run",
+            "runs/train contains an interrupted run",
             "--resume --out runs/train",
             "--new" if "--out" not in words else "--out",
         )
@@ -262,7 +262,7 @@ def test_a_killed_run_without_a_seed_of_ones_own_says_the_same_again_and_new_sta
     assert stopped_by(signal.SIGKILL, killed, *LONG)[0] == -signal.SIGKILL
     said = lines(killed)
     assert (killed / "seed").stat().st_mode & 0o777 == 0o600
-    refused(silodp(*LONG), "runs/train holds an interrupted run")
+    refused(silodp(*LONG), "runs/train contains an interrupted run")
     code, out, _ = silodp(*TOLD, "--new")
     assert (code, "goes to runs/train-2" in out) == (0, True)
     assert lines(killed) == said
@@ -372,7 +372,7 @@ def order(tmp_path, monkeypatch):
 
 def cut(run):
     """The run, gone after its second question."""
-    seen = training._Simulation.seen
+    seen = training._Simulation._record_answer
 
     def once(watch, *answer):
         seen(watch, *answer)
@@ -380,7 +380,7 @@ def cut(run):
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Simulation, "seen", once)
+        patch.setattr(training._Simulation, "_record_answer", once)
         with pytest.raises(Killed):
             run.start()
 
@@ -521,16 +521,16 @@ def test_a_resumption_that_comes_too_late_writes_nothing(order):
     asked = order()
     cut(asked)
     asked.start(resume=True)
-    not_resumed(asked, "come to its end meanwhile")
+    not_resumed(asked, "has ended by now")
     for name in ("summary.json", "run.json"):
         (asked.folder / name).rename(asked.folder / f"{name}.off")
-        not_resumed(asked, "come to its end meanwhile")
+        not_resumed(asked, "has ended by now")
 
 
 def test_a_new_run_that_is_refused_leaves_the_progress_of_the_one_that_is_there(order):
     asked = order()
     asked.start()
     before = contents(asked.folder)
-    with pytest.raises(BadInput, match="holds a run already"):
+    with pytest.raises(BadInput, match="contains a run already"):
         asked.start()
     assert contents(asked.folder) == before

@@ -368,7 +368,7 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
     )
     assert code == 0, err
     assert "0: spent epsilon 1.235 of 1.23454" in out
-    assert "all of them are paid for" in out
+    assert "all runs are charged" in out
     code, out, _ = silodp(
         "tune",
         "--public",
@@ -386,7 +386,7 @@ def test_the_command_tunes_files_of_silos_and_public_ones(tmp_path, silodp):
     for words, sentence in (
         (("--silo", files[0], "--data", "wbcd"), "charged"),
         (("--silo", files[0], "--repetitions", "poisson:3"), "hides nothing"),
-        (("--data", "wbcd", "--repetitions", "poisson:3"), "belong to --silo"),
+        (("--data", "wbcd", "--repetitions", "poisson:3"), "are only for --silo"),
         (("--records", 10), "features is missing"),
         ((), "give one of"),
         (("--silo", files[0], "--candidates", 99), "between 1 and 2"),

@@ -219,12 +219,12 @@ def squares(x):
 @pytest.mark.parametrize(
     ("function", "norm", "sentence"),
     [
-        (lambda x: x + torch.randn_like(x), 9.0, "are other ones when they are made again"),
+        (lambda x: x + torch.randn_like(x), 9.0, "differ when they are computed again"),
         (lambda x: 1 / x, 9.0, "must be a vector of finite numbers"),
-        (lambda x: x[: 2 + int(x[0] > 0)], 9.0, "cannot be made .RuntimeError: stack expects"),
-        (lambda x: x[9], 9.0, "cannot be made .IndexError: "),
-        (squares, 9.0, "^the features squares have norm .* more than the 9 that was said$"),
-        (3, 9.0, "^int is no function"),
+        (lambda x: x[: 2 + int(x[0] > 0)], 9.0, "cannot be computed .RuntimeError: stack expects"),
+        (lambda x: x[9], 9.0, "cannot be computed .IndexError: "),
+        (squares, 9.0, "^the features squares have norm .* must be at most 9$"),
+        (3, 9.0, "^int is not a function"),
     ],
 )
 def test_a_map_of_features(function, norm, sentence):

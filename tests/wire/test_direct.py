@@ -272,11 +272,11 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
             listed(DurableLedger.open(path)) for path in folder.glob("silos/*/ledger.db")
         )
         for words, wanted in (
-            (("up", "--folder", folder, "--data", "wbcd"), "has a federation already"),
-            (("run", "--folder", folder, "--out", folder / "runs/2"), "holds a run already"),
+            (("up", "--folder", folder, "--data", "wbcd"), "already has a running federation"),
+            (("run", "--folder", folder, "--out", folder / "runs/2"), "already contains a run"),
             (("run", "--folder", folder, "--epsilon", 11), "has 10 in all"),
             (("run", "--folder", folder, "--quorum", 4), "between 1 and 3"),
-            (("run", "--folder", folder, "--hub", "x"), "belong together"),
+            (("run", "--folder", folder, "--hub", "x"), "must be given together"),
             (("run", "--folder", home / "none"), "no federation runs from"),
             (
                 ("up", "--folder", home / "g", "--engine", "smoke", "--data", "wbcd"),

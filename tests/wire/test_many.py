@@ -114,10 +114,10 @@ def test_replies_beyond_the_room_wait_at_their_gates_and_all_come(tmp_path, monk
         )
         for name, reply in exchange:
             found[name] = reply
-            held.append(exchange._held)
+            held.append(exchange._buffered)
         assert found == replies
         assert max(held) <= many.ROOM + 2 * MIB
-        assert exchange._held == 0
+        assert exchange._buffered == 0
 
 
 def test_gates_that_stop_in_the_middle_of_their_replies_do_not_starve_the_rest(

@@ -159,6 +159,6 @@ def test_a_folder_that_is_no_engines_is_refused(silodp, tmp_path):
 
     for command in ("add", "remove"):
         assert silodp("federation", command, tmp_path, "x")[0] == 2
-    assert "is no engine's folder" in silodp("federation", "renew", tmp_path)[2]
+    assert "is not an engine's folder" in silodp("federation", "renew", tmp_path)[2]
     with pytest.raises(BadInput, match="authority"):
         kits.renew(tmp_path)

@@ -1,13 +1,13 @@
 """Every statistic, mechanism and sampling that a gate answers, each as a question to one deployed
-silo whose exact answer is known.
+silo with a known exact answer.
 
-The list is made from the types of `core.query` and the gate's own checks: what a gate does not
-refuse is a row of the audit. A statistic, a mechanism or a sampling without an example stops the
-audit with a sentence, so none can be added and forgotten.
+The list is made from the types of `core.query` and the gate's own checks: each combination that a
+gate does not refuse is a row of the audit. A statistic, a mechanism or a sampling without an
+example stops the audit with a sentence. So none can be added and forgotten.
 
-The silo: 24 records of 2048 features, a quarter of them held out, and a logistic model. Record k
-pulls at two coordinates of its own, in the middle; all others see noise alone, whatever batch was
-drawn. Three records of four are steep (longer than the clip, wherever w goes).
+The silo has 24 records of 2048 features, a quarter of them held out, and a logistic model. Record k
+pulls at two coordinates of its own, in the middle. All other coordinates have noise alone, in every
+batch. Three records of four are steep (longer than the clip, at every w).
 """
 
 from __future__ import annotations
@@ -58,9 +58,17 @@ CROWD = 2
 
 
 def _point(features: int, seed: int) -> Tensor:
+    """Return a random point (1, features) close to zero."""
     return 0.01 * torch.randn(
         1, features, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
+
+
+def _first_group(features: int) -> int:
+    """Return the first coordinate at which a record pulls, or 0 for few features."""
+    if features > FIRST:
+        return FIRST
+    return 0
 
 
 EXAMPLES: dict[type, Callable[[int], Any]] = {
@@ -97,6 +105,13 @@ def _shares(clip: float, sampling: samplings.Sampling, loud: bool) -> dict[str, 
     return vars(Shuffled("audit", clip, 2.0 if loud else 1e-3, sampling, CROWD))
 
 
+def _gaussian(clip: float, sampling: samplings.Sampling, loud: bool) -> Gaussian:
+    """Return a Gaussian mechanism."""
+    if loud:
+        return Gaussian("audit", clip, 2.0, sampling)
+    return Gaussian("audit", clip, 1e-3, sampling)
+
+
 MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {
     Gaussian: lambda clip, sampling, loud: Gaussian("audit", clip, 2.0 if loud else 1e-3, sampling),
     Shuffled: lambda *words: Shuffled(**_shares(*words)),
@@ -125,26 +140,30 @@ class Row:
         features: int = FEATURES,
         sampling: samplings.Sampling | None = None,
     ) -> Query:
+        """Return the row's example as a question. `loud` gives it noise to be measured."""
         statistic = _example(EXAMPLES, self.statistic)(features)
         clip = getattr(statistic, "norm", 1.0)
-        made = _example(MECHANISMS, self.mechanism)(
+        mechanism = _example(MECHANISMS, self.mechanism)(
             clip, sampling or _example(SAMPLINGS, self.sampling), loud
         )
-        return Query(statistic, made)
+        return Query(statistic, mechanism)
 
     def of(self, query: Query) -> bool:
+        """Return whether the query belongs to this row."""
         return self == Row(
             type(query.statistic), type(query.mechanism), type(query.mechanism.sampling)
         )
 
     @property
     def steps(self) -> int:
+        """Return the number of local steps of an answer."""
         if "steps" in self.statistic.wire:
             return STEPS
         return 1
 
 
 def _example(of: dict[type, Any], kind: type) -> Any:
+    """Return the example of a type. Raise AssertionError if there is none."""
     if kind not in of:
         raise AssertionError(
             f"{kind.__name__} has no example in the audit (audit/answers.py); a gate "
@@ -154,13 +173,14 @@ def _example(of: dict[type, Any], kind: type) -> Any:
 
 
 NEVER = ("statistic", "sampling", "batch")
-"""Codes of a combination that a gate never answers; any other is about the example itself."""
+"""Codes for a combination that a gate never answers. Any other code is about the example itself."""
 
 
 @functools.cache
 def answerable() -> tuple[Row, ...]:
-    """Every combination of the question port's types that the gate and the deployed answerer let
-    through.
+    """Return every combination of types that the gate and the deployed answerer allow.
+
+    Raise AssertionError if the gate refuses an example, or everything with one of the types.
     """
     problem, records = world()
     exact = Exact(
@@ -198,60 +218,60 @@ def answerable() -> tuple[Row, ...]:
 
 @functools.cache
 def world() -> tuple[Problem, Records]:
+    """Return the silo's problem and its records."""
     x = torch.zeros(1, N, FEATURES, dtype=torch.float64)
     for k in range(N):
-        x[0, k, FIRST + 2 * k : FIRST + 2 * k + 2] = torch.tensor(
-            [3.0, 4.0], dtype=torch.float64
-        ) * (0.05 if k % 4 == 3 else 100.0)
+        size = 100.0
+        if k % 4 == 3:
+            size = 0.05
+        x[0, k, own_coordinates(k)] = torch.tensor([3.0, 4.0], dtype=torch.float64) * size
+    # A missing value is filled in with zero, and pulls at nothing.
     missing = torch.rand(1, N, FEATURES, generator=torch.Generator().manual_seed(4)) < 0.2
-    missing &= x == 0  # what is missing was filled in with zero, and pulls at nothing
+    missing &= x == 0
     y = torch.arange(N)[None] % 3 % 2
-    return Problem(nn.Linear(FEATURES, 1, bias=False), logistic), Records(
-        x, y, (N,), ("silo",), missing
-    )
+    problem = Problem(nn.Linear(FEATURES, 1, bias=False), logistic)
+    return problem, Records(x, y, (N,), ("silo",), missing)
 
 
 def own_part(query: Query) -> np.ndarray:
-    """(n,) bool: the records that this question is about."""
-    held = held_out(N, HELD_OUT)
+    """Return which records (n,) this question is about: the held-out ones, or the others."""
+    for_testing = held_out(N, HELD_OUT)
     if query.statistic.on_held_out:
-        return held
-    return ~held
+        return for_testing
+    return ~for_testing
 
 
 def divisor(query: Query) -> float:
-    """What the answer divides by: the expected number of records of its part in a batch."""
+    """Return the divisor of an answer: the expected number of records of its part in a batch."""
     return query.mechanism.sampling.batch(N) * int(own_part(query).sum()) / N
 
 
 @functools.cache
 def exact_sum(statistic: type[Statistic]) -> Tensor:
-    """(d,) float64: the noiseless sum of the clipped vectors of the question's records, by the
-    simulation's code and not the gate's.
+    """Return the noiseless sum (d,) of the clipped vectors of the question's records, by the code
+    of the simulation, not that of the gate.
     """
     problem, records = world()
-    query = Row(
-        statistic, Gaussian, samplings.FullBatch
-    ).query()  # nobody asks a gate: whatever it may be asked with
+    # The simulation computes this sum for any mechanism and sampling of the row.
+    query = Row(statistic, Gaussian, samplings.FullBatch).query()
     if "steps" in statistic.wire:
         query = replace(query, statistic=statistics.Grad(query.statistic.w))  # type: ignore[union-attr]
-    training, held = split_records(records, HELD_OUT)
-    part = held if statistic.on_held_out else training
+    training, for_testing = split_records(records, HELD_OUT)
+    part = training
+    if statistic.on_held_out:
+        part = for_testing
     part = Records(part.x.double(), part.y, part.counts, part.names, part.missing)
-    mechanism = replace(query.mechanism, noise_multiplier=0.0)
-    return (
-        Simulated(problem, part, [0])
-        .answer(replace(query, mechanism=mechanism), [0])[0, 0]
-        .double()
-        * part.counts[0]
-    )
+    query = replace(query, mechanism=replace(query.mechanism, noise_multiplier=0.0))
+    mean = Simulated(problem, part, [0]).answer(query, [0])[0, 0]
+    return mean.double() * part.counts[0]
 
 
 def known(row: Row) -> Tensor:
-    """(d,) bool: the coordinates whose exact answer is known: all on full batches, else those at
-    which nobody pulls.
+    """Return the coordinates (d,) whose exact answer is known: all on full batches, otherwise those
+    at which no record pulls.
 
-    Of local steps the same: where records pull, a step's noise moves the next step's gradient.
+    For local steps they are also those at which no record pulls: elsewhere a step's noise changes
+    the next step's gradient.
     """
     total = exact_sum(row.statistic)
     if issubclass(row.sampling, samplings.FullBatch) and row.steps == 1:
@@ -260,12 +280,15 @@ def known(row: Row) -> Tensor:
 
 
 def pull_of(query: Query) -> Tensor:
-    """(d,) or (): what each local step adds to its noisy gradient."""
+    """Return what each local step adds to its noisy gradient, (d,) or ()."""
     pull = torch.as_tensor(getattr(query.statistic, "pull", 0.0), dtype=torch.float64)
-    return pull[0] if pull.ndim else pull
+    if pull.ndim:
+        return pull[0]
+    return pull
 
 
 def own_coordinates(k: int) -> slice:
+    """Return the two coordinates at which record k pulls."""
     return slice(FIRST + 2 * k, FIRST + 2 * k + 2)
 
 
@@ -297,18 +320,19 @@ class Answering(Silo):
         self.set_up(folder, pipeline, *world())
 
     def put(self, query: Query) -> Tensor:
-        """(d,) float64: the answer to a new question, out of its box or from under its masks where
-        it is for a total. AssertionError if there is a refusal.
+        """Return the answer (d,) to a new question. For a total it is taken out of its box, or the
+        masks are removed.
+
+        Raise AssertionError if the gate refuses.
         """
         self._asked += 1
         name = f"q{self._asked}"
         envelope = self.envelope(name, query, name)
         if query.mechanism.masked:
-            assert self.masks is not None
-            own = self.masks.offer(public(self._key), envelope.run)
-            envelope = with_cohort(
-                envelope, own, int(query.mechanism.sampling.batch(N)), [(self._other, N)]
-            )
+            assert self.trust is not None
+            offer = self.trust.offer(public(self._key), envelope.run)
+            batch = int(query.mechanism.sampling.batch(N))
+            envelope = with_cohort(envelope, offer, batch, [(self._other, N)])
         reply = decode_reply(self.handle(encode_query(envelope, self._key)), limit=2**24)
         if not query.mechanism.total:
             assert isinstance(reply, Answer), f"the gate refused ({reply})"
@@ -322,15 +346,15 @@ class Answering(Silo):
         return mean_of(query, torch.from_numpy(numbers), divisor(query))
 
     def direct(self, query: Query) -> Tensor:
-        """The same by the same gate and answerer, without frame and ledger: a hundred answers take
-        as long as one at the door.
+        """Return the answer of the same gate and answerer, without frame and ledger. A hundred such
+        answers take as long as one at the door.
         """
         with self.pipeline.planted():
             gate = self.pipeline.gate(self.door._exact, Free(), dim=FEATURES, counts=[N])
             return mean_of(query, gate.answer(query, [0]).value[0, 0], divisor(query))
 
     def charged(self) -> dict[str, Any]:
-        """Event and amount of the last charge on disk."""
+        """Return event and amount of the last charge on disk."""
         last = [entry for entry in self.ledger.entries() if entry.act == "charge"][-1]
         return {"event": json.loads(last.event), "amount": last.amount}
 
@@ -345,8 +369,8 @@ def mean_of(query: Query, value: Tensor, records: float) -> Tensor:
 
 
 def std_of(query: Query) -> float:
-    """Standard deviation of a coordinate of an answer, as it is priced: sensitivity 2 clip /
-    divisor; local steps add theirs up.
+    """Return the standard deviation of a coordinate of an answer as it is priced: sensitivity 2
+    clip / divisor, and for local steps that of all steps together.
     """
     m = query.mechanism
     std = query.event().alone().multiplier * 2 * float(m.clip) / divisor(query)
@@ -354,7 +378,9 @@ def std_of(query: Query) -> float:
 
 
 def centre_of(row: Row, query: Query) -> Tensor:
-    """(d,): the exact answer on the coordinates that are `known`, of a Gaussian mechanism."""
+    """Return the exact answer (d,) of a Gaussian mechanism. It holds on the coordinates that are
+    `known`.
+    """
     mean = exact_sum(row.statistic) / divisor(query)
     if row.steps == 1:
         return mean

@@ -1,8 +1,8 @@
-"""From an attacker's scores to lower bounds on epsilon: a Gaussian fit, Clopper-Pearson threshold
+"""Lower bounds on epsilon from an attacker's scores: a Gaussian fit, Clopper-Pearson threshold
 tests, and the one-run theorem.
 
-Pure arithmetic on scores. A score is large when the attacker believes in the second of two
-neighbouring data sets.
+This is pure arithmetic on scores. A score is large if the attacker takes the second of two
+neighbouring data sets to be the more likely one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from scipy import optimize, stats
 from silodp.core.privacy.accounting import gdp_epsilon
 
 MOST = 50.0
-"""A separation mu above this is reported as this: nothing is left to protect."""
+"""A separation mu above this is reported as this number. At it no protection is left."""
 
 
 def gdp_fit(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """(mu, standard error): the separation of the scores, d' = difference of means / pooled
+    """Return (mu, standard error): the separation of the scores, d' = difference of means / pooled
     standard deviation.
 
     The log-likelihood ratio of a mu-GDP Gaussian transcript is N(-mu^2/2, mu^2) under one data set
     and N(+mu^2/2, mu^2) under the other, so its d' is mu. The standard error is that of normal
-    scores: d'^2 / (2 (n0 + n1)) + 1/n0 + 1/n1, square root.
+    scores: the square root of d'^2 / (2 (n0 + n1)) + 1/n0 + 1/n1.
     """
     spread = math.sqrt((first.var(ddof=1) + second.var(ddof=1)) / 2)
     gap = float(second.mean() - first.mean())
@@ -41,8 +41,8 @@ def gdp_fit(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
 
 
 def upper(errors: int, trials: int, level: float) -> float:
-    """Clopper-Pearson: an upper confidence bound on a probability, exceeded by the truth with
-    probability at most `level`.
+    """Return a Clopper-Pearson upper bound on a probability. The truth is above it with probability
+    at most `level`.
     """
     if errors >= trials:
         return 1.0
@@ -50,13 +50,13 @@ def upper(errors: int, trials: int, level: float) -> float:
 
 
 def gdp_lower(first: np.ndarray, second: np.ndarray, level: float) -> float:
-    """A mu that the mechanism's true mu is below with probability at most `level`, from the
-    threshold test score > 0.
+    """Return a lower bound on mu, from the threshold test score > 0. The true mu is below it with
+    probability at most `level`.
 
     Formal guarantees: a mu-GDP mechanism has false-alarm rate a and miss rate b with Phi^-1(1 - a)
     - Phi^-1(b) <= mu for every test. Both rates are bounded from above by Clopper-Pearson at level
-    / 2. The threshold must not depend on the scores; 0 is the natural one for log-likelihood
-    ratios. No assumption is made on how scores are distributed.
+    / 2. The threshold must not depend on the scores. 0 is the natural one for log-likelihood
+    ratios. No assumption is made about the distribution of scores.
     """
     a = upper(int((first > 0).sum()), len(first), level / 2)
     b = upper(int((second <= 0).sum()), len(second), level / 2)
@@ -64,11 +64,11 @@ def gdp_lower(first: np.ndarray, second: np.ndarray, level: float) -> float:
 
 
 def epsilon_lower(first: np.ndarray, second: np.ndarray, delta: float, level: float) -> float:
-    """An epsilon that the true one (at this delta) is below with probability at most `level`,
-    whatever the mechanism.
+    """Return a lower bound on epsilon at this delta, for every mechanism. The true epsilon is below
+    it with probability at most `level`.
 
-    (epsilon, delta)-DP implies 1 - b <= e^epsilon a + delta for every test. The threshold and
-    direction are chosen on the even runs and tested on the odd ones, so the choice costs nothing.
+    (epsilon, delta)-DP implies 1 - b <= e^epsilon a + delta for every test. Threshold and direction
+    are chosen on the even runs and tested on the odd ones, so the choice costs nothing.
     """
     best = -math.inf
     choice = None
@@ -98,12 +98,12 @@ def epsilon_lower(first: np.ndarray, second: np.ndarray, delta: float, level: fl
 def refuted(
     first: np.ndarray, second: np.ndarray, claims: Sequence[tuple[float, float]], level: float
 ) -> bool:
-    """Whether the scores refute one of these claims (epsilon, delta), which hold together; a true
-    list is refuted with probability <= `level`.
+    """Return whether the scores refute one of these claims (epsilon, delta), which hold together. A
+    true list is refuted with probability <= `level`.
 
-    As `epsilon_lower`: which claim, threshold and direction is chosen on some runs, here a third,
-    and tested once on the others by Clopper-Pearson. A mechanism's accountant gives an epsilon for
-    every delta; few runs see much more at a delta of a tenth than at one of 1e-5.
+    Claim, threshold and direction are chosen on a third of the runs, and tested once on the others
+    by Clopper-Pearson. A mechanism's accountant has an epsilon for every delta. Few runs see much
+    more at a delta of a tenth than at a delta of 1e-5.
     """
     best = -math.inf
     choice = None
@@ -114,7 +114,7 @@ def refuted(
         else:
             x = -second
             y = -first
-        third = len(x[::3]), len(y[::3])
+        third = (len(x[::3]), len(y[::3]))
         for threshold in np.quantile(
             np.concatenate([x[::3], y[::3]]), np.linspace(0.01, 0.995, 100)
         ):
@@ -138,12 +138,14 @@ def refuted(
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """gdp_epsilon, for estimates: a negative mu shows nothing."""
+    """Return the epsilon of a mu for estimates, where a negative mu counts as zero."""
     return gdp_epsilon(min(max(mu, 0.0), MOST), delta)
 
 
 def trade_off(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(false alarms, misses) of the tests score > t, for t over the quantiles of all scores."""
+    """Return (false alarms, misses) of the tests score > t, for t over the quantiles of all
+    scores.
+    """
     thresholds = np.quantile(np.concatenate([first, second]), np.linspace(0, 1, 200))
     alarms = 1 - np.searchsorted(np.sort(first), thresholds, side="right") / len(first)
     misses = np.searchsorted(np.sort(second), thresholds, side="right") / len(second)
@@ -156,8 +158,8 @@ def trade_off(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.nda
 def one_run_p_value(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    """Probability, at most, that an (epsilon, delta)-DP mechanism lets somebody guess this well in
-    one run.
+    """Return an upper bound on the probability that an (epsilon, delta)-DP mechanism allows this
+    many correct guesses in one run.
 
     Steinke, Nasr & Jagielski 2023, thm. 5.2: m canaries each take one of two forms by a fair coin,
     an attacker guesses r of the coins from one run's output, and V guesses are right. With q =
@@ -165,8 +167,8 @@ def one_run_p_value(
 
         P[V >= v]  <=  P[B >= v]  +  2 m delta  max over 1 <= i <= v of  P[v - i <= B < v] / i.
 
-    Coins choose between two records in one place, so the mechanism's neighbours are ours: replace
-    one record.
+    Coins choose between two records in one place, so the mechanism's neighbours are those of
+    silodp: replace one record. Raise ValueError for numbers that contradict each other.
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(
@@ -183,8 +185,8 @@ def one_run_p_value(
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, level: float) -> float:
-    """The largest epsilon that so many right guesses refute: the true one is below it with
-    probability at most `level`.
+    """Return the largest epsilon that this many correct guesses refute. The true epsilon is below
+    it with probability at most `level`.
     """
     if guesses == 0 or one_run_p_value(canaries, guesses, correct, 0.0, delta) > level:
         return 0.0

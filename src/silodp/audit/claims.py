@@ -1,5 +1,5 @@
-"""What a plan claims at other deltas than its budget's: the accountant's own epsilon for each, of
-the same releases.
+"""The claims of a plan at other deltas than that of its budget: the accountant's own epsilon for
+each delta, of the same releases.
 
 An attack with thousands of runs cannot see an epsilon of 6 at a delta of 1e-5, whose events are too
 rare to count. At a delta of a tenth it sees the same noise well. All claims follow from the one
@@ -15,20 +15,18 @@ from silodp.server.plan import Plan
 
 DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)
 FACTOR = 1.5
-"""A row has power if it alarms where the noise is that of a claim so many times as large."""
+"""A row has power if it alarms on the noise of a claim that is larger by this factor."""
 
 Claims = list[tuple[float, float]]
 
 
 def of_plan(plan: Plan, budget: Budget) -> Claims:
-    """(epsilon, delta) of answers on any batches, by the plan's own rule; the largest over the
-    silos.
+    """Return the (epsilon, delta) of Gaussian releases on any batches, by the plan's own rule: the
+    largest over the silos.
     """
-    found = [(budget.epsilon, budget.delta)]
+    claims = [(budget.epsilon, budget.delta)]
     for delta in DELTAS:
-        at = replace(
-            plan,
-            budgets=budget_array([Budget(budget.epsilon, delta)] * plan.budgets.shape[-1])[None],
-        )
-        found.append((max(0.0, float(at.spent().max())), delta))
-    return found
+        budgets = [Budget(budget.epsilon, delta)] * plan.budgets.shape[-1]
+        at_delta = replace(plan, budgets=budget_array(budgets)[None])
+        claims.append((max(0.0, float(at_delta.spent().max())), delta))
+    return claims

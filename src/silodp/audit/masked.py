@@ -140,7 +140,7 @@ class Cohort(Deployed):
         drawn = np.array(list(self.numbers(runs)))  # (runs, rounds, silos, d)
         envelope, maskers, others = self.envelope()
         answers = [
-            masker.masked("server", envelope, drawn[:, :, i].ravel())
+            masker.hide("server", envelope, drawn[:, :, i].ravel())
             for i, masker in enumerate(maskers)
         ]
         answers += [other.answer(envelope, drawn[:, :, 0].size) for other in others]

@@ -1,9 +1,9 @@
-"""Whether numbers that should be independent standard normals are: the size of the noise, its
-shape, and what it has in common with itself.
+"""Tests whether numbers are independent standard normals: the size of the noise, its shape, and its
+correlation with itself.
 
-Every test has a share of one false-alarm rate; `look` raises Caught with one sentence. Rows are
-releases, columns are coordinates. With 16,000 numbers and a rate of 1e-9 a standard deviation that
-is off by 6 per cent is seen with probability 0.9999.
+All tests share one false-alarm rate. `look` raises Caught with one sentence. Rows are releases,
+columns are coordinates. With 16,000 numbers and a rate of 1e-9, a standard deviation that is wrong
+by 6 per cent is seen with probability 0.9999.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ BLOCKS = 32
 
 
 def look(z: np.ndarray, what: str, rate: float) -> None:
-    """z (releases, coordinates): all tests, which together alarm falsely with probability at most
-    `rate`.
+    """Run all tests on z (releases, coordinates). Raise Caught if one of them alarms.
+
+    Together they alarm falsely with probability at most `rate`.
     """
     each = rate / 7
     sizes(z, what, each)
@@ -32,7 +33,7 @@ def look(z: np.ndarray, what: str, rate: float) -> None:
 
 
 def interval(z: np.ndarray, level: float) -> tuple[float, float, float]:
-    """(estimate, low, high) of the standard deviation; the truth is outside with probability
+    """Return (estimate, low, high) of the standard deviation. The truth is outside with probability
     `level`.
     """
     total = float(np.square(z).sum())
@@ -41,8 +42,8 @@ def interval(z: np.ndarray, level: float) -> tuple[float, float, float]:
 
 
 def sizes(z: np.ndarray, what: str, rate: float) -> None:
-    """The sum of squares of all, of each release and of each block of neighbouring coordinates is
-    chi-square.
+    """Raise Caught unless the sums of squares are chi-square: of all numbers, of each release, and
+    of each block of neighbouring coordinates.
     """
     parts = [("", z), *((f" of release {r}", row) for r, row in enumerate(z))]
     parts += [
@@ -59,7 +60,7 @@ def sizes(z: np.ndarray, what: str, rate: float) -> None:
 
 
 def _coordinates(z: np.ndarray, what: str, rate: float) -> None:
-    """Each coordinate by itself, over the releases: none is without noise."""
+    """Raise Caught unless each coordinate has its noise, over all releases."""
     low, high = stats.chi2.isf([1 - rate / 2 / z.shape[1], rate / 2 / z.shape[1]], len(z))
     total = np.square(z).sum(0)
     if bad := int(((total < low) | (total > high)).sum()):
@@ -69,8 +70,8 @@ def _coordinates(z: np.ndarray, what: str, rate: float) -> None:
 
 
 def _centre(z: np.ndarray, what: str, rate: float) -> None:
-    """No common offset, of all or of one release: so much for noise of one sign, and for one draw
-    shared by all coordinates.
+    """Raise Caught if all numbers, or those of one release, have a common offset. This finds noise
+    of one sign, and one draw shared by all coordinates.
     """
     means = np.append(z.mean(1) * math.sqrt(z.shape[1]), z.mean() * math.sqrt(z.size))
     if np.abs(means).max() > stats.norm.isf(rate / 2 / len(means)):
@@ -81,42 +82,45 @@ def _centre(z: np.ndarray, what: str, rate: float) -> None:
 
 
 def _within(z: np.ndarray, what: str, rate: float) -> None:
-    """No coordinate's noise is another's, however far apart: the autocorrelation at every
-    distance.
-    """
+    """Raise Caught if coordinates at any distance have correlated noise."""
     n = z.shape[1]
     spectrum = np.fft.rfft(z, 2 * n, axis=1)
     lags = np.arange(1, n - 32)
-    found = np.fft.irfft(np.square(np.abs(spectrum)).sum(0))[lags] / np.sqrt(len(z) * (n - lags))
-    if np.abs(found).max() > _limit(rate / len(lags)):
+    power = np.square(np.abs(spectrum)).sum(0)
+    correlations = np.abs(np.fft.irfft(power)[lags] / np.sqrt(len(z) * (n - lags)))
+    if correlations.max() > _limit(rate / len(lags)):
         raise Caught(
-            f"{what}: noise of coordinates {int(lags[np.abs(found).argmax()])} apart is correlated"
+            f"{what}: noise of coordinates {int(lags[correlations.argmax()])} apart is correlated"
         )
 
 
 def _between(z: np.ndarray, what: str, rate: float) -> None:
-    """No release has another's noise, however shifted, nor its mirror image."""
+    """Raise Caught if a release has another one's noise, shifted by any distance, or mirrored."""
     releases, n = z.shape
     spectrum = np.fft.rfft(z, axis=1)
     most = _limit(rate / (releases * (releases - 1) * n))
     for a in range(releases - 1):
         for others in (spectrum[a + 1 :].conj(), spectrum[a + 1 :]):
-            found = np.abs(np.fft.irfft(spectrum[a] * others, n)).max(1) / math.sqrt(n)
-            if found.max() > most:
+            correlations = np.abs(np.fft.irfft(spectrum[a] * others, n)).max(1) / math.sqrt(n)
+            if correlations.max() > most:
+                other = a + 1 + correlations.argmax()
                 raise Caught(
-                    f"{what}: the noise of releases {a} and {a + 1 + found.argmax()} is "
-                    "correlated; it must be new in each"
+                    f"{what}: the noise of releases {a} and {other} is correlated; it must be "
+                    "new in each"
                 )
 
 
 def _limit(rate: float) -> float:
-    """Sums of products of normals have slightly heavier tails than a normal: a tenth more covers
-    them from 500 terms on.
+    """Return the largest correlation that chance explains.
+
+    Sums of products of normals have slightly heavier tails than a normal. A tenth more covers them
+    from 500 terms on.
     """
     return 1.1 * float(stats.norm.isf(rate / 2))
 
 
 def _shape(z: np.ndarray, what: str, rate: float) -> None:
+    """Raise Caught unless the numbers have a normal law."""
     p = stats.kstest(z.ravel(), "norm", method="asymp").pvalue
     if p < rate:
         raise Caught(
@@ -126,8 +130,8 @@ def _shape(z: np.ndarray, what: str, rate: float) -> None:
 
 
 def low_bits(integers: np.ndarray, what: str, rate: float) -> None:
-    """The last byte of a wide rounded Gaussian is uniform: no step of the lattice is left out, and
-    the sum alone decides none.
+    """Raise Caught unless the last byte is uniform, as that of a wide rounded Gaussian is. This
+    finds lattice points that are left out, and noise that the sum alone decides.
     """
     counts = np.bincount(integers.ravel() & 255, minlength=256)
     if stats.chisquare(counts).pvalue < rate:

@@ -2,9 +2,9 @@
 run, and as many guesses.
 
 Each canary has a feature of its own, which no other record uses, and one of two opposite labels by
-a fair coin; the attacker guesses the coins from the run's transcript. It needs one run of the real
-pipeline instead of thousands, so that a silo can afford it on its own data and model; its bound is
-looser in return, and never shows more than about log(guesses / 3).
+a fair coin. The attacker guesses the coins from the run's transcript. The audit needs one run of
+the real pipeline instead of thousands, so a silo can afford it on its own data and model. Its bound
+is looser in return, and never exceeds about log(guesses / 3).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from silodp.testing.federation import Recording
 from silodp.wire.inprocess import InProcess
 
 LOUD = 20.0
-"""A canary's value in its own feature: its gradient is longer than the clip while its prediction is
-wrong by 5 per cent or more.
+"""A canary's value in its own feature. Its gradient is then longer than the clip for as long as its
+prediction is wrong by 5 per cent or more.
 """
 
 ALARM = 1e-3
-"""False-alarm rate. Smaller ones are out of reach: the theorem adds 2 m delta times a few
+"""False-alarm rate. A smaller rate is impossible, because the theorem adds 2 m delta times a few
 thousandths to every probability.
 """
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """What to audit: an algorithm with its settings on one silo's records, to which canaries are
+    """The audit of an algorithm with its settings on one silo's records, to which canaries are
     added.
     """
 
@@ -56,15 +56,17 @@ class OneRun:
     epsilon: float
     canaries: int = 1000
     guesses: int | None = None
-    """A quarter of the canaries by default: those of which the attacker is surest. Fixed
-    beforehand, so that the choice costs nothing.
+    """Number of guesses, by default a quarter of the canaries: those with the highest scores. The
+    number is fixed in advance, so the choice costs nothing.
     """
     model: str = "logistic"
 
 
 def own_records(data: str | None, silo: Path | None, label: str) -> tuple[Tensor, Tensor, int]:
-    """(x, y, classes) of the first silo of a built-in data set, or of a file whose labels are 0 and
-    1.
+    """Return (x, y, classes) of the first silo of a built-in data set, or of a file whose labels
+    are 0 and 1.
+
+    Raise BadInput unless exactly one of them is given.
     """
     if bool(data) == bool(silo):
         raise BadInput("a one-run audit needs records: give either --data NAME or --silo FILE")
@@ -81,8 +83,10 @@ def own_records(data: str | None, silo: Path | None, label: str) -> tuple[Tensor
 def one_run(
     order: OneRun, x: Tensor, y: Tensor, classes: int, *, seed: int = 0, pipeline: Pipeline = SOUND
 ) -> dict[str, Any]:
-    """Plants the canaries, runs once, guesses, and says which epsilon the guesses refute at 95 %
+    """Plant the canaries, run once, and guess. Return the epsilon that the guesses refute at 95 %
     confidence.
+
+    Raise BadInput for an impossible number of guesses.
     """
     m = order.canaries
     guesses = order.guesses or max(1, order.canaries // 4)
@@ -97,14 +101,13 @@ def one_run(
     plan = case.plan(records.counts, pipeline)
     gate, answerer = pipeline.simulated(problem, records, plan, [seed])
     channel = Recording(InProcess(gate))
-    for _ in case.run()(
-        Federation(channel, Everyone(1)), problem, problem.initial([seed]), **plan.mechanisms
-    ):
+    federation = Federation(channel, Everyone(1))
+    for _ in case.run()(federation, problem, problem.initial([seed]), **plan.mechanisms):
         pass
-    believed = _Belief(m)
+    belief = _Belief(m)
     for query, _, release in channel.log:
-        believed.hear(problem, both, records, answerer, query, release.value[0, 0].double())
-    scores = believed.coins()
+        belief.update(problem, both, records, answerer, query, release.value[0, 0].double())
+    scores = belief.coins()
     sure = scores.abs().topk(guesses).indices
     correct = int(((scores[sure] > 0) == (coins[sure] > 0)).sum())
     bound = one_run_epsilon(m, guesses, correct, case.delta, 0.05)
@@ -125,8 +128,8 @@ def one_run(
 
 
 def _planted(x: Tensor, y: Tensor, m: int, coins: Tensor) -> tuple[Records, Records]:
-    """(each canary alone as a silo of two records, one per label; the silo's own records with the
-    canaries after them).
+    """Return the canaries and the silo. The first has each canary alone as a silo of two records,
+    one per label. The second has the silo's own records with the canaries after them.
     """
     n, features = x.shape
     wide = torch.zeros(n + m, features + m)
@@ -150,19 +153,22 @@ def _planted(x: Tensor, y: Tensor, m: int, coins: Tensor) -> tuple[Records, Reco
 
 
 class _Belief:
-    """What the attacker believes of the coins: a linear model, release = known part + sum of s_i
-    (high_i - low_i) / 2 + Gaussian noise, with s_i = -1 or 1 taken as a standard normal beforehand.
-    Canaries that share parameters (a bias, a second layer) are so told apart."""
+    """The attacker's posterior of the coins, in a linear model: release = known part + sum of s_i
+    (high_i - low_i) / 2 + Gaussian noise.
+
+    The prior of each s_i, which is -1 or 1, is a standard normal. So canaries that share parameters
+    (a bias, a second layer) are distinguished too.
+    """
 
     def __init__(self, canaries: int) -> None:
         self._precision = torch.eye(canaries, dtype=torch.float64)
         self._evidence = torch.zeros(canaries, dtype=torch.float64)
 
     def coins(self) -> Tensor:
-        """(m,): the posterior mean of each s_i."""
+        """Return the posterior mean (m,) of each s_i."""
         return torch.linalg.solve(self._precision, self._evidence)
 
-    def hear(
+    def update(
         self,
         problem: Problem,
         both: Records,
@@ -171,8 +177,10 @@ class _Belief:
         query: Query,
         value: Tensor,
     ) -> None:
-        """Takes in one release: what either label contributes, and what the silo's own records do,
-        is computed at the point asked about.
+        """Add one release to the posterior.
+
+        The contributions of both labels, and of the silo's own records, are computed at the point
+        of the query.
         """
         statistic = query.statistic
         mechanism = query.mechanism
@@ -187,29 +195,30 @@ class _Belief:
         std = float(multiplier * sensitivity)
         if not std > 0:
             return
+        # The attacker has the partition of disjoint batches, and only the rate of sampled ones.
         member = torch.full((n,), batch / n)
         if not mechanism.sampling.sampled:
             member = answerer._weight(mechanism.sampling, [0]).flatten()
-        own = torch.where(torch.arange(n) < n - m, member, 0.0)[None]
+        without_canaries = torch.where(torch.arange(n) < n - m, member, 0.0)[None]
         reference = getattr(statistic, "reference", None)
 
         def answers(data: Records, weight: Tensor) -> Tensor:
-            return (
-                clipped_sum(
-                    problem, statistic.w, data.x, data.y, weight, clip, reference=reference
-                )[0].double()
-                / batch
-            )  # type: ignore[union-attr]
+            total = clipped_sum(
+                problem, statistic.w, data.x, data.y, weight, clip, reference=reference
+            )
+            return total[0].double() / batch
 
         low, high = (answers(both, member[-m:, None] * label) for label in torch.eye(2)[:, None])
-        known = answers(records, own)[0] + (low + high).sum(0) / 2
+        middle = answers(records, without_canaries)[0] + (low + high).sum(0) / 2
         scale = 1.0
-        if (
-            pull := getattr(statistic, "pull", None)
-        ) is not None:  # local steps, as if every local step stood at the first one's point
+        pull = getattr(statistic, "pull", None)
+        if pull is not None:
+            # Local steps are treated as if every step were at the first step's point.
             scale = -float(statistic.step) * statistic.steps
             std = std * statistic.gain
-            known = known + (pull[0].double() if isinstance(pull, Tensor) else pull)
+            if isinstance(pull, Tensor):
+                pull = pull[0].double()
+            middle = middle + pull
         apart = scale * (high - low) / 2 / std
         self._precision += apart @ apart.T
-        self._evidence += apart @ ((value - scale * known) / std)
+        self._evidence += apart @ ((value - scale * middle) / std)

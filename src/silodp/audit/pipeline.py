@@ -1,8 +1,8 @@
-"""The pipeline under attack as a description: which part does what. A mutant is the same
-description with one part exchanged.
+"""The pipeline under attack, as a description of its parts. A mutant is the same description with
+one part exchanged.
 
-And what every probe needs: keys, a deployed silo, a gate without door or ledger, stand-ins for a
-ledger and an answerer.
+This module also has what every probe needs: keys, a deployed silo, a gate without door or ledger,
+and stand-ins for a ledger and an answerer.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from silodp.silo.service import door as door_module
 from silodp.silo.service.door import Door, definition_hash
 from silodp.silo.service.masking import Masker, Masking
 from silodp.silo.service.policy import Policy, Shuffling
+from silodp.silo.service.sealing import Sealer
+from silodp.silo.service.trust import Trust
 from silodp.wire.inprocess import ThroughShuffler
 
 
@@ -58,6 +60,7 @@ class Pipeline:
     exact: Any = Exact
     door: Any = Door
     reopen: Callable[..., DurableLedger] = DurableLedger.open
+
     in_totals: Callable[..., Plan] = in_totals
     channel: Any = ThroughShuffler
     pool: Any = Pool
@@ -65,7 +68,7 @@ class Pipeline:
     masker: Any = Masker
     table: Callable[..., Table] = table_of
     pricing: Callable[[], AbstractContextManager] = nullcontext
-    """What holds while a probe of prices is at work: nothing but in a mutant."""
+    """The context of a probe of prices. Only a mutant changes something in it."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -76,21 +79,19 @@ class Pipeline:
     def simulated(
         self, problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]
     ) -> tuple[Any, Any]:
-        """(gate, answerer) of a simulation that charges by this plan."""
+        """Return (gate, answerer) of a simulation that charges by this plan."""
         answerer = self.answerer(problem, records, seeds)
         ledger = self.ledger(plan.rule, plan.budgets.tolist(), records.counts)
-        return self.gate(
-            answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds)
-        ), answerer
+        gate = self.gate(answerer, ledger, dim=problem.dim, counts=records.counts, runs=len(seeds))
+        return gate, answerer
 
     def open_gate(self, problem: Problem, records: Records, **more: Any) -> Any:
-        """The gate and arithmetic of a deployed silo, without a door before it or a ledger
-        behind.
+        """Return the gate of a deployed silo with its arithmetic, without a door before it or a
+        ledger behind it.
         """
         n = records.counts[0]
-        exact = self.exact(
-            problem, records, **{"partition": lambda name, batches: np.arange(n)} | more
-        )
+        in_order = {"partition": lambda name, batches: np.arange(n)}
+        exact = self.exact(problem, records, **in_order | more)
         return self.gate(exact, Free(), dim=problem.dim, counts=[n])
 
 
@@ -100,22 +101,23 @@ BUDGET = Budget(6.0, 1e-5)
 
 
 class Caught(Exception):
-    """Something is wrong with the pipeline; the message says what."""
+    """A probe has found a mistake in the pipeline. The message describes it."""
 
 
 Probe = Callable[[Pipeline, int, Path], None]
-"""Takes a pipeline, a seed and an empty folder, and raises Caught with one sentence if something is
-wrong.
+"""A function of a pipeline, a seed and an empty folder. It raises Caught with one sentence if it
+finds a mistake.
 """
 
 
 class Probes(dict[str, Probe]):
-    """What an examiner tries, by name, and the parts of a pipeline that it sees."""
+    """Probes by name, and the parts of a pipeline that they test."""
 
     def __init__(self, *parts: str) -> None:
         self.parts = set(parts)
 
     def probe(self, name: str) -> Callable[[Probe], Probe]:
+        """Return a decorator that adds a probe under this name."""
         return lambda probe: self.setdefault(name, probe)
 
 
@@ -123,33 +125,37 @@ class Probes(dict[str, Probe]):
 
 
 class Free:
-    """A ledger that lets everything pass."""
+    """A ledger that allows every charge."""
 
     def charge(self, event: object, silos: object) -> None:
+        """Allow the charge."""
         pass
 
 
 class Blank:
-    """An answerer without records that notes whether it was asked."""
+    """An answerer without records, which notes whether it was asked."""
 
     features = 0
     asked = False
 
     def answer(self, query: Query, silos: object) -> Tensor:
+        """Note the question, and return zero."""
         self.asked = True
         return torch.zeros(query.statistic.shape)[:, None]
 
 
 def signing(name: str) -> Ed25519PrivateKey:
-    """A key of the audit's own, the same in every run."""
+    """Return a signing key of the audit, the same in every run."""
     return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
 
 
 def sealing(name: str) -> X25519PrivateKey:
+    """Return a sealing key of the audit, the same in every run."""
     return X25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
 
 
 def public(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
+    """Return the public key in hexadecimal."""
     return key.public_key().public_bytes_raw().hex()
 
 
@@ -157,7 +163,7 @@ def public(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
 
 
 class Silo:
-    """A deployed silo in a folder of its own: policy, durable ledger and door. What it is asked is
+    """A deployed silo in a folder of its own: policy, durable ledger and door. Its questions are
     signed by the one key that may ask.
     """
 
@@ -169,11 +175,11 @@ class Silo:
     shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None
     masking: Masking | None = None
     raw: Known | None = None
-    """What the ledger recognises the records by, where there is a file."""
+    """The raw cells by which the ledger recognises the records of a file. None without a file."""
 
     def __init__(self, folder: Path, pipeline: Pipeline, *, target: float = 0.25) -> None:
-        """Twelve records, of which the first has this target: two silos with different targets are
-        neighbours.
+        """Make a silo of twelve records, of which the first has this target. Two silos with
+        different targets are neighbours.
         """
         x = torch.linspace(-1, 1, 12 * DIM).reshape(1, 12, DIM)
         y = torch.linspace(0.1, 1.2, 12)[None].clone()
@@ -186,7 +192,7 @@ class Silo:
         )
 
     def set_up(self, folder: Path, pipeline: Pipeline, problem: Problem, records: Records) -> None:
-        """Makes policy and ledger for these records, and opens the door."""
+        """Make policy and ledger for these records, and open the door."""
         folder.mkdir(parents=True)
         self.pipeline = pipeline
         self._folder = folder
@@ -222,25 +228,27 @@ class Silo:
 
     @property
     def path(self) -> Path:
+        """Return the path of the ledger."""
         return self._folder / "ledger.sqlite"
 
     @property
     def registry(self) -> Path:
+        """Return the folder of the registry of ledgers."""
         return self._folder / "registry"
 
     def restart(self) -> None:
-        """A new process: everything that was only in memory is gone."""
+        """Open the silo as a new process does: everything that was only in memory is gone."""
         with self.pipeline.planted():
             self.ledger = self.pipeline.reopen(self.path)
-            own = signing("the audit's own silo")
+            key = signing("the audit's own silo")
+            self.trust: Trust | None = None
             if self.masking:
-                self.masks = self.pipeline.masker(self.masking, own, self.policy.definition)
-            else:
-                self.masks = None
+                self.trust = self.pipeline.masker(self.masking, key, self.policy.definition)
+            elif self.shuffling:
+                self.trust = Sealer(*self.shuffling)
             more: dict[str, Any] = {
                 "registry": self.registry,
-                "shuffling": self.shuffling,
-                "masks": self.masks,
+                "trust": self.trust,
                 "held_out": self.held_out,
                 "known_by": self.raw,
             }
@@ -249,21 +257,25 @@ class Silo:
             )
 
     def envelope(self, query_id: str, query: Query, round: str = "0") -> Envelope:
+        """Return the envelope of a question to this silo."""
         return Envelope(self.policy.silo, "audit", query_id, self.policy.definition, query, round)
 
     def frame(self, query_id: str, query: Query, round: str = "0") -> bytes:
+        """Return the signed frame of a question to this silo."""
         return encode_query(self.envelope(query_id, query, round), self._key)
 
     def handle(self, frame: bytes) -> bytes:
+        """Return the door's reply to a frame."""
         with self.pipeline.planted():
             return self.door.handle(frame)
 
     def ask(self, query_id: str, query: Query) -> Answer:
-        """The answer; an AssertionError if there is a refusal in its place."""
+        """Return the answer to a question. Raise AssertionError if the gate refuses."""
         reply = decode_reply(self.handle(self.frame(query_id, query)), limit=2**20)
         assert isinstance(reply, Answer), f"the gate refused ({getattr(reply, 'code', reply)})"
         return reply
 
 
 def question(noise_multiplier: float = 4.0, clip: float = 1.0, point: float = 0.5) -> Query:
+    """Return a question about the gradient at a constant point."""
     return Query(Grad(torch.full((1, DIM), point)), Gaussian("audit", clip, noise_multiplier))

@@ -1,8 +1,8 @@
 """Compute what a release costs by numerical integration, without the shipped accountants.
 
-For each kind of event there are pairs of laws that an adversary really meets: the record in
-question pulls by its whole clip one way in one data set and the other way in the other, and all
-other records hold what tells most. The divergence of such a pair is a lower bound on the true
+For each kind of event there are pairs of laws that an adversary really meets. The record in
+question pulls by its whole clip one way in one data set and the other way in the other. All other
+records have the values that reveal most. The divergence of such a pair is a lower bound on the true
 price, so a charge below it is refuted. A charge above it proves nothing more.
 """
 
@@ -18,9 +18,9 @@ from scipy import special
 from silodp.core.sampling import Poisson, Sampling, WithoutReplacement
 
 STEP = 1 / 64
-"""Of the grid on which densities are integrated, in standard deviations of the noise."""
+"""Step of the grid on which densities are integrated, in standard deviations of the noise."""
 LOSS_STEP = 2e-4
-"""Of the grid of privacy losses. Losses are rounded down, so that no delta is overstated."""
+"""Step of the grid of privacy losses. Losses are rounded down, so that no delta is overstated."""
 LARGEST_LOSS = 60.0
 
 
@@ -33,8 +33,13 @@ class Mixture:
     rate: float
 
     def log_density(self, t: np.ndarray) -> np.ndarray:
+        """Return the logarithm of the density at these points."""
+
         def part(mean: float, weight: float) -> np.ndarray:
-            log_weight = math.log(weight) if weight > 0 else -math.inf
+            if weight > 0:
+                log_weight = math.log(weight)
+            else:
+                log_weight = -math.inf
             return log_weight - (t - mean) ** 2 / 2 - math.log(2 * math.pi) / 2
 
         return np.logaddexp(part(self.near, 1 - self.rate), part(self.far, self.rate))
@@ -46,7 +51,8 @@ Pair = tuple[Mixture, Mixture]
 def pairs_of(sampling: Sampling, noise_multiplier: float, n: int) -> list[Pair]:
     """Return pairs of laws of a sum over a batch of n records, in units of its noise.
 
-    The noise multiplier is the standard deviation over 2 clips: what a replaced record moves.
+    The noise multiplier is the standard deviation over 2 clips, the most that a replaced record can
+    change.
     """
     clip = 1 / (2 * noise_multiplier)
     if not sampling.sampled:
@@ -87,6 +93,7 @@ loss."""
 
 
 def losses_of(pair: Pair) -> Losses:
+    """Return the privacy losses of a pair of laws."""
     means = [mean for law in pair for mean in (law.near, law.far)]
     t = np.arange(min(means) - 12, max(means) + 12, STEP / 16)
     p, q = (law.log_density(t) for law in pair)
@@ -95,10 +102,10 @@ def losses_of(pair: Pair) -> Losses:
 
 
 def delta_of(releases: Iterable[tuple[Losses, int]], epsilon: float) -> float:
-    """Return no more than the delta at this epsilon of all releases together.
+    """Return a lower bound on the delta at this epsilon of all releases together.
 
-    Losses are rounded down onto a grid and added up by Fourier transforms; what does not fit on
-    the grid is left out.
+    Losses are rounded down onto a grid and added by Fourier transforms. Losses beyond the grid are
+    left out.
     """
     half = round(LARGEST_LOSS / LOSS_STEP)
     size = 2 * half

@@ -1,7 +1,7 @@
-"""What an examiner tries on every row of `answers`, at the door of a deployed silo: its noise, its
-records, its price, its reach, its batches.
+"""Probes of every row of `answers`, at the door of a deployed silo: noise, records, price, reach
+and batches.
 
-The noise is from the operating system, so there is no seed to fix: each statistical probe has a
+The noise is from the operating system, so there is no seed to fix. Each statistical probe has a
 false-alarm rate of RATE over all rows.
 """
 
@@ -37,11 +37,12 @@ ANSWERS = Probes("exact", "gate")
 RATE = 1e-8
 RELEASES = 8
 SURELY = 9.0
-"""Standard deviations: one of a million normals is farther out with probability 2e-13."""
+"""Tolerance in standard deviations. One of a million normals is farther out with probability 2e-13.
+"""
 
 
 def _silos(pipeline: Pipeline, folder: Path) -> Iterator[tuple[Row, Answering]]:
-    """Every row, with a silo that answers it."""
+    """Yield every row, with a silo that answers it."""
     silos: dict[type, Answering] = {}
     for row in answerable():
         if row.mechanism not in silos:
@@ -55,8 +56,8 @@ def _silos(pipeline: Pipeline, folder: Path) -> Iterator[tuple[Row, Answering]]:
 
 
 def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
-    """(releases, coordinates): the noise of as many answers, the first at the door; standard normal
-    where it is what the price says.
+    """Return the noise (releases, coordinates) of as many answers, the first at the door. It is
+    standard normal if it is the noise of the price.
     """
     query = row.query()
     at = answers.known(row)
@@ -68,11 +69,11 @@ def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
 
 @ANSWERS.probe("noise of every answer")
 def noise_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Of every answer that a gate gives: the noise is as large as its price says, of
-    a total its share, and new in every coordinate and release.
+    """Check the noise of every answer of a gate: it has the size of its price, it is Gaussian or
+    binomial, and it is new in every coordinate and release.
 
-    16,000 draws of a row (8,000 of a Score): 10 per cent too little or too much are seen with
-    probability 0.9999.
+    There are 16,000 draws of a row (8,000 of a Score). Noise that is 10 per cent too small or too
+    large is seen with probability 0.9999.
     """
     for row, silo in _silos(pipeline, folder):
         normal.look(noise_of(row, silo), str(row), RATE / len(answerable()))
@@ -80,7 +81,7 @@ def noise_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @ANSWERS.probe("lattice of every answer")
 def lattice_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Of every single Gaussian answer: it lies on the lattice that the query alone decides, and
+    """Check every single Gaussian answer: it is on the lattice that the query alone decides, and
     uses all of it.
     """
     for row, silo in _silos(pipeline, folder):
@@ -90,16 +91,16 @@ def lattice_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None
         gamma = lattice_step(float(query.mechanism.clip), query.statistic.shape[-1])
         scale = answers.divisor(query)
         values = torch.stack([silo.direct(query) for _ in range(4)]).numpy()
-        whole = np.rint(values * scale / gamma)
-        if off := int((gamma * whole / scale != values).sum()):
+        integers = np.rint(values * scale / gamma)
+        if off := int((gamma * integers / scale != values).sum()):
             raise Caught(f"{row}: {off} released numbers are not on the public lattice")
-        normal.low_bits(whole.astype(np.int64), str(row), RATE / len(answerable()))
+        normal.low_bits(integers.astype(np.int64), str(row), RATE / len(answerable()))
 
 
 @ANSWERS.probe("noise of small answers")
 def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """The same of few coordinates, another clip and little noise: 32 answers of each row on records
-    of zero, around their own mean.
+    """Check the noise of answers with few coordinates, another clip and little noise: 32 answers of
+    each row on records of zero, around their own mean.
 
     Half the noise is seen with probability 0.9999.
     """
@@ -144,11 +145,11 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
-    """(n,): how often each record is in an answer with next to no noise, by the coordinates of its
-    own; -1 where that cannot be seen.
+    """Return how often each record (n,) is in an answer with almost no noise, by the coordinates of
+    its own. It is -1 for a record that cannot be seen.
 
-    Caught where somebody is in it in part, or somebody else is. Gentle records are not seen in
-    local steps: their gradients change on the way.
+    Raise Caught if a part of a record is in the answer, or something else. Gentle records are not
+    seen in local steps: their gradients change on the way.
     """
     total = exact_sum(row.statistic)
     sums = _as_sum(row, query, value, N, held_out(N, answers.HELD_OUT))
@@ -157,12 +158,12 @@ def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
     rest = sums.clone()
     for k in np.flatnonzero(answers.own_part(query)):
         at = answers.own_coordinates(int(k))
-        own = total[answers.own_coordinates(int(k))]
+        vector = total[at]
         if row.steps > 1 and k % 4 == 3:
             rest[at] = 0.0
-        elif float(own.norm()) > 3 * SURELY * blur:
-            counted[k] = round(float((sums[at] @ own) / (own @ own)))
-            rest[at] -= counted[k] * own
+        elif float(vector.norm()) > 3 * SURELY * blur:
+            counted[k] = round(float((sums[at] @ vector) / (vector @ vector)))
+            rest[at] -= counted[k] * vector
     if float(rest.abs().max()) > SURELY * blur + 1e-3:
         raise Caught(
             f"{row}: {float(rest.abs().max()):.3g} of a clip is in the answer that no "
@@ -175,10 +176,10 @@ def times(row: Row, query: Query, value: Tensor) -> np.ndarray:
 
 @ANSWERS.probe("records and price of every answer")
 def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """In every answer is each record of its part and batch once, as long as its clip, and nobody
-    else; it is charged for what was asked.
+    """Check every answer with almost no noise: each record of its part and batch is in it once,
+    with the length of its clip, and nothing else. The charge is that of the question.
 
-    With next to no noise, where tolerances are 9 standard deviations.
+    Tolerances are 9 standard deviations.
     """
     partitions: list[tuple[Row, Query, Answering, np.ndarray]] = []
     for row, silo in _silos(pipeline, folder):
@@ -186,61 +187,58 @@ def records_and_price_of_every_answer(pipeline: Pipeline, seed: int, folder: Pat
         value = silo.put(query)
         _check_charge(row, query, silo)
         if query.statistic.rows(answers.world()[0], 0):
-            off = float(
-                (
-                    _as_sum(row, query, value, N, held_out(N, answers.HELD_OUT))
-                    - exact_sum(row.statistic)
-                )
-                .abs()
-                .max()
-            ) / _blur(row, query, N)
+            answered = _as_sum(row, query, value, N, held_out(N, answers.HELD_OUT))
+            difference = (answered - exact_sum(row.statistic)).abs().max()
+            off = float(difference) / _blur(row, query, N)
             if off > SURELY:
                 raise Caught(
                     f"{row}: the answer is not the mean over the records of its part, by "
                     f"{off:.3g} times its noise"
                 )
             continue
-        seen = times(row, query, value)
-        seen_are = seen >= 0
+        counts = times(row, query, value)
+        visible = counts >= 0
         if row.sampling is FullBatch:
-            if not (seen[seen_are] == row.steps).all():
+            if not (counts[visible] == row.steps).all():
                 raise Caught(f"{row}: somebody is missing in a full batch")
         elif row.sampling is DisjointBatches:
-            _check_partition(row, query, silo, seen)
-            partitions.append((row, query, silo, seen))
+            _check_partition(row, query, silo, counts)
+            partitions.append((row, query, silo, counts))
         else:
-            draws = [times(row, query, silo.direct(query))[seen_are] for _ in range(8)]
+            draws = [times(row, query, silo.direct(query))[visible] for _ in range(8)]
             if all((draw == draws[0]).all() for draw in draws):
                 raise Caught(f"{row}: eight questions get the same batch")
     for silo in {silo.path: silo for _, _, silo, _ in partitions}.values():
         silo.restart()
-    for row, query, silo, seen in partitions:
-        if not (times(row, query, silo.put(query)) == seen).all():
+    for row, query, silo, counts in partitions:
+        if not (times(row, query, silo.put(query)) == counts).all():
             raise Caught(
                 f"{row}: asked again, a batch has other records; a partition must never be "
                 "drawn anew"
             )
 
 
-def _check_partition(row: Row, query: Query, silo: Answering, seen: np.ndarray) -> None:
+def _check_partition(row: Row, query: Query, silo: Answering, counts: np.ndarray) -> None:
+    """Raise Caught unless the batches of a name are a partition, always the same.
+
+    `counts` are those of batch 1 of the name "run".
+    """
+
     def batch(index: int, name: str = "run") -> np.ndarray:
-        asked = replace(
-            query, mechanism=replace(query.mechanism, sampling=DisjointBatches(3, index, name))
-        )
-        return times(row, asked, silo.direct(asked))
+        mechanism = replace(query.mechanism, sampling=DisjointBatches(3, index, name))
+        of_batch = replace(query, mechanism=mechanism)
+        return times(row, of_batch, silo.direct(of_batch))
 
     batches = np.stack([batch(i) for i in range(3)])
-    visible = seen >= 0
-    if (
-        not (batches[:, visible].sum(0) == row.steps).all()
-        or not np.isin(batches[:, visible], (0, row.steps)).all()
-    ):
+    visible = counts >= 0
+    in_one = (batches[:, visible].sum(0) == row.steps).all()
+    if not in_one or not np.isin(batches[:, visible], (0, row.steps)).all():
         raise Caught(f"{row}: a record is in two batches of a partition, or in none")
-    if not (batches[1] == seen).all():
+    if not (batches[1] == counts).all():
         raise Caught(
             f"{row}: asked again, a batch has other records; a partition must never be drawn anew"
         )
-    if all((batch(1, name) == seen).all() for name in ("second", "third")):
+    if all((batch(1, name) == counts).all() for name in ("second", "third")):
         raise Caught(f"{row}: partitions of other names are the same")
 
 
@@ -266,8 +264,8 @@ def _check_charge(row: Row, query: Query, silo: Answering) -> None:
 
 @ANSWERS.probe("reach of every answer")
 def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Whatever one record holds, it moves no sum by more than twice the clip; and it moves nothing
-    that its part is not asked about.
+    """Check that no record, with any content, changes a sum by more than twice the clip, and that
+    it changes no sum of another part.
     """
     n = 6
     features = 8
@@ -301,9 +299,16 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
             )
 
 
+def _size_of_part(row: Row, for_testing: np.ndarray) -> int:
+    """Return the number of records that the row's statistic is about."""
+    if row.statistic.on_held_out:
+        return int(for_testing.sum())
+    return int((~for_testing).sum())
+
+
 def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> Tensor:
-    """(d,): the sum over the records of a batch that an answer of n records tells, noise included;
-    of local steps, over all of them.
+    """Return the sum (d,) over the records of a batch that an answer of n records shows, with its
+    noise. For local steps it is the sum over all steps.
     """
     batch = query.mechanism.sampling.batch(n)
     if row.steps > 1:
@@ -314,21 +319,23 @@ def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> 
 
 
 def _blur(row: Row, query: Query, n: int) -> float:
-    """The standard deviation of a coordinate of it."""
+    """Return the standard deviation of a coordinate of `_as_sum`."""
     m = query.mechanism
     return 2 * float(m.noise_multiplier) * float(m.clip) * math.sqrt(row.steps)
 
 
 def _variants(n: int, features: int, at: int) -> Iterator[Records]:
-    """Data sets that differ in the record at this place: from nothing to NaN, one way and the
+    """Yield data sets that differ in the record at this place: from nothing to NaN, one way and the
     other, missing or there.
     """
     base = torch.randn(
         1, n, features, generator=torch.Generator().manual_seed(7), dtype=torch.float64
     )
     for (x, y), gone in itertools.product(hostile_records(features), (False, True)):
-        features_of = base.clone()
+        rows = base.clone()
         labels = torch.arange(n)[None] % 2
         missing = torch.zeros(1, n, features, dtype=torch.bool)
-        features_of[0, at], labels[0, at], missing[0, at] = x, y, gone
-        yield Records(features_of, labels, (n,), ("silo",), missing)
+        rows[0, at] = x
+        labels[0, at] = y
+        missing[0, at] = gone
+        yield Records(rows, labels, (n,), ("silo",), missing)

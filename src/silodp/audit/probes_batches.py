@@ -1,16 +1,17 @@
-"""Whether batches are drawn as they are priced: coins by their rate, one by one, and anew each
-time; sizes, places and partitions.
+"""Probes of batches: whether they are drawn as they are priced. Coins have their rate, one by one,
+and are tossed again each time. Sizes, places and partitions are right.
 
-Seen through the releases of a deployed answerer with next to no noise. Record k pulls at two
-coordinates, that of its sixteenth of the file and that of k modulo 16, so an answer says how many
-records of each were drawn. Every row has about 650,000 coins of a rate near a third: a rate that is
-off by 2 per cent is 11 standard errors away and seen with probability 0.99999, at a false-alarm
-rate of 1e-8 for all rows.
+The probes see the releases of a deployed answerer with almost no noise. Record k pulls at two
+coordinates, that of its sixteenth of the file and that of k modulo 16. So an answer shows how many
+records of each group were drawn. Every row has about 650,000 coins of a rate near a third. A rate
+that is wrong by 2 per cent is 11 standard errors away. It is seen with probability 0.99999, at a
+false-alarm rate of 1e-8 for all rows.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,15 @@ MANY = 2**16
 GROUPS = 16
 COINS = 0.347
 DRAWS = 10
-"""Batches of a row, at least: each local step draws one."""
+"""Fewest batches of a row. Each local step draws one."""
 TINY = 1e-6
 
 
 @functools.cache
 def crowd() -> tuple[Problem, Records]:
+    """Return a problem and a silo of MANY records, each of which pulls at its two groups'
+    coordinates.
+    """
     k = torch.arange(MANY)
     x = torch.zeros(1, MANY, 2 * GROUPS)
     x[0, k, k * GROUPS // MANY] = 1000.0
@@ -52,30 +56,30 @@ def crowd() -> tuple[Problem, Records]:
 
 
 def question(row: Row) -> Query:
-    """The row's question to the crowd, whose every record pulls by its whole clip one way."""
+    """Return the row's question to the crowd, in which every record pulls by its whole clip in one
+    direction.
+    """
     query = row.query(loud=False, features=2 * GROUPS, sampling=row.sampling(COINS))
     zero = torch.zeros(1, 2 * GROUPS, dtype=torch.float64)
-    if "reference" in row.statistic.wire:
-        change: dict[str, Any] = {"w": zero + 1, "reference": zero - 1}
-    else:
-        change = {"w": zero}
-    if "steps" in row.statistic.wire:
-        change |= {"step": TINY}
-    else:
-        change |= {}
-    if "drift" in vars(query.statistic):
-        change |= {"drift": zero}
-    else:
-        change |= {}
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: value for name, value in vars(query.statistic).items() if name != "releases"
-    } | change
-    return Query(row.statistic(**made), query.mechanism)
+    }
+    if "reference" in row.statistic.wire:
+        fields |= {"w": zero + 1, "reference": zero - 1}
+    else:
+        fields["w"] = zero
+    if "steps" in row.statistic.wire:
+        fields["step"] = TINY
+    if "drift" in vars(query.statistic):
+        fields["drift"] = zero
+    return Query(row.statistic(**fields), query.mechanism)
 
 
 def drawn(row: Row, pipeline: Pipeline) -> np.ndarray:
-    """(releases, 32) whole numbers: how often records of each group are in an answer, over its
-    steps.
+    """Return whole numbers (releases, 32): how often records of each group are in an answer, over
+    its steps.
+
+    Raise Caught if records do not count once each.
     """
     problem, records = crowd()
     gate = pipeline.open_gate(
@@ -83,9 +87,12 @@ def drawn(row: Row, pipeline: Pipeline) -> np.ndarray:
     )
     query = question(row)
     scale = query.mechanism.sampling.batch(MANY) * 2**0.5 / float(query.mechanism.clip)
-    scale /= -TINY if row.steps > 1 else 1.0
+    if row.steps > 1:
+        # Local steps go against the gradient, by a tiny step.
+        scale /= -TINY
+    releases = math.ceil(DRAWS / row.steps)
     values = np.stack(
-        [gate.answer(query, [0]).value[0, 0].numpy() * scale for _ in range(-(-DRAWS // row.steps))]
+        [gate.answer(query, [0]).value[0, 0].numpy() * scale for _ in range(releases)]
     )
     counts = np.rint(values)
     if np.abs(values - counts).max() > 0.3:
@@ -97,6 +104,7 @@ def drawn(row: Row, pipeline: Pipeline) -> np.ndarray:
 
 
 def subsampled() -> list[Row]:
+    """Return the rows of Gaussian answers on sampled batches."""
     return [
         row
         for row in answerable()
@@ -105,14 +113,14 @@ def subsampled() -> list[Row]:
 
 
 def coins_of(row: Row, counts: np.ndarray) -> tuple[int, int]:
-    """(heads, coins) of all releases together."""
+    """Return (heads, coins) of all releases together."""
     return int(counts[:, :GROUPS].sum()), counts.shape[0] * row.steps * MANY
 
 
 @BATCHES.probe("coins")
 def coins(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Poisson batches: every record by a coin of its own at the rate that is paid for, tossed anew
-    in every answer and every local step.
+    """Check Poisson batches: every record has a coin of its own, at the rate that is paid for,
+    tossed again in every answer and every local step.
     """
     rows = [row for row in subsampled() if row.sampling is Poisson]
     for row in rows:
@@ -120,6 +128,9 @@ def coins(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def check_coins(row: Row, counts: np.ndarray, rate: float) -> None:
+    """Raise Caught unless the coins have their rate and are independent. The false-alarm rate is
+    `rate`.
+    """
     each = rate / 6
     q = COINS
     heads, tossed = coins_of(row, counts)
@@ -154,8 +165,8 @@ def check_coins(row: Row, counts: np.ndarray, rate: float) -> None:
 
 @BATCHES.probe("batches without replacement")
 def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Batches without replacement: floor(rate n) distinct records, wherever they lie in the file,
-    drawn anew each time.
+    """Check batches without replacement: floor(rate n) distinct records, from all places of the
+    file alike, drawn again each time.
     """
     rows = [row for row in subsampled() if row.sampling is WithoutReplacement]
     for row in rows:
@@ -170,8 +181,8 @@ def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
             )
         group = row.steps * MANY // GROUPS
         q = size / MANY
-        # squares sum to chi-square with 15 degrees of freedom for a batch whose size is fixed, by
-        # the multivariate hypergeometric law
+        # For a batch of a fixed size the squares sum to chi-square with 15 degrees of freedom, by
+        # the multivariate hypergeometric law.
         z = (counts - group * q) / np.sqrt(group * q * (1 - q) * MANY / (MANY - 1))
         for part in (z[:, :GROUPS], z[:, GROUPS:]):
             _chi_square(
@@ -185,7 +196,7 @@ def sizes(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @BATCHES.probe("partitions")
 def partitions(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """The ledger's partitions: 40 of them are permutations, all different, in which no place is
+    """Check the ledger's partitions: 40 of them are permutations, all different, and no place is
     likelier than another.
     """
     silo = Answering(folder / "partitions", pipeline, Gaussian)
@@ -205,6 +216,7 @@ def partitions(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def _inside(heads: int, tossed: int, q: float, level: float) -> bool:
+    """Return whether this many heads are likely at rate q."""
     return bool(
         stats.binom.cdf(heads, tossed, q) > level / 2
         and stats.binom.sf(heads - 1, tossed, q) > level / 2
@@ -212,11 +224,13 @@ def _inside(heads: int, tossed: int, q: float, level: float) -> bool:
 
 
 def _groups(totals: np.ndarray) -> list[tuple[str, int]]:
+    """Return the name of each group with its total."""
     names = [f"{word} {g} of {GROUPS}" for word, g in product(("block", "residue"), range(GROUPS))]
     return list(zip(names, totals.tolist(), strict=True))
 
 
 def _chi_square(z: np.ndarray, freedom: int, sentence: str, level: float) -> None:
+    """Raise Caught with the sentence unless the squares of z sum to chi-square."""
     low, high = stats.chi2.isf([1 - level / 2, level / 2], freedom)
     if not low < float(np.square(z).sum()) < high:
         raise Caught(
@@ -225,7 +239,9 @@ def _chi_square(z: np.ndarray, freedom: int, sentence: str, level: float) -> Non
 
 
 def _anew(row: Row, z: np.ndarray, level: float) -> None:
-    """Two releases that share their batch have the same numbers in every group."""
+    """Raise Caught if two releases share their batch, and so have the same numbers in every
+    group.
+    """
     pairs = list(combinations(z[:, :GROUPS], 2))
     low = stats.chi2.isf(1 - level / len(pairs), GROUPS - 1)
     if any(float(np.square(a - b).sum()) / 2 < low for a, b in pairs):

@@ -45,8 +45,8 @@ class Hidden(Silo):
         self.restart()
 
     def own(self) -> Row:
-        assert self.masks is not None
-        return self.masks.offer(public(self._key), "audit")
+        assert self.trust is not None
+        return self.trust.offer(public(self._key), "audit")
 
     def asked(
         self,

@@ -1,7 +1,7 @@
-"""What an examiner tries on prices: each kind of event against an independent integral, files that
-grow, restarts, models of two layers, and the places of persons.
+"""Probes of prices: each kind of event against an independent integral, files that grow, restarts,
+models of two layers, and the places of persons.
 
-Probes of prices draw nothing and raise no false alarm. That of two layers allows for ten standard
+Probes of prices draw nothing and raise no false alarm. The probe of two layers allows ten standard
 deviations of the noise.
 """
 
@@ -43,7 +43,7 @@ from silodp.silo.data.tables import Table
 PRICES = Probes("exact", "gate", "door", "reopen", "table", "pricing")
 MULTIPLIERS = (0.35, 1.0, 3.0)
 ROUNDING = 1e-6
-"""By how much of itself an integral may be off."""
+"""Relative error that an integral may have."""
 
 
 # --- each kind of event --------------------------------------------------------------------------
@@ -51,10 +51,12 @@ ROUNDING = 1e-6
 
 @PRICES.probe("independent price of every event")
 def price_of_every_event(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """No charge on disk is below the divergence of two laws that an adversary really meets."""
+    """Check that no charge on disk is below the divergence of two laws that an adversary really
+    meets.
+    """
     with pipeline.pricing():
         silo = Answering(folder / "silo", pipeline, Gaussian)
-        # Rare and nearly whole batches too: prices are capped by what a whole batch costs.
+        # Rare and nearly full batches are tested too, because the price of a full batch is a cap.
         rates = [kind(rate) for kind in (Poisson, WithoutReplacement) for rate in (0.1, 0.95)]
         for sampling in [*SAMPLINGS.values(), *rates]:
             for multiplier in MULTIPLIERS:
@@ -62,6 +64,7 @@ def price_of_every_event(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def _check_price(silo: Answering, sampling: Sampling, multiplier: float) -> None:
+    """Raise Caught if the charge for a release or for local steps is too low."""
     features = silo.problem.dim
     w = torch.zeros(1, features, dtype=torch.float64)
     for statistic in (Grad(w), LocalSteps(w, 3, 1e-3)):
@@ -102,27 +105,28 @@ class Spending(Silo):
 
     @staticmethod
     def world(n: int) -> tuple[Problem, Records]:
+        """Return a problem, and a silo of n records."""
         x = torch.randn(1, n, DIM, generator=torch.Generator().manual_seed(5))
-        return Problem(nn.Linear(DIM, 1, bias=False), logistic), Records(
-            x, torch.arange(n)[None] % 2, (n,), ("silo",)
-        )
+        problem = Problem(nn.Linear(DIM, 1, bias=False), logistic)
+        return problem, Records(x, torch.arange(n)[None] % 2, (n,), ("silo",))
 
     def try_to_ask(self, name: str, sampling: Sampling, multiplier: float, steps: int = 1) -> bool:
-        """Whether there is an answer."""
-        asked = question(multiplier)
-        query = replace(asked, mechanism=replace(asked.mechanism, sampling=sampling))
+        """Ask a question, and return whether there is an answer."""
+        full = question(multiplier)
+        query = replace(full, mechanism=replace(full.mechanism, sampling=sampling))
         if steps > 1:
-            query = replace(query, statistic=LocalSteps(asked.statistic.points[0], steps, 1e-3))
+            query = replace(query, statistic=LocalSteps(full.statistic.points[0], steps, 1e-3))
         return isinstance(decode_reply(self.handle(self.frame(name, query)), limit=2**20), Answer)
 
     def amount(self) -> float:
+        """Return the amount of the last charge."""
         return [entry for entry in self.ledger.entries() if entry.act == "charge"][-1].amount
 
 
 def check_spent(
     silo: Silo, releases: Sequence[tuple[prices.Losses, int]], what: str, budget: Budget
 ) -> None:
-    """Caught if the releases are not within what the ledger shows as spent, or not within the
+    """Raise Caught if the releases are beyond what the ledger shows as spent, or beyond the
     budget.
     """
     for epsilon in {min(silo.ledger.spent(), budget.epsilon), budget.epsilon}:
@@ -137,7 +141,9 @@ def check_spent(
 
 @PRICES.probe("independent spend")
 def independent_spend(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Until a ledger refuses, its answers together have no more delta than it shows."""
+    """Check that the answers of a ledger, until it refuses, together have no more delta than it
+    shows.
+    """
     multiplier = 2.2
     poisson = Poisson(0.3)
     with pipeline.pricing():
@@ -167,7 +173,7 @@ def independent_spend(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 class Totalling(Answering):
-    """A silo of totals whose budget ends."""
+    """A silo of totals with a budget that ends."""
 
     budget = Budget(6.0, 1e-5)
 
@@ -213,7 +219,7 @@ def sum_that_is_not_gaussian(pipeline: Pipeline, seed: int, folder: Path) -> Non
 
 @PRICES.probe("price of a grown file")
 def price_of_a_grown_file(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A ledger made for 12 records prices by 48, once the file has them: a batch without
+    """Check that a ledger made for 12 records prices by 48, once the file has them. A batch without
     replacement is then a larger part of it.
     """
     rate = 0.16
@@ -223,9 +229,9 @@ def price_of_a_grown_file(pipeline: Pipeline, seed: int, folder: Path) -> None:
         silo = Spending(folder / "silo", pipeline, Renyi(order), budget=Budget(60.0, 1e-5))
         for n in (12, 48):
             if n != 12:
-                first, (_, more) = silo.records, silo.world(n)
-                x = torch.cat([first.x, more.x[:, 12:]], 1)
-                silo.records = Records(x, more.y, (n,), ("silo",))
+                _, grown = silo.world(n)
+                x = torch.cat([silo.records.x, grown.x[:, 12:]], 1)
+                silo.records = Records(x, grown.y, (n,), ("silo",))
                 silo.restart()
             sampling = WithoutReplacement(rate)
             assert silo.try_to_ask(f"of-{n}", sampling, multiplier), "the gate refused"
@@ -239,7 +245,9 @@ def price_of_a_grown_file(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @PRICES.probe("price after a restart")
 def price_after_a_restart(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A ledger that is opened again shows what it had spent, and prices the same question alike."""
+    """Check that a ledger that is opened again shows the same spend, and prices the same question
+    alike.
+    """
     with pipeline.pricing():
         silo = Spending(folder / "silo", pipeline, Renyi(2.0), budget=Budget(60.0, 1e-5))
         amounts: list[float] = []
@@ -262,8 +270,8 @@ def price_after_a_restart(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @PRICES.probe("spend over an edit")
 def spend_over_an_edit(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """What was spent before an edit stays spent, and a record may be in another batch of the same
-    partition afterwards: both are paid for.
+    """Check that the spend before an edit stays, and that both batches are paid for if a record is
+    in another batch of the same partition afterwards.
     """
     multiplier = 3.0
     with pipeline.pricing():
@@ -287,7 +295,7 @@ def spend_over_an_edit(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 class TwoLayers(Silo):
-    """A deployed silo whose model is summed by products of layers: Linear, ReLU, Linear."""
+    """A deployed silo with a model that is summed by products of layers: Linear, ReLU, Linear."""
 
     n = 40
     samplings = ("FullBatch", "Poisson")
@@ -308,7 +316,9 @@ class TwoLayers(Silo):
         self.w = torch.randn(1, problem.dim, generator=random, dtype=torch.float64)
 
     def mean(self, clip: float) -> torch.Tensor:
-        """(d,): the mean of the clipped gradients, record by record in float64 by autograd."""
+        """Return the mean (d,) of the clipped gradients, computed for each record in float64 by
+        autograd.
+        """
         total = torch.zeros(self.problem.dim, dtype=torch.float64)
         for x, y in zip(self.records.x[0].double(), self.records.y[0], strict=True):
             point = self.w.clone().requires_grad_()
@@ -320,7 +330,9 @@ class TwoLayers(Silo):
 
 @PRICES.probe("two layers")
 def two_layers(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A full batch of a model with two layers is the mean of gradients that are clipped as one."""
+    """Check that a full batch of a model with two layers is the mean of gradients, each clipped as
+    one vector.
+    """
     silo = TwoLayers(folder / "silo", pipeline)
     clip = 0.5
     multiplier = 1e-3
@@ -336,8 +348,8 @@ def two_layers(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @PRICES.probe("work of a batch")
 def work_of_a_batch(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Every chunk of records is computed, whichever records were drawn: else the time of an answer
-    says who is in a secret batch.
+    """Check that every chunk of records is computed, for every batch that is drawn. Otherwise the
+    time of an answer would reveal who is in a secret batch.
     """
     silo = TwoLayers(folder / "silo", pipeline)
     query = Query(Grad(silo.w), Gaussian("audit", 0.5, 1.0, Poisson(0.05)))
@@ -351,7 +363,7 @@ def work_of_a_batch(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 
 def _check_work(silo: TwoLayers, name: str, query: Query, where: Any, function: str) -> None:
-    """Caught unless an answer calls this function once for each chunk of four records."""
+    """Raise Caught unless an answer calls this function once for each chunk of four records."""
     lock = threading.Lock()
     count = [0]
     chunks = -(-silo.n // 4)
@@ -390,7 +402,7 @@ SCHEMA = Schema.of(
 
 
 class People(Silo):
-    """A deployed silo whose file has up to six rows of each of 60 persons, some spelled in two
+    """A deployed silo with a file of up to six rows of each of 60 persons, some spelled in two
     ways.
     """
 
@@ -405,46 +417,49 @@ class People(Silo):
         self.set_up(folder, pipeline, problem, self.records_of(table))
 
     def read(self) -> Table:
-        """The file by the schema, as the pipeline reads it."""
-        who = np.repeat(np.arange(PEOPLE), np.arange(PEOPLE) % 6 + 1)
-        ids = [f"P{k}" if row % 2 else f" p{k} " for row, k in enumerate(who)]
-        ages = (np.arange(len(who)) * 7 % 90).astype(float)
+        """Return the file as the pipeline reads it by the schema."""
+        person_of = np.repeat(np.arange(PEOPLE), np.arange(PEOPLE) % 6 + 1)
+        ids = [f"P{k}" if row % 2 else f" p{k} " for row, k in enumerate(person_of)]
+        ages = (np.arange(len(person_of)) * 7 % 90).astype(float)
         ages[3] = self.age
         cells = {
             "patient": np.array(ids, object),
-            "number": who.astype(float),
+            "number": person_of.astype(float),
             "age": ages,
-            "ill": np.where(who % 2 == 0, "yes", "no").astype(object),
+            "ill": np.where(person_of % 2 == 0, "yes", "no").astype(object),
         }
         return self.pipeline.table("people.csv", cells, SCHEMA)
 
     @staticmethod
     def records_of(table: Table) -> Records:
+        """Return the records of a file."""
         return Records.of([(table.x, table.y)], ["silo"])
 
     def edit(self) -> None:
-        """One cell of one row is another one, and the gate starts again."""
+        """Change one cell of one row, and start the gate again."""
         self.age += 1
         table = self.read()
-        self.raw, self.records = table.raw, self.records_of(table)
+        self.raw = table.raw
+        self.records = self.records_of(table)
         self.restart()
 
     def places(self) -> list[set[int]]:
-        """Whose rows are at each place."""
+        """Return the persons with a row at each place."""
         x = self.door._exact._x.double()
         y = self.door._exact._y
         numbers = ((x[..., 0] + 1) * 500).round().long()
-        return [set(row[there].tolist()) for row, there in zip(numbers, y >= 0, strict=True)]
+        return [set(row[filled].tolist()) for row, filled in zip(numbers, y >= 0, strict=True)]
 
-    def held(self) -> set[int]:
+    def people_held_out(self) -> set[int]:
+        """Return the persons whose records are held out."""
         pairs = zip(self.places(), self.door._exact._held, strict=True)
         return {number for numbers, aside in pairs if aside for number in numbers}
 
 
 @PRICES.probe("places of persons")
 def places_of_persons(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Each person of a file has one place, all its rows there, which no list number decides; it
-    keeps its part through an edit.
+    """Check that each person of a file has one place with all of its rows, that no list number
+    decides the place, and that the person stays in its part through an edit.
     """
     twins = [People(folder / name, pipeline) for name in ("one", "two")]
     for silo in twins:
@@ -456,18 +471,19 @@ def places_of_persons(pipeline: Pipeline, seed: int, folder: Path) -> None:
                 f"{len(numbers) - len(set(numbers))} have a person that another one has too"
             )
     one, two = twins
-    if one.places() == two.places() or one.held() == two.held():
+    same_parts = one.people_held_out() == two.people_held_out()
+    if one.places() == two.places() or same_parts:
         raise Caught(
             "two silos with the same file give persons the same places: they follow from the file"
         )
     before = one.places()
-    held = one.held()
+    held = one.people_held_out()
     one.restart()
     if one.places() != before:
         raise Caught("after a restart persons have other places, which no charge knows of")
     one.edit()
-    if one.held() != held:
+    moved = held - one.people_held_out()
+    if one.people_held_out() != held:
         raise Caught(
-            f"after one edited cell {len(held - one.held())} of {len(held)} held-out persons are "
-            "trained on"
+            f"after one edited cell {len(moved)} of {len(held)} held-out persons are trained on"
         )

@@ -1,9 +1,9 @@
-"""What an examiner tries on a silo: attacks where noise must hide, plain checks where statistics
-cannot see.
+"""Probes of a silo: attacks on what noise must hide, and plain checks of what statistics cannot
+see.
 
-Of a simulation, and at the door of a deployed silo, over frames, restarts, retries and copies.
-Statistical probes have a false-alarm rate of 1e-6 each; the others have none, save where two
-100-bit draws of noise agree by chance.
+They test a simulation, and the door of a deployed silo over frames, restarts, retries and copies.
+Statistical probes have a false-alarm rate of 1e-6 each. The others have none, unless two 100-bit
+draws of noise agree by chance.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ DEPLOYMENT = Probes("gate", "exact", "door", "reopen")
 
 @SIMULATION.probe("transcript attack")
 def transcript_attack(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Anchors and differences together, against the claim epsilon = 6: the lower bound at
+    """Attack anchors and differences together, against the claim epsilon = 6. The lower bound at
     confidence 1 - 1e-6 must stay below it.
     """
     case = Case("spider", 6.0, {"rounds": 2, "phase": 2, "slope": 1.0})
@@ -73,35 +73,38 @@ def transcript_attack(pipeline: Pipeline, seed: int, folder: Path) -> None:
         )
 
 
-def check_claims(case: Case, scores: tuple[np.ndarray, np.ndarray], held: Claims, who: str) -> None:
-    """Caught if the scores of an attack on totals refute one of the claims that follow from their
-    price.
+def check_claims(
+    case: Case, scores: tuple[np.ndarray, np.ndarray], claims: Claims, who: str
+) -> None:
+    """Raise Caught if the scores of an attack on totals refute one of the claims that follow from
+    their price.
     """
-    if refuted(*scores, held, FALSE_ALARM):
-        found = epsilon_of(gdp_fit(*scores)[0], case.delta)
+    if refuted(*scores, claims, FALSE_ALARM):
+        empirical = epsilon_of(gdp_fit(*scores)[0], case.delta)
         raise Caught(
-            f"{who} tell neighbours apart as at epsilon {found:.1f}, about; the claim is "
+            f"{who} tell neighbours apart as at epsilon {empirical:.1f}, about; the claim is "
             f"{case.epsilon:g}"
         )
 
 
 @SIMULATION.probe("noise size and correlation")
 def noise(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """On records that pull at nothing a release is its noise: of the size that the query says, and
-    new in every round, silo and run.
+    """Check the noise of releases on records that pull at nothing: it has the size of the query,
+    and is new in every round, silo and run.
     """
     _check_noise(pipeline, range(seed, seed + 4))
 
 
 @SIMULATION.probe("seeds")
 def seeds(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Two seeds that differ in one bit, the lowest or the highest that `silodp train` draws, give
-    two noises.
+    """Check that two seeds that differ in one bit give two noises, from the lowest to the highest
+    bit that `silodp train` draws.
     """
     _check_noise(pipeline, [seed, *(seed ^ (1 << bit) for bit in range(44))])
 
 
 def _check_noise(pipeline: Pipeline, seeds: Sequence[int]) -> None:
+    """Raise Caught unless the noise of these seeds is independent and has its size."""
     dim = 1000
     counts = (20, 30, 10)
     multiplier = 2.0
@@ -114,9 +117,9 @@ def _check_noise(pipeline: Pipeline, seeds: Sequence[int]) -> None:
         Query(s, Gaussian("probe", 1.0, multiplier)) for s in (Grad(w), Grad(w), GradDiff(w + 1, w))
     ]
     std = multiplier * 2 / torch.tensor(counts, dtype=torch.float64)[:, None]
-    drawn = [(answerer.answer(query, range(3)).double() / std).flatten(0, 1) for query in queries]
+    noises = [(answerer.answer(query, range(3)).double() / std).flatten(0, 1) for query in queries]
     normal.look(
-        torch.cat(drawn).numpy(),
+        torch.cat(noises).numpy(),
         f"simulated releases of {len(seeds)} seeds, 3 silos and 3 rounds",
         FALSE_ALARM,
     )
@@ -124,8 +127,8 @@ def _check_noise(pipeline: Pipeline, seeds: Sequence[int]) -> None:
 
 @SIMULATION.probe("hostile records")
 def hostile_records(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Each silo holds one record, from zero to NaN: without noise, no gradient or difference is
-    longer than its clip or not finite.
+    """Check silos with one record each, from zero to NaN. Without noise no gradient or difference
+    may be longer than its clip, or not finite.
     """
     random = torch.Generator().manual_seed(seed)
     sizes = torch.tensor(
@@ -150,15 +153,13 @@ def hostile_records(pipeline: Pipeline, seed: int, folder: Path) -> None:
     worst = 0.0
     where = ""
     for statistic, clip in cases:
-        value = answerer.answer(
-            Query(statistic, Gaussian("probe", clip, 0.0)), range(len(x))
-        ).double()
+        query = Query(statistic, Gaussian("probe", clip, 0.0))
+        value = answerer.answer(query, range(len(x))).double()
         name = type(statistic).__name__
         if not bool(torch.isfinite(value).all()):
             raise Caught(f"{name}: a record that is not finite makes the answer not finite")
-        times = float(
-            (torch.linalg.vector_norm(value, dim=-1) / torch.as_tensor(clip).double()).max()
-        )
+        lengths = torch.linalg.vector_norm(value, dim=-1) / torch.as_tensor(clip).double()
+        times = float(lengths.max())
         worst, where = max((worst, where), (times, name))
     if worst > 1 + CLIP_TOLERANCE:
         raise Caught(f"{where}: one record contributes {worst:.4g} times the clip")
@@ -166,8 +167,8 @@ def hostile_records(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SIMULATION.probe("batch membership")
 def batches(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Batches are drawn as they are accounted for: nobody counts twice, and everybody is as likely
-    as the price says.
+    """Check that batches are drawn as they are priced: no record counts twice, and each is as
+    likely as the price requires.
     """
     for sampling in (WithoutReplacement(0.3), Poisson(0.3), DisjointBatches(3)):
         try:
@@ -178,12 +179,11 @@ def batches(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SIMULATION.probe("charge before records")
 def charge_first(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """When the ledger refuses, no record has been looked at."""
+    """Check that no record was read when the ledger refuses."""
     spy = Blank()
+    empty_ledger = mock.Mock(**{"charge.side_effect": Refused("budget")})
     try:
-        pipeline.gate(
-            spy, mock.Mock(**{"charge.side_effect": Refused("budget")}), dim=DIM, counts=[12]
-        ).answer(question(), [0])
+        pipeline.gate(spy, empty_ledger, dim=DIM, counts=[12]).answer(question(), [0])
     except Refused:
         pass
     else:
@@ -194,7 +194,9 @@ def charge_first(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SIMULATION.probe("bare release")
 def bare_release(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A release is d noisy numbers for each run and silo, and public facts; nothing rides along."""
+    """Check that a release is d noisy numbers for each run and silo, and public facts, and nothing
+    else.
+    """
     query = question()
     release = pipeline.gate(Blank(), Free(), dim=DIM, counts=[12]).answer(query, [0])
     event = release.event
@@ -214,8 +216,8 @@ def bare_release(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SIMULATION.probe("persons")
 def persons(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A person of 20 rows that all pull one way, or of one row, in place of another: no more is
-    told of it than of a record, at claim 1.
+    """Check a person of 20 rows in one direction, or of one row, in place of another. At claim 1 no
+    more may be learned about a person than about a record.
     """
     case = Case("mb-sgd", 1.0, {"rounds": 2})
     for first in (ROWS, 1):
@@ -234,40 +236,42 @@ def persons(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @DEPLOYMENT.probe("charge on disk before records")
 def durable_charge_first(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """When records are looked at, another process already finds the charge on disk."""
-    seen: list[int] = []
+    """Check that another process finds the charge on disk at the moment when records are read."""
+    charges: list[int] = []
+    """Charges on disk at each reading of records."""
 
     class Watching(pipeline.exact):
         def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
             try:
                 entries = DurableLedger.open(silo.path).entries()
-                seen.append(sum(entry.act == "charge" for entry in entries))
-            except (BadInput, Refused):  # the transaction that charges has not ended
-                seen.append(0)
+                charges.append(sum(entry.act == "charge" for entry in entries))
+            except (BadInput, Refused):
+                # The transaction that charges has not ended.
+                charges.append(0)
             return super().answer(query, silos)
 
     silo = Silo(folder / "silo", replace(pipeline, exact=Watching))
     silo.ask("first", question())
-    if set(seen) != {1}:
+    if set(charges) != {1}:
         raise Caught(
-            f"{seen[0]} charges were on disk when records were looked at; there should be one"
+            f"{charges[0]} charges were on disk when records were looked at; there should be one"
         )
 
 
 @DEPLOYMENT.probe("restarts and old copies")
 def restarts(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Over restarts the answers never cost more than the budget; a missing or an older ledger is
-    refused, never begun anew.
+    """Check that over restarts the answers never cost more than the budget, and that a missing or
+    an older ledger is refused.
     """
     silo = Silo(folder / "silo", pipeline)
     price = 0.3 * gdp_mu(BUDGET) ** 2
     spent = 0.0
     shutil.copy(silo.path, folder / "older")
     for turn in range(6):
-        reply = decode_reply(
-            silo.handle(silo.frame(f"q{turn}", question(1 / math.sqrt(price)))), limit=2**20
-        )
-        spent += price if isinstance(reply, Answer) else 0.0
+        frame = silo.frame(f"q{turn}", question(1 / math.sqrt(price)))
+        reply = decode_reply(silo.handle(frame), limit=2**20)
+        if isinstance(reply, Answer):
+            spent += price
         silo.restart()
     if spent > gdp_mu(BUDGET) ** 2:
         raise Caught(
@@ -287,12 +291,13 @@ def restarts(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @DEPLOYMENT.probe("retries")
 def retries(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """The same frame again, also after a restart, gets the same bytes and costs nothing."""
+    """Check that the same frame, also after a restart, gets the same bytes and costs nothing."""
     silo = Silo(folder / "silo", pipeline)
     check_retries(silo, silo.frame("once", question()))
 
 
 def check_retries(silo: Silo, frame: bytes) -> None:
+    """Raise Caught unless a repeated frame gets the same bytes and leaves the ledger as it is."""
     first = silo.handle(frame)
     count = silo.ledger.head()
     for again in ("", " after a restart"):
@@ -305,8 +310,8 @@ def check_retries(silo: Silo, frame: bytes) -> None:
 
 @DEPLOYMENT.probe("twin silos")
 def entropy(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Two silos alike to the last byte answer the same frame with different noise: none of it comes
-    from what the server sent.
+    """Check that two silos, alike to the last byte, answer the same frame with different noise. So
+    none of the noise comes from the server.
     """
     twins = [Silo(folder / name, pipeline) for name in ("one", "two")]
     frame = twins[0].frame("same", question())
@@ -324,8 +329,8 @@ def entropy(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @DEPLOYMENT.probe("bare reply")
 def bare_reply(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A reply is d numbers, the names and event that the query gave, and count and head of what
-    left the ledger: nothing else about the records.
+    """Check that a reply is d numbers, the names and the event of the query, and count and head of
+    the released ledger entries, and nothing else about the records.
     """
     silo = Silo(folder / "silo", pipeline)
     query = question()
@@ -370,24 +375,25 @@ def bare_reply(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @DEPLOYMENT.probe("public lattice")
 def on_lattice(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Every released number is on one lattice, gamma / n times the integers, that the query alone
-    decides.
+    """Check that every released number is on one lattice, gamma / n times the integers, that the
+    query alone decides.
 
-    Then every number that can be released at all can be released by every data set. Float noise has
-    another support around each sum, and numbers that only one of two neighbours can release
-    (Mironov 2012).
+    Then every data set can release every number that can be released at all. Float noise has
+    another support around each sum. With it there are numbers that only one of two neighbours can
+    release (Mironov 2012).
     """
     for target in (0.25, 30.0):
         silo = Silo(folder / f"target-{target}", pipeline, target=target)
         gamma = lattice_step(1.0, DIM)
         n = silo.records.counts[0]
-        with pipeline.planted():  # at the door, and before the door packs it onto a coarser lattice
-            own = pipeline.gate(silo.door._exact, Free(), dim=DIM, counts=[n]).answer(
-                question(), [0]
-            )
+        # The numbers are tested at the gate, and after the door has packed them onto a coarser
+        # lattice.
+        with pipeline.planted():
+            gate = pipeline.gate(silo.door._exact, Free(), dim=DIM, counts=[n])
+            release = gate.answer(question(), [0])
         value = [
             *silo.ask("lattice", question()).value.flatten().tolist(),
-            *own.value.flatten().tolist(),
+            *release.value.flatten().tolist(),
         ]
         off = sum(gamma * round(v * n / gamma) / n != v for v in value)
         if off:
@@ -399,11 +405,10 @@ def on_lattice(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @DEPLOYMENT.probe("persons at the gate")
 def persons_at_the_gate(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """The same people behind a deployed gate, whose every answer at noise multiplier 1 must be
-    1-GDP.
-    """
+    """Check persons behind a deployed gate. Every answer at noise multiplier 1 must be 1-GDP."""
     for first in (ROWS, 1):
-        if (mu := gdp_lower(*attack_gate(150, first=first, pipeline=pipeline), FALSE_ALARM)) > 1:
+        mu = gdp_lower(*attack_gate(150, first=first, pipeline=pipeline), FALSE_ALARM)
+        if mu > 1:
             raise Caught(
                 f"an answer tells a person from another as a mechanism of mu {mu:.1f} or "
                 "more; 1 is charged"

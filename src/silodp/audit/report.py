@@ -1,4 +1,4 @@
-"""The audit as users see it: every algorithm at every claim, a table, a run folder, and the picture
+"""The report of the audit: every algorithm at every claim, a table, a run folder, and the picture
 of the trade-off curves.
 """
 
@@ -31,7 +31,11 @@ from silodp.audit.canary import neighbours
 from silodp.audit.claims import FACTOR, of_plan
 from silodp.audit.masked import COHORT, COLLUDING, attack_masked
 from silodp.audit.pipeline import SOUND
-from silodp.audit.shuffled import attack_numbers, attack_shuffled, attack_totals
+from silodp.audit.shuffled import (
+    attack_numbers,
+    attack_shuffled,
+    attack_totals,
+)
 from silodp.audit.transcript import Case, attack, attack_deployed, attack_persons
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
@@ -43,8 +47,8 @@ from silodp.simulation.sweep import Tick, spread
 
 CLAIMS = (1.0, 6.0)
 ALARM = 1e-6
-"""An alarm is raised where the estimate is above the claim at confidence 1 - ALARM: the false-alarm
-rate of a row.
+"""False-alarm rate of a row. An alarm is raised if the estimate is above the claim at confidence
+1 - ALARM.
 """
 
 SETTINGS: dict[str, dict[str, float]] = {
@@ -66,14 +70,16 @@ SETTINGS: dict[str, dict[str, float]] = {
     "one-shot": {},
 }
 SHORT = {"rounds": 4, "phase": 2, "local_steps": 2, "inner": 2, "restarts": 2}
-"""Of any other algorithm, as far as it takes them: few rounds, for an attack hears all of them."""
+"""Settings of any other algorithm that takes them. The rounds are few, because an attack listens to
+all of them.
+"""
 SECRET = (
     "the attacker does not know who is in a batch; its scores are not Gaussian, and the fit "
     "understates their tails"
 )
 RENYI = (
     "no tight accountant is known for this sampling under replace-one; the Renyi bound charges "
-    "more than anybody can learn"
+    "more than an attacker can learn"
 )
 
 ATTACKS: dict[str, tuple[str, Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
@@ -90,9 +96,12 @@ ATTACKS: dict[str, tuple[str, Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
 of the gate.
 """
 PERSONS = ("persons", "persons of changing rows")
+
 TOTALS = ("shuffle", "deployed shuffle", "deployed numbers", "deployed masks")
+
 TOTAL_CLAIMS = (1.0, 3.0, 6.0)
 """Claims of the rows of totals, where no others are asked for."""
+
 TOTAL_FACTOR = 1.2
 """A row of totals has power if it alarms where the noise is that of a claim so many times as large.
 """
@@ -104,9 +113,12 @@ def cases(
     epsilons: Sequence[float] = CLAIMS,
     given: dict[str, Any] | None = None,
 ) -> list[tuple[Case, str]]:
-    """(case, gate) of every row: each algorithm on its own batches, then sub-sampled batches, then
-    the deployed gate's arithmetic; and the same of a shuffle. An algorithm is a name or
-    FILE.py:NAME, whose own settings are `given`."""
+    """Return (case, gate) of every row: each algorithm on its own batches, then sub-sampled
+    batches, then the deployed gate's arithmetic, then persons and totals.
+
+    An algorithm is a name or FILE.py:NAME. `given` are the settings of the user's own algorithm.
+    Raise BadInput if there is none.
+    """
     others = [name for name in algorithms or ALGORITHMS if name not in SETTINGS]
     if given and not others:
         raise BadInput(
@@ -194,11 +206,17 @@ def _above(mu: float, error: float, case: Case) -> bool:
 
 
 def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deployed gates draw from the operating system, and take no seed."""
-    return ATTACKS[gate][1](case, runs, **{} if gate.startswith("deployed") else {"seed": seed})
+    """Return the scores of an attack. Deployed gates draw from the operating system, and take no
+    seed.
+    """
+    _, attack_gate = ATTACKS[gate]
+    if gate.startswith("deployed"):
+        return attack_gate(case, runs)
+    return attack_gate(case, runs, seed=seed)
 
 
 def _words(case: Case) -> str:
+    """Return the sampling of a case in words."""
     match case.batches:
         case Poisson(rate):
             return f"poisson:{rate:g}"
@@ -210,6 +228,7 @@ def _words(case: Case) -> str:
 
 
 def _task(index: int, case: Case, gate: str, runs: int, seed: int) -> tuple[int, dict[str, Any]]:
+    """Return the index of a row, and the row."""
     return index, row_of(case, gate, runs, seed)
 
 
@@ -222,13 +241,14 @@ def audit(
     tick: Tick,
     given: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """All rows, on all cores. Every row has seeds of its own."""
+    """Return all rows, computed on all cores. Every row has seeds of its own."""
     rows: dict[int, dict[str, Any]] = {}
     tasks = [
         (i, case, gate, runs, seed + 6 * i * runs)
         for i, (case, gate) in enumerate(cases(algorithms, epsilons, given))
     ]
-    slow_first = sorted(tasks, key=lambda t: t[1].gap == "")  # they calibrate for seconds
+    # Rows with a gap calibrate for seconds, so they start first.
+    slow_first = sorted(tasks, key=lambda task: task[1].gap == "")
     for index, row in spread(_task, slow_first, tick=tick):
         rows[index] = row
     return [rows[i] for i in sorted(rows)]
@@ -238,43 +258,50 @@ def audit(
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """The algorithm, and what is special about the row."""
-    return ", ".join([row["algorithm"], *([special] if (special := special_of(row)) else [])])
+    """Return the algorithm, and the special part of the row if there is one."""
+    special = special_of(row)
+    if special:
+        return f"{row['algorithm']}, {special}"
+    return row["algorithm"]
 
 
 def special_of(row: dict[str, Any]) -> str:
-    return ATTACKS[row["gate"]][0] or (row["sampling"] if row["gap"] else "")
+    """Return what is attacked, or the sampling if it explains a gap, or an empty text."""
+    attacked = ATTACKS[row["gate"]][0]
+    if not attacked and row["gap"]:
+        return row["sampling"]
+    return attacked
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the rows as a table for the terminal."""
     drawn = Table(
         title=(
             "Epsilon that an attacker gets out of a silo's transcript or from totals, from 2 "
             f"x {max(row['runs'] for row in rows)} runs at most"
         )
     )
-    for column in ("attack on", "claim", "estimate", "95 % bound", "alarm"):
-        drawn.add_column(column, justify="left" if column == "attack on" else "right", no_wrap=True)
+    drawn.add_column("attack on", justify="left", no_wrap=True)
+    for column in ("claim", "estimate", "95 % bound", "alarm"):
+        drawn.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         numbers = (
             f"{row['claimed_epsilon']:g}",
             f"{row['empirical_epsilon']:.2f}",
             f"{row['lower_bound']:.2f}",
         )
-        drawn.add_row(
-            name_of(row),
-            *numbers,
-            "YES" if row["alarm"] else "no",
-            style="bold red" if row["alarm"] else "",
-        )
+        if row["alarm"]:
+            drawn.add_row(name_of(row), *numbers, "YES", style="bold red")
+        else:
+            drawn.add_row(name_of(row), *numbers, "no", style="")
     return drawn
 
 
 def write(
     rows: Sequence[dict[str, Any]], folder: Path, answers: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json, and answers.csv
-    where there are any.
+    """Write audit.csv, curves.csv, audit.json, audit.png, audit.svg and environment.json, and
+    answers.csv if there are answers.
     """
     make_folder(folder)
     flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
@@ -300,8 +327,8 @@ def write(
 
 
 def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """audit.png and audit.svg: misses against false alarms, each attack next to the curve that its
-    claim allows it.
+    """Write audit.png and audit.svg: misses against false alarms, each attack beside the curve that
+    its claim allows.
     """
     claims = sorted({row["claimed_epsilon"] for row in rows})
     figure, axes = plt.subplots(
@@ -309,8 +336,8 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     )
     grid = np.linspace(1e-4, 1 - 1e-4, 400)
     for claim, ax in zip(claims, axes[0], strict=True):
-        mine = [row for row in rows if row["claimed_epsilon"] == claim]
-        for row in mine:
+        at_claim = [row for row in rows if row["claimed_epsilon"] == claim]
+        for row in at_claim:
             if row["gap"]:
                 dotted = ":"
             elif row["gate"] != "simulated":
@@ -321,7 +348,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
             ax.plot(
                 row["curve"]["false_alarm"], row["curve"]["miss"], dotted, linewidth=1, label=label
             )
-        budget = Budget(claim, mine[0]["delta"])
+        budget = Budget(claim, at_claim[0]["delta"])
         ax.plot(
             grid,
             stats.norm.cdf(stats.norm.isf(grid) - gdp_mu(budget)),
@@ -344,10 +371,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
         )
         ax.grid(alpha=0.25)
         ax.legend(fontsize=6.5)
-    for suffix in (".png", ".svg"):
-        figure.savefig(
-            (folder / "audit").with_suffix(suffix),
-            dpi=150,
-            metadata={"Date": None} if suffix == ".svg" else None,
-        )
+    figure.savefig(folder / "audit.png", dpi=150)
+    # Without its date an SVG of the same rows has the same bytes.
+    figure.savefig(folder / "audit.svg", dpi=150, metadata={"Date": None})
     plt.close(figure)

@@ -1,5 +1,5 @@
-"""The rows of `silodp audit` over the deployed path: of every answer that a gate gives, the noise
-and the coins measured against the price.
+"""The rows of `silodp audit` about the deployed path: the noise and the coins of every answer of a
+gate, measured against the price.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ CANNOT_SEE = (
     "the choice of the best of several runs (`silodp tune`)",
     "mistakes that no probe is made for: an audit without an alarm is no proof",
 )
-"""What the audit cannot see, in words for its reader."""
+"""The limits of the audit, in words for its reader."""
 
 
 def row_of(row: Row, silo: Answering, pipeline: Pipeline = SOUND) -> dict[str, Any]:
-    """Noise over its price and coins over their rate, with 95 % intervals; an alarm with what it
-    says, at a false-alarm rate of RATE in all.
+    """Return a row: the noise over its price and the coins over their rate, with 95 % intervals,
+    and an alarm with its sentence.
+
+    All rows together alarm falsely with probability RATE.
     """
     z = noise_of(row, silo)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "statistic": row.statistic.__name__,
         "mechanism": row.mechanism.__name__,
         "sampling": row.sampling.__name__,
@@ -59,21 +61,21 @@ def row_of(row: Row, silo: Answering, pipeline: Pipeline = SOUND) -> dict[str, A
             counts = drawn(row, pipeline)
             heads, tossed = coins_of(row, counts)
             interval = stats.binomtest(heads, tossed).proportion_ci(0.95)
-            made |= {
+            result |= {
                 "coins": (heads / tossed / COINS, interval.low / COINS, interval.high / COINS),
                 "tossed": tossed,
             }
             check_coins(row, counts, RATE / len(answerable()))
     except Caught as caught:
-        made |= {"alarm": True, "says": str(caught)}
-    return made
+        result |= {"alarm": True, "says": str(caught)}
+    return result
 
 
 def answers(pipeline: Pipeline = SOUND) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """A row of each answer, and what the probes of records, prices, reach, lattice, batches, grown
-    files, restarts, layers and persons say: nothing, if all is well.
+    """Return a row for each answer, and the sentences of the probes that found a mistake: probes of
+    records, prices, reach, lattice, batches, grown files, restarts, layers and persons.
     """
-    found: dict[str, str] = {}
+    mistakes: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         silos = {
             kind: Answering(Path(folder) / kind.__name__, pipeline, kind)
@@ -81,31 +83,36 @@ def answers(pipeline: Pipeline = SOUND) -> tuple[list[dict[str, Any]], dict[str,
         }
         rows = [row_of(row, silos[row.mechanism], pipeline) for row in answerable()]
         for name, probe in (ANSWERS | BATCHES | PRICES).items():
+            # The rows have the results of these two.
             if name in ("noise of every answer", "coins"):
-                continue  # the rows
-            (place := Path(folder) / name.replace(" ", "-")).mkdir()
+                continue
+            probe_folder = Path(folder) / name.replace(" ", "-")
+            probe_folder.mkdir()
             try:
-                probe(pipeline, 0, place)
+                probe(pipeline, 0, probe_folder)
             except Caught as caught:
-                found[name] = str(caught)
-    return rows, found
+                mistakes[name] = str(caught)
+    return rows, mistakes
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the rows as a table for the terminal."""
     drawn_table = Table(
         title="What a deployed gate answers: noise and coins over what is paid for (95 %)"
     )
-    for column in ("answer", "noise", "coins", "alarm"):
-        drawn_table.add_column(
-            column, justify="left" if column == "answer" else "right", overflow="fold"
-        )
+    drawn_table.add_column("answer", justify="left", overflow="fold")
+    for column in ("noise", "coins", "alarm"):
+        drawn_table.add_column(column, justify="right", overflow="fold")
     for row in rows:
-        shown = [
-            f"{v[0]:.3f} ±{(v[2] - v[1]) / 2:.3f}" if v else ""
-            for v in (row["noise"], row["coins"])
-        ]
-        name = ", ".join(row[part] for part in ("statistic", "mechanism", "sampling"))
-        drawn_table.add_row(
-            name, *shown, "YES" if row["alarm"] else "no", style="bold red" if row["alarm"] else ""
-        )
+        cells = [", ".join(row[part] for part in ("statistic", "mechanism", "sampling"))]
+        for interval in (row["noise"], row["coins"]):
+            if interval:
+                estimate, low, high = interval
+                cells.append(f"{estimate:.3f} ±{(high - low) / 2:.3f}")
+            else:
+                cells.append("")
+        if row["alarm"]:
+            drawn_table.add_row(*cells, "YES", style="bold red")
+        else:
+            drawn_table.add_row(*cells, "no", style="")
     return drawn_table

@@ -1,10 +1,10 @@
-"""The transcript attack: from everything that one silo releases, tell which of two neighbouring
-data sets it holds.
+"""The transcript attack: decide from everything that one silo releases which of two neighbouring
+data sets it has.
 
-It runs the code that users run: plan.calibrate, Federation, InProcess, Gate, MemoryLedger,
-Simulated. The attacker sees the releases and all that is public, and knows every record but one:
-which of two canaries. So it can compute, at the points that were asked about, what each data set
-would have answered without noise, and its score is the log-likelihood ratio of the transcript.
+The attack runs the code that users run: plan.calibrate, Federation, InProcess, Gate, MemoryLedger,
+Simulated. The attacker has the releases, all public facts, and every record but one, which is one
+of two canaries. So the attacker can compute what each data set would have answered without noise,
+at the points of the queries. The score is the log-likelihood ratio of the transcript.
 """
 
 from __future__ import annotations
@@ -62,24 +62,28 @@ class Case:
     rule: str | None = None
     step: float = 0.1
     gap: str = ""
-    """Why the attack must stay below the claim, where it must."""
+    """The reason why the attack must stay below the claim, if there is one."""
 
     @property
     def batches(self) -> Sampling:
-        return self.sampling or (
-            DisjointBatches(int(self.settings.get("rounds", 1)))
-            if find(self.algorithm).disjoint
-            else FullBatch()
-        )
+        """Return the sampling of the case, by default that of the algorithm."""
+        if self.sampling:
+            return self.sampling
+        if find(self.algorithm).disjoint:
+            return DisjointBatches(int(self.settings.get("rounds", 1)))
+        return FullBatch()
 
     @property
     def budget(self) -> Budget:
+        """Return the claim as a budget."""
         return Budget(self.epsilon, self.delta)
 
     def run(self) -> Callable[..., Any]:
+        """Return the algorithm with all of its arguments except the mechanisms."""
         return prepared(find(self.algorithm), self.settings, self.step)
 
     def plan(self, counts: Sequence[int], pipeline: Pipeline) -> Plan:
+        """Return the plan that the pipeline calibrates for the claim."""
         algorithm = find(self.algorithm)
         mechanisms = {kind: Gaussian(kind, CLIP, 0.0, self.batches) for kind in algorithm.kinds}
         shares = default_shares(algorithm, self.settings)
@@ -91,34 +95,33 @@ class Case:
 def attack(
     case: Case, runs: int, *, seed: int = 0, pipeline: Pipeline = SOUND
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of `runs` independent runs on each of the two data sets. A rehearsal, apart, shows the
-    attacker how large the noise really is.
+    """Return the scores of `runs` independent runs on each of the two data sets.
+
+    Before them a rehearsal shows the attacker the real size of the noise.
     """
     if case.algorithm == "one-shot":
         problem, worlds = of_products()
     else:
         problem = canary_problem()
         worlds = neighbours(quiet=case.batches.sampled)
-    return played(
-        Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, problem), runs, seed
-    )
+    stage = Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, problem)
+    return played(stage, runs, seed)
 
 
 def attack_persons(
     case: Case, runs: int, *, first: int = ROWS, seed: int = 0, pipeline: Pipeline = SOUND
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same where a person is exchanged."""
+    """Return the scores of `attack` if the canary is a person, of `first` rows in the first data
+    set.
+    """
     worlds = persons(first)
-    return played(
-        Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, person_problem()),
-        runs,
-        seed,
-    )
+    stage = Stage(case, case.plan(worlds[0].counts, pipeline), worlds, pipeline, person_problem())
+    return played(stage, runs, seed)
 
 
 def played(stage: Stage, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of `runs` runs on each data set of the stage, with seeds of their own."""
-    heard = stage.rehearse(range(seed, seed + REHEARSAL))
+    """Return the scores of `runs` runs on each data set of the stage, with different seeds."""
+    loudness = stage.rehearse(range(seed, seed + REHEARSAL))
     scores = []
     for world in range(2):
         first = seed + REHEARSAL + world * runs
@@ -126,7 +129,8 @@ def played(stage: Stage, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
             range(first + start, first + min(start + CHUNK, runs))
             for start in range(0, runs, CHUNK)
         ]
-        scores.append(torch.cat([stage.scores(world, chunk, heard) for chunk in chunks]).numpy())
+        parts = [stage.scores(world, chunk, loudness) for chunk in chunks]
+        scores.append(torch.cat(parts).numpy())
     return scores[0], scores[1]
 
 
@@ -141,8 +145,8 @@ class Stage:
     problem: Problem = field(default_factory=canary_problem)
 
     def play(self, world: int, seeds: Sequence[int]) -> tuple[Attacker, list[tuple[Query, Tensor]]]:
-        """Runs the algorithm once for each seed on one of the data sets; gives what was heard, and
-        an attacker.
+        """Run the algorithm once for each seed on one of the data sets. Return an attacker, and the
+        transcript that it heard.
         """
         problem = self.problem
         records = self.worlds[world]
@@ -152,50 +156,53 @@ class Stage:
             fed, problem, torch.zeros(len(seeds), problem.dim), **self.plan.mechanisms
         ):
             pass
-        attacker = self.attacker(
-            [self.pipeline.answerer(problem, w, [0]) for w in self.worlds], records.counts, answerer
-        )
+        models = [self.pipeline.answerer(problem, w, [0]) for w in self.worlds]
+        attacker = self.attacker(models, records.counts, answerer)
         return attacker, [
             (query, value)
             for query, silos, release in channel.log
             if (value := self.heard(silos, release)) is not None
         ]
 
-    def attacker(self, *known: Any) -> Attacker:
-        return Attacker(*known)
+    def attacker(self, *arguments: Any) -> Attacker:
+        """Return an attacker with these arguments."""
+        return Attacker(*arguments)
 
     def federation(self, gate: Any) -> tuple[Recording, Federation]:
+        """Return a recording channel, and the federation that asks through it."""
         channel = Recording(InProcess(gate))
         counts = self.worlds[0].counts
         return channel, Federation(channel, Everyone(len(counts)), Weights("equal", counts))
 
     def heard(self, silos: tuple[int, ...], release: Answered) -> Tensor | None:
-        """What the attacker hears of an answer: silo 0's release."""
+        """Return the part of an answer that the attacker hears, silo 0's release. Return None if
+        silo 0 did not answer.
+        """
         if 0 in silos:
             return release.value[:, silos.index(0)].double()
         return None
 
     def rehearse(self, seeds: Sequence[int]) -> list[float]:
-        """The real size of each release's noise over its claimed size."""
+        """Return the real size of each release's noise, over its claimed size."""
         attacker, transcript = self.play(0, seeds)
         return [attacker.loudness(query, value) for query, value in transcript]
 
-    def scores(self, world: int, seeds: Sequence[int], heard: Sequence[float]) -> Tensor:
+    def scores(self, world: int, seeds: Sequence[int], loudness: Sequence[float]) -> Tensor:
+        """Return the score of a run on this data set, for each seed."""
         attacker, transcript = self.play(world, seeds)
-        return torch.stack(
-            [
-                attacker.evidence(query, value, h)
-                for (query, value), h in zip(transcript, heard, strict=True)
-            ]
-        ).sum(0)
+        evidence = [
+            attacker.evidence(query, value, size)
+            for (query, value), size in zip(transcript, loudness, strict=True)
+        ]
+        return torch.stack(evidence).sum(0)
 
 
 def attack_deployed(case: Case, runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `attack`, on one release of a deployed gate's own arithmetic: records as integers and
-    noise from operating-system entropy.
+    """Return the scores of `attack` on one release of a deployed gate's own arithmetic: records as
+    integers, and noise from operating-system entropy.
 
-    All runs ask about the same point, so each data set's integer sum is computed once; the noise is
-    drawn anew for every run.
+    All runs ask about the same point, so each data set's integer sum is computed once. The noise is
+    drawn again for every run.
     """
     problem = canary_problem()
     worlds = neighbours(silos=1)
@@ -215,8 +222,8 @@ def attack_deployed(case: Case, runs: int) -> tuple[np.ndarray, np.ndarray]:
 def attack_gate(
     runs: int, *, first: int = ROWS, pipeline: Pipeline = SOUND
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of answers of the deployed arithmetic at noise multiplier 1, in two silos that differ
-    in a person: each is 1-GDP.
+    """Return the scores of answers of the deployed arithmetic at noise multiplier 1, in two silos
+    that differ in a person. Each answer is 1-GDP.
     """
     problem = person_problem()
     scores = []
@@ -228,28 +235,31 @@ def attack_gate(
 
 
 def remembering(exact: type[Exact]) -> type[Exact]:
-    """The same arithmetic, which sums the integers of a point's records once: the sum is the same
-    in every run, and takes longer than the noise.
+    """Return a subclass that sums the integers of a point's records once. The sum is the same in
+    every run, and takes longer than the noise.
     """
 
     class Remembering(exact):
         def _sum(self, rows: Any, chosen: np.ndarray, *given: Any, **more: Any) -> np.ndarray:
-            kept = self.__dict__.setdefault("kept", {})
-            key = float(rows.points[0].flatten()[0]), chosen.tobytes(), given, *more.values()
-            if key not in kept:
-                kept[key] = super()._sum(rows, chosen, *given, **more)
-            return kept[key].copy()
+            sums = self.__dict__.setdefault("sums", {})
+            point = float(rows.points[0].flatten()[0])
+            key = (point, chosen.tobytes(), given, *more.values())
+            if key not in sums:
+                sums[key] = super()._sum(rows, chosen, *given, **more)
+            return sums[key].copy()
 
     return Remembering
 
 
 def no_partition(name: str, batches: int) -> np.ndarray:
+    """Raise AssertionError, because a full batch needs no partition."""
     raise AssertionError("a full batch needs no partition")
 
 
 class Attacker:
-    """Knows both data sets, and the partition of disjoint batches (their price holds against who
-    knows it); not the coins of sub-sampling.
+    """An attacker with both data sets, and with the partition of disjoint batches. Their price
+    holds against an attacker with the partition. The attacker does not have the coins of
+    sub-sampling.
     """
 
     def __init__(self, models: Sequence[Any], counts: Sequence[int], victim: Any = None) -> None:
@@ -261,8 +271,8 @@ class Attacker:
             model._generators = victim._generators
 
     def loudness(self, query: Query, value: Tensor) -> float:
-        """Size of the noise in what the first data set gives, in units of the claimed one; 1 where
-        batches are secret.
+        """Return the size of the noise in answers of the first data set, in units of the claimed
+        size. For secret batches return 1.
         """
         if query.mechanism.sampling.sampled:
             return 1.0
@@ -270,8 +280,8 @@ class Attacker:
         return max(float(residual[residual.isfinite()].square().mean().sqrt()), 1e-6)
 
     def evidence(self, query: Query, value: Tensor, loudness: float = 1.0) -> Tensor:
-        """(J,): log of the density of what was heard (J, d) under the second data set over that
-        under the first.
+        """Return the log-likelihood ratio (J,) of an answer (J, d): the log of its density under
+        the second data set, minus that under the first.
         """
         sampling = query.mechanism.sampling
         std = self._std(query) * loudness
@@ -285,12 +295,16 @@ class Attacker:
             (value * mean - mean.square() / 2).sum(-1) / std**2 + math.log(rate)
             for mean in (first, second)
         ]
-        absent = torch.full_like(likelihoods[0], math.log1p(-rate) if rate < 1 else -math.inf)
+        if rate < 1:
+            log_absent = math.log1p(-rate)
+        else:
+            log_absent = -math.inf
+        absent = torch.full_like(likelihoods[0], log_absent)
         return torch.logaddexp(likelihoods[1], absent) - torch.logaddexp(likelihoods[0], absent)
 
     def expected(self, query: Query, world: int) -> Tensor:
-        """(J, d): silo 0's answer without noise if the canary is in the batch; sub-sampled batches
-        hold nobody else who pulls.
+        """Return silo 0's answer (J, d) without noise, with the canary in the batch. In sub-sampled
+        batches all other records pull at nothing.
         """
         mechanism = replace(query.mechanism, noise_multiplier=0.0)
         sampling = query.mechanism.sampling
@@ -298,23 +312,19 @@ class Attacker:
         if sampling.sampled:
             mechanism = replace(mechanism, sampling=FullBatch())
             scale = self._counts[0] / sampling.batch(self._counts[0])
-        return (
-            scale
-            * self._models[world].answer(replace(query, mechanism=mechanism), [0])[:, 0].double()
-        )
+        answer = self._models[world].answer(replace(query, mechanism=mechanism), [0])
+        return scale * answer[:, 0].double()
 
     def _std(self, query: Query) -> Tensor:
-        """(J,): standard deviation of a coordinate of the claimed noise; local steps add up that of
-        each, times the step.
+        """Return the standard deviation (J,) of a coordinate of the claimed noise. For local steps
+        it is that of all steps together, times the step size.
 
-        Of local steps only the end is seen. Nothing is lost by it: the canary's gradient fills the
-        clip in one and the same direction all the way, so the end is as good as the steps.
+        Only the end of local steps is seen. Nothing is lost by this: the canary's gradient has the
+        length of the clip and the same direction in every step, so the end is as good as the steps.
         """
-        multiplier = torch.as_tensor(query.mechanism.noise_multiplier, dtype=torch.float64).reshape(
-            -1
-        )[0]
-        sensitivity = torch.as_tensor(
-            query.mechanism.sensitivity(self._counts[0]), dtype=torch.float64
-        ).reshape(-1)
+        mechanism = query.mechanism
+        multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64).flatten()[0]
+        sensitivity = mechanism.sensitivity(self._counts[0])
+        sensitivity = torch.as_tensor(sensitivity, dtype=torch.float64).flatten()
         std = (multiplier * sensitivity).expand(query.statistic.shape[0])
         return std * query.statistic.gain

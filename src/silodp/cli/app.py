@@ -1,8 +1,8 @@
-"""The command line. Bad input gets one sentence and exit code 2, an interrupt one and 130; every
-command has --json for machines.
+"""The command line. Bad input ends with one sentence and exit code 2, an interrupt with one
+sentence and 130. Every command has --json.
 
 A command's module is imported when the command runs. So a gate that serves has loaded neither
-simulation nor audit, and help is quick.
+simulation nor audit, and help is fast.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MOVED = {
     "shuffler": "federation shuffler",
     "survival": "stats survival",
 }
-"""Former names of commands, and today's."""
+"""Former names of commands, with the current names."""
 
 
 @contextmanager
 def _visible_errors() -> Iterator[None]:
-    """Have errors about the command line quote its words visibly."""
+    """Escape control characters in errors about the command line."""
     try:
         yield
     except click.ClickException as error:
@@ -72,28 +72,37 @@ class Silodp(LazyGroup):
         ),
         Listed(START, "train", "train", "Train privately in simulation, all silos in one process."),
         Listed(START, "score", "evaluate", "Score a run's model on held-out records, at a price."),
-        Listed(START, "status", "status", "Where a study stands, and what the next command is."),
-        Listed(START, "use", "predict", "Risks for new records by a trained model, at no price."),
-        Listed(START, "pages", "report", "Write one page about a run, to read, print and sign."),
+        Listed(START, "status", "status", "Show the state of a study and the next command."),
+        Listed(START, "use", "predict", "Compute risks for new records, at no price."),
+        Listed(START, "pages", "report", "Write a report of a run, to read, print and sign."),
         Listed(START, "groups", "export", "Write a model, model card or evidence for others."),
-        Listed(
-            START, "pages", "ui", "Look at runs, or a silo's gate, in a browser on this machine."
-        ),
+        Listed(START, "pages", "ui", "Show runs, or a silo's gate, in a browser on this machine."),
         Listed(CHOOSE, "plan", "plan", "Compute a run's price before it reads data, or advise."),
         Listed(
-            CHOOSE, "tune", "tune", "Find settings: free on public data, priced on the silos' own."
+            CHOOSE,
+            "tune",
+            "tune",
+            "Find settings: free on public data, at a price on the silos' own.",
         ),
-        Listed(CHOOSE, "groups", "stats", "Means and curves of records, coefficients of a run."),
-        Listed(DEPLOY, "silo_officer", "silo", "One silo's gate: make it, run it, look at it."),
-        Listed(DEPLOY, "groups", "federation", "Silos as processes: start, train over, stop."),
-        Listed(DEPLOY, "groups", "ledger", "A data set's budget: what was asked, what is left."),
+        Listed(
+            CHOOSE, "groups", "stats", "Show means and curves of records, or coefficients of a run."
+        ),
+        Listed(DEPLOY, "silo_officer", "silo", "Make, run and inspect one silo's gate."),
+        Listed(
+            DEPLOY, "groups", "federation", "Start silos as processes, train over them, stop them."
+        ),
+        Listed(
+            DEPLOY, "groups", "ledger", "Show a data set's budget: queries, spend, and the rest."
+        ),
         Listed(DEPLOY, "doctor", "doctor", "Check whether this machine can run silodp."),
-        Listed(DEPLOY, "audit", "audit", "Attack the code that users run, or somebody's DP code."),
+        Listed(
+            DEPLOY, "audit", "audit", "Attack silodp's code, or other DP code, to test its claims."
+        ),
     )
 
 
 def refuse_old_name(words: list[str]) -> None:
-    """Refuse a name that a command had before, in a sentence that names the new one."""
+    """Raise BadInput for a former name of a command, with the current name."""
     if words[0] in MOVED:
         raise BadInput(f"`silodp {words[0]}` has a new name; use `silodp {MOVED[words[0]]}`")
     if words[0] == "export" and words[1:]:
@@ -102,8 +111,8 @@ def refuse_old_name(words: list[str]) -> None:
         known = [*groups.export.commands, *SETTINGS["help_option_names"]]
         if words[1] not in known:
             raise BadInput(
-                f"`silodp export {words[1]}` is no command; use `silodp export model`, "
-                "`silodp export card` or `silodp export evidence`"
+                f"`silodp export {words[1]}` is not a command; use `silodp export "
+                "model`, `silodp export card` or `silodp export evidence`"
             )
 
 
@@ -114,7 +123,7 @@ app = typer.Typer(
         "differentially private for each record."
     ),
     epilog=(
-        "What the words mean (silo, gate, release, ledger, clip, phase, mu, masks): "
+        "Meaning of the words (silo, gate, release, ledger, clip, phase, mu, masks): "
         "docs/glossary.md"
     ),
     no_args_is_help=True,
@@ -143,7 +152,7 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: turns what a user may have got wrong into one sentence and exit code 2."""
+    """Run the command line. Turn user errors into one sentence and exit code 2."""
     try:
         with safe_children():
             app()

@@ -1,4 +1,4 @@
-"""`silodp audit` and `silodp audit certify`: exit code 1 if a claim is refuted."""
+"""`silodp audit` and `silodp audit certify`. The exit code is 1 if a claim is refuted."""
 
 from __future__ import annotations
 
@@ -22,54 +22,52 @@ def audit_all(
     context: typer.Context,
     algorithm: Annotated[
         list[str] | None,
-        typer.Option(help="Attack this algorithm only, by name or FILE.py:NAME; may be repeated."),
+        typer.Option(help="Attack only this algorithm, by name or FILE.py:NAME; may be repeated."),
     ] = None,
     settings: Settings = None,
     epsilon: Annotated[
-        list[float] | None, typer.Option(help="Claims to attack; 1 and 6 by default.")
+        list[float] | None, typer.Option(help="Claimed epsilons to attack; 1 and 6 by default.")
     ] = None,
     runs: Annotated[
         int, typer.Option(help="Runs on each of the two neighbouring data sets.")
     ] = 20_000,
     one_run: Annotated[
         bool,
-        typer.Option("--one-run", help="Many canaries among a silo's own records, and one run."),
+        typer.Option(
+            "--one-run", help="Use many canaries among a silo's own records, and one run."
+        ),
     ] = False,
     data: Annotated[
         str | None,
-        typer.Option(
-            help="For --one-run: a built-in data set, of which the first silo is audited."
-        ),
+        typer.Option(help="For --one-run: a built-in data set. Its first silo is audited."),
     ] = None,
     silo: Annotated[
         Path | None,
         typer.Option(help="For --one-run: a CSV, Parquet or NPZ file with labels 0 and 1."),
     ] = None,
-    label: Annotated[
-        str, typer.Option(help="For --one-run: column that holds the label.")
-    ] = "label",
+    label: Annotated[str, typer.Option(help="For --one-run: the label column.")] = "label",
     model: Annotated[str, typer.Option(help="For --one-run: logistic or mlp:HIDDEN.")] = "logistic",
-    canaries: Annotated[int, typer.Option(help="For --one-run: how many canaries.")] = 1000,
+    canaries: Annotated[int, typer.Option(help="For --one-run: the number of canaries.")] = 1000,
     rounds: Annotated[int, typer.Option(help="For --one-run: communication rounds R.")] = 25,
-    seed: Annotated[int, typer.Option(help="Seeds of the simulated runs start here.")] = 0,
+    seed: Annotated[int, typer.Option(help="First seed of the simulated runs.")] = 0,
     out_dir: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Attacks the code that users run: what an adversary really learns about one record, next to
-    what is claimed.
+    """Attack the code that users run: measure how much an adversary learns about one record, and
+    compare it with the claim. Exit code 1 means that a claim is refuted.
 
-    Then it asks a deployed gate everything that a gate answers, and measures noise, coins, records
-    and charges against the price. An alarm (exit code 1) means that the claim is refuted at
-    confidence 1 - 1e-6 (1 - 1e-8 for the deployed answers, 1 - 1e-3 for --one-run).
+    Then query a deployed gate in every way that it allows, and compare noise, random draws, records
+    and charges with the price. A refutation has confidence 1 - 1e-6 (1 - 1e-8 for the deployed
+    answers, 1 - 1e-3 for --one-run).
 
-    Examples: `silodp audit` · `silodp audit --algorithm mine.py:heavy_ball`
-    · `silodp audit --one-run --data wbcd --epsilon 6`
+    Examples: `silodp audit` · `silodp audit --algorithm mine.py:heavy_ball` · `silodp audit
+    --one-run --data wbcd --epsilon 6`
     """
     if context.invoked_subcommand:
         if given := typed():
             named = ", ".join("--" + name.replace("_", "-") for name in sorted(given))
             raise BadInput(
-                f"{named} stands before {context.invoked_subcommand}; write its options after it"
+                f"{named} is before {context.invoked_subcommand}; write its options after it"
             )
         return
     from silodp.server.algorithms import assignments
@@ -105,7 +103,7 @@ def audit_all(
 
         folder = unused(out_dir, Path("runs") / "audit", "audit.json")
         check_writable(folder)
-        with interruptible("nothing is kept, since the rows belong together"):
+        with interruptible("no results are stored, because the rows belong together"):
             _attacks(algorithm, given, tuple(epsilon or ()), runs, seed, folder, as_json=as_json)
 
 
@@ -142,7 +140,7 @@ def _attacks(
             named = ", ".join(
                 dict.fromkeys(report.special_of(row) for row in rows if row["gap"] == gap)
             )
-            say(f"Below the claim must stay {named}: {gap}.")
+            say(f"Always below the claim: {named}. Reason: {gap}.")
         for factor in (FACTOR, report.TOTAL_FACTOR):
             of_totals = factor == report.TOTAL_FACTOR
             weak = [
@@ -152,18 +150,18 @@ def _attacks(
             ]
             if weak:
                 say(
-                    f"Too few runs to see it, were the noise that of a claim {factor:g} times "
-                    f"as large: {'; '.join(weak)}."
+                    f"Too few runs to detect noise that fits only a claim {factor:g} times as "
+                    f"large: {'; '.join(weak)}."
                 )
         if answers:
             show(report_answers.table(answers))
-        for says in [*(row["says"] for row in answers if row["alarm"]), *failed.values()]:
-            say(f"ALARM: {says}", style="bold red")
-        say(
-            f"Everything is in {folder}: audit.csv, curves.csv, audit.png, "
-            f"audit.svg{', answers.csv' if answers else ''}."
-        )
-        say("This audit cannot see:")
+        for alarm in [*(row["says"] for row in answers if row["alarm"]), *failed.values()]:
+            say(f"ALARM: {alarm}", style="bold red")
+        files = "audit.csv, curves.csv, audit.png, audit.svg"
+        if answers:
+            files += ", answers.csv"
+        say(f"The results are in {folder}: {files}.")
+        say("This audit cannot detect:")
         for limit in report_answers.CANNOT_SEE:
             say(f"- {limit}")
     _leave(any(row["alarm"] for row in [*rows, *answers]) or bool(failed))
@@ -215,8 +213,8 @@ def _one_run(
         title = f"One run with {order['canaries']} canaries among {len(y)} records"
         show(table("algorithm|claim|refuted at 95 %|right guesses|alarm", cells, title=title))
         say(
-            "One run shows less than thousands do: the bound is far below a sound claim, "
-            "and above a badly broken one."
+            "One run shows less than thousands of runs. Its bound is far below a "
+            "correct claim, but above a badly broken one."
         )
     _leave(any(row["alarm"] for row in rows))
 
@@ -227,16 +225,16 @@ def certify(
         str,
         typer.Argument(
             metavar="FILE.py:NAME",
-            help="A function (x, y, seed) that returns all that is seen.",
+            help="A function (x, y, seed) that returns everything the adversary sees.",
             show_default=False,
         ),
     ],
-    epsilon: Annotated[float, typer.Option(help="The epsilon that it claims.", show_default=False)],
-    delta: Annotated[float, typer.Option(help="The delta that it claims.")] = 1e-5,
+    epsilon: Annotated[float, typer.Option(help="The claimed epsilon.", show_default=False)],
+    delta: Annotated[float, typer.Option(help="The claimed delta.")] = 1e-5,
     unit: Annotated[
         str,
         typer.Option(
-            help="What it claims to protect: record, or silo for all records of one client."
+            help="The claimed unit of privacy: record, or silo for all records of one client."
         ),
     ] = "record",
     runs: Annotated[
@@ -245,16 +243,17 @@ def certify(
     records: Annotated[int, typer.Option(help="Rows of the table.")] = 40,
     features: Annotated[int, typer.Option(help="Columns of the table.")] = 8,
     level: Annotated[
-        float, typer.Option(help="Probability, at most, that a true claim is refuted.")
+        float, typer.Option(help="Largest probability that a true claim is refuted.")
     ] = 0.01,
-    seed: Annotated[int, typer.Option(help="Seeds given to the function start here.")] = 0,
+    seed: Annotated[int, typer.Option(help="First seed given to the function.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Attack somebody's DP code: an epsilon that is measured, next to the one that is claimed.
+    """Attack other DP code: measure an epsilon and compare it with the claim. Exit code 1 means
+    that the claim is refuted.
 
-    The function gets a table, labels of 0 and 1 and a seed, trains as it always does, and returns
-    what the adversary sees: weights, updates of all rounds, whatever is published. Rows have length
-    1 at most, canaries apart. Exit code 1 means that the claim is refuted.
+    The function gets a table, labels of 0 and 1 and a seed. It trains as usual and returns what the
+    adversary sees: weights, updates of all rounds, everything published. Rows have length at most
+    1, except canaries.
 
     Example: `silodp audit certify mine.py:train --epsilon 3`
     """
@@ -276,7 +275,7 @@ def certify(
     function = load(release)
     if not callable(function):
         raise BadInput(
-            f"{release} is no function; give FILE.py:NAME of one that takes (x, y, seed)"
+            f"{release} is not a function; give FILE.py:NAME of a function that takes (x, y, seed)"
         )
     with progress("run", quiet=as_json) as tick:
         found = measured(
@@ -302,13 +301,14 @@ def certify(
             }
         )
     else:
+        words = {True: "REFUTED", False: "not refuted"}
         rows = [
             (
                 f.canary,
                 f"{f.empirical:.2f}",
                 f"{f.lower:.2f}",
                 f"{epsilon:g}",
-                "REFUTED" if f.refuted else "not refuted",
+                words[f.refuted],
             )
             for f in found
         ]
@@ -320,14 +320,13 @@ def certify(
             )
         )
         say(
-            "measured: the epsilon of the normal curve that fits, an estimate; at least: a "
+            "measured: an estimate, the epsilon of the normal curve that fits. at least: a lower "
             f"bound, wrong with probability at most {level:g} over all rows."
         )
-        say(
-            "The claim is refuted: it gives away more than it says."
-            if broken
-            else "The claim is not refuted by these attacks, which proves nothing more."
-        )
+        if broken:
+            say("The claim is refuted: the code reveals more than it claims.")
+        else:
+            say("These attacks do not refute the claim. They do not prove it either.")
     _leave(broken)
 
 

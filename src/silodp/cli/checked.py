@@ -1,4 +1,4 @@
-"""Whether the ledgers that lie on this machine hold what a federation's run was told by its
+"""Compare the ledgers on this machine with the heads that a federation's run received from its
 silos.
 """
 
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from silodp.pages.runs import Run, Silo
 
 HOW = (
-    "`silodp ledger export LEDGER` at a silo has each released head, to compare with this "
-    "page's last table."
+    "at a silo, `silodp ledger export LEDGER` prints each released head, to compare "
+    "with this page's last table."
 )
 
 
 def ledgers(run: Run) -> list[Checked]:
-    """Of a run over silos: whether each ledger is whole and has the very entry whose hash came with
-    the silo's last answer.
+    """Check the ledgers of a run over silos. Return the results for its page.
+
+    Each ledger must be whole and contain the entry whose hash came with the silo's last answer.
     """
-    told = [s for s in run.silos if s.ledger]
-    if run.kind != "federation" or not told:
+    answered = [s for s in run.silos if s.ledger]
+    if run.kind != "federation" or not answered:
         return []
     here = 0
     wrong = []
     policies = _policies(run.folder)
-    for s in told:
+    for s in answered:
         if (path := _ledger(policies.get(s.name))) is None:
             continue
         here += 1
@@ -43,32 +44,27 @@ def ledgers(run: Run) -> list[Checked]:
             Checked(
                 DIFFERS,
                 (
-                    f"Ledger heads of {here - len(wrong)} of {len(told)} silos match. "
+                    f"Ledger heads of {here - len(wrong)} of {len(answered)} silos match. "
                     f"{'. '.join(wrong)}."
                 ),
             )
         ]
     if not here:
         return [Checked(NOT_HERE, f"The silos' ledgers are not on this machine: {HOW}")]
-    if here == len(told):
-        rest = ""
-    else:
-        rest = f" The ledgers of the other {len(told) - here} are not on this machine: {HOW}"
-    whole = (
-        "Each ledger on this machine is whole, and has the entry whose hash came with the "
-        "silo's last answer."
+    words = (
+        f"Ledger heads of {here} of {len(answered)} silos match. Each ledger on this machine is "
+        "whole, and has the entry whose hash came with the silo's last answer."
     )
-    return [
-        Checked(
-            PARTLY if rest else VERIFIED,
-            f"Ledger heads of {here} of {len(told)} silos match. {whole}{rest}",
-        )
-    ]
+    if here == len(answered):
+        return [Checked(VERIFIED, words)]
+    others = len(answered) - here
+    words += f" The ledgers of the other {others} are not on this machine: {HOW}"
+    return [Checked(PARTLY, words)]
 
 
 def archived(run: Run) -> list[Checked]:
-    """The same for a page that others read elsewhere: what was checked where it was made, and
-    nothing of what could not be.
+    """Return the results of the checks for a page that is read elsewhere. Leave out what could not
+    be checked.
     """
     found = [one for one in ledgers(run) if one.state != NOT_HERE]
     return [
@@ -78,29 +74,28 @@ def archived(run: Run) -> list[Checked]:
 
 
 def _differs(path: Path, silo: Silo) -> str:
-    """What is wrong with a silo's ledger; nothing is written, and nothing brought up to date."""
+    """Return what is wrong with a silo's ledger, or "". Nothing is written or updated."""
     from silodp.silo.ledger.durable import DurableLedger
     from silodp.silo.ledger.file import LedgerFile
 
-    said: dict[str, Any] = silo.ledger or {}
+    head: dict[str, Any] = silo.ledger or {}
     ledger = DurableLedger(LedgerFile(path, None))
     try:
         ledger.verify()
-        heads = [head for _, head in ledger.released_heads()]
-        if 0 < said["count"] < len(heads):
-            found = heads[said["count"]]
+        heads = [released for _, released in ledger.released_heads()]
+        if 0 < head["count"] < len(heads):
+            found = heads[head["count"]]
         else:
             found = ""
         # Releases of an earlier version have the whole chain's count and head.
         whole = {entry.sequence: entry.hash for entry in ledger.entries()}
     except BadInput:
-        return "`silodp ledger verify` refuses its ledger, and says why"
-    if said["head"] in (found, whole.get(said["count"])):
+        return "its ledger does not verify; `silodp ledger verify` prints the reason"
+    if head["head"] in (found, whole.get(head["count"])):
         return ""
-    return (
-        f"its ledger has {'another' if found else 'no'} entry {said['count']} "
-        f"{'than' if found else 'such as'} the run was told of"
-    )
+    if found:
+        return f"entry {head['count']} of its ledger is not the one that the run received"
+    return f"its ledger has no entry {head['count']}, which the run received"
 
 
 def _ledger(policy: Path | None) -> Path | None:
@@ -109,18 +104,17 @@ def _ledger(policy: Path | None) -> Path | None:
     try:
         if policy:
             path = Path(DaemonSettings.load(policy).ledger)
-        else:
-            path = None
-        if path and path.is_file() and os.access(path, os.R_OK):
-            return path
-        return None
+            if path.is_file() and os.access(path, os.R_OK):
+                return path
     except (BadInput, OSError):
-        return None
+        pass
+    return None
 
 
 def _policies(run: Path) -> dict[str, Path]:
-    """The silos' policies, of the federation in whose folder the run lies, or the silo's folder of
-    a run among peers.
+    """Return the silos' policies by name, from the federation's folder that contains the run.
+
+    For a run among peers they are found from the silo's folder.
     """
     from silodp.cli.federation_files import state_in
 

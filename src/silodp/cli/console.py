@@ -1,8 +1,8 @@
-"""What every command prints with: one console, one table, one progress bar, one --json, and groups
+"""The output of every command: one console, one table, one progress bar, one --json. Also groups
 that load a command when it runs.
 
-The console reads no markup, since names that come from outside are printed with it: colours are
-given as `style`. All that is printed goes through `core/text.py`, so that no name steers a screen.
+The console reads no markup, because it prints names that come from outside. Colours are given as
+`style`. All output goes through `core/text.py`, so that no name controls a screen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -32,10 +32,12 @@ from typer.core import TyperCommand, TyperGroup
 from silodp.core.text import visible, visible_lines
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
-LabelColumn = Annotated[str, typer.Option(help="Column that holds the label.")]
+LabelColumn = Annotated[str, typer.Option(help="The label column.")]
 Classes = Annotated[
     str | None,
-    typer.Option(help="Public list of classes, such as benign,malignant; 'number' for regression."),
+    typer.Option(
+        help="Public list of classes, such as benign,malignant, or 'number' for regression."
+    ),
 ]
 AuditFolder = Annotated[
     Path | None,
@@ -47,9 +49,9 @@ FeatureMapName = Annotated[
     str,
     typer.Option(
         help=(
-            "What the model sees of a record: photo:M (M numbers of a picture, 256 at most), "
-            "digit (of a handwritten digit), or FILE.py:NAME, a "
-            "public function of one record; the record itself by default."
+            "Public function that turns a record into the model's input: photo:M (M "
+            "numbers of a picture, at most 256), digit (for a handwritten digit), or "
+            "FILE.py:NAME. By default the record itself."
         ),
         show_default=False,
     ),
@@ -57,7 +59,7 @@ FeatureMapName = Annotated[
 
 
 class Screen(Console):
-    """A console that shows controls in what it prints, and obeys none."""
+    """A console that prints control characters visibly and never obeys them."""
 
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str(visible_lines(text), **settings)
@@ -67,7 +69,7 @@ out = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def dump(answer: Mapping[str, Any]) -> None:
-    """What --json prints: one object on one line."""
+    """Print the answer as one JSON object on one line."""
     print(json.dumps(answer).replace("\x7f", "\\u007f"), flush=True)
 
 
@@ -82,46 +84,53 @@ def complain(sentence: object) -> None:
 
 
 def tell(answer: Mapping[str, Any], as_json: bool, *sentences: str) -> None:
-    """The answer for machines, or in words."""
-    dump(answer) if as_json else say(*sentences)
+    """Print the answer as JSON, or the sentences."""
+    if as_json:
+        dump(answer)
+    else:
+        say(*sentences)
 
 
 def say(*sentences: str, style: str | None = None, wrap: bool = True) -> None:
-    """Each sentence on lines of its own: broken between words where somebody reads, and not at all
-    for a pipe.
+    """Print each sentence on its own lines: wrapped for a terminal, unwrapped for a pipe.
 
-    Commands in `...`, and one that ends the sentence after a colon, stay whole, to be copied; so do
-    paths and hashes.
+    Commands in `...`, paths and hashes stay whole, so that they can be copied. So does a command
+    after a colon at the end of a sentence.
     """
     for sentence in map(visible, sentences):
-        out.print(_wrapped(sentence) if wrap and _read() else sentence, style=style)
+        if wrap and _has_width():
+            sentence = _wrapped(sentence)
+        out.print(sentence, style=style)
 
 
 def item(name: str, words: str) -> None:
-    """One line of a list: a name, and beside it what is said of it, in as many lines as that
-    takes.
+    """Print one entry of a list: a name, and its words beside the name on as many lines as
+    needed.
     """
     if len(name) < 15:
         head = f"  {name:<14} "
     else:
         head = f"  {name} "
     text = visible(f"{head}{words}")
-    out.print(_wrapped(text, " " * 17) if _read() else text)
+    if _has_width():
+        text = _wrapped(text, " " * 17)
+    out.print(text)
 
 
-def _read() -> bool:
-    """Whether a person's screen is known: a terminal, or a width that was asked for, which then
-    holds.
+def _has_width() -> bool:
+    """Return whether the width of the screen is known, from a terminal or from COLUMNS. COLUMNS
+    wins.
     """
-    if asked := (columns := os.environ.get("COLUMNS", "")).isdecimal():
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal():
         out.width = max(int(columns), 20)
-    return out.is_terminal or asked
+        return True
+    return out.is_terminal
 
 
 def _wrapped(sentence: str, indent: str | None = None) -> str:
-    if indent is not None:
-        margin = indent
-    else:
+    margin = indent
+    if margin is None:
         margin = sentence[: len(sentence) - len(sentence.lstrip())]
     text, colon, command = sentence.partition(": silodp ")
     if not command or "`" in command or len(sentence) <= out.width:
@@ -143,7 +152,7 @@ def _wrapped(sentence: str, indent: str | None = None) -> str:
 
 
 def say_advice(advice: Any) -> None:
-    """What the advisor chose, and what to expect."""
+    """Print what the advisor chose, and the expected error."""
     from silodp.server.advice.words import lines
 
     say(*lines(advice))
@@ -157,39 +166,39 @@ def table(
     box: bool = True,
     styles: Iterable[str | None] = (),
 ) -> Table:
-    """A table for `show`. `columns` are the headings between "|": one that ends in ">" is set flush
-    right, and one that ends in "!" never wraps.
+    """Return a table for `show`.
 
-    `styles` are those of the rows, in order.
+    `columns` are the headings, separated by "|". A heading that ends in ">" is aligned right, and
+    one that ends in "!" never wraps. `styles` are the styles of the rows, in order.
     """
-    shown = None if title is None else visible(title)
+    if title is not None:
+        title = visible(title)
     if box:
-        made = Table(title=shown)
+        result = Table(title=title)
     else:
-        made = Table(title=shown, box=None, pad_edge=False)
+        result = Table(title=title, box=None, pad_edge=False)
     for heading in columns.split("|"):
-        right = heading.rstrip("!").endswith(">")
+        justify: JustifyMethod = "left"
+        if heading.rstrip("!").endswith(">"):
+            justify = "right"
         whole = heading.endswith("!")
-        made.add_column(
-            visible(heading.rstrip(">!")),
-            justify="right" if right else "left",
-            no_wrap=whole,
-            overflow="fold",
-        )
+        name = visible(heading.rstrip(">!"))
+        result.add_column(name, justify=justify, no_wrap=whole, overflow="fold")
     of_rows = iter(styles)
     for row in rows:
-        made.add_row(
-            *(cell if isinstance(cell, Text) else visible(cell) for cell in row),
-            style=next(of_rows, None),
-        )
-    return made
+        result.add_row(*map(_cell, row), style=next(of_rows, None))
+    return result
+
+
+def _cell(value: Any) -> Text | str:
+    if isinstance(value, Text):
+        return value
+    return visible(value)
 
 
 def show(*tables: Table) -> None:
-    """Each table, or the list of its rows where the screen is so narrow that words would be
-    broken.
-    """
-    _read()
+    """Print each table. Print the list of its rows if the screen is too narrow for its words."""
+    _has_width()
     for one in tables:
         if Measurement.get(out, out.options.update(width=10_000), one).minimum <= out.width:
             out.print(one, soft_wrap=False)
@@ -206,8 +215,9 @@ def show(*tables: Table) -> None:
 
 @contextmanager
 def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A bar on standard output, from the first call on; call what it gives with (done, total) and,
-    if there is more to say, `said`.
+    """Show a bar on standard output from the first call on.
+
+    Yield a function to call with (done, total) and, for a remark, `said`.
     """
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -221,14 +231,11 @@ def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]
         task = bar.add_task(visible(words), total=None, said="")
 
         def tick(done: int, total: int | None = None, said: str = "") -> None:
-            if not bar.live.is_started and not quiet:  # what is refused before has no bar
+            if not bar.live.is_started and not quiet:  # a refused command shows no bar
                 shown.enter_context(bar)
-            bar.update(
-                task,
-                completed=done if total is None else min(done, total),
-                total=total,
-                said=visible(said),
-            )
+            if total is not None:
+                done = min(done, total)
+            bar.update(task, completed=done, total=total, said=visible(said))
 
         yield tick
 
@@ -239,10 +246,10 @@ def progress(words: str, *, quiet: bool = False) -> Iterator[Callable[..., None]
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-def group(says: str) -> typer.Typer:
-    """A group of commands, such as `silodp silo`."""
+def group(summary: str) -> typer.Typer:
+    """Return a group of commands, such as `silodp silo`."""
     return typer.Typer(
-        help=says,
+        help=summary,
         no_args_is_help=True,
         add_completion=False,
         context_settings=SETTINGS,
@@ -252,19 +259,19 @@ def group(says: str) -> typer.Typer:
 
 @dataclass(frozen=True)
 class Listed:
-    """A command that is known by its line of help, and loaded when it runs.
+    """A command that is listed by its line of help, and loaded when it runs.
 
-    `place` is the module of silodp.cli, with ":FUNCTION" where the function is not named as the
-    command.
+    `place` is the module of silodp.cli, with ":FUNCTION" where the function's name differs from the
+    command's.
     """
 
     panel: str
     place: str
     name: str
-    says: str
+    summary: str
 
     def listing(self) -> click.Command:
-        return TyperCommand(self.name, short_help=self.says, rich_help_panel=self.panel)
+        return TyperCommand(self.name, short_help=self.summary, rich_help_panel=self.panel)
 
     def load(self) -> click.Command:
         module, _, function = self.place.partition(":")
@@ -276,11 +283,11 @@ class Listed:
         else:
             command = self._made(found)
         command.name = self.name
-        command.short_help = self.says
+        command.short_help = self.summary
         return command
 
     def _made(self, found: Any) -> click.Command:
-        """Make a click command of a typer group or of a plain function."""
+        """Turn a typer group or a plain function into a click command."""
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         alone = typer.Typer(
@@ -291,7 +298,7 @@ class Listed:
 
 
 class Commands(UserDict[str, Any]):
-    """Commands by name, each loaded when it is asked for; `data` has them as they are, loaded or
+    """Commands by name, each loaded at its first use. `data` has them as they are, loaded or
     not.
     """
 
@@ -304,7 +311,7 @@ class Commands(UserDict[str, Any]):
 class LazyGroup(TyperGroup):
     """A group whose help and completion list its commands without loading any.
 
-    A subclass names its commands in `listed`, and an instance can be given others.
+    A subclass names its commands in `listed`. An instance can be given others.
     """
 
     listed: tuple[Listed, ...] = ()
@@ -344,11 +351,11 @@ class LazyGroup(TyperGroup):
             self._listing = False
 
 
-def lazy_group(says: str, *listed: Listed) -> LazyGroup:
+def lazy_group(summary: str, *listed: Listed) -> LazyGroup:
     """Make a group of commands that load one by one, such as `silodp ledger`."""
     return LazyGroup(
         listed=listed,
-        help=says,
+        help=summary,
         no_args_is_help=True,
         context_settings=SETTINGS,
         rich_markup_mode="markdown",

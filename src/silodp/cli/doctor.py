@@ -1,5 +1,5 @@
-"""`silodp doctor`: whether this machine can run what is here. Reads no record, asks nothing of any
-network, and leaves no file.
+"""`silodp doctor`: check whether this machine can run silodp. It reads no record, uses no other
+machine, and leaves no file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ce
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence about the machine; `fix` says what to do where the status is not green."""
+    """One sentence about the machine. `fix` is the remedy where the status is not green."""
 
     name: str
     status: str
@@ -64,18 +64,20 @@ class Finding:
 
 
 def _found(name: str, wrong: str, said: str, fix: str) -> Finding:
-    """Green where nothing is `wrong`, which else is red or yellow."""
-    return Finding(name, wrong or "green", said, fix if wrong else "")
+    """Return a finding with the status `wrong`, or green if `wrong` is empty."""
+    if wrong:
+        return Finding(name, wrong, said, fix)
+    return Finding(name, "green", said)
 
 
 def doctor(
-    folder: Annotated[Path, typer.Option(help="Where ledgers and runs will be kept.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="The folder for ledgers and runs.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Can this machine run silodp? Every check is green, yellow (works, but read the sentence) or
-    red. Exit code 0, or 1 if any is red.
+    """Check whether this machine can run silodp. Every check is green, yellow (works, but read the
+    sentence) or red. Exit code 0, or 1 if any check is red.
 
-    It looks at Python, torch, the libraries, the engines, the folder's disk and permissions,
+    The checks cover Python, torch, the libraries, the engines, the folder's disk and permissions,
     SQLite, the clock, entropy and sockets.
 
     Examples: `silodp doctor` · `silodp doctor --folder /var/lib/silodp-gate --json`
@@ -89,14 +91,16 @@ def doctor(
     else:
         for found in findings:
             out.print(f"{found.status:6}", style=found.status, end="")
-            words = f"{found.name}: {found.said}{f' {found.fix}' if found.fix else ''}"
-            out.print(f" {visible(words)}")
-        say("Something above is red." if red else "Nothing is red: silodp can run here.")
-    raise typer.Exit(1 if red else 0)
+            out.print(f" {visible(f'{found.name}: {found.said} {found.fix}'.rstrip())}")
+        if red:
+            say("At least one check is red. Fix it before you use silodp here.")
+        else:
+            say("Nothing is red: silodp can run here.")
+    raise typer.Exit(int(red))
 
 
 def _tried(check: Callable[[Path], Iterator[Finding]], folder: Path) -> Iterator[Finding]:
-    """A check that itself breaks is a red one: a doctor that dies helps nobody."""
+    """Run a check. A check that fails itself is a red finding."""
     try:
         yield from check(folder)
     except Exception as error:
@@ -124,7 +128,7 @@ def _libraries(folder: Path) -> Iterator[Finding]:
     if wrong:
         said = f"missing or too old: {', '.join(wrong)}."
     else:
-        said = f"all {len(NEEDED)} are there."
+        said = f"all {len(NEEDED)} are installed."
     yield _found(
         "libraries",
         "red" * bool(wrong),
@@ -140,28 +144,22 @@ def _torch(folder: Path) -> Iterator[Finding]:
     product = torch.randn(8, 8, generator=generator).double()
     if not torch.equal(product @ torch.eye(8).double(), product):
         yield Finding(
-            "torch", "red", f"{torch.__version__} multiplies wrongly.", "Install torch anew."
+            "torch", "red", f"{torch.__version__} multiplies wrongly.", "Install torch again."
         )
         return
     yield Finding(
         "torch",
         "green",
         (
-            f"{torch.__version__}; every silo and the server need this same version, since a "
-            "model is approved with it."
+            f"{torch.__version__}; every silo and the server need this version, because "
+            "a model is approved with it."
         ),
     )
+    words = "none found; everything runs on the CPU."
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_name(0)
-    else:
-        gpu = ""
-    yield Finding(
-        "gpu",
-        "green",
-        f"{gpu}; studies use it where the data fill it."
-        if gpu
-        else "none found; everything runs on the CPU.",
-    )
+        words = f"{gpu}; studies use it for data that are large enough."
+    yield Finding("gpu", "green", words)
 
 
 def _extension(folder: Path) -> Iterator[Finding]:
@@ -170,7 +168,7 @@ def _extension(folder: Path) -> Iterator[Finding]:
 
     slower = "Simulations of small networks run in torch and take two to three times as long."
     if os.environ.get("SILODP_NATIVE") == "0":
-        off = "left out, because SILODP_NATIVE is 0."
+        off = "the C code is off, because SILODP_NATIVE is 0."
         yield Finding("extension", "yellow", f"{off} {slower}", "To use it, unset SILODP_NATIVE.")
         return
     try:
@@ -221,38 +219,36 @@ def _disk(folder: Path) -> Iterator[Finding]:
             "disk",
             "red",
             f"{where} cannot be written and synced ({error.strerror}).",
-            "Choose another --folder, or its owner.",
+            "Choose another --folder, or change its owner.",
         )
         return
     kind = _filesystem(where)
     if kind in REMOTE:
-        fix = "Keep ledgers on a local disk: locks and syncs over a network may lie."
+        fix = "Put ledgers on a local disk. Locks and syncs over a network are not reliable."
         yield Finding(
-            "disk", "yellow", f"{where} is on {kind}, written and synced in {took:.0f} ms.", fix
+            "disk", "yellow", f"{where} is on {kind}; a write and sync took {took:.0f} ms.", fix
         )
     elif kind == "tmpfs":
         yield Finding(
             "disk",
             "yellow",
-            f"{where} is in memory and is gone after a restart.",
-            "Keep ledgers on a disk.",
+            f"{where} is in memory and is lost at a restart.",
+            "Put ledgers on a disk.",
         )
     else:
-        yield Finding("disk", "green", f"{where} is written and synced in {took:.0f} ms.")
+        yield Finding("disk", "green", f"a write and sync in {where} took {took:.0f} ms.")
     if mode != 0o600:
-        fix = "Use a file system that keeps permissions, not one made for another system."
-        yield Finding(
-            "permissions", "red", f"a file made for one user alone came out as mode {mode:o}.", fix
-        )
+        fix = "Use a file system that preserves Unix permissions."
+        yield Finding("permissions", "red", f"a file created with mode 600 has mode {mode:o}.", fix)
         return
     open_to = stat.S_IMODE(where.stat().st_mode) & 0o022
     if open_to:
-        said = "others may write to it"
+        said = "other users can write to it"
     else:
-        said = "only its owner may write to it"
+        said = "only its owner can write to it"
     fix = f"For a gate's folder run `chmod 700 {where}`."
     yield _found(
-        "permissions", "yellow" * bool(open_to), f"{where} keeps permissions, and {said}.", fix
+        "permissions", "yellow" * bool(open_to), f"{where} preserves permissions, and {said}.", fix
     )
 
 
@@ -270,14 +266,14 @@ def _clock(folder: Path) -> Iterator[Finding]:
         yield Finding(
             "clock",
             "red",
-            f"{said}, which is before this software was written.",
+            f"{said}, which is earlier than this software.",
             "Set the clock; policies and certificates expire by it.",
         )
     elif _synchronised() is False:
         yield Finding(
             "clock",
             "yellow",
-            f"{said}, and the system does not keep it by a time server.",
+            f"{said}, but no time server synchronises it.",
             "Start chrony, ntpd or systemd-timesyncd.",
         )
     else:
@@ -286,29 +282,32 @@ def _clock(folder: Path) -> Iterator[Finding]:
 
 def _entropy(folder: Path) -> Iterator[Finding]:
     try:
-        draws = {
-            os.getrandom(32, os.GRND_NONBLOCK) if hasattr(os, "getrandom") else os.urandom(32)
-            for _ in range(4)
-        }
+        draws = {_draw() for _ in range(4)}
     except BlockingIOError:
         yield Finding(
             "entropy",
             "red",
-            "the system has not gathered enough yet.",
-            "Wait, or give the machine a hardware source.",
+            "the system has not gathered enough entropy yet.",
+            "Wait, or add a hardware source of entropy.",
         )
         return
     repeats = len(draws) < 4
     if repeats:
-        said = "the system's source repeats itself."
+        said = "the system's random source repeats itself."
     else:
-        said = "the system's source is ready."
+        said = "the system's random source is ready."
     yield _found(
         "entropy",
         "red" * repeats,
         said,
-        "Do not run a gate here: noise that repeats protects nobody.",
+        "Do not run a gate here: repeated noise protects no record.",
     )
+
+
+def _draw() -> bytes:
+    if hasattr(os, "getrandom"):
+        return os.getrandom(32, os.GRND_NONBLOCK)
+    return os.urandom(32)
 
 
 def _sockets(folder: Path) -> Iterator[Finding]:
@@ -318,7 +317,7 @@ def _sockets(folder: Path) -> Iterator[Finding]:
             socket.create_connection(server.getsockname(), 5),
         ):
             pass
-        yield Finding("loopback", "green", "a connection to this machine itself works.")
+        yield Finding("loopback", "green", "a connection to 127.0.0.1 works.")
     except OSError as error:
         yield Finding(
             "loopback",
@@ -331,8 +330,8 @@ def _sockets(folder: Path) -> Iterator[Finding]:
         yield Finding(
             "sockets",
             "yellow",
-            f"the path {where} is long for a socket in it.",
-            "Choose a folder nearer to the root.",
+            f"the path {where} is too long for a Unix socket in it.",
+            "Choose a folder with a shorter path.",
         )
         return
     try:
@@ -381,7 +380,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _filesystem(path: Path) -> str:
-    """The kind of file system that holds the path; "" where the system does not say."""
+    """Return the kind of file system of the path, or "" if the system does not report it."""
     best = ""
     kind = ""
     with contextlib.suppress(OSError):
@@ -395,8 +394,11 @@ def _filesystem(path: Path) -> str:
 
 
 def _synchronised() -> bool | None:
-    """Whether the kernel holds its clock to be synchronised; None where it does not say."""
+    """Return whether the kernel reports a synchronised clock, or None if it does not report a
+    state.
+    """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # all zero: only asks
-        return None if state < 0 else state != 5
+        if state >= 0:
+            return state != 5
     return None

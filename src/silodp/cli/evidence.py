@@ -1,4 +1,4 @@
-"""`silodp export evidence`: one signed archive about a run, and its verification anywhere."""
+"""`silodp export evidence`: write one signed archive about a run, and verify it anywhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from silodp.pages.evidence import pack, verify
 if TYPE_CHECKING:
     from silodp.pages.checked import Checked
     from silodp.pages.runs import Run
-    from silodp.pages.statements import Told
+    from silodp.pages.statements import OwnerFacts
 
 VERIFY = "verify"
 EXCERPT = (
@@ -41,8 +41,8 @@ EXCERPT = (
     "closed",
     "runs",
 )
-"""What is taken of a ledger's summary: no path, and no count or head of the whole chain, which
-tells of edits.
+"""The fields copied from a ledger's summary. Paths are left out. So are count and head of the whole
+chain, which depend on edits of the data.
 """
 
 
@@ -51,7 +51,7 @@ def evidence(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="A finished run's folder; or the word verify, before an archive.",
+            help="A finished run's folder, or the word verify before an archive.",
             show_default=False,
         ),
     ],
@@ -62,50 +62,48 @@ def evidence(
     out_file: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="The archive; NAME-evidence.zip by default, never written over."
+            "--out",
+            help="The archive to write; NAME-evidence.zip by default. It is never overwritten.",
         ),
     ] = None,
     key: Annotated[
         str,
         typer.Option(
             help=(
-                "The file of the key that signs, made if it is not there; with verify: the "
-                "public key that you expect."
+                "File of the signing key, created if missing. With verify: the public "
+                "key that you expect."
             )
         ),
     ] = "",
     audit: AuditFolder = None,
     ledger: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="What an officer's `silodp ledger show --json` printed; may be repeated."
-        ),
+        typer.Option(help="Output of an officer's `silodp ledger show --json`; may be repeated."),
     ] = None,
-    name: Annotated[str, typer.Option(help="What the study is called.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the study.")] = "",
     curator: Annotated[
-        list[str] | None, typer.Option(help="Who publishes the model; may be repeated.")
+        list[str] | None, typer.Option(help="Publisher of the model; may be repeated.")
     ] = None,
     use: Annotated[
-        str, typer.Option(help="What the model is for, and for whom, in your words.")
+        str, typer.Option(help="Intended use and users of the model, in your words.")
     ] = "",
     region: Annotated[
-        str, typer.Option(help="Which region the records are from, or whose law applies.")
+        str, typer.Option(help="Region of the records, or of the law that applies.")
     ] = "",
     sector: Annotated[
         str, typer.Option(help="Healthcare, Education, Finance, Government, Technology or Energy.")
     ] = "",
     author: Annotated[
-        list[str] | None, typer.Option(help="Who fills this in; may be repeated.")
+        list[str] | None, typer.Option(help="Author of these statements; may be repeated.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """One signed archive for whoever must believe a run without seeing it: price, guarantee,
-    attacks, model card, and other people's forms.
+    """Write one signed archive about a run, for readers without access to this machine: price,
+    guarantee, attacks, model card, report, ledger figures and forms. `verify` checks an archive.
 
-    It holds a draft for the registry of DP deployments, a page each for NIST SP 800-226, EDPB
-    28/2024 with a DPIA's annex, and egress, the schema as Croissant, the model card, the report,
-    versions, hashes, and the silos' ledgers as far as the run knows them. Each statement names its
-    source, or says "not covered". No record, and no path of this machine, is in it.
+    The forms are drafts for the registry of DP deployments, NIST SP 800-226, EDPB 28/2024 with an
+    annex to a DPIA, egress, and Croissant. Each statement names its source or states "not covered".
+    The archive contains no record and no path of this machine.
 
     Examples: `silodp export evidence runs/train --use "Triage of adults"` · `silodp export evidence
     verify train-evidence.zip`
@@ -113,21 +111,23 @@ def evidence(
     if str(what) == VERIFY:
         return _verify(archive, key, as_json)
     if archive is not None:
-        raise BadInput(f"{archive} is too much: give one run's folder, or `verify` and an archive")
+        raise BadInput(
+            f"{archive} is one argument too many; give one run's folder, or `verify` and an archive"
+        )
     from silodp.cli.checked import archived
     from silodp.pages import runs
-    from silodp.pages.statements import Told
+    from silodp.pages.statements import OwnerFacts
 
     run = runs.read(what)
     runs.check_trained(run, "evidence")
     if sector and sector not in (
         sectors := ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
     ):
-        raise BadInput(f"--sector is {sector!r}; the registry knows {', '.join(sectors)}")
-    told = Told(name, tuple(curator or ()), use, region, sector, tuple(author or ()))
+        raise BadInput(f"--sector is {sector!r}; the registry has only {', '.join(sectors)}")
+    owner = OwnerFacts(name, tuple(curator or ()), use, region, sector, tuple(author or ()))
     rows = runs.audits_beside(what, audit)
     checks = archived(run)
-    files = _files(run, told, rows, ledger or [], checks)
+    files = _files(run, owner, rows, ledger or [], checks)
     place = Path(key or "evidence.key")
     if place.exists():
         signing = read_key(place)
@@ -149,18 +149,21 @@ def evidence(
                 "archive": str(out),
                 "key": public(signing),
                 "files": sorted(files),
-                "not_stated": told.missing(),
+                "not_stated": owner.missing(),
             }
         )
     say(
         f"Wrote {out}: {len(files)} files, signed by {public(signing)} ({place}).",
-        "Whoever gets it: silodp export evidence verify " + str(out),
+        "A reader verifies it: silodp export evidence verify " + str(out),
     )
-    say(*(f"{one.state.capitalize()}, and so says its report. {one.words}" for one in checks))
-    if missing := told.missing():
-        say(f"Not stated, and the archive says so: {', '.join(missing)}.")
+    say(*(f"{one.state.capitalize()} (also in its report): {one.words}" for one in checks))
+    if missing := owner.missing():
+        say(f"Not stated, and marked so in the archive: {', '.join(missing)}.")
     if not rows:
-        say("No attack is in it: `silodp audit --json > audit.json`, then --audit audit.json.")
+        say(
+            "It contains no audit. To add one: `silodp audit --json > audit.json`, then "
+            "--audit audit.json."
+        )
 
 
 def _verify(archive: Path | None, key: str, as_json: bool) -> None:
@@ -174,7 +177,7 @@ def _verify(archive: Path | None, key: str, as_json: bool) -> None:
     if as_json:
         return dump({"key": found.key, **found.about, "files": sorted(found.files)})
     say(
-        f"Every byte is as it was signed, by {found.key}.",
+        f"The archive is unchanged since it was signed by {found.key}.",
         (
             f"About {found.about['run']} ({found.about['kind']}), made {found.about['made']} by "
             f"silodp {found.about['silodp']}; {len(found.files)} files:"
@@ -182,11 +185,15 @@ def _verify(archive: Path | None, key: str, as_json: bool) -> None:
     )
     say(*(f"  {name}" for name in sorted(found.files)))
     if not key:
-        say("Ask whoever sent it, by another way, whether that key is theirs; --key KEY checks it.")
+        say("Ask the sender over another channel whether that key is theirs. --key KEY checks it.")
 
 
 def _files(
-    run: Run, told: Told, rows: list[dict[str, Any]], ledgers: list[Path], checks: list[Checked]
+    run: Run,
+    owner: OwnerFacts,
+    rows: list[dict[str, Any]],
+    ledgers: list[Path],
+    checks: list[Checked],
 ) -> dict[str, bytes]:
     from silodp.host.model import about_of
     from silodp.pages import statements
@@ -194,10 +201,10 @@ def _files(
     from silodp.pages.report import report
 
     texts = {
-        "registry.yaml": statements.registry(run, told, _now().date().isoformat(), __version__),
+        "registry.yaml": statements.registry(run, owner, _now().date().isoformat(), __version__),
         "nist-sp-800-226.md": statements.nist(run, bool(rows)),
         "edpb-28-2024.md": statements.edpb(run, bool(rows)),
-        "model-card.md": card(run, told.use),
+        "model-card.md": card(run, owner.use),
         "report.html": report(run, rows, checks=checks),
         "spends.json": _text({"privacy": facts(run), "silos": [asdict(s) for s in run.silos]}),
         "run.json": _text(
@@ -219,7 +226,7 @@ def _files(
     about = about_of(run.folder)
     if "schema" in about:
         texts["croissant.json"] = statements.croissant(
-            Schema.parse(about["schema"], "the model"), told.name or run.folder.resolve().name
+            Schema.parse(about["schema"], "the model"), owner.name or run.folder.resolve().name
         )
         texts["schema.toml"] = about["schema"]
     texts["model.sha256"] = f"{about['sha256']}  model.safetensors\n"
@@ -237,11 +244,12 @@ def _excerpt(path: Path) -> dict[str, Any]:
         queries = None
     if not (isinstance(queries, list) and all(isinstance(q, dict) for q in queries)):
         raise BadInput(
-            f"{path} is not what `silodp ledger show --json` prints; ask the officer for that"
+            f"{path} is not output of `silodp ledger show --json`; ask the officer for that output"
         )
     public = {name: found[name] for name in EXCERPT if name in found}
-    asked = [{k: v for k, v in q.items() if k != "entry"} for q in queries]
-    return public | ({"queries": asked} if "queries" in found else {})
+    if "queries" in found:
+        public["queries"] = [{k: v for k, v in q.items() if k != "entry"} for q in queries]
+    return public
 
 
 def _text(value: Any) -> str:

@@ -1,10 +1,15 @@
 """`silodp federation`: a whole federation as real processes on this machine, and the server's run
 over it or over silos elsewhere.
 
-A federation's folder has federation.json (what was started; stopped.json once it was stopped),
-asker.key (signs the server's queries), silos/NAME (policy, key, ledger, card and socket of a gate),
-shuffler/ (of a shuffler, where there is one), data/NAME.csv (of a built-in set), logs/, engine/
-(the engine's own files, and hub.sock), and runs/.
+A federation's folder contains:
+
+- federation.json: what was started; stopped.json once it was stopped
+- asker.key: the key that signs the server's queries
+- silos/NAME: policy, key, ledger, card and socket of a gate
+- shuffler/: the shuffler's files, if there is one
+- data/NAME.csv: the files of a built-in set
+- logs/, and engine/ with the engine's own files and hub.sock
+- runs/
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.project import SPEND, Project
 from silodp.core.errors import BadInput
-from silodp.core.figures import left_of
+from silodp.core.figures import rounded_up
 from silodp.host.atomic import new_files
 from silodp.host.certificates import certificates, expiring
 from silodp.host.extension import load
@@ -46,12 +51,12 @@ from silodp.wire.socket import Unreached
 
 ENGINES = ("nvflare", "flower", "direct")
 LONGEST_SOCKET = 100
-"""Bytes of a Unix socket's path, with room for what the system adds."""
+"""The most bytes in a Unix socket's path, with room for what the system adds."""
 ASKER = "this server"
-"""What silos call the server of a federation on one machine."""
+"""The silos' name for the server of a federation on one machine."""
 ONE_USER = (
-    "All of this runs as one user: between these processes there are walls only where "
-    "docs/deploy.md gives each a user of its own."
+    "All of this runs as one user, so the processes are not isolated from each other. "
+    "docs/deploy.md shows how to give each its own user."
 )
 
 Folder = Annotated[Path, typer.Option(help="The federation's folder.")]
@@ -64,15 +69,15 @@ def up(
     project: Project = None,
     folder: Folder = Path("federation"),
     silos: Annotated[
-        int, typer.Option(help="Into how many silos a built-in data set is cut, at random.")
+        int, typer.Option(help="Number of silos into which a built-in data set is split at random.")
     ] = 3,
     data: Annotated[str | None, typer.Option(help="A built-in data set: wbcd or digits.")] = None,
     silo: Annotated[
         list[Path] | None,
         typer.Option(
             help=(
-                "A silo's own CSV, Parquet or NPZ file, or folder of images, instead; once for "
-                "each."
+                "A silo's own CSV, Parquet or NPZ file, or folder of images, instead "
+                "of --data; once for each silo."
             )
         ),
     ] = None,
@@ -85,18 +90,18 @@ def up(
     engine: Annotated[
         str,
         typer.Option(
-            help="nvflare, flower, or direct: no engine, the server asks the gates' sockets."
+            help="nvflare, flower, or direct (no engine: the server uses the gates' sockets)."
         ),
     ] = "nvflare",
     epsilon: Annotated[
-        float, typer.Option(help="Each silo's budget for everything that will ever be asked.")
+        float, typer.Option(help="Each silo's total budget, for all queries ever.")
     ] = 10.0,
     model: Annotated[
         str | None,
         typer.Option(
             help=(
-                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION; "
-                "chosen from public facts by default."
+                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or "
+                "FILE.py:FUNCTION. By default it is chosen from public facts."
             )
         ),
     ] = None,
@@ -104,17 +109,16 @@ def up(
         str, typer.Option(help="Penalty or constraint: zero, l1:0.01, l2-ball:5, ...")
     ] = "zero",
     feature_map: FeatureMapName = "",
-    label: Annotated[
-        str, typer.Option(help="Column that holds the label, in the silos' own files.")
-    ] = "label",
+    label: Annotated[str, typer.Option(help="The label column of the silos' own files.")] = "label",
     classes: Classes = None,
-    seed: Annotated[int, typer.Option(help="How a built-in data set is cut.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split of a built-in data set.")] = 0,
     held_out: Annotated[
         float,
         typer.Option(
             help=(
-                "Share of each silo's records kept out of training, by position: do not sort "
-                "rows by a value. A file that grows moves a few."
+                "Share of each silo's records held out from training, by position in "
+                "the file. Do not sort rows by a value. If a file grows, a few records "
+                "move."
             )
         ),
     ] = 0.0,
@@ -128,21 +132,23 @@ def up(
         str,
         typer.Option(
             help=(
-                "Who is trusted: isrl (nobody), masks (the other silos, to add their noise) or "
-                "shuffle (a shuffler, one more process)."
+                "Trust model: isrl (no trust), masks (trusts the other silos to add "
+                "their noise) or shuffle (trusts a shuffler, which is one more "
+                "process)."
             )
         ),
     ] = "isrl",
     colluding: Annotated[
-        int, typer.Option(help="Silos that may tell the server their noise, with --trust masks.")
+        int,
+        typer.Option(
+            help="Number of silos that may reveal their noise to the server, with --trust masks."
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Make and start gates, couriers and server as real processes on this machine, with mutual TLS
-    between server and couriers.
-
-    A federation that was stopped goes on, with its ledgers, by the same command, or by `up` without
-    data. A start that fails leaves nothing.
+    """Create and start gates, couriers and server as real processes on this machine, with mutual
+    TLS between server and couriers. A stopped federation continues with its ledgers, by the same
+    command or by `up` without data. A failed start leaves no files.
 
     Example: `silodp federation up --silos 3 --data wbcd`
     """
@@ -151,15 +157,15 @@ def up(
     folder = folder.resolve()
     if (folder / RUNS).exists():
         raise BadInput(
-            f"{folder} has a federation already; `silodp federation down --folder "
-            f"{folder}` stops it; to start anew choose another --folder"
+            f"{folder} already has a running federation. Stop it by `silodp federation "
+            f"down --folder {folder}`, or choose another --folder"
         )
     if not data and not silo and (state := state_in(folder, STOPPED)):
         return _begin(folder, state, as_json)
     if bool(data) == bool(silo):
         raise BadInput(
-            "give either --data NAME or one --silo FILE for each silo; only a federation "
-            "that was stopped goes on without"
+            "give either --data NAME or one --silo FILE for each silo; only a stopped "
+            "federation continues without them"
         )
     if trust not in ("isrl", "masks", "shuffle"):
         raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl, masks or shuffle")
@@ -169,14 +175,19 @@ def up(
         )
     if schema and (data or classes is not None or label != "label"):
         raise BadInput(
-            "--schema is for the silos' own files, and has the label and its classes; "
-            "leave out --data, --label and --classes"
+            "--schema is for the silos' own files and contains the label and its "
+            "classes; leave out --data, --label and --classes"
         )
-    files = [str(path.resolve()) for path in silo or ()]
+    sources: int | list[str] = silos
+    if not data:
+        sources = [str(path.resolve()) for path in silo or ()]
+    schema_path = None
+    if schema:
+        schema_path = str(schema.resolve())
     asked = {
         "data": data,
-        "silos": silos if data else files,
-        "schema": str(schema.resolve()) if schema else None,
+        "silos": sources,
+        "schema": schema_path,
         "engine": engine,
         "epsilon": epsilon,
         "model": model,
@@ -195,7 +206,7 @@ def up(
     if model is None:
         model = _chosen(asked, silo or [], schema, quiet=as_json)
     with (
-        interruptible("nothing was kept, and the same command begins anew"),
+        interruptible("no files are left, and the same command starts again"),
         place_of.making(folder),
     ):
         state = _make(folder, asked | {"model": model}, silo or [], schema) | {
@@ -214,10 +225,10 @@ def _chosen(
     *,
     quiet: bool,
 ) -> str:
-    """The model that the advisor would train in one run over these silos, from their sizes and
-    columns alone: they approve it before anybody trains.
+    """Return the model that the advisor would train in one run over these silos.
 
-    A run spends what the project says, else the whole budget.
+    It follows from their sizes and columns only. The silos approve it before training. A run spends
+    what the project sets, else the whole budget.
     """
     from silodp.simulation.advised import advised
     from silodp.simulation.source import Source
@@ -242,8 +253,8 @@ def _chosen(
     assert model is not None
     if not quiet:
         say(
-            f"The model, chosen from sizes and columns alone: {model}. The silos approve "
-            "it; --model names another."
+            f"The model, chosen from sizes and columns only: {model}. The silos approve "
+            "it. --model sets another."
         )
     return model
 
@@ -254,7 +265,7 @@ def _make(
     silo: Sequence[Path],
     schema: Path | None,
 ) -> dict[str, Any]:
-    """Everything but the processes; what federation.json says of it."""
+    """Make all files of the federation. Return its state for federation.json, without processes."""
     site = site_of(asked["engine"])
     data = asked["data"]
     trust = asked["trust"]
@@ -268,15 +279,21 @@ def _make(
         files = {_plain(path.stem): path for path in silo}
     if len(files) < len(silo):
         raise BadInput(
-            f"the silos' files are {', '.join(map(str, silo))}; each needs a file name of its own"
+            f"the silos' files are {', '.join(map(str, silo))}; give each a different file name"
         )
     for name in files:
         if len(str(folder / "silos" / name / "gate.sock").encode()) > LONGEST_SOCKET:
             raise BadInput(
-                f"the path of {folder} is too long for a socket in it; choose a --folder "
-                "nearer to the root"
+                f"the path of {folder} is too long for a socket in it; choose a "
+                "--folder with a shorter path"
             )
+    label = asked["label"]
+    registry = None
+    state_folder = ""
     if data:
+        label = "label"
+        registry = folder / "state/ledgers"
+        state_folder = str(folder / "state")
         declared = tuple(map(str, range(DATASETS[data].load(0, None).classes)))
     elif classes is None:
         declared = None
@@ -285,14 +302,14 @@ def _make(
     else:
         declared = tuple(classes.split(","))
     asker = public(make_key(folder / "asker.key"))
-    reading = {"label": "label" if data else asked["label"], "classes": declared, "schema": schema}
+    reading = {"label": label, "classes": declared, "schema": schema}
     reading |= {what: asked[what] for what in ("model", "prox", "feature_map")}
     if trust != "isrl":
         totals = shuffle.totals(trust, folder, files, asker, asked["colluding"], **reading)
     else:
         totals = {}
-    # Replies are not padded (`answer_after`): one person has all silos of such a trial, and would
-    # only wait.
+    # Replies are not padded (`answer_after`): one person runs all silos of such a trial. Padding
+    # would only cost time.
     made = [
         provision(
             folder / "silos" / name,
@@ -305,7 +322,7 @@ def _make(
             statistics=_statistics(asked["held_out"], asked["allow_profile"], trust),
             held_out=asked["held_out"],
             sees_left=(asker,),
-            registry=folder / "state/ledgers" if data else None,
+            registry=registry,
             study="first",
             asker_names=(ASKER,),
             **reading,
@@ -318,7 +335,7 @@ def _make(
         "version": 1,
         "engine": asked["engine"],
         "silos": policies,
-        "registry": str(folder / "state") if data else "",
+        "registry": state_folder,
     }
     if trust == "masks":
         shuffle.acquaint({one.name: (one.policy, one.key) for one in made})
@@ -333,8 +350,8 @@ def _make(
 
 
 def _plain(name: str) -> str:
-    """A file's name in the letters that a silo's may have: without accents, and with hyphens for
-    what is left.
+    """Return a file's name in the letters that a silo's name may have. Accents are removed. Other
+    characters become hyphens.
     """
     letters = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]", "-", letters)[:64] or "silo"
@@ -343,22 +360,22 @@ def _plain(name: str) -> str:
 def _statistics(held_out: float, profile: bool, trust: str) -> tuple[str, ...]:
     from silodp.silo.service.provision import SCORES, served
 
-    training = served(
+    statistics = served(
         ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), trust
     )
-    return (
-        training
-        + SCORES * bool(held_out)
-        + ("Histogram", "Moments", "ClassCounts", "MissingRates") * profile
-    )
+    if held_out:
+        statistics += SCORES
+    if profile:
+        statistics += ("Histogram", "Moments", "ClassCounts", "MissingRates")
+    return statistics
 
 
 def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
-    """Starts gates and engine, or none of them."""
+    """Start gates and engine. If one of them fails, stop them all."""
     site = site_of(state["engine"])
     save_state(folder, state)
-    kept = "what had been started is stopped again, and the same command starts it"
-    with interruptible(kept), contextlib.ExitStack() as undo:
+    remark = "the started processes are stopped again, and the same command starts them"
+    with interruptible(remark), contextlib.ExitStack() as undo:
         undo.callback(stop_all, folder)
         gates = launch_gates(folder, state)
         if site:  # The engine starts while the gates read their records.
@@ -371,8 +388,7 @@ def _begin(folder: Path, state: dict[str, Any], as_json: bool) -> None:
 
 
 def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
-    """What runs, on which ports, under which certificates, which silos are connected, and what is
-    left of their budgets.
+    """Show the processes, their ports and certificates, the connected silos, and the budgets used.
 
     Example: `silodp federation status`
     """
@@ -380,37 +396,34 @@ def status(folder: Folder = Path("federation"), as_json: Json = False) -> None:
 
 
 def down(folder: Folder = Path("federation"), as_json: Json = False) -> None:
-    """Stop every process of the federation; ledgers, keys and runs stay.
+    """Stop every process of the federation. Ledgers, keys and runs remain.
 
     Example: `silodp federation down`
     """
     load_state(folder)
     left = stop_all(folder.resolve())
     if not left:
-        said = "Stopped; ledgers, keys and runs are kept."
+        sentence = "Stopped. Ledgers, keys and runs remain."
     else:
-        said = f"These still run: {', '.join(map(str, left))}."
-    tell({"stopped": not left, "still_running": left}, as_json, said)
+        sentence = f"These processes still run: {', '.join(map(str, left))}."
+    tell({"stopped": not left, "still_running": left}, as_json, sentence)
 
 
 def key(
-    path: Annotated[
-        Path, typer.Argument(help="A new file for the key, which stays with the server.")
-    ],
+    path: Annotated[Path, typer.Argument(help="A new file for the key. It stays at the server.")],
     as_json: Json = False,
 ) -> None:
-    """Make the key with which a server signs its queries, and print its public half for the silos'
-    policies.
+    """Create the key that signs a server's queries. Print its public half for the silos' policies.
 
     Example: `silodp federation key asker.key`
     """
     made = public(make_key(path))
-    dump({"key": made}) if as_json else say(made)
+    tell({"key": made}, as_json, made)
 
 
 def _cut(folder: Path, asked: Mapping[str, Any]) -> dict[str, Path]:
-    """A CSV file for each silo, which only this user may read, of the training records of a
-    built-in set.
+    """Write a CSV file for each silo, from the training records of a built-in set. Only this user
+    can read the files.
     """
     import numpy as np
 
@@ -465,7 +478,7 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
         (
             row["name"],
             row["pid"],
-            "yes" if row["runs"] else "no",
+            ("no", "yes")[row["runs"]],
             ", ".join(map(str, row["ports"])) or "-",
         )
         for row in processes
@@ -478,30 +491,35 @@ def _show(folder: Path, state: dict[str, Any], as_json: bool) -> None:
         )
     say(*(f"{wrong[0].upper()}{wrong[1:]}" for wrong in expiring(folder / "engine")))
     for silo in silos:
+        share = rounded_up(100 * (1 - silo["left"]), 1, "f")
         say(
-            f"{silo['name']}: {silo['records']} records; {left_of(1 - silo['left'])} of "
-            f"epsilon {silo['epsilon']:g} is left."
+            f"{silo['name']}: {silo['records']} records; {share} % of the budget (epsilon "
+            f"{silo['epsilon']:g}) is used."
         )
     say(attested({silo["name"]: silo["checked"] for silo in silos}))
-    if found["connected"] is not None:
-        said = ", ".join(found["connected"])
+    if found["connected"] is None:
+        connected = "the engine does not answer"
     else:
-        said = "the engine does not answer"
-    say(f"Connected through {state['engine']}: {said or 'nobody'}.")
+        connected = ", ".join(found["connected"]) or "no silo"
+    say(f"Connected through {state['engine']}: {connected}.")
     say(ONE_USER)
 
 
 def attested(checked: Mapping[str, str]) -> str:
-    """Whose officers say that their files were checked; never what was found."""
-    said = "; ".join(f"{name} {words}" for name, words in checked.items() if words)
-    lacks = ", ".join(name for name, words in checked.items() if not words)
-    parts = [
-        f"as each officer says: {said}" if said else "",
-        f"nobody has said so of {lacks} (`silodp silo attest`)" if lacks else "",
-    ]
-    if said:
-        return f"`silodp silo check` was run, {'; '.join(part for part in parts if part)}."
-    return f"Of `silodp silo check`, {parts[1]}."
+    """Return which silos' officers state that their files were checked. The findings themselves
+    stay private.
+    """
+    stated = "; ".join(f"{name} {words}" for name, words in checked.items() if words)
+    missing = ", ".join(name for name, words in checked.items() if not words)
+    sentences = []
+    if stated:
+        sentences.append(f"Officers state that `silodp silo check` was run: {stated}.")
+    if missing:
+        sentences.append(
+            f"Not yet stated for {missing}: whether `silodp silo check` was run "
+            "(`silodp silo attest`)."
+        )
+    return " ".join(sentences)
 
 
 def _connected(folder: Path, state: Mapping[str, Any]) -> list[str] | None:

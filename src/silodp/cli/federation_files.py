@@ -1,4 +1,4 @@
-"""The files of a federation's folder that several commands read: its state, cards, keys, and the
+"""The files of a federation's folder that several commands read: its state, cards and keys, and the
 problem that its silos approve.
 """
 
@@ -46,23 +46,23 @@ def save_state(folder: Path, state: dict[str, Any], name: str = RUNS) -> None:
 def load_state(folder: Path) -> dict[str, Any]:
     if (state := state_in(folder.resolve(), RUNS)) is None:
         raise BadInput(
-            f"no federation runs from {folder}; `silodp federation up --folder {folder}` starts one"
+            f"no federation runs from {folder}; start one by `silodp federation up "
+            f"--folder {folder}`"
         )
     return state
 
 
 def state_in(folder: Path, *names: str) -> dict[str, Any] | None:
-    """Of a federation that runs from the folder or was stopped, or by these files alone; None where
-    there is none, BadInput where it cannot be read.
+    """Read the state of a running or stopped federation, or only of the files in `names`.
+
+    Return None if there is none. Raise BadInput if it cannot be read.
     """
     for path in (folder / name for name in names or (RUNS, STOPPED)):
         if path.exists():
             with contextlib.suppress(OSError, ValueError):
                 if isinstance(found := json.loads(path.read_text("utf-8")), dict):
                     return found
-            raise BadInput(
-                f"{path} cannot be read; bring it back as `silodp federation up` wrote it"
-            )
+            raise BadInput(f"{path} cannot be read; restore it as `silodp federation up` wrote it")
     return None
 
 
@@ -73,38 +73,36 @@ def read_key(path: Path) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text("ascii").strip()))
     except (OSError, ValueError):
         raise BadInput(
-            f"the key {path} cannot be read; `silodp federation key` makes one of 64 "
+            f"the key {path} cannot be read; `silodp federation key` makes one, with 64 "
             "hexadecimal digits"
         ) from None
 
 
 def problem_of(card: Card, order: Order, schema: Path | None = None) -> Problem:
-    """The problem that the card names. What a card names as a file is not run, even if such a file
-    is here: that is this server's own copy.
+    """Return the problem that the card names.
+
+    A file that a card names is never run, even if it exists here. This server's own copy is needed.
     """
     if schema and load_schema(schema).text != card.schema:
         raise BadInput(
-            f"the schema {schema} is not the one that silo {card.name} reads its file by; "
-            "use one and the same file"
+            f"the schema {schema} differs from the schema of silo {card.name}; use the same file"
         )
     read_by = schema_of(card)
     if read_by and (read_by.features, read_by.label.classes) != (card.features, card.classes):
         raise BadInput(
-            f"the card of {card.name} has other features or classes than its schema; take "
-            "the silo.json that `silodp silo init` wrote"
+            f"the card of {card.name} and its schema have different features or "
+            "classes; use the silo.json that `silodp silo init` wrote"
         )
-    prox = order.prox if is_file(order.prox) else None
-    return built(
-        card,
-        read_by,
-        words_of(card, model=order.model, prox=prox, feature_map=order.feature_map)
-        | {"loss": order.loss},
-    )
+    prox = None
+    if is_file(order.prox):
+        prox = order.prox
+    words = words_of(card, model=order.model, prox=prox, feature_map=order.feature_map)
+    return built(card, read_by, words | {"loss": order.loss})
 
 
 def words_of(card: Card, **own: str | None) -> dict[str, str]:
-    """Each of these words as it is given here, or else as the card has it: BadInput where that is a
-    file, which is not this server's.
+    """Return each given word, or else the card's. Raise BadInput if the card's word is a file,
+    which this server must give itself.
     """
     for what, given in own.items():
         if not given and is_file(named := getattr(card, what)):
@@ -116,13 +114,15 @@ def words_of(card: Card, **own: str | None) -> dict[str, str]:
 
 
 def built(card: Card, schema: Schema | None, words: Mapping[str, str]) -> Problem:
-    """The problem in these words about what the schema makes of the silos' files, or about the
-    card's own columns where there is none.
+    """Build the problem from these words. Its columns come from the schema, or from the card if
+    there is no schema.
     """
     from silodp.core.problem.build import Words, build
 
     task = schema or Task.plain(len(card.classes))
-    features = schema.features if schema else card.features
+    features = card.features
+    if schema:
+        features = schema.features
     return build(
         Words(words["model"], task, words["prox"], words["loss"], words["feature_map"]),
         len(features),

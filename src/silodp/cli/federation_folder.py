@@ -1,9 +1,9 @@
-"""A federation's folder through mishaps: a start that fails leaves nothing in the way of the next
-one, and no run is begun beside an unfinished one.
+"""A federation's folder through mishaps. A failed start does not block the next one, and no run
+starts beside an unfinished one.
 
-While `up` makes a federation the folder has making.json; once it is made it has stopped.json, and
-federation.json while it runs. No gate is started before, so what a broken start leaves has never
-said anything, and is taken away: after a look into its ledgers.
+While `up` makes a federation, the folder has making.json. Afterwards it has stopped.json, and
+federation.json while the federation runs. No gate starts before the folder is complete. So the
+files of a failed start have never answered a query, and are removed after a check of their ledgers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from silodp.runs import Kind, RunFolder, State
 
 MAKING = "making.json"
 OWN = ("asker.key", "data", "silos", "shuffler", "state", "engine", "logs")
-"""What `up` makes, besides the files that say how far it came."""
+"""The files that `up` makes, without those that record its progress."""
 
 
 # --- up ------------------------------------------------------------------------------------------
 
 
 def stopped(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The federation in the folder if it was made by `asked` and has run before; None if a new one
-    may be made there; else BadInput.
+    """Return the federation in the folder if `asked` made it and it has run before. Return None if
+    a new one may be made there. Raise BadInput otherwise.
 
-    One that has never run, since its start failed, is made anew: what failed may have been mended
-    in a file that its policies know by hash.
+    A federation that has never run, because its start failed, is made again: a file that its
+    policies know by hash may have been fixed.
     """
     state = state_in(folder, STOPPED)
     if state and state.get("ran", True):
@@ -47,31 +47,30 @@ def stopped(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
         )
         if set(other) <= {"model", "prox", "feature_map", "schema"}:
             raise BadInput(
-                f"{folder} has a federation that was stopped and was made with another "
-                f"{differs}; `silodp federation up --folder {folder}` alone goes on "
-                "with it. Another study for the same records is proposed by `silodp "
-                "federation propose` and approved by `silodp silo approve`, and "
-                "the ledgers go on"
+                f"{folder} has a stopped federation that was made with another "
+                f"{differs}. Continue it by `silodp federation up --folder {folder}` "
+                "without other options. For another study on the same records and "
+                "ledgers, use `silodp federation propose` and `silodp silo approve`"
             )
         raise BadInput(
-            f"{folder} has a federation that was stopped and was made with another "
-            f"{differs}; `silodp federation up --folder {folder}` alone "
-            "goes on with it, and another --folder starts a new one"
+            f"{folder} has a stopped federation that was made with another {differs}. "
+            f"Continue it by `silodp federation up --folder {folder}` without other "
+            "options, or choose another --folder for a new one"
         )
     if state or (folder / MAKING).exists():
         unmake(folder)
     elif taken := [name for name in OWN if os.path.lexists(folder / name)]:
         raise BadInput(
-            f"{folder} has {', '.join(taken)} already, and nothing is ever written over; "
-            "choose another --folder"
+            f"{folder} already has {', '.join(taken)}, and silodp does not overwrite "
+            "files; choose another --folder"
         )
     return None
 
 
 @contextlib.contextmanager
 def making(folder: Path) -> Iterator[None]:
-    """Around all that `up` makes before its first process: whatever stops it, kill -9 too, the next
-    `up` finds the way clear.
+    """Run the making of a federation's files. After any interruption, even kill -9, the next `up`
+    can start again.
     """
     new = not folder.exists()
     try:
@@ -93,7 +92,7 @@ def making(folder: Path) -> Iterator[None]:
 
 
 def unmake(folder: Path) -> None:
-    """Takes away what a start has made that never came to run; BadInput, and nothing is taken, if a
+    """Remove the files of a start that never came to run. Raise BadInput, and remove nothing, if a
     ledger was ever charged.
     """
     from silodp.silo.ledger.identity import Registry
@@ -109,13 +108,12 @@ def unmake(folder: Path) -> None:
     try:
         for name in OWN:
             path = folder / name
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
-                missing_ok=True
-            )
-        for name in (
-            STOPPED,
-            MAKING,
-        ):  # the last: killed on the way, the next start goes on from here
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        # These are removed last, so that the next start continues after a kill.
+        for name in (STOPPED, MAKING):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise BadInput(
@@ -131,21 +129,21 @@ def _refuse_charged(folder: Path, path: Path) -> None:
         spent = any(entry.act == "charge" for entry in DurableLedger.open(path).entries())
     except BadInput as error:
         anchor = Path(f"{path}.anchor")
-        # a kill -9 while the ledger was made: its anchor, which is written first, says that there
-        # was never an entry
+        # After a kill -9 while the ledger was made, its anchor shows that there was never an entry:
+        # the anchor is written first.
         try:
             spent = anchor.exists() and json.loads(anchor.read_text())["count"] != 0
         except (OSError, ValueError, KeyError, TypeError):
             spent = True
         if spent:
             raise BadInput(
-                f"{folder} has a ledger that cannot be read, and may have been charged: "
+                f"{folder} has an unreadable ledger that may have been charged: "
                 f"{error}; or choose another --folder"
             ) from None
     if spent:
         raise BadInput(
-            f"the ledger {path} has charges; `silodp federation up --folder {folder}` "
-            "alone goes on with it, or choose another --folder"
+            f"the ledger {path} has charges. Continue it by `silodp federation up "
+            f"--folder {folder}` without other options, or choose another --folder"
         )
 
 
@@ -153,14 +151,13 @@ def _refuse_charged(folder: Path, path: Path) -> None:
 
 
 def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> Path:
-    """The folder given; to resume, that of the latest run that has not come to its end; or the next
-    numbered one in `runs`.
+    """Return the folder for a run: the given one, else with `resume` the latest unfinished run's,
+    else the next number in `runs`.
 
-    BadInput if the last run there was paid for and has not come to its end, unless a `new` one is
-    wanted.
+    Raise BadInput if the last run there was paid for and is unfinished, unless `new` is given.
     """
     if resume and new:
-        raise BadInput("--resume goes on with a run and --new starts another; give one of them")
+        raise BadInput("--resume and --new exclude each other; give one of them")
     there = _numbered(runs)
     if given:
         return given
@@ -171,41 +168,46 @@ def place_of_run(given: Path | None, runs: Path, *, resume: bool, new: bool) -> 
         ):
             return place
         raise BadInput(
-            f"there is no interrupted run in {runs} to go on with; give its folder with "
-            "--out, or leave out --resume"
+            f"there is no interrupted run in {runs}; give its folder with --out, or "
+            "leave out --resume"
         )
-    if there:
-        state = RunFolder(there[-1]).state()
-    else:
-        state = State.NOTHING
-    if not new and state in (State.RUNNING, State.INTERRUPTED):
-        how = "has not come to its end; go on with it by --resume --out " + str(there[-1])
-        if state is State.RUNNING:
-            how = "goes on now; wait for its end"
-        else:
-            how = how
+    if not there:
+        return runs / "1"
+    last = there[-1]
+    state = RunFolder(last).state()
+    if not new and state is State.RUNNING:
         raise BadInput(
-            f"the run in {there[-1]} {how}, or start another, at its full price, with --new"
+            f"the run in {last} is still running; wait for its end, or start another, at its full "
+            "price, with --new"
         )
-    return runs / str(int(there[-1].name) + 1 if there else 1)
+    if not new and state is State.INTERRUPTED:
+        raise BadInput(
+            f"the run in {last} is unfinished; resume it with --resume --out {last}, or start "
+            "another, at its full price, with --new"
+        )
+    return runs / str(int(last.name) + 1)
 
 
 def kept_in(place: Path, *, resume: bool, given: bool) -> str:
-    """What is left of a run that is interrupted, and the command that goes on with it."""
-    again = same_command(
-        *(["--resume"] * (not resume)), *(["--out", place] * (not given)), without=("--new",)
-    )
+    """Return the sentence on an interrupted run: where its answers are, and the command that
+    resumes it.
+    """
+    options: list[str | Path] = []
+    if not resume:
+        options.append("--resume")
+    if not given:
+        options += ["--out", place]
+    again = same_command(*options, without=("--new",))
     return (
-        f"what the silos have answered is kept in {place}, and `{again}` goes on with it, "
-        "without a second price"
+        f"the silos' answers are in {place}, and `{again}` resumes the run without a second price"
     )
 
 
 def refuse_taken(place: Path) -> None:
-    """BadInput unless a new run could be kept there."""
+    """Raise BadInput unless a new run can be written there."""
     if RunFolder(place).kind() is not Kind.NONE:
         raise BadInput(
-            f"{place} holds a run already; go on with it by --resume, or choose another --out"
+            f"{place} already contains a run; resume it with --resume, or choose another --out"
         )
     check_writable(place)
 
@@ -214,7 +216,7 @@ def last_run(runs: Path) -> Path:
     there = _numbered(runs)
     if not there:
         raise BadInput(
-            f"there is no run in {runs}; `silodp federation run` makes one, or give its folder"
+            f"there is no run in {runs}; start one by `silodp federation run`, or give its folder"
         )
     return there[-1]
 

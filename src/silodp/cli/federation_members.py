@@ -1,8 +1,8 @@
-"""`silodp federation add | remove | renew`: who is at the server's engine, and under which
-certificates, without reissuing anybody else's.
+"""`silodp federation add | remove | renew`: membership at the server's engine, and its
+certificates. Other members' certificates stay the same.
 
-They are for the server's operator, on the folder that `provision` made. Whom a run asks is another
-matter: its cards say so.
+The commands are for the server's operator, on the folder that `provision` made. Which silos a run
+asks is decided by the run's cards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Engine = Annotated[
 Names = Annotated[
     list[str],
     typer.Argument(
-        help="The silos' names; for Flower, to add one, NAME=node.pub.",
+        help="The silos' names. To add a silo with Flower: NAME=node.pub.",
         metavar="SILO...",
         show_default=False,
     ),
@@ -33,8 +33,8 @@ Names = Annotated[
 
 
 def add(folder: Engine, silo: Names, as_json: Json = False) -> None:
-    """Let a silo in: a kit of its own (NVFlare), or its node's key (Flower). Nobody else's
-    certificates change; the engine may run.
+    """Admit a silo: create its kit (NVFlare), or register its node's key (Flower). Other members'
+    certificates stay the same, and the engine may be running.
 
     Example: `silodp federation add fed west`
     """
@@ -42,9 +42,9 @@ def add(folder: Engine, silo: Names, as_json: Json = False) -> None:
         from silodp.wire.nvflare import kits
 
         kits.add(folder, silo)
-        said = (
-            f"Hand {' and '.join(str(folder / 'kits' / name) for name in silo)} to the silo's "
-            "operator, over a channel that both trust."
+        sentence = (
+            f"Hand {' and '.join(str(folder / 'kits' / name) for name in silo)} to the "
+            "silo's operator, over a channel that you both trust."
         )
     else:
         from silodp.wire.flower import site
@@ -52,17 +52,17 @@ def add(folder: Engine, silo: Names, as_json: Json = False) -> None:
         pairs = [word.partition("=") for word in silo]
         if not all(sign for _, sign, _ in pairs):
             raise BadInput(
-                f"the silos are {', '.join(silo)}; for Flower each is NAME=node.pub, the "
-                "public key that its operator has sent"
+                f"the silos are {', '.join(silo)}; for Flower each must be "
+                "NAME=node.pub, the public key from its operator"
             )
         site.register(folder / "server", {name: Path(file) for name, _, file in pairs})
-        said = "SuperLink lets them in from now on."
-    tell({"silos": silo}, as_json, said)
+        sentence = "SuperLink admits them from now on."
+    tell({"silos": silo}, as_json, sentence)
 
 
 def remove(folder: Engine, silo: Names, as_json: Json = False) -> None:
-    """Let a silo in no more: it is asked nothing from now on. The others notice nothing; the engine
-    may run (Flower's must).
+    """Exclude a silo: from now on it gets no queries. Other members are not affected. NVFlare may
+    be running, Flower must be.
 
     Example: `silodp federation remove fed south`
     """
@@ -77,13 +77,13 @@ def remove(folder: Engine, silo: Names, as_json: Json = False) -> None:
     tell(
         {"silos": silo},
         as_json,
-        "They are let in no more, and asked nothing. Leave their cards out of the next run.",
+        "They are excluded and get no more queries. Leave their cards out of the next run.",
     )
 
 
 def renew(folder: Engine, as_json: Json = False) -> None:
-    """New certificates by the same authority, before the old ones expire; both hold until then, so
-    that each restarts when it suits.
+    """Issue new certificates by the same authority, before the old ones expire. Both are valid
+    until then, so each member restarts when convenient.
 
     Example: `silodp federation renew fed`
     """
@@ -91,33 +91,33 @@ def renew(folder: Engine, as_json: Json = False) -> None:
         from silodp.wire.nvflare import kits
 
         silos = kits.renew(folder)
-        said = (
-            f"Restart the server; send {folder / 'renewed'}/NAME.crt, which are public, to the "
-            "silos: each puts it in the place of startup/client.crt."
+        sentence = (
+            f"Restart the server. Send the public files {folder / 'renewed'}/NAME.crt "
+            "to the silos. Each silo replaces startup/client.crt by its file."
         )
     else:
         from silodp.wire.flower import keys
 
         silos = list[str]()
         keys.renew(folder / "server", keys.host_of(folder / "server"))
-        said = "Restart the server; silos know its authority already, and do nothing."
-    tell({"silos": silos}, as_json, said)
+        sentence = "Restart the server. Silos need no change: they already have its authority."
+    tell({"silos": silos}, as_json, sentence)
 
 
 def show_certificates(
     folder: Engine,
     days: Annotated[
-        int, typer.Option(help="Warn of those that expire within so many days.")
+        int, typer.Option(help="Warn of certificates that expire within this number of days.")
     ] = SOON,
     as_json: Json = False,
 ) -> None:
-    """Every certificate of a folder, and a warning for those that expire soon. Exit code 0, or 3 if
-    there is one.
+    """Show every certificate of a folder, and warn of those that expire soon. Exit code 0, or 3 if
+    one expires soon.
 
     Example: `silodp federation certificates fed`
     """
     if not folder.is_dir():
-        raise BadInput(f"{folder} is no folder; give the engine's folder")
+        raise BadInput(f"{folder} is not a folder; give the engine's folder")
     found = certificates(folder)
     soon = expiring(folder, days)
     if as_json:
@@ -134,6 +134,6 @@ def _engine(folder: Path) -> str:
         if (folder / sign).exists():
             return engine
     raise BadInput(
-        f"{folder} is no engine's folder; give the one that `python -P -m "
+        f"{folder} is not an engine's folder; give the one that `python -P -m "
         "silodp.wire.ENGINE.site provision` made"
     )

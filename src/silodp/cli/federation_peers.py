@@ -1,10 +1,10 @@
-"""`silodp federation run --peers`: no server. Each silo's own process trains, and a relay carries
-replies from one to the other.
+"""`silodp federation run --peers`: train without a server. Each silo's own process trains, and a
+relay carries replies between them.
 
-With `--as NAME` the command is the process of that one silo, wherever it is. Without, it starts one
-for each silo of this machine's federation, each with its own gate's socket and the relay's folder,
-and compares what they made. The run's folder then has peers.json (the run's id, the silos, the
-words of the command), relay/, and a folder for each silo: its run's own.
+With `--as NAME` the command is the process of that silo, on any machine. Without it, the command
+starts one process for each silo of this machine's federation, each with its own gate's socket and
+the relay's folder. It compares the models at the end. The run's folder then has peers.json (the
+run's id, the silos, the words of the command), relay/, and a run folder for each silo.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from silodp.server.peers import Peer
 
 LEAVE = 10.0
-"""Seconds in which the other peers may end by themselves once one has: without it none can go on.
-"""
+"""Seconds for the other peers to end by themselves after one has failed."""
 PEER_NEEDS = (
     "--as NAME needs --gate, the silo's own socket, --relay, the folder that all peers share, "
     "and --run-id"
 )
 NO_TOTALS = (
-    "a shuffler's totals have one reader, and peers are many; leave out --peers, or the shuffler"
+    "a shuffler sends its totals to one reader, but there are several peers; leave out "
+    "--peers, or the shuffler"
 )
 OWN_FLAGS = ("--new", "--resume", "--json")
 
@@ -61,27 +61,29 @@ def one_peer(
     cards: Sequence[Card],
     quorum: int | None,
 ) -> Peer:
-    """The carrier of this silo's process; BadInput unless it has what it needs."""
+    """Return the carrier of this silo's process. Raise BadInput if an option is missing or
+    wrong.
+    """
     from silodp.server.peers import Folder, Peer
 
     if gate is None or relay is None or run is None:
         raise BadInput(PEER_NEEDS)
     if name not in {card.name for card in cards}:
         raise BadInput(
-            f"--as is {name!r}, but the cards are of {', '.join(card.name for card in cards)}"
+            f"--as is {name!r}; it must be one of the cards' silos: "
+            f"{', '.join(card.name for card in cards)}"
         )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", run):
         raise BadInput(
-            f"--run-id is {run!r:.80}; it must be at most 64 letters, digits, - and _, the "
-            "same at all peers and new for each run"
+            f"--run-id is {run!r:.80}; it must be at most 64 letters, digits, - and _, "
+            "equal at all peers and new for each run"
         )
     if quorum not in (None, len(cards)):
         raise BadInput(
-            f"--quorum is {quorum}; among peers every silo that is asked must answer: leave it out"
+            f"--quorum is {quorum}; among peers every queried silo must answer; leave it out"
         )
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # as Ctrl-C: what is held at the gate is released
+    # As at Ctrl-C, the reservation at the gate is released.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return Peer(name, Direct({name: gate}), Folder(relay))
 
 
@@ -90,21 +92,22 @@ def one_peer(
 
 @dataclass(frozen=True)
 class Ended:
-    """How one peer's process ended: its exit code (below 0: the signal), its last word, and its
-    summary if it has a model.
+    """The end of one peer's process: its exit code (below 0: the signal), its last line on standard
+    error, and its summary if it has a model.
     """
 
     name: str
     code: int
-    said: str
+    last: str
     summary: Mapping[str, Any] | None
 
 
 def run_peers(
     folder: Path, *, resume: bool, new: bool, out_dir: Path | None, relay: Path | None
 ) -> dict[str, Any]:
-    """Starts a peer for each silo and waits for all; what they made, with "ended" as a run's
-    summary has it. BadInput without a model.
+    """Start a peer for each silo and wait for all of them.
+
+    Return a run's summary of their results, with "ended". Raise BadInput if there is no model.
     """
     state = load_state(folder)
     if state.get("shuffler"):
@@ -133,7 +136,7 @@ def run_peers(
 
 
 def _open(place: Path, silos: list[str], *, resume: bool) -> dict[str, Any]:
-    """What peers.json says, which a new run gets here."""
+    """Return the content of peers.json. For a new run, write it first."""
     path = RunFolder(place).peers
     words = [word for word in sys.argv[3:] if word not in OWN_FLAGS]
     if resume:
@@ -144,7 +147,7 @@ def _open(place: Path, silos: list[str], *, resume: bool) -> dict[str, Any]:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         raise BadInput(
-            f"{place} holds no run of these peers to go on with; give its folder with --out"
+            f"{place} contains no run of these peers to resume; give its folder with --out"
         )
     place_of.refuse_taken(place)
     place.mkdir(parents=True, exist_ok=True)
@@ -157,37 +160,25 @@ def _words(
     folder: Path, place: Path, about: Mapping[str, Any], name: str, gate: Path, relay: Path
 ) -> list[str]:
     begun = RunFolder(place / name).description.exists()
-    words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "silodp.cli",
-        "federation",
-        "run",
-        *([] if begun else about["words"]),
-        *about["now"],
-    ]
-    words += [
-        "--json",
-        "--as",
-        name,
-        "--gate",
-        str(gate),
-        "--relay",
-        str(relay),
-        "--run-id",
-        about["run"],
-        "--out",
-        str(place / name),
-    ]
-    words += ["--key", str(folder / "asker.key"), *(["--resume"] if begun else [])]
+    words = [sys.executable, "-P", "-m", "silodp.cli", "federation", "run"]
+    if not begun:
+        words += about["words"]
+    words += about["now"]
+    words += ["--json", "--as", name]
+    words += ["--gate", str(gate)]
+    words += ["--relay", str(relay)]
+    words += ["--run-id", about["run"]]
+    words += ["--out", str(place / name)]
+    words += ["--key", str(folder / "asker.key")]
+    if begun:
+        words.append("--resume")
     for silo in about["silos"]:
         words += ["--card", str(folder / "silos" / silo / "silo.json")]
     return words
 
 
 def _wait(started: Mapping[str, subprocess.Popen]) -> None:
-    """Until all have ended, or one has ended early and the others have had their time."""
+    """Wait until all have ended, or until the others' time is over after one has failed."""
     deadline = None
     while None in (codes := [process.poll() for process in started.values()]):
         if deadline is None and any(codes):
@@ -209,15 +200,15 @@ def _interrupt(started: Mapping[str, subprocess.Popen]) -> None:
 
 def _ended(name: str, process: subprocess.Popen) -> Ended:
     out, errors = process.communicate()
+    last = ""
     if errors.strip():
-        said = errors.strip().splitlines()[-1].removeprefix("silodp: ")
-    else:
-        said = ""
+        last = errors.strip().splitlines()[-1].removeprefix("silodp: ")
     if process.returncode < 0:
-        said = f"its process was killed by signal {-process.returncode}"
-    return Ended(
-        name, process.returncode, said, json.loads(out) if process.returncode in (0, 3) else None
-    )
+        last = f"its process was killed by signal {-process.returncode}"
+    summary = None
+    if process.returncode in (0, 3):
+        summary = json.loads(out)
+    return Ended(name, process.returncode, last, summary)
 
 
 def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
@@ -225,33 +216,27 @@ def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
 
     files = RunFolder(place)
     made = [peer for peer in ended if peer.summary]
-    own = [
-        peer for peer in ended if peer.code not in (0, 3, 130)
-    ]  # whoever was interrupted has only followed another
+    # A peer that was interrupted only followed another peer's failure.
+    own = [peer for peer in ended if peer.code not in (0, 3, 130)]
     if not made:
         first = (own or list(ended))[0]
-        if not any(
-            RunFolder(place / peer.name).description.exists() for peer in ended
-        ):  # refused: nothing was asked, and nothing is left
+        begun = any(RunFolder(place / peer.name).description.exists() for peer in ended)
+        if not begun:  # The run was refused: no query was sent, and no files are needed.
             shutil.rmtree(place, ignore_errors=True)
-            raise BadInput(first.said)
-        raise BadInput(f"{first.name}: {first.said}; {kept}")
+            raise BadInput(first.last)
+        raise BadInput(f"{first.name}: {first.last}; {kept}")
     hashes = {peer.name: model_hash(RunFolder(place / peer.name).model) for peer in made}
     whole = all(peer.code == 0 for peer in ended)
     if whole and len(set(hashes.values())) > 1:
-        said = ", ".join(f"{name} {digest[:12]}.." for name, digest in hashes.items())
+        digests = ", ".join(f"{name} {digest[:12]}.." for name, digest in hashes.items())
         raise BadInput(
-            f"the peers' models differ ({said}): a silo has signed two answers to the last "
-            "question; use none of these models"
+            f"the peers' models differ ({digests}), because a silo has signed two answers "
+            "to the last question; use none of these models"
         )
     longest = max(
         (peer.summary for peer in made if peer.summary), key=lambda summary: summary["questions"]
     )
-    reasons = [
-        f"{peer.name}: {peer.summary['ended'] if peer.summary else peer.said}"
-        for peer in ended
-        if peer.code
-    ]
+    reasons = [f"{peer.name}: {_reason(peer)}" for peer in ended if peer.code]
     summary = dict(longest) | {"ended": "; ".join(reasons) or "finished", "models": hashes}
     if whole:
         shutil.copyfile(RunFolder(place / ended[0].name).model, files.model)
@@ -260,14 +245,18 @@ def _together(place: Path, ended: Sequence[Ended], kept: str) -> dict[str, Any]:
     return summary
 
 
+def _reason(peer: Ended) -> str:
+    if peer.summary:
+        return peer.summary["ended"]
+    return peer.last
+
+
 def same_models(summary: Mapping[str, Any]) -> str:
-    """What the peers' models have in common, in a sentence."""
+    """Return a sentence that compares the peers' models."""
     hashes = summary["models"]
     if len(set(hashes.values())) == 1 and len(hashes) == len(summary["silos"]):
-        return (
-            f"All {len(hashes)} peers' models are the same: SHA-256 {next(iter(hashes.values()))}."
-        )
+        return f"All {len(hashes)} peers' models are equal: SHA-256 {next(iter(hashes.values()))}."
     return (
-        f"{len(hashes)} of {len(summary['silos'])} peers have a model, not all of the same "
-        "iterate; none is to be used before --resume."
+        f"{len(hashes)} of {len(summary['silos'])} peers have a model, and not all "
+        "models are of the same iterate. Use none of them before --resume."
     )

@@ -1,5 +1,5 @@
-"""The processes of a federation on this machine: gates, a shuffler, an engine's own; started, found
-again, and stopped.
+"""The processes of a federation on this machine: gates, a shuffler, and an engine's own. They are
+started, found again, and stopped here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from silodp.wire.hub import Direct
 
 
 def site_of(engine: str) -> Any:
-    """The engine's own module: provision(folder, silos), start(folder, sockets) -> {name: pid},
-    stop(folder); None for direct.
+    """Return the engine's own module, or None for direct. Raise BadInput if the engine is not
+    installed.
+
+    The module has provision(folder, silos), start(folder, sockets) -> {name: pid}, and
+    stop(folder).
     """
     if engine == "direct":
         return None
@@ -38,9 +41,9 @@ def site_of(engine: str) -> Any:
 
 
 def launch_gates(folder: Path, state: dict[str, Any]) -> dict[str, subprocess.Popen]:
-    """Start every gate, and the shuffler where there is one, and wait for none of them.
+    """Start every gate, and the shuffler if there is one. Return without waiting for them.
 
-    The folder has their pids from the moment they were started.
+    The folder has their pids as soon as they are started.
     """
     (folder / "logs").mkdir(mode=0o700, exist_ok=True)
     environment = child_environment()
@@ -67,7 +70,7 @@ def launch_gates(folder: Path, state: dict[str, Any]) -> dict[str, subprocess.Po
 def await_gates(
     folder: Path, state: dict[str, Any], started: Mapping[str, subprocess.Popen]
 ) -> None:
-    """Wait until all of these listen. Raise BadInput with the last words of one that has ended."""
+    """Wait until all of them listen. Raise BadInput with the last line of one that has ended."""
     gates = Direct(shuffle.sites(folder, state))
     deadline = time.monotonic() + 600
     while len(gates.names()) < len(started):
@@ -79,20 +82,20 @@ def await_gates(
                     .strip()
                     .splitlines()
                 )
-                raise BadInput(
-                    f"the {name} did not start: "
-                    f"{lines[-1].removeprefix('silodp: ') if lines else 'it said nothing'}"
-                )
+                why = "its log is empty"
+                if lines:
+                    why = lines[-1].removeprefix("silodp: ")
+                raise BadInput(f"the {name} did not start: {why}")
         if time.monotonic() > deadline:
             raise BadInput(
-                f"the gates did not start within ten minutes; look into {folder / 'logs'}"
+                f"the gates did not start within ten minutes; read the files in {folder / 'logs'}"
             )
         time.sleep(0.1)
 
 
 def stop_all(folder: Path) -> list[int]:
-    """Ends the engine's processes and the gates that are still this federation's; answers with the
-    gates that did not end.
+    """End the engine's processes, and the gates that still belong to this federation. Return the
+    pids of gates that did not end.
     """
     state = load_state(folder)
     if site := site_of(state["engine"]):
@@ -116,7 +119,7 @@ def stop_all(folder: Path) -> list[int]:
 
 
 def command_of(pid: int) -> list[str]:
-    """The words that started the process; none if it has ended."""
+    """Return the words that started the process, or none if it has ended."""
     try:
         return [
             word
@@ -131,7 +134,7 @@ def command_of(pid: int) -> list[str]:
 
 
 def ports_of(pid: int) -> list[int]:
-    """TCP ports on which the process, or one that it started, listens."""
+    """Return the TCP ports on which the process, or one that it started, listens."""
     listening = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
-"""`silodp federation propose`: another study for the silos that there are, as a file that each of
-them approves or does not.
+"""`silodp federation propose`: describe another study for the present silos in a file. Each silo
+approves or rejects it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from silodp.host.study import Study
 def propose(
     study: Annotated[
         str,
-        typer.Argument(help="A name for the study, which people will read.", show_default=False),
+        typer.Argument(help="A name of the study for its readers.", show_default=False),
     ],
     project: Project = None,
     folder: Folder = Path("federation"),
@@ -34,13 +34,13 @@ def propose(
         str | None,
         typer.Option(
             help=(
-                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION; as it "
-                "is by default."
+                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or "
+                "FILE.py:FUNCTION; by default unchanged."
             )
         ),
     ] = None,
     prox: Annotated[
-        str | None, typer.Option(help="Penalty or constraint; as it is by default.")
+        str | None, typer.Option(help="Penalty or constraint; by default unchanged.")
     ] = None,
     loss: Annotated[str, typer.Option(help="FILE.py:NAME; by default the loss of the task.")] = "",
     feature_map: FeatureMapName = "",
@@ -50,23 +50,21 @@ def propose(
     statistic: Annotated[
         list[str] | None,
         typer.Option(
-            help="What would be asked that silos do not allow yet, such as Gram; may be repeated."
+            help="A statistic that silos do not allow yet, such as Gram; may be repeated."
         ),
     ] = None,
     card: Annotated[
         list[Path] | None,
-        typer.Option(help="A silo's silo.json, where there is no --folder; once is enough."),
+        typer.Option(help="A silo's silo.json, if there is no --folder; one is enough."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the study's file; FOLDER/studies by default.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write down another study for the same records: model, penalty, loss, columns, label. Nothing
-    is asked of anybody, and nothing changes.
-
-    Each silo's officer reads the file's changes in words with `silodp silo approve`, and agrees or
-    not. The ledgers go on.
+    """Describe another study for the same records: model, penalty, loss, columns, label. No silo is
+    contacted, and nothing changes yet. Each silo's officer reads the changes with `silodp silo
+    approve` and decides. The ledgers stay the same.
 
     Example: `silodp federation propose second --model logistic`
     """
@@ -81,7 +79,7 @@ def propose(
     now = read_card(paths[0])
     words = words_of(now, model=model, prox=prox, feature_map=feature_map) | {"loss": loss}
     if schema and known == click.core.ParameterSource.DEFAULT_MAP and now.schema == "":
-        schema = None  # a project's, of silos that read plain columns
+        schema = None  # It is a project's schema, but the silos read plain columns.
     if schema:
         read_by = load_schema(schema)
     else:
@@ -98,14 +96,21 @@ def propose(
             named[what] = path.name + text[len(str(parse(text)[0])) :]
             named[f"{what}_sha256"] = hashlib.sha256(sources[path.name]).hexdigest()
     definition = hashlib.sha256(problem.definition().encode()).hexdigest()
+    schema_text = ""
+    if read_by:
+        schema_text = read_by.text
     made = Study(
         study=study,
         definition=definition,
-        schema=read_by.text if read_by else "",
+        schema=schema_text,
         statistics=tuple(statistic or ()),
         **named,
     )
-    place = out or (folder / "studies" if not card else Path())
+    place = out
+    if place is None and card:
+        place = Path()
+    elif place is None:
+        place = folder / "studies"
     file = made.write(place, sources)
     if as_json:
         return dump(
@@ -117,13 +122,12 @@ def propose(
                 "code": sorted(sources),
             }
         )
+    beside = ""
     if sources:
         beside = f", with {', '.join(sorted(sources))} beside it"
-    else:
-        beside = ""
     say(
-        f"Wrote {file}{beside}: model {words['model']}, {problem.dim} parameters. Nothing "
-        "has changed yet."
+        f"Wrote {file}{beside}: model {words['model']}, {problem.dim} parameters. The "
+        "silos have not changed yet."
     )
     if 0 < len(policies) <= 1:
         where = " ".join(map(str, policies))
@@ -137,8 +141,9 @@ def propose(
         for what, text in words.items()
         if is_file(text)
     )
-    say(
-        "Then here: silodp federation run"
-        + (f" --project {project}" if project else "" if card else f" --folder {folder}")
-        + own
-    )
+    again = "silodp federation run"
+    if project:
+        again += f" --project {project}"
+    elif not card:
+        again += f" --folder {folder}"
+    say(f"Then here: {again}{own}")

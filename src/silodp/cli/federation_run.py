@@ -1,4 +1,6 @@
-"""`silodp federation run`: train over silos that are processes of their own, here or elsewhere."""
+"""`silodp federation run`: train over silos that are separate processes, on this machine or
+others.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def run(
         int | None,
         typer.Option(
             help=(
-                "Answers without which a round does not count; with fewer the run ends. 1; of "
-                "totals, all."
+                "Fewest answers in a valid round; with fewer the run ends. Default 1; "
+                "with totals, all silos."
             )
         ),
     ] = None,
@@ -48,21 +50,24 @@ def run(
         float | None,
         typer.Option(
             help=(
-                "Seconds after which a round goes on without whoever is silent. 60, and more "
-                "for models and silos that take longer."
+                "Seconds after which a round continues without absent silos. Default "
+                "60, or more for slow models and silos."
             )
         ),
     ] = None,
     patience: Annotated[
         float | None,
-        typer.Option(help="Seconds that a round waits for the quorum. 300, and more likewise."),
+        typer.Option(
+            help="Seconds that a round waits for the quorum. Default 300, or more as for "
+            "--deadline."
+        ),
     ] = None,
     retry: Annotated[
         float | None,
         typer.Option(
             help=(
-                "Seconds after which the same question is sent again; each further time after "
-                "twice as long. 10, and more likewise."
+                "Seconds after which a question is sent again; each repetition doubles "
+                "the time. Default 10, or more as for --deadline."
             )
         ),
     ] = None,
@@ -74,28 +79,25 @@ def run(
         bool,
         typer.Option(
             "--peers",
-            help="No server: a process for each silo, which pass their replies on; see docs.",
+            help="Train without a server: one process for each silo; they exchange replies. "
+            "See docs.",
         ),
     ] = False,
     own_name: Annotated[
         str | None,
-        typer.Option(
-            "--as", help="The silo whose process this is, with --peers, --card and --key."
-        ),
+        typer.Option("--as", help="Name of this process's silo, with --peers, --card and --key."),
     ] = None,
     gate: Annotated[Path | None, typer.Option(help="The socket of that silo's gate.")] = None,
     relay: Annotated[
-        Path | None, typer.Option(help="The folder through which peers pass replies on.")
+        Path | None, typer.Option(help="The folder through which peers exchange replies.")
     ] = None,
     run_id: Annotated[
         str | None,
-        typer.Option(
-            help="A word for the run, with --as: the same at all peers, and new for each run."
-        ),
+        typer.Option(help="Id of the run, with --as: equal at all peers, and new for each run."),
     ] = None,
     hub: Annotated[
         Path | None,
-        typer.Option(help="The engine's socket, where the silos are on machines of their own."),
+        typer.Option(help="The engine's socket, if the silos are on other machines."),
     ] = None,
     card: Annotated[
         list[Path] | None,
@@ -111,8 +113,8 @@ def run(
     schema: SchemaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Train over the silos. Killed at any time, it goes on with --resume, and no silo pays a second
-    time.
+    """Train over the silos, here or on other machines. A run that is killed continues with
+    --resume, and no silo pays twice.
 
     Example: `silodp federation run --algorithm spider --epsilon 3 --rounds 25`
     """
@@ -123,7 +125,7 @@ def run(
 
     if (own_name or gate or relay or run_id) and not peers:
         raise BadInput(
-            "--as, --gate, --relay and --run-id belong to --peers; leave them out, or give it"
+            "--as, --gate, --relay and --run-id need --peers; leave them out, or add --peers"
         )
     if peers and shuffler:
         raise BadInput(NO_TOTALS)
@@ -132,14 +134,13 @@ def run(
     away = own_name or hub
     if bool(away) != bool(card) or bool(away) != bool(key_file) or (hub and peers):
         raise BadInput(
-            "--hub or --as, --card and --key belong together: give all three, or a "
-            "--folder that `silodp federation up` made"
+            "--hub or --as, --card and --key must be given together; give all three, "
+            "or a --folder that `silodp federation up` made"
         )
     if peers and not own_name:
         if quorum is not None:
             raise BadInput(
-                f"--quorum is {quorum}; among peers every silo that is asked must answer: "
-                "leave it out"
+                f"--quorum is {quorum}; among peers every queried silo must answer; leave it out"
             )
         summary = run_peers(folder.resolve(), resume=resume, new=new, out_dir=out_dir, relay=relay)
         return _show(
@@ -164,38 +165,30 @@ def run(
         carrier = carrier_of(folder, state)
         signing = read_key(folder / "asker.key")
         cards = [read_card(Path(policy).parent / "silo.json") for policy in state["silos"].values()]
+        shuffler = None
         if state.get("shuffler"):
             shuffler = Path(state["shuffler"]).parent / "shuffler.json"
-        else:
-            shuffler = None
+    mixer = None
     if shuffler:
         mixer = shuffle.shuffler_card(shuffler)
-    else:
-        mixer = None
-    place = place_of.place_of_run(
-        out_dir, (folder if not away else Path()) / "runs", resume=resume, new=new
-    )
+    runs = folder / "runs"
+    if away:
+        runs = Path("runs")
+    place = place_of.place_of_run(out_dir, runs, resume=resume, new=new)
     if resume:
         order = Order.read(read_run(place), place)
     else:
-        masked = not mixer and all(card.trust == "masks" for card in cards)
-        if masked:
-            trust = "masks"
-        elif mixer:
+        trust = "isrl"
+        least = None
+        colluding = 0
+        if mixer:
             trust = "shuffle"
-        else:
-            trust = "isrl"
-        if masked:
+            least = quorum
+        elif all(card.trust == "masks" for card in cards):
+            trust = "masks"
+            least = quorum
             colluding = max(card.colluding for card in cards)
-        else:
-            colluding = 0
-        order = replace(
-            order,
-            trust=trust,
-            least=quorum if mixer or masked else None,
-            colluding=colluding,
-            drops=drops,
-        )
+        order = replace(order, trust=trust, least=least, colluding=colluding, drops=drops)
         place_of.refuse_taken(place)
     advice = None
     if order.algorithm == AUTO:
@@ -208,18 +201,29 @@ def run(
     if not as_json:
         say(attested({card.name: card.checked for card in cards}))
     waits = None
-    if (deadline, patience, retry) != (None, None, None):  # then nothing is estimated
-        if deadline is None:
-            until = Timeouts.deadline
-        else:
-            until = deadline
-        often = Timeouts.retry if retry is None else retry
+    if (deadline, patience, retry) != (None, None, None):  # Then no time is estimated.
+        given = {"deadline": deadline, "limit": patience, "retry": retry}
+        seconds = {
+            "deadline": Timeouts.deadline,
+            "limit": Timeouts.limit,
+            "retry": Timeouts.retry,
+        }
+        seconds |= {name: value for name, value in given.items() if value is not None}
         waits = Timeouts(
-            deadline=until,
-            limit=max(Timeouts.limit if patience is None else patience, until),
-            retry=min(often, until),
+            deadline=seconds["deadline"],
+            limit=max(seconds["limit"], seconds["deadline"]),
+            retry=min(seconds["retry"], seconds["deadline"]),
         )
-    conduct = NetworkRun(
+    holds = RunHolds
+    if peer:
+        holds = peer.holds
+    reserved = _show_reserved
+    if as_json:
+        reserved = _ignore
+    words = None
+    if advice:
+        words = advice.words()
+    network_run = NetworkRun(
         cards,
         problem_of(cards[0], order, schema),
         order,
@@ -230,26 +234,26 @@ def run(
         timeouts=waits,
         shuffler=mixer,
         run=run_id,
-        holds=peer.holds if peer else RunHolds,
-        held=_show_held if not as_json else lambda held: None,
-        advice=advice.words() if advice else None,
+        holds=holds,
+        held=reserved,
+        advice=words,
     )
     with interruptible(place_of.kept_in(place, resume=resume, given=bool(out_dir))):
-        _follow(conduct, len(cards), quiet=as_json)
+        _follow(network_run, len(cards), quiet=as_json)
     same = ""
     if peer and not as_json:
         from silodp.server.peers import model_hash
 
         same = (
-            f"The model's SHA-256 is {model_hash(RunFolder(place).model)}; compare it "
+            f"The model's SHA-256 is {model_hash(RunFolder(place).model)}. Compare it "
             "with the other peers'."
         )
-    _show(conduct.summary, as_json, same, f"Model, summary and journal are in {place}.")
+    _show(network_run.summary, as_json, same, f"Model, summary and journal are in {place}.")
 
 
 def _show(summary: Mapping[str, Any], as_json: bool, *more: str) -> None:
-    """What each silo answered and spent, and how the run ended: exit code 3 if it has a model but
-    did not come to its end.
+    """Print what each silo answered and spent, and how the run ended. Exit with code 3 if the run
+    ended early.
     """
     if as_json:
         dump(summary)
@@ -263,82 +267,90 @@ def _show(summary: Mapping[str, Any], as_json: bool, *more: str) -> None:
 def _show_spent(summary: Mapping[str, Any]) -> None:
     for silo in summary["silos"]:
         missed = ", ".join(f"{code} {times}" for code, times in silo["dropped"].items())
-        say(
+        words = (
             f"{silo['name']}: answered {silo['answered']} of {summary['questions']} "
             "questions, spent at most epsilon "
             f"{shown(silo['spent_epsilon_at_most'])} of {silo['epsilon']:g} at delta "
             f"{rounded_up(silo['delta'])}{_alone(silo, summary['trust'])}"
-            f"{f', {UNCHANGED}' if summary.get('partitioned') else ''}{f'; {missed}' if missed else ''}."  # noqa: E501
         )
+        if summary.get("partitioned"):
+            words += f", {UNCHANGED}"
+        if missed:
+            words += f"; {missed}"
+        say(f"{words}.")
     say(summary["unit"])
     if summary["trust"] != "isrl":
         say(f"Here {summary['said']}.")
     ended = summary["ended"]
-    say(
-        f"{summary['iterates']} iterates; "
-        f"{'finished' if ended == 'finished' else f'ended early: {ended}'}."
-    )
-    if ended != "finished":
-        say(EARLY)
+    if ended == "finished":
+        say(f"{summary['iterates']} iterates; finished.")
+    else:
+        say(f"{summary['iterates']} iterates; ended early: {ended}.", EARLY)
 
 
-def _show_held(held: Mapping[str, HoldReply]) -> None:
+def _show_reserved(replies: Mapping[str, HoldReply]) -> None:
     shares = ", ".join(
         f"{name} {rounded_up(100 * (reply.needed or 0.0), 1, 'f')} %"
-        for name, reply in held.items()
+        for name, reply in replies.items()
     )
     say(
-        f"Held for the run, of each silo's budget: {shares}. It is spent question by "
-        "question; what is not is released at the end."
+        f"Reserved for the run, of each silo's budget: {shares}. Each question spends a part of "
+        "it. The rest is released at the end."
     )
+
+
+def _ignore(replies: Mapping[str, HoldReply]) -> None:
+    pass
 
 
 def _alone(silo: Mapping[str, Any], trust: str) -> str:
-    """What whoever sees the silo's own numbers could learn, under a trust that counts on others'
-    noise.
+    """Return the epsilon against an observer of the silo's own numbers, under a trust that relies
+    on others' noise.
     """
     if "local_epsilon_at_most" not in silo:
         return ""
     local = silo["local_epsilon_at_most"]
-    return (
-        f" against the server, {shown(local) if local is not None else 'no bound'} {ALONE[trust]}"
-    )
+    bound = "no bound"
+    if local is not None:
+        bound = shown(local)
+    return f" against the server, {bound} {ALONE[trust]}"
 
 
-def _follow(conduct: Any, silos: int, *, quiet: bool) -> None:
+def _follow(network_run: Any, silos: int, *, quiet: bool) -> None:
     away: dict[str, str] = {}
     with progress("round", quiet=quiet) as tick:
-        for told in conduct:
+        for step in network_run:
             if not quiet:
-                say(*_changes(away, told))
-            left = min(told.left.values())
+                say(*_changes(away, step))
+            left = min(step.left.values())
             words = (
-                f"{len(told.answered)}/{silos} silos answered, {max(left, 0.0):.0%} of the "
+                f"{len(step.answered)}/{silos} silos answered, {max(left, 0.0):.0%} of the "
                 "run's budget left"
             )
-            words += "".join(f", {name} {code}" for name, code in told.dropped.items()) + (
-                " (replayed)" if told.replayed else ""
-            )
-            tick(told.iterate, conduct.total, words)
+            words += "".join(f", {name} {code}" for name, code in step.dropped.items())
+            if step.replayed:
+                words += " (replayed)"
+            tick(step.iterate, network_run.total, words)
 
 
-def _changes(away: dict[str, str], told: Any) -> list[str]:
-    """A sentence for each silo that has ceased to answer, and for each that answers again, since
-    `away`, which is brought up to date.
+def _changes(away: dict[str, str], step: Any) -> list[str]:
+    """Return a sentence for each silo that has stopped answering, and for each that answers again.
+    Update `away`.
     """
     from silodp.server.remote import RETIRED
 
-    said = []
-    for name, code in told.dropped.items():
+    words = []
+    for name, code in step.dropped.items():
         if name not in away and code in RETIRED:
-            said.append(
-                f"{name} has left the run ({code}): it is asked nothing more, and the run "
-                "goes on with the others while enough of them answer."
+            words.append(
+                f"{name} has left the run ({code}) and gets no more questions. The run "
+                "continues with the others while enough of them answer."
             )
         elif name not in away and code != "retired":
-            said.append(
-                f"{name} did not answer ({code}): the run goes on without it, and asks it again."
+            words.append(
+                f"{name} did not answer ({code}). The run continues without it, and "
+                "sends it later questions."
             )
         away.setdefault(name, code)
-    back = [name for name in told.answered if away.pop(name, None)]
-    return said + [f"{name} answers again." for name in back]
+    back = [name for name in step.answered if away.pop(name, None)]
+    return words + [f"{name} answers again." for name in back]

@@ -1,8 +1,8 @@
-"""A shuffler among the processes of `silodp federation`: its keys and roster, and the daemons and
-sites that there are with it.
+"""A shuffler among the processes of `silodp federation`: its keys and roster, and its daemons and
+sites.
 
-Here one user makes all folders, so keys and pseudonyms pass between them directly. Elsewhere silos
-and shuffler give them to each other, and never through the server (docs/deploy.md).
+Here one user makes all folders, so keys and pseudonyms pass between them directly. In a real
+deployment silos and shuffler exchange them, and never through the server (docs/deploy.md).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ SETTINGS = "shuffler/shuffler.toml"
 def totals(
     trust: str, folder: Path, files: Mapping[str, Path], asker: str, colluding: int, **reading: Any
 ) -> dict[str, Any]:
-    """What each silo's own `provision` must be told for totals: of masks, who the others are, each
-    is told once all are made (`acquaint`); for a shuffle, of the shuffler that is made here.
-    `reading` says how the files are read."""
+    """Return what each silo's own `provision` needs for totals.
+
+    For masks, `acquaint` adds the other silos once all are made. For a shuffle, the shuffler is
+    made here. `reading` states how the files are read. Raise BadInput for unsuitable silos.
+    """
     if trust == "shuffle" and SITE in files:
-        raise BadInput(
-            f"a silo is called {SITE!r}, which is the shuffler's own name; give its file another"
-        )
+        raise BadInput(f"a silo is named {SITE!r}, which is the shuffler's name; rename its file")
     if trust == "masks" and len(files) < colluding + 2:
         raise BadInput(
-            f"{len(files)} silos with {colluding} colluding leave nobody to hide among; "
-            f"use {colluding + 2} silos or more"
+            f"{len(files)} silos with {colluding} colluding are too few to hide one "
+            f"silo's answer; use {colluding + 2} silos or more"
         )
     counts = [_records(path, **reading) for path in files.values()]
     about = {"delta": 1 / max(2, *counts) ** 2}
@@ -49,8 +49,8 @@ def totals(
 
 
 def acquaint(members: Mapping[str, tuple[str, str]]) -> None:
-    """Pins each silo's (policy, key) at all others: here one user makes them all; elsewhere
-    officers do, over the telephone.
+    """Pin each silo's (policy, key) at all others. Elsewhere officers compare the keys by
+    telephone.
     """
     from silodp.silo.service.masking import pin
 
@@ -81,13 +81,15 @@ def _records(
 
 
 def sites(folder: Path, state: Mapping[str, Any]) -> dict[str, Path]:
-    """The socket behind each courier, by the name of its site."""
+    """Return the socket behind each courier, by the name of its site."""
     found = {name: Path(policy).parent / "gate.sock" for name, policy in state["silos"].items()}
-    return found | ({SITE: folder / SITE / "shuffler.sock"} if state.get("shuffler") else {})
+    if state.get("shuffler"):
+        found[SITE] = folder / SITE / "shuffler.sock"
+    return found
 
 
 def daemons(state: Mapping[str, Any]) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Give (the command's words, its settings) of each daemon by the name of its process."""
+    """Return (the command's words, its settings) of each daemon, by the name of its process."""
     found: dict[str, tuple[tuple[str, ...], str]] = {
         f"gate {name}": (("silo", "serve"), policy) for name, policy in state["silos"].items()
     }

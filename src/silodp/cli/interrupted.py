@@ -1,4 +1,4 @@
-"""Ctrl-C: one sentence that says what was kept and how to go on, and exit code 130."""
+"""Ctrl-C: print one sentence, with what was saved and how to continue, and exit with code 130."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ import typer
 
 from silodp.cli.console import complain
 
-KEPT = "what was finished is kept in {}, and the same command goes on from there"
+KEPT = "the finished part is in {}, and the same command continues from there"
 CODE = 130
-"""What a shell gives a command that ended by SIGINT: 128 and the signal's number."""
+"""The exit code of a command that SIGINT ended: 128 plus the signal's number."""
 
 
 @contextmanager
 def interruptible(kept: str | Callable[[], str]) -> Iterator[None]:
-    """For work that takes long. `kept` is the sentence's second half; it is asked for only then, so
-    that it can look at what there is.
+    """Turn Ctrl-C into a sentence and exit code 130.
+
+    `kept` is the second half of the sentence. A function is called only at the interrupt, so that
+    it can inspect the files.
     """
     try:
         yield
     except KeyboardInterrupt:
-        complain(f"interrupted; {kept if isinstance(kept, str) else kept()}")
+        if not isinstance(kept, str):
+            kept = kept()
+        complain(f"interrupted; {kept}")
         raise typer.Exit(CODE) from None
 
 
 def same_command(*more: str | Path, without: tuple[str, ...] = ()) -> str:
-    """The command that is running, in words that can be typed again, with `more` behind it and the
-    flags `without` taken out.
+    """Return the running command as it can be typed again, with `more` added and the flags
+    `without` removed.
     """
     words = [word for word in sys.argv[1:] if word not in without]
     return shlex.join(["silodp", *words, *map(str, more)])

@@ -1,5 +1,6 @@
-"""`silodp ledger`: for the data officer and the auditor. Who asked what, when, what it cost and
-what is left; nothing here reads a record but `create`, which needs to know whose budget it is."""
+"""`silodp ledger`: for the data officer and the auditor. It shows who asked what, when, the price,
+and the budget used. Only `create` reads records, because the ledger belongs to them.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ Anchor = Annotated[
     Path | None,
     typer.Option(
         help=(
-            "Where the ledger's count and head hash are kept, if not where it was made; best "
-            "on another disk."
+            "File with the ledger's count and head hash, if not beside the ledger. "
+            "Best on another disk."
         )
     ),
 ]
@@ -53,24 +54,24 @@ def create(
     data: Annotated[
         Path,
         typer.Option(
-            help="The silo's CSV, Parquet or NPZ file: the ledger belongs to these records."
+            help="The silo's CSV, Parquet or NPZ file. The ledger belongs to these records."
         ),
     ],
     epsilon: Annotated[
         float,
-        typer.Option(help="Epsilon for each record, over everything that will ever be asked."),
+        typer.Option(help="Epsilon of each record, for all queries ever."),
     ],
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
     rule: Annotated[
         str,
-        typer.Option(help="gdp, renyi, renyi:ORDER or committed; fixed for good."),
+        typer.Option(help="gdp, renyi, renyi:ORDER or committed. It can never be changed."),
     ] = "gdp",
     schedule: Annotated[
         list[str] | None,
         typer.Option(
             help=(
-                "For committed, once for each kind of release: full:NOISE_MULTIPLIER:COUNT or "
-                "poisson:RATE:NOISE_MULTIPLIER:COUNT."
+                "With committed, once for each kind of release: "
+                "full:NOISE_MULTIPLIER:COUNT or poisson:RATE:NOISE_MULTIPLIER:COUNT."
             )
         ),
     ] = None,
@@ -79,8 +80,8 @@ def create(
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Make the ledger of a data set, once. Refuses to overwrite one, and records that have a ledger
-    already.
+    """Create the ledger of a data set, once. The command does not overwrite a ledger, and refuses
+    records that already have one.
 
     Example: `silodp ledger create clinic.ledger --data clinic.csv --label outcome --epsilon 3
     --anchor /mnt/other/clinic.anchor`
@@ -98,7 +99,9 @@ def create(
         declared = tuple(classes.split(","))
     loaded = load_silos([data], label, classes=declared)
     y = loaded.records_raw[0][1]
-    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, len(y)) ** 2)
+    if delta is None:
+        delta = 1 / max(2, len(y)) ** 2
+    budget = Budget(epsilon, delta)
     priced = rule_by_name(rule, schedule or [], budget)
     identity = Identity.of(*raw(loaded.cells[0]))
     made = DurableLedger.create(
@@ -106,23 +109,23 @@ def create(
     )
     if as_json:
         return dump(summary_of(made))
+    kept = f"Its count and head hash are in {made.anchor}"
+    if anchor is None:
+        kept += "; --anchor puts them on another disk"
     say(
-        (
-            f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta "
-            f"{rounded_up(budget.delta)}, {rule} rule; nothing is spent."
-        ),
-        f"Its count and head hash are kept in {made.anchor}"
-        + ("." if anchor else "; --anchor puts them on another disk."),
+        f"Made {made.path} for {len(y)} records: epsilon {epsilon:g}, delta "
+        f"{rounded_up(budget.delta)}, {rule} rule. Nothing is spent yet.",
+        f"{kept}.",
     )
 
 
 def show_ledger(
     path: LedgerFile,
-    last: Annotated[int, typer.Option(help="How many of the latest queries to list.", min=0)] = 20,
+    last: Annotated[int, typer.Option(help="Number of the latest queries to list.", min=0)] = 20,
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Who asked what, when, what it cost, and what is left.
+    """Show each query, its asker, time and price, and the share of the budget used.
 
     Example: `silodp ledger show clinic.ledger`
     """
@@ -131,9 +134,10 @@ def show_ledger(
     queries = queries_of(opened)
     if as_json:
         return dump(summary | {"runs": runs_of(opened, queries), "queries": queries})
+    share_used = rounded_up(100 * summary["used"], 1, "f")
     say(
         f"{path}: {said_of(summary)}",
-        f"{_bar(summary['used'])} {left_of(summary['used'])} of the budget is left.",
+        f"{_bar(summary['used'])} {share_used} % of the budget is used.",
     )
     if summary["closed"]:
         say(f"The ledger is closed: {summary['closed']}.")
@@ -141,21 +145,17 @@ def show_ledger(
         share = rounded_up(100 * hold["share"], 1, "f")
         asker = called(opened.path, hold["asker"])
         say(
-            f"{share} % is held for run {hold['run'][:8]} of {asker}, for "
-            f"{hold['seconds']:.0f} seconds more; it is not spent."
+            f"{share} % is reserved for run {hold['run'][:8]} of {asker}, for another "
+            f"{hold['seconds']:.0f} seconds. It is not spent."
         )
     if not queries:
-        return say("Nothing has been asked yet.")
-    if last < len(queries):
-        latest = queries[len(queries) - last :]
-    else:
-        latest = queries
+        return say("There are no queries yet.")
+    latest = queries[max(0, len(queries) - last) :]
     asked = {(q["asker"], q["run"]) for q in latest}
     for run in (run for run in runs_of(opened, queries) if (run["asker"], run["run"]) in asked):
+        study = ""
         if run["study"]:
             study = f", study {run['study']}"
-        else:
-            study = ""
         share = rounded_up(100 * run["cost"], 2, "f")
         item(
             run["run"][:8],
@@ -173,9 +173,9 @@ def show_ledger(
         )
         for q in latest
     )
-    title = f"{len(queries)} questions" + (
-        f", the latest {len(latest)}" if len(latest) < len(queries) else ""
-    )
+    title = f"{len(queries)} questions"
+    if len(latest) < len(queries):
+        title += f", the latest {len(latest)}"
     show(
         table(
             "entry>!|when (UTC)!|run!|what|cost>!|left after>!|answer", rows, title=title, box=False
@@ -184,8 +184,8 @@ def show_ledger(
     say(HOLDS)
     if changes := [e for e in opened.entries() if e.act == "records"]:
         say(
-            f"The records changed {len(changes)} times, last on {changes[-1].time[:10]}; "
-            "the budget went on."
+            f"The records changed {len(changes)} times, last on "
+            f"{changes[-1].time[:10]}. The budget stayed the same."
         )
 
 
@@ -195,16 +195,16 @@ def release(
         str | None,
         typer.Option(
             help=(
-                "Only what is held for this run, by its name or the digits that `silodp ledger "
-                "show` begins with."
+                "Only the reservation of this run: its name, or the digits at the "
+                "start of a line of `silodp ledger show`."
             )
         ),
     ] = None,
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Release what is held for runs, so that others may have it. Nothing that was spent comes back,
-    and a run that goes on may hold it anew.
+    """Release budget that is reserved for runs, so that other runs can use it. Spent budget does
+    not come back. A run that continues may reserve it again.
 
     Example: `silodp ledger release clinic.ledger`
     """
@@ -217,16 +217,18 @@ def release(
         if run is None or run == o.hold.run or (len(run) >= 8 and o.hold.run.startswith(run))
     ]
     ended = reserve.release(opened, [hold.id for hold in found])
-    if ended:
-        said = f"Released {ended} {'hold' if ended == 1 else 'holds'}."
+    if ended == 1:
+        sentence = "Released 1 hold."
+    elif ended:
+        sentence = f"Released {ended} holds."
     else:
-        said = "Nothing is held."
-    tell({"released": ended, "runs": [hold.run for hold in found]}, as_json, said)
+        sentence = "Nothing is reserved."
+    tell({"released": ended, "runs": [hold.run for hold in found]}, as_json, sentence)
 
 
 def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> None:
-    """Check the whole ledger: hashes, prices, totals, stored answers, anchor. Exit code 0, or 2 and
-    what is wrong.
+    """Verify the whole ledger: hashes, prices, totals, stored answers, anchor. Exit code 0, or 2
+    with the reason.
 
     Example: `silodp ledger verify clinic.ledger`
     """
@@ -238,14 +240,14 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
             raise
         dump({"ok": False, "why": str(error)})
         raise typer.Exit(2) from None
-    said = (
-        f"{path} is whole: {count} entries, each with the hash, price and total it should "
-        f"have, as its anchor says; head {head}."
+    sentence = (
+        f"{path} is whole: {count} entries, each with the correct hash, price and "
+        f"total, and its anchor matches; head {head}."
     )
     if seen < count:
-        said += (
-            f" Of these the anchor has seen {seen}: the rest came after it, as where a process "
-            "was killed, or by another hand."
+        sentence += (
+            f" The anchor covers {seen} of them. The others were added later, by a "
+            "process that was killed or by someone else."
         )
     tell(
         {
@@ -256,7 +258,7 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
             "anchor": str(opened.anchor),
         },
         as_json,
-        said,
+        sentence,
     )
 
 
@@ -267,8 +269,8 @@ def export(
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """All entries with their hashes, for an auditor; without the sketch of the records and the
-    stored answers.
+    """Write all entries with their hashes, for an auditor. The sketch of the records and the stored
+    answers are left out.
 
     Example: `silodp ledger export clinic.ledger --format csv --out clinic-ledger.csv`
     """
@@ -280,26 +282,24 @@ def export(
     rows = [_row(e, counts.get(e.sequence), heads.get(e.sequence)) for e in opened.entries()]
     if as_json and out_file is None:
         return dump(summary_of(opened) | {"entries": rows})
+    if out_file is None:
+        text = io.StringIO()
+        _write(rows, form, text)
+        return put(text.getvalue())
     try:
-        with out_file.open("x", newline="") if out_file else io.StringIO() as file:
+        with out_file.open("x", newline="") as file:
             _write(rows, form, file)
-            if isinstance(file, io.StringIO):
-                put(file.getvalue())
     except FileExistsError:
         raise BadInput(f"{out_file} exists already; choose another name for --out") from None
     except OSError as error:
         raise BadInput(f"{out_file} cannot be written: {error.strerror}") from None
-    if out_file:
-        tell(
-            {"entries": len(rows), "file": str(out_file)},
-            as_json,
-            f"{len(rows)} entries are in {out_file}.",
-        )
+    answer = {"entries": len(rows), "file": str(out_file)}
+    tell(answer, as_json, f"{len(rows)} entries are in {out_file}.")
 
 
 def ledger_at(path: Path, anchor: Path | None, *, pin: bool = True) -> DurableLedger:
-    """The ledger at `path`, its chain and its anchor checked; what that takes is loaded here, so
-    that help is quick.
+    """Open the ledger at `path` and check its chain and its anchor. The modules load only here, so
+    that help is fast.
     """
     from silodp.silo.ledger.durable import DurableLedger
 
@@ -307,8 +307,9 @@ def ledger_at(path: Path, anchor: Path | None, *, pin: bool = True) -> DurableLe
 
 
 def _row(entry: Entry, count: int | None, head: str | None) -> dict[str, Any]:
-    """As it is hashed, amounts in hexadecimal, with their decimal values beside them, and the count
-    and head that releases had from it on, if it changed them.
+    """Return an entry as it is hashed, with amounts in hexadecimal and as decimals.
+
+    If the entry changed them, count and head of later releases are included.
     """
     row = asdict(entry)
     return row | {
@@ -334,8 +335,8 @@ def _write(rows: list[dict[str, Any]], form: str, file: Any) -> None:
 
 
 def _harmless(value: Any) -> Any:
-    """A spreadsheet runs a cell that begins like a formula, and some of these words were chosen by
-    whoever asked.
+    """Return a cell that a spreadsheet does not run as a formula. Askers chose some of these
+    words.
     """
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
         return f"'{value}"
@@ -343,11 +344,13 @@ def _harmless(value: Any) -> Any:
 
 
 def _bar(share: float) -> str:
-    """Spent is full, left is empty; a little spent is never drawn as nothing, nor a little left as
-    all spent.
+    """Draw the spent share as full and the rest as empty. Any spend is at least one block, and so
+    is any rest.
     """
     width = 40
     full = min(width, max(0, round(share * width)))
-    full = max(full, 1) if share > 0 else full
-    full = min(full, width - 1) if share < 1 else full
+    if share > 0:
+        full = max(full, 1)
+    if share < 1:
+        full = min(full, width - 1)
     return "█" * full + "░" * (width - full)

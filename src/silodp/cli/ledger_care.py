@@ -1,5 +1,5 @@
-"""`silodp ledger`, for what befalls a ledger as a whole: witnesses, backups, moves to another
-machine, and what is wrong with it.
+"""`silodp ledger` for a ledger as a whole: witnesses, backups, moves to another machine, and
+faults.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ def witness(
     file: Annotated[
         Path,
         typer.Argument(
-            help="A file elsewhere, best on another machine's share: it keeps count and head too."
+            help="A file elsewhere, best on another machine's share. It also records count "
+            "and head."
         ),
     ],
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Appoint a witness: from now on nothing leaves before it has seen the ledger's head, and an
-    older copy of ledger and anchor is refused.
+    """Appoint a witness. From now on no answer leaves before the witness has recorded the ledger's
+    head, and an older copy of ledger and anchor is refused.
 
     Example: `silodp ledger witness clinic/ledger.db /mnt/witness/clinic.head`
     """
@@ -42,7 +43,7 @@ def witness(
     tell(
         {"witness": str(file.absolute())},
         as_json,
-        f"{file} is the ledger's witness; while it cannot be written, nothing is answered.",
+        f"{file} is the ledger's witness. While it cannot be written, the gate answers no query.",
     )
 
 
@@ -52,7 +53,7 @@ def backup(
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Copy the ledger whole, while its gate runs or not.
+    """Copy the whole ledger, even while its gate runs.
 
     Example: `silodp ledger backup clinic/ledger.db /mnt/backup/clinic-ledger.db`
     """
@@ -72,21 +73,21 @@ def restore(
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Put a backup in the ledger's place. It answers nothing unless its witness confirms that
-    nothing was answered after it. Exit code 2 then.
+    """Replace the ledger by a backup. It answers only if its witness confirms that there were no
+    later answers. Otherwise the exit code is 2.
 
     Example: `silodp ledger restore /mnt/backup/clinic-ledger.db clinic/ledger.db`
     """
     from silodp.silo.ledger import care
 
     if path.exists() and running(str(path)):
-        raise BadInput(f"a gate serves from {path}; stop it first")
+        raise BadInput(f"a running gate uses {path}; stop the gate first")
     _confirmed(path, care.restore(copy, path, anchor=anchor), as_json)
 
 
 def confirm(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> None:
-    """Ask the witness of a restored ledger again. Exit code 0 if it confirms the head, or 2 and why
-    not.
+    """Ask the witness of a restored ledger again. Exit code 0 if it confirms the head, or 2 with
+    the reason.
 
     Example: `silodp ledger confirm clinic/ledger.db`
     """
@@ -98,13 +99,16 @@ def confirm(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> N
 def write_off(
     path: LedgerFile,
     sure: Annotated[
-        bool, typer.Option("--all", help="All that is left of the budget is gone for good; needed.")
+        bool,
+        typer.Option(
+            "--all", help="Required: confirms that the rest of the budget is lost for good."
+        ),
     ] = False,
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Write off all that is left of the budget, for a restored ledger that no witness confirms.
-    What was answered may still be repeated.
+    """Write off the rest of the budget, for a restored ledger that no witness confirms. Earlier
+    answers may still be repeated.
 
     Example: `silodp ledger write-off clinic/ledger.db --all`
     """
@@ -112,25 +116,25 @@ def write_off(
 
     if not sure:
         raise BadInput(
-            "this writes off the whole remaining budget of these people, for good; give "
-            "--all to say that you mean it"
+            "this writes off the whole remaining budget of these people for good; give "
+            "--all to confirm"
         )
     care.write_off(path, anchor=anchor)
     tell(
         {"written_off": True},
         as_json,
-        "The rest of the budget is written off; nothing new is answered.",
+        "The rest of the budget is written off. The gate answers no new query.",
     )
 
 
 def expect(
     key: Annotated[
-        Path, typer.Argument(help="A new file for the arrival key, which stays on the new machine.")
+        Path, typer.Argument(help="A new file for the arrival key. It stays on the new machine.")
     ],
     as_json: Json = False,
 ) -> None:
-    """On the new machine of a gate that moves: make the key without which the moved ledger cannot
-    go on, and print its public half.
+    """Create the arrival key on the new machine of a gate that moves, and print its public half.
+    The moved ledger cannot continue without this key.
 
     Example: `silodp ledger expect arrival.key`
     """
@@ -143,18 +147,16 @@ def bury(
     arrival: Annotated[
         str,
         typer.Option(
-            help="What `silodp ledger expect` printed on the new machine, 64 hexadecimal digits."
+            help="Output of `silodp ledger expect` on the new machine, 64 hexadecimal digits."
         ),
     ],
     key_file: KeyFile,
-    to: Annotated[
-        str, typer.Option(help="Where the gate moves to, for people who read the ledger.")
-    ] = "",
+    to: Annotated[str, typer.Option(help="New place of the gate, for readers of the ledger.")] = "",
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """On the old machine of a gate that moves: end its ledger with a signed tombstone. It refuses
-    everything from then on, for good.
+    """End the ledger of a gate that moves, on its old machine, with a signed tombstone. From then
+    on it refuses every query, for good.
 
     Example: `silodp ledger bury clinic/ledger.db --arrival ARRIVAL --key clinic/silo.key --to
     gate2.example.org`
@@ -166,8 +168,8 @@ def bury(
         {"buried": True},
         as_json,
         (
-            f"{path} ends with a tombstone. Copy the silo's folder to the new machine, and let "
-            "it arrive there."
+            f"{path} ends with a tombstone. Copy the silo's folder to the new machine, "
+            "and run `silodp ledger arrive` there."
         ),
     )
 
@@ -175,12 +177,12 @@ def bury(
 def arrive(
     path: LedgerFile,
     key_file: Annotated[
-        Path, typer.Option("--key", help="The arrival key; it is deleted once it was used.")
+        Path, typer.Option("--key", help="The arrival key. It is deleted after use.")
     ],
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """On the new machine of a gate that moves: go on with its ledger, after its tombstone.
+    """Continue the ledger of a gate that moves, on its new machine, after the tombstone.
 
     Example: `silodp ledger arrive clinic/ledger.db --key arrival.key`
     """
@@ -188,7 +190,7 @@ def arrive(
 
     care.arrive(path, read_key(key_file), anchor=anchor)
     key_file.unlink()
-    tell({"arrived": True}, as_json, f"{path} goes on here.")
+    tell({"arrived": True}, as_json, f"{path} continues here.")
 
 
 def head(
@@ -198,8 +200,8 @@ def head(
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """Count and head of the ledger, signed by the silo, for other silos to co-sign. Public: each
-    release says as much.
+    """Print count and head of the ledger, signed by the silo, for other silos to co-sign. They are
+    public: each release contains them.
 
     Example: `silodp ledger head clinic/ledger.db --key clinic/silo.key --out clinic.head`
     """
@@ -211,17 +213,15 @@ def head(
 def cosign_head(
     book: Annotated[
         Path,
-        typer.Argument(
-            help="The book of heads that this silo has seen of others; made if it is not there."
-        ),
+        typer.Argument(help="This silo's book of other silos' heads, created if missing."),
     ],
     statement: Annotated[Path, typer.Argument(help="Another silo's signed head.")],
     key_file: KeyFile,
     out_file: OutFile = None,
     as_json: Json = False,
 ) -> None:
-    """Co-sign another silo's head, unless its ledger went back behind what this silo has seen of
-    it. Exit code 2 then.
+    """Co-sign another silo's head. Exit code 2 if that ledger was rolled back to before a head in
+    this silo's book.
 
     Example: `silodp ledger cosign heads.json north.head --key south/silo.key --out north.seen`
     """
@@ -242,22 +242,21 @@ def fsck(
     anchor: Anchor = None,
     as_json: Json = False,
 ) -> None:
-    """All that is wrong with a ledger, its anchor, its witness, and with what others have seen of
-    it. Exit code 0 if there are only warnings.
+    """List all faults of a ledger, its anchor and its witness, and contradictions with co-signed
+    heads. Exit code 0 if there are only warnings.
 
     Example: `silodp ledger fsck clinic/ledger.db --seen clinic.seen --key clinic/silo.key`
     """
     from silodp.silo.ledger import care, cosign
 
     if seen and not key_file:
-        raise BadInput("--seen needs --key: whose head was co-signed is seen by the silo's own key")
+        raise BadInput("--seen needs --key, the silo's own key, to find its co-signed heads")
     found = list(care.look(path, anchor=anchor))
     if not any(not sentence.startswith("warning") for sentence in found):
         opened = ledger_at(path, anchor)
+        own = ""
         if key_file:
             own = public(read_key(key_file))
-        else:
-            own = ""
         found += [
             f"{wrong}."
             for file in seen or ()
@@ -274,11 +273,10 @@ def fsck(
         )
     else:
         say(*(sentence[0].upper() + sentence[1:] for sentence in found))
-        say(
-            "Nothing else is wrong."
-            if found
-            else f"{path} is whole, and so is what else is known of it."
-        )
+        if found:
+            say("There are no other faults.")
+        else:
+            say(f"{path} is whole, and all checked copies of its head match.")
     if wrong:
         raise typer.Exit(2)
 
@@ -287,20 +285,23 @@ def _confirmed(path: Path, why_not: str, as_json: bool) -> None:
     if as_json:
         dump({"confirmed": not why_not, "why_not": why_not})
     elif why_not:
-        say(f"{path} is restored, and answers nothing: {why_not}.")
+        say(f"{path} is restored but answers no query: {why_not}.")
         say(
-            "Either its witness confirms it (`silodp ledger confirm`), or what is left of the",
-            "budget is written off (`silodp ledger write-off`).",
+            "Ask its witness again (`silodp ledger confirm`), or write off the rest of the budget "
+            "(`silodp ledger write-off`)."
         )
     else:
-        say(f"{path} goes on: its witness has seen its last entry, and none after it.")
+        say(f"{path} continues: its witness has recorded its last entry, and none after it.")
     if why_not:
         raise typer.Exit(2)
 
 
 def _put(statement: dict[str, Any], out_file: Path | None) -> None:
     text = json.dumps(statement) + "\n"
-    put(text) if out_file is None else atomic.write(out_file, text)
+    if out_file is None:
+        put(text)
+    else:
+        atomic.write(out_file, text)
 
 
 def _read(file: Path) -> Any:
@@ -308,6 +309,6 @@ def _read(file: Path) -> Any:
         return json.loads(file.read_text())
     except (OSError, ValueError):
         raise BadInput(
-            f"{file} cannot be read; it must be what `silodp ledger head` or `silodp "
+            f"{file} cannot be read; give a file that `silodp ledger head` or `silodp "
             "ledger cosign` wrote"
         ) from None

@@ -1,7 +1,7 @@
-"""Options that several commands share: one name, one type, one default, one help text.
+"""Options that several commands share: each has one name, one type, one default and one help text.
 
-Those of an order to train are written here once. `takes_order` gives them to a command, which is
-handed the Order that they make.
+The options of an order to train are written here once. `takes_order` gives them to a command, which
+receives the Order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Run folder; by default 
 OutFolder = Annotated[
     Path | None,
     typer.Option(
-        "--out", help="The run's folder, without a run in it; by default a new one in runs/."
+        "--out", help="The run's folder. It must not contain a run. By default a new one in runs/."
     ),
 ]
 Resume = Annotated[
@@ -43,14 +43,14 @@ Resume = Annotated[
 ]
 New = Annotated[
     bool,
-    typer.Option("--new", help="Start another run, although the last one is not finished."),
+    typer.Option("--new", help="Start another run, even if the last one is unfinished."),
 ]
 SchemaFile = Annotated[
     Path | None,
     typer.Option(
         help=(
-            "The public schema of the silos' files, in TOML; `silodp init` drafts one. A "
-            "federation's must be the same."
+            "The public schema of the silos' files, in TOML; `silodp init` drafts one. "
+            "In a federation it must equal the silos' schema."
         )
     ),
 ]
@@ -59,19 +59,22 @@ AlgorithmName = Annotated[
     typer.Option(
         "--algorithm",
         help=(
-            "auto, prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, "
-            "spider, spider-alternate, diff2, diff2-local, scaffold, momentum, adam, disk, "
-            "accelerated, localized, or FILE.py:NAME. auto chooses it from public facts, and "
-            "also model, rounds, step, clip and weights unless they are given."
+            "auto, prox-sgd, mb-sgd, local-sgd, prox-svrg, prox-pl-svrg, spider, "
+            "spider-alternate, diff2, diff2-local, scaffold, momentum, adam, disk, "
+            "accelerated, localized, or FILE.py:NAME. auto chooses the algorithm from "
+            "public facts, and also model, rounds, step, clip and weights unless they "
+            "are given."
         ),
     ),
 ]
-Rounds = Annotated[int, typer.Option(help="Communication rounds R; 25 with an --algorithm.")]
+Rounds = Annotated[
+    int, typer.Option(help="Communication rounds R. Default 25 with an --algorithm.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="NAME=VALUE: a setting that an algorithm of your own declares; may be repeated.",
+        help="NAME=VALUE: a setting that your own algorithm declares; may be repeated.",
     ),
 ]
 Drops = Annotated[
@@ -123,7 +126,7 @@ ORDER: dict[str, Any] = {
         ),
     ],
     "delta": Annotated[
-        list[str] | None, typer.Option(help="As epsilon; 1/n^2 of each silo by default.")
+        list[str] | None, typer.Option(help="Given like --epsilon. Default 1/n^2 for each silo.")
     ],
     "user_level": Annotated[
         bool,
@@ -135,9 +138,9 @@ ORDER: dict[str, Any] = {
         str,
         typer.Option(
             help=(
-                "Who is trusted: isrl (nobody), masks (the other silos, to add their "
-                "noise), shuffle "
-                "(a shuffler) or central (the server)."
+                "Trust model: isrl (no trust), masks (trusts the other silos to add "
+                "their noise), shuffle (trusts a shuffler) or central (trusts the "
+                "server)."
             )
         ),
     ],
@@ -145,8 +148,8 @@ ORDER: dict[str, Any] = {
         int | None,
         typer.Option(
             help=(
-                "Fewest silos in a total, with --trust masks or shuffle. By default every silo "
-                "that is asked."
+                "Fewest silos in a total, with --trust masks or shuffle. By default "
+                "all queried silos."
             )
         ),
     ],
@@ -170,16 +173,16 @@ ORDER: dict[str, Any] = {
     "settings": Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="NAME=VALUE, for a setting that only this algorithm has; may be repeated."
+            "--set", help="NAME=VALUE, for a setting of this algorithm only; may be repeated."
         ),
     ],
-    "step": Annotated[float, typer.Option(help="Step size; 0.5 with an --algorithm.")],
+    "step": Annotated[float, typer.Option(help="Step size. Default 0.5 with an --algorithm.")],
     "clip": Annotated[
         float,
         typer.Option(
             help=(
-                "Clip threshold L: each record's whole gradient is clipped to this norm; 1 with an "
-                "--algorithm."
+                "Clip threshold L: each record's whole gradient is clipped to this "
+                "norm. Default 1 with an --algorithm."
             )
         ),
     ],
@@ -187,7 +190,7 @@ ORDER: dict[str, Any] = {
         float,
         typer.Option(
             help=(
-                "Differences are clipped at slope x the move of w (at most 2 L); inf: at 2 L alone."
+                "Differences are clipped at slope x the move of w, at most 2 L. inf: only at 2 L."
             )
         ),
     ],
@@ -200,7 +203,7 @@ ORDER: dict[str, Any] = {
         int, typer.Option(help="Restarts of prox-pl-svrg, stages of accelerated.")
     ],
     "momentum": Annotated[
-        float, typer.Option(help="Momentum, and beta_1 of adam; 0.9 with an --algorithm.")
+        float, typer.Option(help="Momentum, and beta_1 of adam. Default 0.9 with an --algorithm.")
     ],
     "kappa": Annotated[
         float,
@@ -211,8 +214,8 @@ ORDER: dict[str, Any] = {
         typer.Option(
             "--sampling",
             help=(
-                "full, disjoint, poisson:RATE or without-replacement:RATE; or one for each "
-                "kind: anchor=full,refine=poisson:0.1."
+                "full, disjoint, poisson:RATE or without-replacement:RATE. Or one for "
+                "each kind: anchor=full,refine=poisson:0.1."
             ),
         ),
     ],
@@ -238,7 +241,7 @@ ORDER: dict[str, Any] = {
         str | None,
         typer.Option(
             "--rule",
-            help="Ledger rule: gdp, renyi or committed; the tightest that applies by default.",
+            help="Ledger rule: gdp, renyi or committed. By default the tightest that applies.",
         ),
     ],
     "anchor_share": Annotated[
@@ -246,15 +249,15 @@ ORDER: dict[str, Any] = {
         typer.Option(help="Share of the budget for anchors; differences get the rest."),
     ],
     "noise": Annotated[
-        str, typer.Option(help="exact, or paper: the paper's constants, with their exact price.")
+        str, typer.Option(help="exact, or paper for the paper's constants, with their exact price.")
     ],
     "from_theory": Annotated[
         bool,
         typer.Option(
             "--from-theory",
             help=(
-                "Rounds, batches, phase, step, clip and noise of the algorithm's theorem, by "
-                "its constants below."
+                "Take rounds, batches, phase, step, clip and noise from the "
+                "algorithm's theorem, with the constants below."
             ),
         ),
     ],
@@ -267,23 +270,24 @@ ORDER: dict[str, Any] = {
     "output": Annotated[
         str,
         typer.Option(
-            "--output", help="last, random (the paper's rule) or tail; last with an --algorithm."
+            "--output",
+            help="last, random (the paper's rule) or tail. Default last with an --algorithm.",
         ),
     ],
     "seed": Annotated[
         int | None,
         typer.Option(
             help=(
-                "Fixes the public random choices: the start, and which silos are asked. In "
-                "simulation it fixes all noise too: only for research, as known noise protects "
-                "no record."
+                "Seed of the public random choices: the start, and the queried silos. "
+                "In simulation it also fixes all noise. Use it for research only: "
+                "known noise protects no record."
             )
         ),
     ],
 }
 """The options of an Order, under its fields' names."""
 MANY = ("epsilon", "delta", "settings")
-"""Those that may be repeated."""
+"""The options that may be repeated."""
 PRESCRIBED = (
     "rounds",
     "phase",
@@ -297,7 +301,7 @@ PRESCRIBED = (
     "rule",
     "anchor_share",
 )
-"""What a theorem decides."""
+"""The settings that a theorem decides."""
 
 
 PANELS = {
@@ -324,7 +328,7 @@ COMMON = "Common"
 
 
 def panel_of(name: str) -> str:
-    """Find the panel of an option in the help, by the name of its parameter."""
+    """Return the panel of an option in the help, by the name of its parameter."""
     return next((panel for panel, names in PANELS.items() if name in names), COMMON)
 
 
@@ -337,17 +341,19 @@ def _in_panel(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def takes_order(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of ORDER, but these, in place of its first parameter `order`.
+    """Give a command the options of ORDER, without those named, in place of its first parameter
+    `order`.
 
-    Its help has all options in panels.
+    Its help shows all options in panels.
     """
     names = [name for name in ORDER if name not in without]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         known = inspect.signature(command, eval_str=True)
-        defaults: dict[str, Any] = {
-            name: False if name == "from_theory" else getattr(Order, name) for name in names
-        }
+        defaults: dict[str, Any] = {"from_theory": False}
+        for name in names:
+            if name != "from_theory":
+                defaults[name] = getattr(Order, name)
         defaults |= dict.fromkeys(MANY)
         options = [
             inspect.Parameter(
@@ -378,18 +384,19 @@ def takes_order(*without: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def order_of(given: dict[str, Any]) -> Order:
-    """The one place where options become an Order."""
+    """Return the Order that the options make. This is the only place where options become an
+    Order.
+    """
     words = dict(given)
     if words.pop("from_theory", False):
         if clash := sorted(typed() & set(PRESCRIBED)):
             named = ", ".join("--" + name.replace("_", "-") for name in clash)
             raise BadInput(
-                f"--from-theory decides on {named} by a theorem; leave "
-                f"{'that' if len(clash) == 1 else 'them'} out"
+                f"--from-theory sets {named} by a theorem; leave out --from-theory or these options"
             )
         words["noise"] = "theory"
     elif words.get("noise") == "theory":
-        raise BadInput("noise 'theory' comes with the theorem's schedule; give --from-theory")
+        raise BadInput("noise 'theory' needs the theorem's schedule; give --from-theory")
     found: dict[str, Any] = {
         **words,
         **{name: tuple(words.get(name) or ()) for name in MANY if name in words},
@@ -398,7 +405,7 @@ def order_of(given: dict[str, Any]) -> Order:
 
 
 def typed() -> set[str]:
-    """Names of the options that were given on the command line itself."""
+    """Return the names of the options that were given on the command line."""
     context = click.get_current_context()
     return {
         name
@@ -408,8 +415,8 @@ def typed() -> set[str]:
 
 
 def check_writable(folder: Path) -> None:
-    """BadInput, before anything else takes time, if the run's folder could not be made or written;
-    it is not made yet.
+    """Raise BadInput if the run's folder could not be made or written. The folder is not made
+    yet.
     """
     there = next(
         place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place)

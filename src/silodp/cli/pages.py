@@ -17,7 +17,7 @@ from silodp.host.atomic import write, write_new
 from silodp.host.cards import read_card, schema_of
 
 MARK = b": report</title><style>"
-"""By which a page is known for a report."""
+"""The text that identifies a page as a report."""
 
 
 def report(
@@ -30,7 +30,9 @@ def report(
     ],
     out_file: Annotated[
         Path | None,
-        typer.Option("--out", help="The page; report.html in the run's folder by default."),
+        typer.Option(
+            "--out", help="The page to write; report.html in the run's folder by default."
+        ),
     ] = None,
     audit: AuditFolder = None,
     tensorboard: Annotated[
@@ -42,8 +44,8 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """One page that stands alone, to read, print and sign: what was trained, what it cost, what was
-    not protected.
+    """Write a page that stands alone, to read, print and sign. It shows what was trained, what it
+    cost, and what was not protected.
 
     Examples: `silodp report runs/train` · `silodp report runs/compare-wbcd-R25 --audit runs/audit`
     """
@@ -70,29 +72,33 @@ def report(
             }
         )
     say(
-        f"Wrote {page}: it stands alone, and prints.",
+        f"Wrote {page}. The page stands alone and can be printed.",
         *(f"{one.state.capitalize()}: {one.words}" for one in checks if one.state != NOT_HERE),
     )
 
 
 def _ours(page: Path) -> bool:
-    """Whether the file is an earlier report, which a new one may replace."""
+    """Return whether the file is an earlier report, which a new one may replace."""
     with page.open("rb") as file:
         return MARK in file.read(2000)
 
 
 def put(page: Path, text: str, *, over_any: bool = False) -> None:
-    """The page takes the place of an earlier one and, where a run's folder is its place, of any
-    file there; a link in its place is neither followed nor written through.
+    """Write the page. It replaces an earlier report, or with `over_any` any plain file. A link is
+    neither followed nor replaced. Raise BadInput if the page cannot be written.
     """
     try:
         if os.path.lexists(page) and not stat.S_ISREG(os.lstat(page).st_mode):
-            raise BadInput(f"{page} is there and is no plain file; remove it, or choose another")
+            raise BadInput(
+                f"{page} exists and is not a plain file; remove it, or choose another name"
+            )
         if not over_any and page.is_file() and not _ours(page):
-            raise BadInput(f"{page} is there and is no report of silodp; choose another name")
+            raise BadInput(f"{page} exists and is not a report of silodp; choose another name")
         write(page, text, mode=0o666)
     except OSError as error:
-        raise BadInput(f"{page} cannot be written ({error.strerror}); choose another") from None
+        raise BadInput(
+            f"{page} cannot be written ({error.strerror}); choose another name"
+        ) from None
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -104,28 +110,25 @@ def ui(
         typer.Option(help="Directory of run folders; runs/ by default, or none with --silo."),
     ] = None,
     silo: Annotated[
-        Path | None, typer.Option(help="A silo's policy.toml, at the silo: shows its gate.")
+        Path | None, typer.Option(help="A silo's policy.toml, at the silo. Its gate is shown too.")
     ] = None,
     port: Annotated[
-        int, typer.Option(help="Port on this machine; 0 takes a free one.", min=0, max=65535)
+        int, typer.Option(help="Port on this machine. 0 selects a free port.", min=0, max=65535)
     ] = 8377,
     token: Annotated[
         Path | None,
-        typer.Option(
-            help="File with the token that lets a gate be paused; made if it is not there."
-        ),
+        typer.Option(help="File with the token for pausing a gate; created if missing."),
     ] = None,
     host: Annotated[
         str, typer.Option(help="This machine only: 127.0.0.1, localhost or ::1.")
     ] = "127.0.0.1",
     as_json: Json = False,
 ) -> None:
-    """Look at runs, also while they train, in a browser on this machine; at a silo also at its
-    gate.
+    """Show runs in a browser on this machine, also while they train. At a silo, show its gate too.
 
-    It only reads, but for the pause of a gate, which asks for the token. No other machine can
-    connect. With --silo every page asks for the password that is printed at the start. Without it
-    any account of this machine can read what is shown, which never is a record.
+    The pages only read files. The one exception is pausing a gate, which needs the token. No other
+    machine can connect. With --silo every page asks for the password that is printed at the start.
+    Without it, any account of this machine can read the pages. They never show a record.
 
     Examples: `silodp ui` · `silodp ui --silo clinic/policy.toml --token clinic/ui.token`
     """
@@ -134,7 +137,7 @@ def ui(
             f"--host is {host!r}; this page is for this machine only: 127.0.0.1, localhost or ::1"
         )
     if token and not silo:
-        raise BadInput("--token is for the pause of a gate; give the silo's policy with --silo")
+        raise BadInput("--token is for pausing a gate; give the silo's policy with --silo")
     try:
         import uvicorn
 
@@ -142,34 +145,46 @@ def ui(
         from silodp.pages.app import application
     except ImportError as error:
         raise BadInput(f"`silodp ui` needs the package {error.name}; install silodp[ui]") from None
-    root = runs if runs or silo else Path("runs")
+    root = runs
+    if not runs and not silo:
+        root = Path("runs")
     if root and not root.is_dir():
-        raise BadInput(f"{root} is not a directory; give one that holds run folders with --runs")
+        raise BadInput(f"{root} is not a directory; give the directory of run folders with --runs")
     tabs = []
     routes = []
+    password = None
     if silo:
         from silodp.silo.service.page import GatePage
 
         tabs = [("The gate", "/silo")]
-        shown = [*([("Runs", "/")] if root else []), *tabs]
+        shown = [("Runs", "/"), *tabs]
+        if not root:
+            shown = tabs
         routes = GatePage(silo, _token(token, quiet=as_json), shown, judge_of(silo)).routes()
+        password = secrets.token_urlsafe(32)
     listener = _bound(host, port)
-    password = secrets.token_urlsafe(32) if silo else None
     bound = listener.getsockname()[1]
     app = application(root, port=bound, tabs=tabs, routes=routes, check=ledgers, password=password)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{bound}/"
+    name = host
+    if ":" in host:
+        name = f"[{host}]"
+    address = f"http://{name}:{bound}/"
     answer = {"address": address}
     sentences = [f"Open {address} in a browser on this machine; Ctrl-C ends it."]
     if password:
         answer["password"] = password
-        sentences.append(f"It asks for a name, which may be any, and the password {password}")
+        sentences.append(
+            f"It asks for a user name, which can be any, and for the password {password}"
+        )
     tell(answer, as_json, *sentences)
     uvicorn.Server(config(uvicorn, app)).run(sockets=[listener])
 
 
 def judge_of(policy: Path) -> Any:
-    """What a score that this silo has answered says, by the silo's own public card; None where
-    there is no card, or no classes to judge.
+    """Return a function that explains a score that this silo has answered. It uses only the silo's
+    public card.
+
+    Return None without a card, held-out records or classes.
     """
     try:
         card = read_card(policy.parent / "silo.json")
@@ -186,13 +201,11 @@ def judge_of(policy: Path) -> Any:
         from silodp.core.statistics import Score
         from silodp.server.estimates.scoring import as_rows, asked_of, noise_of, scores_of
 
-        asked, _ = asked_of(
-            len(card.classes),
-            max(1, (len(value) - 3) // 2),
-            1.0,
-            schema.label if schema else None,
-            None,
-        )
+        label = None
+        if schema:
+            label = schema.label
+        cells = max(1, (len(value) - 3) // 2)
+        asked, _ = asked_of(len(card.classes), cells, 1.0, label, None)
         statistic = Score(torch.zeros(1, 1), asked.cells, 1.0)
         if statistic.shape[-1] != len(value):
             return None
@@ -205,9 +218,9 @@ def judge_of(policy: Path) -> Any:
 
 
 def config(uvicorn: Any, app: Any) -> Any:
-    """Quiet, without websockets, and deaf to what a proxy might claim."""
-    # Its own logging would begin with shutting down everybody else's handlers, and absl's closes
-    # the stream that it was given.
+    """Return uvicorn's settings: quiet, without websockets, and ignoring the headers of proxies."""
+    # Uvicorn's own logging first shuts down all other handlers, and absl's handler then closes the
+    # stream that it was given.
     quiet = {
         "log_config": None,
         "log_level": "critical",
@@ -227,10 +240,11 @@ def config(uvicorn: Any, app: Any) -> Any:
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
-        )
+        return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise BadInput(
             f"port {port} cannot be used ({os.strerror(error.errno or 0)}); choose another "
@@ -239,7 +253,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _token(path: Path | None, *, quiet: bool = False) -> str | None:
-    """The token in a file that only its owner may read; a new one where there is no file."""
+    """Return the token in a file that only its owner can read. Create the file if it is missing."""
     if path is None:
         return None
     try:
@@ -248,15 +262,15 @@ def _token(path: Path | None, *, quiet: bool = False) -> str | None:
             if not quiet:
                 say(f"Wrote a new token to {path}.")
         if path.stat().st_mode & 0o077:
-            raise BadInput(f"others can read {path}; make it yours alone with chmod 600")
+            raise BadInput(f"other users can read {path}; restrict it with chmod 600")
         found = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(
-            f"the token {path} cannot be used ({type(error).__name__}); give a file of your own"
+            f"the token {path} cannot be used ({type(error).__name__}); give another file"
         ) from None
     if len(found) < 20:
         raise BadInput(
-            f"the token in {path} has {len(found)} characters; it must have 20 or more, so "
-            "that nobody guesses it"
+            f"the token in {path} has {len(found)} characters; it must have 20 or more, "
+            "to be hard to guess"
         )
     return found

@@ -1,5 +1,5 @@
-"""`silodp init`: a folder with a run's settings, the public schema, a model and the next commands;
-and --project, which reads it.
+"""`silodp init`: a folder with a run's settings, the public schema, a model and the next commands.
+Also --project, which reads it.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ from silodp.host.tables import toml
 FILE = "silodp.toml"
 SAID = "silodp.settings"
 SPEND = "silodp.spend"
-"""What a command's context keeps: options of --settings, and what one run of the project may spend.
-"""
+"""Keys of a command's context: the options of --settings, and a project's epsilon for one run."""
 PATHS = ("schema", "silo", "test", "model")
 FILL_IN = "fill in"
 
 SETTINGS = """\
-# How this project is trained: `silodp train --project .` takes every option that it is not given from here, and so do
-# `silodp federation up --project .` and `silodp federation run --project .`. Paths are relative to this folder.
+# Settings of this project. `silodp train --project .`, `silodp federation up --project .` and `silodp federation run --project .`
+# take every option from here that is not on the command line. Paths are relative to this folder.
 
 schema = "schema.toml"
-# One file, or folder of images, for each silo, to try things on one machine; in earnest each silo keeps its own.
+# One file, or folder of images, for each silo, for trials on one machine. In a real deployment each silo keeps its own file.
 silo = [{silos}]
-{test}{model}# Model, algorithm, rounds, step, clip and weights are chosen from public facts: sizes, columns and budgets. `silodp plan --advise` shows the choice;
-# what is written here stays as it is. For instance: algorithm = "mb-sgd", rounds = 40, step = 2.0, clip = 1.0, weights = "records".
+{test}{model}# Model, algorithm, rounds, step, clip and weights are chosen from public facts: sizes, columns and budgets.
+# `silodp plan --advise` shows the choice. To set them yourself, add lines such as:
+# algorithm = "mb-sgd", rounds = 40, step = 2.0, clip = 1.0, weights = "records".
 
 prox = "zero"                      # or a penalty: l1:0.01, squared-l2:0.1, ...
 
-epsilon = 3.0                      # what one run may spend, of each record's privacy
-budget = 10.0                      # what a silo's ledger allows in all, ever (federation up)
+epsilon = 3.0                      # epsilon that one run may spend, for each record
+budget = 10.0                      # epsilon that a silo's ledger allows in total, for all runs (federation up)
 """  # noqa: E501
 MODEL = '''\
-"""The model, in plain PyTorch. It sees one record at a time, so no BatchNorm and no dropout; silos approve the hash of this file."""
+"""The model, in plain PyTorch. It processes one record at a time, so it has no BatchNorm and no dropout. Silos approve the hash of this file."""
 
 from torch import nn
 
 
 def build(features: int, outputs: int) -> nn.Module:
-    """`features` and `outputs` follow from schema.toml; the loss is the one of its task."""
+    """Return the model. `features` and `outputs` follow from schema.toml, and the loss from its task."""
     return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, outputs))
 '''  # noqa: E501
 DRAFT = """\
-# The public schema: what every silo's file holds, and what is predicted. The server and all silos use this very file; its hash is part
-# of what a silo approves.
+# The public schema: the columns of every silo's file, and the label to predict. The server and all silos use this same file. Silos
+# approve its hash.
 #
-# FILL IT IN FROM PUBLIC KNOWLEDGE, NEVER FROM THE DATA. A range or a category that was read off the records says something about them
-# that no budget pays for. Ask what the column can hold, not what it does hold.
+# FILL IT IN FROM PUBLIC KNOWLEDGE, NEVER FROM THE DATA. A range or a category that was read from the records reveals something about
+# them, and no budget pays for that. Write what the column can contain, not what it does contain.
 {source}
-ignore = [{ignore}]                # columns that a file may have besides, and that are not used
+ignore = [{ignore}]                # other columns that a file may have; they are not used
 {person}"""  # noqa: E501
 PERSON = """\
-person = {column}                  # all rows with one value here are one person's: people are protected, and not rows
-rows_per_person = 8                # public: so many rows of a person are used, the first in the file
-combine = "mean"                   # of the losses of a person's rows; "sum" for survival in long form, a row for each period
+person = {column}                  # all rows with the same value in this column are one person; epsilon protects persons, not rows
+rows_per_person = 8                # public: the most rows used of one person, the first in the file
+combine = "mean"                   # of the losses of a person's rows; "sum" for survival in long form, with one row for each period
 """  # noqa: E501
-NOBODY = """\
-# person = "patient_id"            # the column that says whose a row is, if anybody has several: without it rows are protected, not people
+NO_PERSON = """\
+# person = "patient_id"            # the column that identifies the person, if a person can have several rows; without it privacy is per row
 """  # noqa: E501
 COLUMN = {
     "": """\
@@ -83,11 +83,11 @@ COLUMN = {
 # a boolean:   perhaps missing = false with indicator = true
 """,
     "number": """\
-range = ["fill in", "fill in"]     # public: what it can be; values are clipped to it
-missing = "refuse"                 # or a public number to fill in, and indicator = true for a feature that says where
+range = ["fill in", "fill in"]     # public: lowest and highest possible value; values are clipped to them
+missing = "refuse"                 # or a public number to fill in, with indicator = true for a feature that marks missing values
 """,  # noqa: E501
     "category": """\
-categories = "fill in"             # public, such as ["a", "b", "other"]; "other" takes what is not in the list
+categories = "fill in"             # public, such as ["a", "b", "other"]; "other" is for all values not in the list
 missing = "refuse"                 # or "own"
 """,  # noqa: E501
     "boolean": """\
@@ -98,48 +98,48 @@ LABEL = """
 [label]
 column = {column}
 task = "{fill}"                    # binary, multiclass, ordinal, regression, count or survival
-# binary, multiclass:  classes = ["no", "yes"], and perhaps weights = [0.25, 1], public; keep the largest at 1, or the clip undoes them
+# binary, multiclass:  classes = ["no", "yes"], and perhaps public weights = [0.25, 1]; the largest must be 1, or the clip cancels them
 # ordinal:             classes = ["none", "mild", "severe"], three or more, in order
 # count:               most = 20, the public largest count; larger ones are clipped to it
 # regression:          range = [0, 30], and perhaps huber = 3
-# survival:            instead of column: time = "months", event = "died", edges = [6, 12, 24, 60], the ends of the time bins
+# survival:            instead of column: time = "months", event = "died", edges = [6, 12, 24, 60] (the ends of the time bins)
 """  # noqa: E501
 README = """\
 # A silodp project
-- `schema.toml` says what every silo's file holds. It is public and the same everywhere.{todo}
+- `schema.toml` describes every silo's file. It is public, and equal at all silos.{todo}
 - `silodp.toml` has the settings of a run.
 - {model}
 {data}
-## On one machine, to try it
+## Try it on one machine
     silodp train --project . --held-out 0.2
     silodp evaluate runs/train
     silodp report runs/train
 
-## Over a network engine, each silo a process of its own
+## Try it over a network engine, each silo a separate process
     silodp federation up --project . --engine flower --held-out 0.2
     silodp federation run --project .
     silodp federation evaluate --project .
     silodp federation down --folder federation
 
-## In earnest, each silo on its own machine
-The server's operator makes a key and sends its public half, `schema.toml` and the model to the silos:
+## Deploy it, each silo on its own machine
+The server's operator creates a key. The silos get its public half, `schema.toml` and the model:
 
     silodp federation key asker.key
 
-Each silo's operator reads them, and then:
+Each silo's operator reads them, and then runs:
 
     silodp silo init gate --data OWN.csv --schema schema.toml --model {word} --epsilon 10 --asker PUBLIC_KEY
     silodp silo serve gate/policy.toml
 
-and hands gate/silo.json back. The deployment guide has the rest.
+Each operator sends gate/silo.json back to the server's operator. The deployment guide describes the rest.
 """  # noqa: E501
-MADE_UP = """- `data/` has four hospitals and a test file, **made up from a formula: nobody's records**.
+MADE_UP = """- `data/` has four hospitals and a test file. **A formula made these records: they belong to no person.**
 """  # noqa: E501
 
 
 def use_project(context: typer.Context, folder: Path | None) -> Path | None:
-    """Makes the project's settings the defaults of the command at hand, so that an option on the
-    command line still wins.
+    """Make the project's settings the defaults of the current command. An option on the command
+    line wins.
     """
     if folder is None:
         return None
@@ -156,23 +156,23 @@ def use_project(context: typer.Context, folder: Path | None) -> Path | None:
     elif context.info_name in ("run", "evaluate", "propose"):
         settings |= {"folder": str(folder / "federation")}
     if context.info_name == "run" and ".py:" not in settings.get("model", ""):
-        settings.pop(
-            "model", None
-        )  # the silos approve the model, and may have approved another since
+        # The silos approve the model, and may have approved another one since.
+        settings.pop("model", None)
     if context.info_name == "evaluate":
-        settings.pop("epsilon", None)  # that is what a run may spend, and scoring one is not a run
+        settings.pop("epsilon", None)  # It is the epsilon of a run, not of an evaluation.
     for name in ("epsilon", "delta"):
         if context.info_name in ("train", "run") and name in settings:
             settings[name] = [str(settings[name])]
     known = {name: value for name, value in settings.items() if name in own and value is not None}
-    context.default_map = known | context.meta.get(
-        SAID, {}
-    )  # what --settings has said, whichever of the two options came first
+    # The options of --settings win, whichever of the two options came first.
+    context.default_map = known | context.meta.get(SAID, {})
     return folder
 
 
 def use_settings(context: typer.Context, path: Path | None) -> Path | None:
-    """Makes the file's settings the defaults of the command at hand, before those of a project."""
+    """Make the file's settings the defaults of the current command. They win over those of a
+    project.
+    """
     if path is None:
         return None
     try:
@@ -180,7 +180,7 @@ def use_settings(context: typer.Context, path: Path | None) -> Path | None:
     except (OSError, UnicodeDecodeError):
         raise BadInput(
             f"the settings {path} cannot be read; `silodp plan --advise --write {path}` "
-            "makes such a file"
+            "writes such a file"
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"the settings {path} are not TOML: {error}") from None
@@ -189,16 +189,22 @@ def use_settings(context: typer.Context, path: Path | None) -> Path | None:
             f"{path}: the setting {unknown[0]!r} is unknown; the settings are {', '.join(ORDER)}"
         )
     own = {parameter.name for parameter in context.command.params}
-    listed = {
-        name: [str(v) for v in (value if isinstance(value, list) else [value])]
-        for name, value in table.items()
-        if name in MANY
-    }
-    context.meta[SAID] = said = {
-        name: value for name, value in {**table, **listed}.items() if name in own
-    }
-    context.default_map = {**(context.default_map or {}), **said}
+    given = {}
+    for name, value in table.items():
+        if name not in own:
+            continue
+        if name in MANY:
+            value = [str(one) for one in _as_list(value)]
+        given[name] = value
+    context.meta[SAID] = given
+    context.default_map = {**(context.default_map or {}), **given}
     return path
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 SettingsFile = Annotated[
@@ -206,8 +212,8 @@ SettingsFile = Annotated[
     typer.Option(
         "--settings",
         help=(
-            "A TOML file of options, such as `plan --advise --write` makes; those on the "
-            "command line win."
+            "A TOML file of options, as `plan --advise --write` writes it. Options on "
+            "the command line win."
         ),
         is_eager=True,
         callback=use_settings,
@@ -219,7 +225,7 @@ Project = Annotated[
     Path | None,
     typer.Option(
         help=(
-            "A folder made by `silodp init`: options that are not given come from its silodp.toml."
+            "A folder made by `silodp init`. Its silodp.toml sets the options that are not given."
         ),
         is_eager=True,
         callback=use_project,
@@ -228,12 +234,14 @@ Project = Annotated[
 
 
 def read_project(folder: Path) -> dict[str, Any]:
-    """The settings in a project's folder, its paths made absolute."""
+    """Read the settings in a project's folder, with absolute paths. Raise BadInput if they cannot
+    be read.
+    """
     try:
         table = tomllib.loads((folder / FILE).read_text("utf-8"))
     except (OSError, UnicodeDecodeError):
         raise BadInput(
-            f"{folder} has no {FILE} that can be read; `silodp init {folder}` makes one"
+            f"{folder} has no readable {FILE}; `silodp init {folder}` creates one"
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{folder / FILE} is not TOML: {error}") from None
@@ -274,19 +282,16 @@ def read_project(folder: Path) -> dict[str, Any]:
         if name in table and not (
             isinstance(table[name], str) or (name == "silo" and isinstance(table[name], list))
         ):
-            raise BadInput(
-                f"{folder / FILE}: {name} is {table[name]!r}; it must be a "
-                f"text{', or a list of them' if name == 'silo' else ''}"
-            )
+            wanted = "a text"
+            if name == "silo":
+                wanted = "a text or a list of texts"
+            raise BadInput(f"{folder / FILE}: {name} is {table[name]!r}; it must be {wanted}")
     inside = folder.resolve()
     found = table | {
         name: str(inside / table[name]) for name in ("schema", "test") if name in table
     }
     if "silo" in table:
-        found["silo"] = [
-            str(inside / str(path))
-            for path in ([table["silo"]] if isinstance(table["silo"], str) else table["silo"])
-        ]
+        found["silo"] = [str(inside / str(path)) for path in _as_list(table["silo"])]
     if ".py:" in table.get("model", ""):
         found["model"] = str(inside / table["model"])
     return found
@@ -295,15 +300,15 @@ def read_project(folder: Path) -> dict[str, Any]:
 def init(
     folder: Annotated[
         Path,
-        typer.Argument(help="The project's folder; made if it is not there.", show_default=False),
+        typer.Argument(help="The project's folder; created if missing.", show_default=False),
     ],
     source: Annotated[
         Path | None,
         typer.Option(
             "--from",
             help=(
-                "A silo's file, whose header has the names given by --type, --columns and "
-                "--label; only these are written."
+                "A silo's file. Only the names given by --type, --columns and --label "
+                "are copied from its header."
             ),
         ),
     ] = None,
@@ -312,64 +317,60 @@ def init(
         typer.Option(
             "--type",
             help=(
-                "COLUMN=number, category, boolean, person or ignore, from what is known; may "
-                "be repeated."
+                "COLUMN=number, category, boolean, person or ignore, from public "
+                "knowledge; may be repeated."
             ),
         ),
     ] = None,
     columns: Annotated[
         str,
-        typer.Option(
-            help="More columns of the file, such as age,sex, whose types are filled in later."
-        ),
+        typer.Option(help="More columns of the file, such as age,sex. Fill in their types later."),
     ] = "",
-    label: Annotated[str | None, typer.Option(help="The column that is to be predicted.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
             help=(
                 "linear, logistic, additive:KNOTS, mlp, mlp:HIDDEN, cnn, or own for a "
-                "model.py; chosen by default."
+                "model.py. By default it is chosen when you train."
             )
         ),
     ] = None,
     demo: Annotated[
-        bool, typer.Option("--demo", help="With four made-up hospitals, to try everything on.")
+        bool, typer.Option("--demo", help="Add four made-up hospitals, for trials.")
     ] = False,
     seed: Annotated[
         int,
         typer.Option(
             help=(
-                "Other people in the made-up hospitals: those of one seed have one budget on a "
-                "machine."
+                "Seed of the made-up hospitals. On one machine, the people of one seed "
+                "share one budget."
             )
         ),
     ] = 0,
     template: Annotated[
-        str | None, typer.Option(help="A whole schema to start from: omop or fhir.")
+        str | None, typer.Option(help="A complete schema to start from: omop or fhir.")
     ] = None,
     ask: Annotated[
         bool | None,
         typer.Option(
             "--ask/--yes",
             help=(
-                "Ask for all that the schema needs, or leave a draft to fill in; a terminal is "
-                "asked."
+                "Ask for everything that the schema needs, or write a draft to fill "
+                "in. By default a terminal is asked."
             ),
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Start a project: silodp.toml, schema.toml and a README with the next commands. Writes over
-    nothing.
+    """Start a project: silodp.toml, schema.toml and a README with the next commands. Existing files
+    are not overwritten.
 
     Examples: `silodp init trial --demo` · `silodp init study --from clinic.csv --type age=number
     --type id=ignore --label outcome` · `silodp init study --template omop`
     """
     if demo and (source or types or label):
-        raise BadInput(
-            "--demo comes with a schema of its own; leave out --from, --type and --label"
-        )
+        raise BadInput("--demo has its own schema; leave out --from, --type and --label")
     if seed < 0:
         raise BadInput(f"seed is {seed}; it must be 0 or more")
     word = {None: "", "own": "model.py:build", "mlp": "mlp:16"}.get(model, model or "")
@@ -378,7 +379,8 @@ def init(
     ):
         raise BadInput(
             f"model {model!r} is unknown; use linear, logistic, additive:KNOTS, mlp, "
-            "mlp:HIDDEN or cnn, own for a model.py, or leave it out: then it is chosen"
+            "mlp:HIDDEN, cnn, or own for a model.py. Without it the model is chosen "
+            "when you train"
         )
     files = {"schema.toml": "", "README.md": _readme(word, demo)}
     left_out = 0
@@ -388,9 +390,9 @@ def init(
             f"--template is {template!r}; it must be one of {', '.join(TEMPLATES)}, "
             "without --demo, --from, --type and --label"
         )
-    asks = not (demo or template) and (
-        ask if ask is not None else sys.stdin.isatty() and not as_json
-    )
+    if ask is None:
+        ask = sys.stdin.isatty() and not as_json
+    asks = bool(ask and not demo and not template)
     if demo:
         from silodp.silo.data import demo as made_up
 
@@ -402,34 +404,34 @@ def init(
     elif template:
         files["schema.toml"] = TEMPLATES[template]
     else:
-        said = dict(map(_typed, types or ()))
+        given_types = dict(map(_typed, types or ()))
         known = [
-            *said,
+            *given_types,
             *(name.strip() for name in columns.split(",") if name.strip()),
             *([label] if label else []),
         ]
         form = _form(source)
         names, left_out = _names(source, known, form, asks=asks)
         if asks:
-            files["schema.toml"] = schema_text(form | ask_schema(names, said, label))
+            files["schema.toml"] = schema_text(form | ask_schema(names, given_types, label))
             left_out = 0
             own = [os.path.relpath(path, folder.resolve()) for path in ask_silos()]
         else:
-            files["schema.toml"] = draft(names, said, label, form)
+            files["schema.toml"] = draft(names, given_types, label, form)
     silos = ", ".join(
         json.dumps(name)
         for name in own or [n for n in files if n.startswith("data/") and n != "data/test.csv"]
     )
+    test = ""
     if demo:
         test = (
-            "# Scored in the clear, as it is nobody's; leave it out with real records.\ntest "
-            '= "data/test.csv"\n'
+            "# This file is scored without privacy, because it belongs to no person. Remove it for "
+            'real records.\ntest = "data/test.csv"\n'
         )
-    else:
-        test = ""
-    files[FILE] = SETTINGS.format(
-        silos=silos, test=test, model=f'model = "{word}"\n' if word else ""
-    )
+    model_line = ""
+    if word:
+        model_line = f'model = "{word}"\n'
+    files[FILE] = SETTINGS.format(silos=silos, test=test, model=model_line)
     if word == "model.py:build":
         files["model.py"] = MODEL
     with new_files(folder, files, mode=0o700):
@@ -445,20 +447,20 @@ def init(
         )
     if left_out:
         say(
-            f"Columns of {source} that were not named, and are not in the draft: "
-            f"{left_out}. Add them by --type or --columns, or by hand."
+            f"{left_out} columns of {source} were not named and are not in the draft. "
+            "Add them by --type or --columns, or by hand."
         )
     say(f"Wrote {', '.join(sorted(files))} in {folder}.")
     if "person" not in dict(map(_typed, types or ())).values():
         say(BY_ROW)
     if demo:
         return say(
-            f"The hospitals are made up: nobody's records. Next: silodp train --project {folder}"
+            "The hospitals are made up and contain no real records. Next: silodp train "
+            f"--project {folder}"
         )
     if template or asks:
-        if own:
-            listed = ""
-        else:
+        listed = ""
+        if not own:
             listed = f"List the silos' files in {folder / FILE}. "
         return say(
             f"{listed}Next, at each silo: silodp silo check FILE --schema {folder / 'schema.toml'}",
@@ -466,9 +468,8 @@ def init(
         )
     say(
         (
-            "schema.toml is a draft: fill in types, ranges, categories and the task from "
-            "public knowledge. Nothing of them was, or may be, read "
-            "off the data."
+            "schema.toml is a draft. Fill in types, ranges, categories and the task "
+            "from public knowledge, never from the data."
         ),
         f"Then list the silos' files in {folder / FILE}, and: silodp train --project {folder}",
     )
@@ -477,29 +478,30 @@ def init(
 def draft(
     names: list[str], types: dict[str, str], label: str | None, form: dict[str, str] | None = None
 ) -> str:
-    """A schema.toml with these columns, to be filled in; it holds names and what the user said, and
-    no value of any record.
+    """Return a schema.toml with these columns, to be filled in. It contains names and the user's
+    words, but no value of any record. Raise BadInput if two columns identify the person.
     """
     ignored, people = (
         [name for name in names if types.get(name) == kind] for kind in ("ignore", "person")
     )
     if len(people) > 1:
         raise BadInput(
-            f"--type names {people[0]!r} and {people[1]!r} as the person; one column says "
-            "whose a row is"
+            f"--type names {people[0]!r} and {people[1]!r} as the person; give only one such column"
         )
     if people:
         person = PERSON.format(column=json.dumps(people[0], ensure_ascii=False))
     else:
-        person = NOBODY
-    said = (
-        "# The names below were given by hand, and are in one file's header; nothing of that "
-        "file was copied.\n"
-    )
+        person = NO_PERSON
+    heading = ""
+    if names:
+        heading = (
+            "#\n# The names below were given by hand and are in one file's header. Nothing else "
+            "was copied from that file.\n"
+        )
     written = "".join(f"{name} = {toml(value)}\n" for name, value in (form or {}).items())
     lines = [
         DRAFT.format(
-            source=f"#\n{said}" if names else "",
+            source=heading,
             ignore=", ".join(map(json.dumps, ignored)),
             person=written + person,
         )
@@ -517,8 +519,9 @@ def draft(
 
 
 def _form(source: Path | None) -> dict[str, str]:
-    """How the file is written, as its header shows, where that is not as by default: the schema
-    says so, for every silo's own copy to change.
+    """Return the format of the file as its header shows it, where it differs from the default.
+
+    The schema contains it, so that each silo can change its own copy.
     """
     from silodp.silo.data.files import form_of
 
@@ -534,14 +537,16 @@ def _form(source: Path | None) -> dict[str, str]:
 def _names(
     source: Path | None, known: list[str], form: dict[str, str], *, asks: bool = False
 ) -> tuple[list[str], int]:
-    """The names that the user gave, in the header's order, and how many others there are. No other
-    goes into the draft, which is public, or into a sentence: what stands first in a file without a
-    header is a record."""
+    """Return the names that the user gave, in the header's order, and the number of other columns.
+
+    No other name enters the public draft or a sentence: the first line of a file without a header
+    is a record. Raise BadInput for names that the header does not have.
+    """
     if source is None:
         if known and not asks:
             raise BadInput(
-                f"--type, --columns and --label name columns of a file, here {known[0]!r}; "
-                "give --from FILE, which has them"
+                "--type, --columns and --label name columns of a file, here "
+                f"{known[0]!r}; give that file with --from FILE"
             )
         return known, 0
     from silodp.silo.data.files import header
@@ -552,13 +557,13 @@ def _names(
         for name in names
     ):
         raise BadInput(
-            f"{source} seems to have no header, for a column has a number or nothing for a "
-            "name; give each column a name"
+            f"{source} seems to have no header: a column's name is a number or empty; "
+            "give each column a name"
         )
     if not known and not asks:
         raise BadInput(
-            f"name the columns of {source} by --type or --columns, and --label: its first "
-            "line may be a record, and is not copied"
+            f"no columns of {source} are named; name them by --type or --columns, and "
+            "--label. The first line is not copied, because it may be a record"
         )
     for name in known:
         if name not in names:
@@ -566,9 +571,10 @@ def _names(
                 f"{source} has no column {name!r} in its first line; is that line a header "
                 "of names, separated by commas?"
             )
-    return names if asks else [name for name in names if name in known], len(
-        set(names) - set(known)
-    )
+    left_out = len(set(names) - set(known))
+    if not asks:
+        names = [name for name in names if name in known]
+    return names, left_out
 
 
 def _typed(word: str) -> tuple[str, str]:
@@ -586,11 +592,10 @@ def _readme(word: str, demo: bool) -> str:
         own = f"The model is `{word}`, by name."
     else:
         own = (
-            "The model is chosen from public facts when you train; `silodp plan --advise "
-            "--schema schema.toml --records ...` shows it beforehand."
+            "The model is chosen from public facts when you train. `silodp plan "
+            "--advise --schema schema.toml --records ...` shows the choice before."
         )
     if demo:
-        todo = ""
-    else:
-        todo = " **Fill it in first, from public knowledge.**"
-    return README.format(model=own, word=word or "MODEL", todo=todo, data=MADE_UP if demo else "")
+        return README.format(model=own, word=word or "MODEL", todo="", data=MADE_UP)
+    todo = " **Fill it in first, from public knowledge.**"
+    return README.format(model=own, word=word or "MODEL", todo=todo, data="")

@@ -1,8 +1,8 @@
-"""`silodp federation shuffler`: for the operator of a shuffler, who should be neither the server's
-nor a silo's.
+"""`silodp federation shuffler`: for the operator of a shuffler, who should operate neither the
+server nor a silo.
 
-Silos take the shuffler's keys, and the shuffler takes their pseudonyms, from each other and not
-from the server: whoever hands out these keys could hand out its own.
+Silos and shuffler exchange keys and pseudonyms directly, not through the server. A server that
+passed on these keys could replace them by its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from silodp.host.log import tally
 from silodp.host.process import guarded
 from silodp.host.site import for_unit
 
-shuffler = group("The shuffler: adds the silos' numbers and passes on totals.")
+shuffler = group("Run a shuffler, which adds the silos' numbers and sends on the totals.")
 
 SettingsFile = Annotated[
     Path, typer.Argument(help="The shuffler's shuffler.toml.", show_default=False)
@@ -31,7 +31,7 @@ def init(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folder for settings, keys and store; made if it is not there.", show_default=False
+            help="Folder for settings, keys and store; created if missing.", show_default=False
         ),
     ],
     asker: Annotated[
@@ -42,8 +42,8 @@ def init(
         list[str] | None,
         typer.Option(
             help=(
-                "A silo's pseudonym, 64 hexadecimal digits; once for each silo, or later by "
-                "`enrol`."
+                "A silo's pseudonym, 64 hexadecimal digits; once for each silo. "
+                "`enrol` adds more later."
             )
         ),
     ] = None,
@@ -51,38 +51,39 @@ def init(
         bool,
         typer.Option(
             "--units",
-            help="For the systemd units: their socket, its group, and the courier's user.",
+            help="Use the socket, group and courier's user of the systemd units.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a shuffler's settings, keys and store. Writes over nothing.
+    """Create a shuffler's settings, keys and store. Existing files are not overwritten. Add the
+    silos' pseudonyms to mixer/shuffler.toml afterwards.
 
-    Example: `silodp federation shuffler init mixer --asker KEY`, and the silos'
-    pseudonyms into mixer/shuffler.toml afterwards
+    Example: `silodp federation shuffler init mixer --asker KEY`
     """
     from silodp.shuffler.provision import provision
 
-    card = provision(
-        folder,
-        askers=asker,
-        members=member or (),
-        **(for_unit("shuffler") if units else {}),
-    )
+    unit = {}
+    if units:
+        unit = for_unit("shuffler")
+    card = provision(folder, askers=asker, members=member or (), **unit)
     if as_json:
         return dump(card)
     settings = folder / "shuffler.toml"
-    say(f"Wrote {settings}: read it. The two keys and the store stay here.")
+    say(f"Wrote {settings}. Read it. The two keys and the store stay here.")
     say(
-        f"Silos seal their numbers for {card['seal']}; give it to each of them yourself, "
-        "not through the server."
+        f"Silos seal their numbers for the key {card['seal']}. Give it to each silo "
+        "yourself, not through the server."
     )
     say(
-        f"The server knows your totals by {card['sign']}; both keys are in "
+        f"The key {card['sign']} signs your totals. Both public keys are in "
         f"{folder / 'shuffler.json'}."
     )
     if not member:
-        say(f"It has no member yet: silodp federation shuffler enrol {settings} PSEUDONYM ...")
+        say(
+            f"It has no members yet. Add them: silodp federation shuffler enrol {settings} "
+            "PSEUDONYM ..."
+        )
     say(f"Then start it: silodp federation shuffler serve {settings}")
 
 
@@ -91,9 +92,7 @@ def enrol_members(
     settings: SettingsFile,
     member: Annotated[
         list[str],
-        typer.Argument(
-            help="Pseudonyms, as the silos themselves have given them to you.", show_default=False
-        ),
+        typer.Argument(help="Pseudonyms, received directly from the silos.", show_default=False),
     ],
     as_json: Json = False,
 ) -> None:
@@ -109,23 +108,23 @@ def enrol_members(
 
 @shuffler.command()
 def serve(settings: SettingsFile, as_json: Json = False) -> None:
-    """Pass on totals at the socket of the settings until SIGTERM.
+    """Send on totals at the socket of the settings until SIGTERM.
 
     Example: `silodp federation shuffler serve mixer/shuffler.toml`
     """
     from silodp.shuffler import daemon
     from silodp.shuffler.settings import ShufflerSettings
 
-    def told(found: ShufflerSettings) -> None:
+    def on_start(found: ShufflerSettings) -> None:
         tell({"socket": found.socket}, as_json, f"the shuffler answers at {found.socket}")
 
     with guarded() as stop:
-        daemon.serve(settings, stop, told)
+        daemon.serve(settings, stop, on_start)
 
 
 @shuffler.command()
 def status(settings: SettingsFile, as_json: Json = False) -> None:
-    """Whether the shuffler runs, how many rounds it has passed on, what it has declined.
+    """Show whether the shuffler runs, its rounds passed on, and the requests that it declined.
 
     Example: `silodp federation shuffler status mixer/shuffler.toml`
     """
@@ -143,7 +142,7 @@ def status(settings: SettingsFile, as_json: Json = False) -> None:
         for code, times in sorted(words.items())
         if code not in ("passed", "repeated", "started", "stopped")
     }
-    told = {
+    state = {
         "running": runs,
         "socket": found.socket,
         "members": len(found.roster),
@@ -154,12 +153,11 @@ def status(settings: SettingsFile, as_json: Json = False) -> None:
         "sign": sign,
     }
     if as_json:
-        return dump(told)
-    say(
-        "The shuffler "
-        f"{f'runs, and answers at {found.socket}' if runs else 'does not run'}; it has "
-        f"{len(found.roster)} members."
-    )
-    said = ", ".join(f"{code} {times}" for code, times in declined.items()) or "none"
-    say(f"Rounds passed on: {passed}; repeated {told['repeated']}; declined: {said}.")
+        return dump(state)
+    runs_words = "does not run"
+    if runs:
+        runs_words = f"runs, and answers at {found.socket}"
+    say(f"The shuffler {runs_words}. It has {len(found.roster)} members.")
+    sentence = ", ".join(f"{code} {times}" for code, times in declined.items()) or "none"
+    say(f"Rounds passed on: {passed}; repeated {state['repeated']}; declined: {sentence}.")
     say(f"Silos seal for {seal}; totals are signed by {sign}.")

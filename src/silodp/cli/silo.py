@@ -1,8 +1,8 @@
-"""`silodp silo`: for the operator of a silo. `init` makes what a gate daemon needs, `serve` is the
-daemon, `status` says how it is.
+"""`silodp silo`: for the operator of a silo. `init` makes the files of a gate daemon, `serve` is
+the daemon, `status` shows its state.
 
-What is printed here, and what `silo.json` hands to the server's operator, holds no value of a
-record; n is public.
+The printed output, and `silo.json` for the server's operator, contain no value of a record. n is
+public.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 
 from silodp.cli.console import Classes, FeatureMapName, Json, LabelColumn, dump, group, say, tell
 from silodp.core.errors import BadInput
-from silodp.core.figures import left_of, shown
+from silodp.core.figures import rounded_up, shown
 from silodp.host.lock import running
 from silodp.host.log import tally
 from silodp.host.process import guarded, leave_no_core
@@ -26,7 +26,7 @@ from silodp.host.site import for_unit
 if TYPE_CHECKING:
     from silodp.silo.service.policy import DaemonSettings, Policy
 
-silo = group("One silo's gate: make it, run it, look at it.")
+silo = group("Make, run and inspect one silo's gate.")
 
 PolicyFile = Annotated[Path, typer.Argument(help="The silo's policy.toml.", show_default=False)]
 
@@ -36,7 +36,7 @@ def init(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folder for policy, key and ledger; made if it is not there.", show_default=False
+            help="Folder for policy, key and ledger; created if missing.", show_default=False
         ),
     ],
     data: Annotated[
@@ -44,7 +44,7 @@ def init(
     ],
     epsilon: Annotated[
         float,
-        typer.Option(help="Epsilon for each record, over everything that will ever be asked."),
+        typer.Option(help="Epsilon of each record, for all queries ever."),
     ],
     label: LabelColumn = "label",
     classes: Classes = None,
@@ -55,14 +55,14 @@ def init(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The silo's name; the folder's by default.")
+        str | None, typer.Option(help="The silo's name. By default the folder's name.")
     ] = None,
     model: Annotated[
         str,
         typer.Option(
             help=(
-                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, of "
-                "which a hash is kept."
+                "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or "
+                "FILE.py:FUNCTION. The policy records the file's hash."
             )
         ),
     ] = "mlp:16",
@@ -75,7 +75,8 @@ def init(
     loss: Annotated[
         str,
         typer.Option(
-            help="FILE.py:NAME, of which a hash is kept; by default the loss of the task."
+            help="FILE.py:NAME. The policy records the file's hash. By default the loss of "
+            "the task."
         ),
     ] = "",
     feature_map: FeatureMapName = "",
@@ -83,7 +84,10 @@ def init(
     rule: Annotated[
         str,
         typer.Option(
-            help=("The ledger's rule, fixed for good: gdp, renyi or renyi:ORDER. Totals need gdp.")
+            help=(
+                "The ledger's rule: gdp, renyi or renyi:ORDER. Totals need gdp. It can never "
+                "be changed."
+            )
         ),
     ] = "gdp",
     shuffler: Annotated[
@@ -91,17 +95,17 @@ def init(
         typer.Option(help="The shuffler's public key, 64 hexadecimal digits."),
     ] = None,
     members: Annotated[
-        int, typer.Option(help="With a shuffler: silos that take part, this one among them.")
+        int, typer.Option(help="With a shuffler: silos that take part, including this one.")
     ] = 0,
     colluding: Annotated[
         int,
         typer.Option(
-            help=("With --shuffler or --least: other silos that may collude with the server.")
+            help="With --shuffler or --least: other silos that may collude with the server."
         ),
     ] = 0,
     least: Annotated[
         int,
-        typer.Option(help="For masks: silos in a total, this one among them, at least."),
+        typer.Option(help="For masks: fewest silos in a total, including this one."),
     ] = 0,
     asker: Annotated[
         list[str] | None,
@@ -109,15 +113,13 @@ def init(
             help="A server's public key, 64 hexadecimal digits, or NAME=KEY; may be repeated."
         ),
     ] = None,
-    study: Annotated[
-        str, typer.Option(help="A name for what is approved, which people will read.")
-    ] = "",
+    study: Annotated[str, typer.Option(help="Name of the approved study, for its readers.")] = "",
     anchor: Annotated[
         Path | None,
         typer.Option(
             help=(
-                "Where the ledger's count and head hash are kept, if not beside it; best on "
-                "another disk."
+                "File with the ledger's count and head hash, if not beside the ledger. "
+                "Best on another disk."
             )
         ),
     ] = None,
@@ -125,8 +127,8 @@ def init(
         float,
         typer.Option(
             help=(
-                "Share of the records that training never sees, by position: do not sort rows "
-                "by a value. A file that grows moves a few."
+                "Share of the records held out from training, by position in the file. "
+                "Do not sort rows by a value. If a file grows, a few records move."
             )
         ),
     ] = 0.0,
@@ -134,8 +136,8 @@ def init(
         str,
         typer.Option(
             help=(
-                "That `silodp silo check` was run, by hand: DATE by NAME. Public, unlike what "
-                "it found."
+                "Statement that `silodp silo check` was run: DATE by NAME. It is "
+                "public; the findings are not."
             )
         ),
     ] = "",
@@ -143,12 +145,13 @@ def init(
         bool,
         typer.Option(
             "--units",
-            help="For the systemd units: their socket, its group, and the courier's user.",
+            help="Use the socket, group and courier's user of the systemd units.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make one silo's policy, key and ledger, and check its data. Writes over nothing.
+    """Create one silo's policy, key and ledger, and check its data. Existing files are not
+    overwritten.
 
     Example: `silodp silo init clinic --data clinic.csv --label outcome --model mlp:16 --epsilon 3`
     """
@@ -158,13 +161,12 @@ def init(
     leave_no_core()
     if schema and (classes is not None or label != "label"):
         raise BadInput(
-            "--schema has the label and its classes already; leave out --label and --classes"
+            "--schema contains the label and its classes; leave out --label and --classes"
         )
     name = name or folder.resolve().name
     if name == "silo":
         raise BadInput(
-            "the silo's name would be 'silo', as its folder's; --name gives it the one by "
-            "which the server's operator knows it"
+            "the silo's name would be 'silo', like its folder; set a distinct name with --name"
         )
     if classes is None:
         declared = None
@@ -175,12 +177,14 @@ def init(
     askers = [text.rpartition("=") for text in asker or ()]
     if len({bool(name) for name, _, _ in askers}) > 1:
         raise BadInput(
-            "--asker is a key at one place and NAME=KEY at another; give a name to each, or to none"
+            "some --asker have a name and others do not; give each as NAME=KEY, or each as KEY"
         )
+    masking = None
     if least:
         masking = Masking((), colluding, least)
-    else:
-        masking = None
+    unit = {}
+    if units:
+        unit = for_unit("gate")
     made = provision(
         folder,
         data=data,
@@ -206,7 +210,7 @@ def init(
         study=study,
         padded=True,
         asker_names=tuple(name for name, _, _ in askers if name),
-        **(for_unit("gate") if units else {}),
+        **unit,
     )
     if as_json:
         return dump(asdict(made))
@@ -215,24 +219,23 @@ def init(
         f"{made.parameters} parameters."
     )
     say(*(f"- {sentence}" for sentence in made.findings))
-    say(
-        f"Wrote {made.policy}: read it, and put the server's public key into askers."
-        if not asker
-        else f"Wrote {made.policy}: read it."
-    )
-    say(f"Give {folder / 'silo.json'} to the server's operator; silo.key and the ledger stay here.")
+    if asker:
+        say(f"Wrote {made.policy}. Read it.")
+    else:
+        say(f"Wrote {made.policy}. Read it, and add the server's public key to askers.")
+    say(f"Give {folder / 'silo.json'} to the server's operator. silo.key and the ledger stay here.")
     if made.pseudonym:
-        say(f"Give the pseudonym {made.pseudonym} to the shuffler's operator, and to nobody else.")
+        say(f"Give the pseudonym {made.pseudonym} only to the shuffler's operator.")
         if not colluding:
             say(
-                "colluding is 0: every other member is trusted to add its noise. To bear c "
-                "that do not, set it to c."
+                "colluding is 0: every other member is trusted to add its noise. To "
+                "tolerate c members that do not, set it to c."
             )
     if masking:
         if not colluding:
             say(
-                "colluding is 0: every other silo of a total is trusted to add its noise. "
-                "To bear c that do not, set it to c."
+                "colluding is 0: every other silo of a total is trusted to add its "
+                "noise. To tolerate c silos that do not, set it to c."
             )
         say(
             f"Then pin the other silos of its totals: silodp silo key {made.policy}, and "
@@ -254,11 +257,10 @@ def check(
     schema: Annotated[Path, typer.Option(help="The public schema of all silos' files.")],
     as_json: Json = False,
 ) -> None:
-    """What is wrong with the silo's file, before any budget is spent: each finding with its column,
-    its row and what to do.
+    """Check the silo's file before any budget is spent. Each finding names the column, the row and
+    the remedy. Exit code 2 if a finding is an error, else 0.
 
-    Local: nothing is sent and nothing is stored. Exit code 2 if something stops, 0 if there are
-    only warnings or nothing.
+    The check is local: it sends and stores nothing.
 
     Example: `silodp silo check clinic.csv --schema schema.toml`
     """
@@ -276,11 +278,11 @@ def check(
             *(f"warning: {sentence}" for sentence in warnings),
         )
         if not found:
-            say(f"{file} is as the schema says.")
+            say(f"{file} matches the schema.")
         if not stops:
             say(
-                "What was found stays here; that you have looked is public: silodp silo "
-                'attest policy.toml --by "NAME".'
+                "The findings stay here. To publish that you ran the check: silodp silo attest "
+                'policy.toml --by "NAME".'
             )
     if stops:
         raise typer.Exit(2)
@@ -294,12 +296,14 @@ def serve(policy: PolicyFile, as_json: Json = False) -> None:
     """
     from silodp.silo.service import daemon
 
-    def told(rules: Policy, place: DaemonSettings) -> None:
-        line = f"{rules.silo} answers at {place.socket}"
-        dump({"silo": rules.silo, "socket": place.socket}) if as_json else say(line, wrap=False)
+    def on_start(rules: Policy, place: DaemonSettings) -> None:
+        if as_json:
+            dump({"silo": rules.silo, "socket": place.socket})
+        else:
+            say(f"{rules.silo} answers at {place.socket}", wrap=False)
 
     with guarded() as stop:
-        daemon.serve(policy, stop, told, tell=lambda words: print(words, file=sys.stderr))
+        daemon.serve(policy, stop, on_start, tell=lambda words: print(words, file=sys.stderr))
 
 
 @silo.command()
@@ -309,7 +313,10 @@ def pause(policy: PolicyFile, as_json: Json = False) -> None:
     Example: `silodp silo pause clinic/policy.toml`
     """
     _set_paused(
-        policy, True, "The gate is paused; an answer that is being computed is finished.", as_json
+        policy,
+        True,
+        "The gate is paused. It still finishes an answer that it is computing.",
+        as_json,
     )
 
 
@@ -322,18 +329,18 @@ def resume(policy: PolicyFile, as_json: Json = False) -> None:
     _set_paused(policy, False, "The gate answers again.", as_json)
 
 
-def _set_paused(policy: Path, wanted: bool, said: str, as_json: bool) -> None:
-    from silodp.silo.service.pause import set_paused  # which looks after files as Unix alone does
+def _set_paused(policy: Path, wanted: bool, sentence: str, as_json: bool) -> None:
+    from silodp.silo.service.pause import set_paused  # It needs Unix file permissions.
     from silodp.silo.service.policy import Policy
 
     rules = Policy.load(policy)
     set_paused(policy, wanted)
-    tell({"silo": rules.silo, "paused": wanted}, as_json, said)
+    tell({"silo": rules.silo, "paused": wanted}, as_json, sentence)
 
 
 @silo.command()
 def status(policy: PolicyFile, as_json: Json = False) -> None:
-    """Whether the gate runs, what is left of the budget, what was answered and refused.
+    """Show whether the gate runs, the epsilon spent, and the queries answered and refused.
 
     Example: `silodp silo status clinic/policy.toml`
     """
@@ -372,34 +379,37 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     }
     if as_json:
         return dump(found)
-    say(
-        f"{rules.silo}: the gate "
-        f"{f'runs, and answers at {place.socket}' if runs else 'does not run'}."
-    )
+    if runs:
+        say(f"{rules.silo}: the gate runs, and answers at {place.socket}.")
+    else:
+        say(f"{rules.silo}: the gate does not run.")
     if found["paused"]:
-        say("It is paused, and refuses every query; `silodp silo resume` ends that.")
+        say("It is paused and refuses every query. `silodp silo resume` ends the pause.")
+    whom = ""
+    if opened.local() is not None:
+        whom = " against the server"
+    share = rounded_up(100 * found["used"], 1, "f")
     say(
-        f"Epsilon {shown(found['spent_epsilon'])} of {rules.epsilon:g} is "
-        f"spent{' against the server' if opened.local() is not None else ''}; "
-        f"{left_of(found['used'])} of the budget is left."
+        f"Epsilon {shown(found['spent_epsilon'])} of {rules.epsilon:g} is spent{whom}; {share} % "
+        "of the budget is used."
     )
     refused = [f"{code} {times}" for code, times in found["refused"].items()]
+    refusals = "none"
     if refused:
-        said = f"{sum(found['refused'].values())} ({', '.join(refused)})"
-    else:
-        said = "none"
-    say(f"Answered {found['answered']}, repeated {found['repeated']}, refused {said}.")
-    if rules.answer_after:
+        refusals = f"{sum(found['refused'].values())} ({', '.join(refused)})"
+    say(f"Answered {found['answered']}, repeated {found['repeated']}, refused {refusals}.")
+    if not rules.answer_after:
         say(
-            f"Replies are sent after {rules.answer_after:g} seconds; {found['late']} took "
-            "longer, and their times could tell something"
-            f"{': set answer_after higher' if found['late'] else ''}."
+            "Replies are sent when they are ready, so their times could reveal something about the "
+            "records. Set answer_after to prevent that."
+        )
+    elif found["late"]:
+        say(
+            f"Replies are sent after {rules.answer_after:g} seconds. {found['late']} took longer, "
+            "and their times could reveal something about the records. Set answer_after higher."
         )
     else:
-        say(
-            "Replies are sent when they are ready, so their times could tell something of "
-            "the records; answer_after prevents that."
-        )
+        say(f"Replies are sent after {rules.answer_after:g} seconds. None took longer.")
     say(
         f"The ledger has {count} entries; head {head}. The policy's last day is {found['expires']}."
     )

@@ -1,5 +1,5 @@
-"""`silodp status`: where a study stands, in one place, and what the next command is. It reads
-folders, asks nobody, and costs nothing.
+"""`silodp status`: show the state of a study in one place, and the next command. The command only
+reads folders, and costs no privacy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from silodp.cli.console import Json, dump, item, say
 from silodp.cli.federation_files import RUNS, state_in
 from silodp.cli.project import FILE, read_project
 from silodp.core.errors import BadInput
-from silodp.core.figures import left_of, shown
+from silodp.core.figures import rounded_up, shown
 from silodp.host.cards import read_card
 from silodp.host.schema import load_schema
 from silodp.runs import RunFolder, State
@@ -30,8 +30,8 @@ def status(
     ] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Where a study stands: its schema, runs, evaluations, silos, approvals and budgets, and what
-    the next command is.
+    """Show the state of a study: its schema, runs, evaluations, silos, approvals and budgets, and
+    the next command.
 
     Examples: `silodp status` · `silodp status study` · `silodp status gate`
     """
@@ -44,10 +44,14 @@ def status(
         found = _silo(folder)
     else:
         raise BadInput(
-            f"{folder} is no project, no federation's folder and no silo's: it has no "
-            f"{FILE}, {RUNS} or policy.toml; `silodp init` begins a project"
+            f"{folder} is not a project, and not the folder of a federation or a silo: "
+            f"it has no {FILE}, {RUNS} or policy.toml. Start a project with `silodp "
+            "init`"
         )
-    return dump(found) if as_json else _show(found)
+    if as_json:
+        dump(found)
+    else:
+        _show(found)
 
 
 # --- what there is -------------------------------------------------------------------------------
@@ -83,15 +87,21 @@ def _schema(settings: dict[str, Any]) -> dict[str, Any]:
         "label": schema.label.name,
         "task": schema.label.task,
     }
-    return about | {"person": schema.person.column if schema.person else None}
+    about["person"] = None
+    if schema.person:
+        about["person"] = schema.person.column
+    return about
 
 
 def _runs(folder: Path) -> list[dict[str, Any]]:
-    """Every run in a folder, the oldest first, with what its last evaluation found."""
+    """Return every run in a folder, the oldest first, with the results of its last evaluation."""
     from silodp.pages.runs import found_in, read
 
     rows = []
-    for path in found_in(folder, depth=1).values() if folder.is_dir() else ():
+    folders = {}
+    if folder.is_dir():
+        folders = found_in(folder, depth=1)
+    for path in folders.values():
         try:
             run = read(path)
         except BadInput as error:
@@ -100,11 +110,12 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
             )
             continue
         record = RunFolder(path).description
+        about = {}
+        begun = 0.0
         if record.exists():
             about = json.loads(record.read_text("utf-8"))
-        else:
-            about = {}
-        spent = max((silo.together for silo in run.silos), default=None)
+            begun = record.stat().st_mtime
+        spent, _ = max((silo.together for silo in run.silos), default=(None, None))
         held_out = bool(
             about.get("source", {}).get("held_out")
             or any(card.get("held_out") for card in about.get("cards", ()))
@@ -118,19 +129,19 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
                 "study": about.get("study") or "",
                 "model": model,
                 "algorithm": run.algorithm,
-                "spent_at_most": spent[0] if spent else None,
+                "spent_at_most": spent,
                 "provided": run.provided,
                 "evaluations": len(run.evaluations),
                 "found": _found(run.scored),
                 "held_out": held_out,
-                "begun": record.stat().st_mtime if record.exists() else 0.0,
+                "begun": begun,
             }
         )
     return sorted(rows, key=lambda row: row["begun"])
 
 
 def _found(evaluations: Any) -> dict[str, float]:
-    """The figures of the last evaluation over all silos that the noise allows to say."""
+    """Return the figures of the last evaluation over all silos that are not too noisy."""
     if not evaluations:
         return {}
     rows = evaluations[-1].get("scores") or evaluations[-1].get("silos") or ()
@@ -150,7 +161,7 @@ def _found(evaluations: Any) -> dict[str, float]:
 
 
 def _together(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the simulations that read the same files as the last one have spent in all."""
+    """Return the total spend of the simulations that read the same files as the last one."""
     from silodp.simulation.together import together
 
     last = next((row for row in reversed(runs) if row["kind"] == "train"), None)
@@ -178,7 +189,7 @@ def _federation(folder: Path) -> dict[str, Any] | None:
 
 
 def _gate(folder: Path) -> dict[str, Any]:
-    """A silo on this machine: what it approves, and what is left."""
+    """Return the state of a silo on this machine: the approved study and the budget used."""
     from silodp.silo.ledger.durable import DurableLedger
     from silodp.silo.service.approve import approvals
     from silodp.silo.service.policy import DaemonSettings, Policy
@@ -227,7 +238,7 @@ def _silo(folder: Path) -> dict[str, Any]:
 
 
 def _next(found: dict[str, Any], folder: Path) -> list[str]:
-    """The next commands, the likeliest first."""
+    """Return the next commands, the most likely first."""
     option = f"--project {folder}"
     if not found["schema"]["ready"]:
         return [f"fill in {found['schema']['file']}: {found['schema']['why']}"]
@@ -238,8 +249,8 @@ def _next(found: dict[str, Any], folder: Path) -> list[str]:
     if not found["files"]:
         return [
             (
-                f"list the silos' files in {folder / FILE}, to try things here; or at each "
-                "silo: silodp silo init"
+                f"list the silos' files in {folder / FILE}, for trials on this machine; "
+                "or at each silo: silodp silo init"
             )
         ]
     if not found["runs"]:
@@ -257,7 +268,7 @@ def _next(found: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _after(run: dict[str, Any], option: str, evaluate: str) -> list[str]:
-    """What may be done with the last run."""
+    """Return the commands for the last run."""
     if run["kind"] == "train":
         again = "silodp train"
     else:
@@ -268,7 +279,7 @@ def _after(run: dict[str, Any], option: str, evaluate: str) -> list[str]:
     if run["state"] is State.RUNNING:
         return [
             (
-                f"wait for the run in {place}, or look at it: silodp ui "
+                f"wait for the run in {place}, or watch it: silodp ui "
                 f"{_short(str(Path(run['folder']).parent))}"
             )
         ]
@@ -310,7 +321,7 @@ def _next_of_federation(found: dict[str, Any], option: str) -> list[str]:
 
 
 def _short(path: str) -> str:
-    """As one would type it here."""
+    """Return the path relative to the working directory, if it is inside."""
     try:
         return str(Path(path).resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -323,37 +334,25 @@ def _short(path: str) -> str:
 def _show(found: dict[str, Any]) -> None:
     say(f"{found['kind'].capitalize()} {found['folder']}")
     if schema := found.get("schema"):
-        if schema.get("columns"):
-            said = (
-                f"{len(schema['columns'])} columns, predicts {schema['label']} ({schema['task']})"
-            )
-        else:
-            said = "none"
-        if schema.get("person"):
-            unit = f", protects each person by {schema['person']}"
-        else:
-            unit = ""
-        item("schema", said + unit if schema["ready"] else "not ready: " + schema["why"])
+        item("schema", _schema_words(schema))
     if found["kind"] == "project":
         item("silos' files", ", ".join(map(_short, found["files"])) or "none on this machine")
     for run in found.get("runs", ()):
         item("run", _run_words(run))
     if together := found.get("together"):
-        said = ", ".join(
+        sentence = ", ".join(
             f"{name} {shown(spent['epsilon'])}" for name, spent in together["silos"].items()
         )
-        item("in simulation", f"over {together['runs']} runs of the same files, epsilon: {said}")
+        item(
+            "in simulation", f"over {together['runs']} runs of the same files, epsilon: {sentence}"
+        )
+    federation = found
     if found["kind"] == "project":
         federation = found["federation"]
-    else:
-        federation = found
     if found["kind"] == "silo":
-        item("gate", "runs" if found["running"] else "does not run")
+        item("gate", {True: "runs", False: "does not run"}[found["running"]])
     elif federation and "engine" in federation:
-        if federation["running"]:
-            does = "runs"
-        else:
-            does = "is stopped"
+        does = {True: "runs", False: "is stopped"}[federation["running"]]
         item("federation", f"{does}, {len(federation['silos'])} silos over {federation['engine']}")
     for silo in (federation or {}).get("silos", ()):
         _show_silo(silo)
@@ -365,36 +364,47 @@ def _show(found: dict[str, Any]) -> None:
         say(f"  {step}", wrap=False)
 
 
+def _schema_words(schema: dict[str, Any]) -> str:
+    if not schema["ready"]:
+        return f"not ready: {schema['why']}"
+    words = "none"
+    if schema.get("columns"):
+        words = f"{len(schema['columns'])} columns, predicts {schema['label']} ({schema['task']})"
+    if schema.get("person"):
+        words += f", protects each person by {schema['person']}"
+    return words
+
+
 def _run_words(run: dict[str, Any]) -> str:
     if run["kind"] == "unreadable":
         return run["state"]
-    what = f"{_short(run['folder'])}: {run['state']}" + (
-        f", study {run['study']}" if run["study"] else ""
-    )
-    what += f", {run['model']}" * bool(run["model"]) + f" by {run['algorithm']}"
+    words = f"{_short(run['folder'])}: {run['state']}"
+    if run["study"]:
+        words += f", study {run['study']}"
+    if run["model"]:
+        words += f", {run['model']}"
+    words += f" by {run['algorithm']}"
     if run["spent_at_most"] is not None:
-        spent = f", epsilon {shown(run['spent_at_most'])} at most{run['provided']}"
-    else:
-        spent = ""
+        words += f", epsilon {shown(run['spent_at_most'])} at most{run['provided']}"
+    if run["state"] is not State.FINISHED:
+        return words
+    if not run["evaluations"]:
+        return f"{words}; not evaluated"
     figures = ", ".join(f"{name} {value:.3f}" for name, value in run["found"].items())
-    if run["evaluations"]:
-        scored = f"; evaluated: {figures or 'too noisy to say'}"
-    else:
-        scored = "; not evaluated"
-    return what + spent + scored * (run["state"] is State.FINISHED)
+    return f"{words}; evaluated: {figures or 'too noisy to say'}"
 
 
 def _show_silo(silo: dict[str, Any]) -> None:
+    study = f"the model {silo['model']}"
     if silo["study"]:
         study = f"the study {silo['study']} ({silo['model']})"
-    else:
-        study = f"the model {silo['model']}"
+    share = rounded_up(100 * (1 - silo["left"]), 1, "f")
     item(
         silo["name"],
         (
             f"approves {study}; epsilon {shown(silo['spent_epsilon'])} of {silo['epsilon']:g} "
-            f"spent in {silo['runs']} runs, {left_of(1 - silo['left'])} left; "
-            f"file checked: {silo['checked'] or 'nobody has said so'}"
+            f"spent in {silo['runs']} runs, {share} % of the budget; "
+            f"file checked: {silo['checked'] or 'not stated'}"
         ),
     )
     if silo["approvals"]:

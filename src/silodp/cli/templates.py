@@ -1,10 +1,10 @@
-"""Schemas to start from, for extracts in a common form: `silodp init --template omop | fhir`. Whole
-as they are; what a study does not use is taken out.
+"""Schemas to start from, for extracts in a common form: `silodp init --template omop | fhir`. They
+are complete; remove the columns that a study does not use.
 """
 
 HEAD = """\
-# The public schema of {form} extracts: one row per person, a column for each line below. Take out what the study does not use, and
-# set ranges to what is physically possible, not to what some hospital's file holds. Everything here is public.
+# The public schema of {form} extracts: one row for each person, and one column for each entry below. Remove the columns that the
+# study does not use. Set ranges to what is physically possible, not to the values in a hospital's file. This file is public.
 
 ignore = ["{person}"]
 """  # noqa: E501
@@ -43,14 +43,16 @@ kg, cm, g/dl, mg/dl, mmol/l.
 
 
 def _measured(omop: bool) -> str:
-    if omop:
-        where = "MEASUREMENT.value_as_number, concept {}, the last before the index date"
-    else:
-        where = "Observation.valueQuantity, LOINC {}, the last before the index date"
-    return "".join(
-        NUMBER.format(name=n, range=r, missing=m, where=where.format(concept if omop else loinc))
-        for n, r, m, concept, loinc in MEASURED
-    )
+    columns = []
+    for name, limits, missing, concept, loinc in MEASURED:
+        if omop:
+            where = (
+                f"MEASUREMENT.value_as_number, concept {concept}, the last before the index date"
+            )
+        else:
+            where = f"Observation.valueQuantity, LOINC {loinc}, the last before the index date"
+        columns.append(NUMBER.format(name=name, range=limits, missing=missing, where=where))
+    return "".join(columns)
 
 
 TEMPLATES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def train(
     schema: SchemaFile = None,
     test: Annotated[
         Path | None,
-        typer.Option(help="A file, with --schema, to score on in the clear: for research only."),
+        typer.Option(help="A file, with --schema, to score on without privacy: for research only."),
     ] = None,
     label: LabelColumn = "label",
     classes: Classes = None,
@@ -56,8 +56,8 @@ def train(
         float,
         typer.Option(
             help=(
-                "Share of each silo's records kept out of training, by position: do not sort "
-                "rows by a value."
+                "Share of each silo's records held out from training, by position in "
+                "the file. Do not sort rows by a value."
             )
         ),
     ] = 0.0,
@@ -66,19 +66,22 @@ def train(
     new: New = False,
     as_json: Json = False,
 ) -> None:
-    """One private run in simulation: a model, the transcript of releases, and what each silo has
-    spent.
+    """Train one private run in simulation. The result is a model, the transcript of releases, and
+    the epsilon spent of each silo.
 
-    All silos are in this process; `silodp federation` gives each one of its own. The folder --out
-    gets run.json (what was asked for) and progress.jsonl on the way, and at the end
-    model.safetensors, transcript.jsonl and .safetensors (every release), environment.json and
-    summary.json. Each record's guarantee is over the whole run, scaling included. Interrupted or
-    killed, it is computed again by --resume with the noise that it had, which is kept until its
-    end: it says nothing new. Only the very same run is: same records, model file, settings,
-    versions and threads. A model FILE.py that imports files of its own is not resumed; start its
-    run anew with --new. Without --algorithm the model, algorithm, rounds, step, clip and weights
-    are chosen from public facts (sizes, columns, budgets), which costs no privacy; the choice is
-    printed with what to expect of it, and kept in run.json.
+    All silos are in this process; `silodp federation` gives each its own. Each record's guarantee
+    covers the whole run, scaling included. Without --algorithm, the model, algorithm, rounds, step,
+    clip and weights are chosen from public facts (sizes, columns, budgets), which costs no privacy.
+    The choice is printed with the expected error and recorded in run.json.
+
+    During the run the folder --out gets run.json (the settings) and progress.jsonl. At the end it
+    gets model.safetensors, transcript.jsonl and .safetensors (every release), environment.json and
+    summary.json.
+
+    --resume repeats an interrupted run with the same noise, which is stored until the run ends, so
+    nothing new is released. Records, model file, settings, versions and threads must be unchanged.
+    A model FILE.py that imports other files of yours cannot be resumed; start its run again with
+    --new.
 
     Examples: `silodp train --data wbcd --epsilon 3` · `silodp train --silo a.csv --silo b.csv
     --label outcome --epsilon 2 --epsilon b=1 --model logistic` · `silodp train --data wbcd --trust
@@ -90,7 +93,7 @@ def train(
     from silodp.simulation.training import train as run
 
     if resume and new:
-        raise BadInput("--resume goes on with a run and --new starts another; give one of them")
+        raise BadInput("--resume and --new exclude each other; give one of them")
     first = (project or Path()) / "runs" / "train"
     if resume:
         folder = folder_to_resume(out_dir, first)
@@ -105,7 +108,10 @@ def train(
     else:
         check_writable(folder)
     if not as_json and not resume and not out_dir and folder != first:
-        say(f"{first} holds a run already; this one goes to {folder}.")
+        say(f"{first} already contains a run. This run goes to {folder}.")
+    on_advice = say_advice
+    if as_json:
+        on_advice = _ignore
     with interruptible(lambda: _train_kept(folder)), progress("round", quiet=as_json) as tick:
         summary = run(
             order,
@@ -113,18 +119,24 @@ def train(
             folder,
             resume=resume,
             tick=tick,
-            told=(lambda advice: None) if as_json else say_advice,
+            on_advice=on_advice,
         )
     if as_json:
         return dump(summary)
     _show(summary)
     _show_together(folder)
     if project:
-        say(f"Where the study stands, and what is next: silodp status {project}")
+        say(f"State of the study, and the next command: silodp status {project}")
+
+
+def _ignore(advice: Any) -> None:
+    pass
 
 
 def _show_together(folder: Path) -> None:
-    """What the same records have now said in all: a second model begins with no new budget."""
+    """Print the total spend of the runs on the same records. A second model does not get a new
+    budget.
+    """
     from silodp.simulation.together import together
 
     runs, spent = together(folder)
@@ -132,9 +144,9 @@ def _show_together(folder: Path) -> None:
         most = max(spent, key=lambda name: spent[name][0])
         others = ", ".join(str(run.folder) for run in runs if run.folder != folder)
         say(
-            f"With {others}, which read the same files, silos have spent up to epsilon "
-            f"{shown(spent[most][0])} ({most}); a gate's ledger would go on "
-            "from there, whatever the model."
+            f"Together with {others} on the same files, silos have spent up to epsilon "
+            f"{shown(spent[most][0])} ({most}). A gate's ledger would add later runs to "
+            "it, with any model."
         )
 
 
@@ -142,11 +154,11 @@ def _show(summary: dict) -> None:
     alone = ALONE.get(summary["trust"])
     rows = []
     for s in summary["silos"]:
-        local = s.get("local_epsilon_at_most")
-        if alone:
-            own = ("no bound" if local is None else shown(local),)
-        else:
-            own = ()
+        own = []
+        if alone and s.get("local_epsilon_at_most") is not None:
+            own = [shown(s["local_epsilon_at_most"])]
+        elif alone:
+            own = ["no bound"]
         rows.append(
             (
                 s["name"],
@@ -156,7 +168,9 @@ def _show(summary: dict) -> None:
                 *own,
             )
         )
-    columns = "silo|epsilon>|delta>|spent>" + (f"|{alone}>" if alone else "")
+    columns = "silo|epsilon>|delta>|spent>"
+    if alone:
+        columns += f"|{alone}>"
     show(table(columns, rows, title=f"{summary['algorithm']}: {summary['parameters']} parameters"))
     say(f"{summary['questions']} questions, {summary['answers']} answers of silos.")
     say(summary["unit"])
@@ -167,10 +181,11 @@ def _show(summary: dict) -> None:
         "balanced_accuracy": "balanced accuracy",
         "test_loss": "test loss",
     }
-    if told := [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]:
+    scores = [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]
+    if scores:
         say(
-            f"{', '.join(told).capitalize()} on test records (looked at raw data: a "
-            "research figure, not private)."
+            f"{', '.join(scores).capitalize()} on test records. They are computed from raw data, "
+            "for research only, and are not private."
         )
     if summary["note"]:
         say(summary["note"])
@@ -180,10 +195,10 @@ def _show(summary: dict) -> None:
 def _train_kept(folder: Path) -> str:
     state = RunFolder(folder).state()
     if state is State.FINISHED:
-        return f"the run had come to its end, and is in {folder}"
+        return f"the run is finished, and is in {folder}"
     if state is State.NOTHING:
-        return "nothing had been asked yet, and nothing was spent"
+        return "no question was asked yet, and nothing was spent"
     return (
-        f"the run is kept in {folder}, and `silodp train --resume --out {folder}` goes on with "
-        "it without a second price"
+        f"the run is in {folder}, and `silodp train --resume --out {folder}` resumes it "
+        "without a second price"
     )

@@ -1,5 +1,5 @@
-"""`silodp tune`: settings for a private run, free on public or synthetic data, and with a price on
-the silos' own.
+"""`silodp tune`: find settings for a private run, free on public or synthetic data, and at a price
+on the silos' own.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ def tune(
     order: Order,
     silo: Annotated[
         list[Path] | None,
-        typer.Option(help="The silos' own files, one each: every look is charged."),
+        typer.Option(help="The silos' own files, one each. Every use of them is charged."),
     ] = None,
     public: Annotated[
         list[Path] | None,
-        typer.Option(help="Public files that resemble the silos', one each: free."),
+        typer.Option(help="Public files that resemble the silos', one each. Free."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A built-in data set that resembles the silos': free.")
+        str | None, typer.Option(help="A built-in data set that resembles the silos'. Free.")
     ] = None,
     records: Annotated[
-        list[int] | None, typer.Option(help="Records in a silo, for synthetic data: free.")
+        list[int] | None,
+        typer.Option(help="Number of records in a silo, for synthetic data. Free."),
     ] = None,
     silos: Annotated[
         int | None, typer.Option(help="Number of silos, if all have the --records given once.")
@@ -61,8 +62,8 @@ def tune(
         str,
         typer.Option(
             help=(
-                "How hard synthetic records are: easy, typical, hard, or what the best model "
-                "gets right, such as 0.9."
+                "Difficulty of the synthetic records: easy, typical, hard, or the "
+                "accuracy of the best model, such as 0.9."
             )
         ),
     ] = "typical",
@@ -73,14 +74,14 @@ def tune(
     ] = None,
     candidates: Annotated[
         int,
-        typer.Option(help="For --silo: how many settings are tried, drawn from all combinations."),
+        typer.Option(help="For --silo: number of settings to try, drawn from all combinations."),
     ] = 6,
     repetitions: Annotated[
         str | None,
         typer.Option(
             help=(
-                "For --silo --trust central: poisson:MEAN, geometric:MEAN or tnb:ETA:GAMMA; "
-                "poisson of --candidates by default."
+                "For --silo --trust central: poisson:MEAN, geometric:MEAN or "
+                "tnb:ETA:GAMMA. Default poisson with mean --candidates."
             )
         ),
     ] = None,
@@ -89,12 +90,14 @@ def tune(
     ] = None,
     phase: Annotated[
         list[int] | None,
-        typer.Option(help="Phases to try: 1 is mb-sgd, more is spider; of an SVRG, inner steps."),
+        typer.Option(
+            help="Phases to try: 1 is mb-sgd, more is spider. For an SVRG algorithm: inner steps."
+        ),
     ] = None,
     step: Annotated[list[float] | None, typer.Option(help="Steps to try.")] = None,
     clip: Annotated[list[float] | None, typer.Option(help="Clips to try.")] = None,
     trials: Annotated[
-        int, typer.Option(help="For free data: random splits, or synthetic data sets.")
+        int, typer.Option(help="For free data: number of random splits, or of synthetic data sets.")
     ] = 3,
     scale: Annotated[
         str,
@@ -107,16 +110,15 @@ def tune(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Settings for a private run: free on public or synthetic data, and with an honest price on the
-    silos' own.
+    """Find settings for a private run. The search is free on public or synthetic data, and has an
+    exact price on the silos' own. Training afterwards spends again.
 
-    With --silo every candidate is a private run, and so is its score. A server that nobody trusts
-    sees all of them, chosen or not, so C candidates cost C runs: each gets 1/C of the budget
-    (mu^2), and epsilon holds for everything together. Random stopping (Papernot & Steinke 2022)
-    does not help there, since it prices the best run alone; it is for --trust central, where a
-    curator keeps the others, their scores and their number secret. Training afterwards spends
-    again. Without --algorithm it tries mb-sgd and spider. Interrupt it and run it again: it goes on
-    where it stopped.
+    Without --algorithm it tries mb-sgd and spider. After an interrupt, the same command continues
+    the search. With --silo every candidate is a private run, and so is its score. An untrusted
+    server sees all candidates, so C candidates cost C runs: each gets 1/C of the budget (mu^2), and
+    epsilon covers everything together. Random stopping (Papernot & Steinke 2022) does not help
+    there, because it prices only the best run. It is for --trust central, where a curator keeps the
+    other runs, their scores and their number secret.
 
     Examples: `silodp tune --records 1000 --silos 10 --features 20` · `silodp tune --data wbcd
     --model mlp:5` · `silodp tune --silo a.csv --silo b.csv --candidates 4` · `silodp tune --silo
@@ -126,7 +128,9 @@ def tune(
 
     given = {"rounds": rounds, "phases": phase, "steps": step, "clips": clip}
     ranges = lab.Ranges(**{name: tuple(values) for name, values in given.items() if values})
-    names = tuple(classes.split(",")) if classes else ()
+    names = ()
+    if classes:
+        names = tuple(classes.split(","))
     folder = out_dir or Path("runs") / "tune"
     if trials < 1:
         raise BadInput(f"trials is {trials}; it must be 1 or more")
@@ -139,8 +143,8 @@ def tune(
         if silo:
             if public or data or records:
                 raise BadInput(
-                    "--silo is charged and --public, --data and --records are free; give "
-                    "one of them"
+                    "--silo is charged, while --public, --data and --records are free; "
+                    "give only one of them"
                 )
             answer = _charged(
                 order,
@@ -158,18 +162,20 @@ def tune(
         else:
             if repetitions or seed is not None:
                 raise BadInput(
-                    "--repetitions and --seed belong to --silo; free data cost nothing, "
-                    "and each of --trials has its own seed"
+                    "--repetitions and --seed are only for --silo; leave them out, "
+                    "because each of --trials has its own seed"
                 )
+            shape = None
             if records:
                 shape = _shape(records, silos, features, len(names) or 2, signal)
-            else:
-                shape = None
             search = lab.FreeSearch(
                 order, ranges, data, shape, tuple(map(str, public or ())), label, names, trials
             )
             answer = lab.search_freely(search, folder, tick=tick)
-    dump(answer) if as_json else _show_tuning(answer)
+    if as_json:
+        dump(answer)
+    else:
+        _show_tuning(answer)
 
 
 def _shape(
@@ -179,8 +185,7 @@ def _shape(
 
     if features is None:
         raise BadInput(
-            "features is missing; synthetic data need --features, the number of features "
-            "of a record"
+            "features is missing; give the number of features of a synthetic record with --features"
         )
     if silos is not None and (silos < 1 or len(records) > 1):
         raise BadInput(
@@ -216,46 +221,39 @@ def _charged(
     )
 
 
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.4g}"
+
+
 def _show_tuning(answer: dict) -> None:
-    figure = "test_error" if answer["free"] else "score"
-    columns = (
-        "algorithm",
-        "rounds",
-        "phase",
-        "step",
-        "clip",
-        "slope",
-        *([figure] if figure in answer["candidates"][0] else []),
-    )
-    headings = "|".join(
-        column if column == "algorithm" else f"{column.replace('_', ' ')}>" for column in columns
-    )
+    settings = ("algorithm", "rounds", "phase", "step", "clip", "slope")
     chosen = answer["chosen"]
     candidates = answer["candidates"]
-    rows = (
-        [c if isinstance(c, str) else f"{c:.4g}" for c in (row.get(name, "") for name in columns)]
-        for row in candidates
-    )
-    alike = [
-        all(
-            row.get(k) == chosen.get(k)
-            for k in ("algorithm", "rounds", "phase", "step", "clip", "slope")
-        )
-        for row in candidates
-    ]
-    show(
-        table(
-            headings, rows, title="Candidates", styles=("bold" if same else None for same in alike)
-        )
-    )
+    figure = "score"
+    if answer["free"]:
+        figure = "test_error"
+    columns: list[str] = list(settings)
+    if figure in candidates[0]:
+        columns.append(figure)
+    first, *others = columns
+    headings = "|".join([first, *(f"{column.replace('_', ' ')}>" for column in others)])
+    rows = []
+    styles = []
+    for row in candidates:
+        rows.append([_cell(row.get(name, "")) for name in columns])
+        style = None
+        if all(row.get(name) == chosen.get(name) for name in settings):
+            style = "bold"
+        styles.append(style)
+    show(table(headings, rows, title="Candidates", styles=styles))
     words = ", ".join(
-        f"{k} {v if isinstance(v, str) else format(v, '.4g')}"
-        for k, v in chosen.items()
-        if v is not None
+        f"{name} {_cell(value)}" for name, value in chosen.items() if value is not None
     )
     say(f"Chosen: {words}.")
     if answer["free"]:
-        say("No silo's record was read: this cost no privacy.")
+        say("No silo's record was read, so this cost no privacy.")
     else:
         for silo in answer["price"]:
             say(
@@ -265,14 +263,14 @@ def _show_tuning(answer: dict) -> None:
             )
         if answer["trust"] == "isrl":
             say(
-                "The server sees every candidate's run, so all of them are paid for. "
+                "The server sees every candidate's run, so all runs are charged. "
                 "Training with the chosen settings spends again."
             )
         else:
             say(
-                f"Price of the best of a secret number of runs ({answer['mean_runs']:.3g} "
-                "on average), for whoever sees nothing else. "
-                "The other runs, their scores and their number were deleted; the curator "
-                "has seen all records."
+                "This is the price of the best of a secret number of runs "
+                f"({answer['mean_runs']:.3g} on average), against an observer who sees "
+                "nothing else. The other runs, their scores and their number were "
+                "deleted. The curator has seen all records."
             )
     say(f"Settings: {answer['settings']}")

@@ -1,5 +1,5 @@
-"""`silodp predict`, `silodp export model` and `silodp export card`: from a trained model to its
-use.
+"""`silodp predict`, `silodp export model`, `silodp export card` and `silodp stats estimate`: use a
+trained model.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ Run = Annotated[
 ]
 Code = Annotated[
     str | None,
-    typer.Option("--model", help="Your copy of FILE.py:FUNCTION, where the model was made by one."),
+    typer.Option(
+        "--model", help="Your copy of FILE.py:FUNCTION, if such a function made the model."
+    ),
 ]
 Map = Annotated[
     str | None,
-    typer.Option("--feature-map", help="Your copy of FILE.py:NAME, where there was a feature map."),
+    typer.Option(
+        "--feature-map", help="Your copy of FILE.py:NAME, if there was such a feature map."
+    ),
 ]
 
 
@@ -49,31 +53,32 @@ def predict(
         float | None,
         typer.Option(
             help=(
-                "Of two classes: the second is predicted from this risk on; by default w0 / "
-                "(w0 + w1) of the schema's weights, or 0.5."
+                "For two classes: the smallest risk at which the second is predicted. "
+                "Default w0 / (w0 + w1) of the schema's weights, or 0.5."
             )
         ),
     ] = None,
     keep: Annotated[
         list[str] | None,
         typer.Option(
-            help="A column of the file to put first, such as a record number; may be repeated."
+            help="A column of the file to copy to the front, such as a record number; may "
+            "be repeated."
         ),
     ] = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="A new CSV file; by default the table is printed.")
+        Path | None, typer.Option("--out", help="A new CSV file. By default the table is printed.")
     ] = None,
     model: Code = None,
     feature_map: Map = None,
     project: Project = None,
     as_json: Json = False,
 ) -> None:
-    """Risks for new records, by a trained model: a line for each row of the file, in its order. It
-    costs nothing and sends nothing.
+    """Compute risks for new records with a trained model: one line for each row of the file, in the
+    same order. The command costs no privacy and sends nothing.
 
-    The columns are read by the schema that is kept with the model; a label, and other columns, may
-    be there and are not used. Risks are those of the classes themselves: public weights that the
-    schema gives them are taken back out.
+    The columns are read by the schema stored with the model. A label and other columns may be
+    present and are not used. Risks are those of the classes themselves: the effect of public class
+    weights in the schema is removed.
 
     Examples: `silodp predict runs/train new.csv` · `silodp predict runs/train new.csv --threshold
     0.2 --keep id --out risks.csv`
@@ -86,36 +91,26 @@ def predict(
     rows_of, notes = predicted(opened, file, threshold=threshold, keep=tuple(keep or ()))
     if PERSONAL in opened.about:
         notes.append(
-            f"This is the personal model of {opened.about[PERSONAL]}: not private, so "
-            "never send it."
+            f"This is the personal model of {opened.about[PERSONAL]}. It is not "
+            "private, so never send it."
         )
+    used = threshold
     if threshold is None:
         used = default_threshold(opened.schema)
-    else:
-        used = threshold
     if out_file:
         atomic.write_out(out_file, rows_of.to_csv(index=False, float_format="%.7g"))
     if as_json:
+        answer = {"count": len(rows_of), "threshold": used, "notes": notes, "out": None}
         if out_file:
-            rows = {}
+            answer["out"] = str(out_file)
         else:
-            rows = {"rows": rows_of.to_dict("records")}
-        return dump(
-            {
-                "count": len(rows_of),
-                "threshold": used,
-                "notes": notes,
-                "out": str(out_file) if out_file else None,
-            }
-            | rows
-        )
+            answer["rows"] = rows_of.to_dict("records")
+        return dump(answer)
     if out_file:
-        if used is None:
-            decided = ""
-        else:
-            decided = (
-                f"; {opened.schema.label.classes[1]} is predicted from a risk of {used:.4g} on"
-            )
+        decided = ""
+        if used is not None:
+            second = opened.schema.label.classes[1]
+            decided = f"; {second} is predicted for a risk of {used:.4g} or more"
         say(f"Wrote {len(rows_of)} predictions to {out_file}{decided}.")
     else:
         put(rows_of.to_csv(index=False, float_format="%.7g"))
@@ -128,19 +123,19 @@ def export_model(
     to: Annotated[str, typer.Option(help="onnx (needs silodp[onnx]), torch or sklearn.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Path without a suffix; `model` in the run's folder by default."),
+        typer.Option(help="Path without a suffix. Default `model` in the run's folder."),
     ] = None,
     model: Code = None,
     feature_map: Map = None,
     project: Project = None,
     as_json: Json = False,
 ) -> None:
-    """The model in a form that needs no silodp, from raw columns to risks, with a .json of its
-    columns, ranges and categories.
+    """Write the model in a form that needs no silodp, from raw columns to risks. A .json beside it
+    lists columns, ranges and categories.
 
     onnx and torch (`torch.export.load(FILE).module()`) take float64 (rows, columns) in the .json's
-    order: a category is its place in the list, true is 1, a missing value is NaN. sklearn is a .py
-    with a .npz beside it, which takes pandas frames as they are.
+    order. A category is its place in the list, true is 1, and a missing value is NaN. sklearn is a
+    .py with a .npz, and takes pandas frames as they are.
 
     Examples: `silodp export model runs/train --to onnx` · `silodp export model runs/train --to
     sklearn --out risk/readmission`
@@ -163,16 +158,16 @@ def card(
         ),
     ],
     use: Annotated[
-        str, typer.Option(help="What the model is for, and for whom, in your words.")
+        str, typer.Option(help="Intended use and users of the model, in your words.")
     ] = "",
     out_file: Annotated[
         Path | None,
-        typer.Option("--out", help="A new markdown file; by default the card is printed."),
+        typer.Option("--out", help="A new markdown file. By default the card is printed."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """A model card in markdown: what was learnt, for what use, what it cost each silo's records,
-    how good it is, what is not protected.
+    """Write a model card in markdown: the task, intended use, price for each silo's records,
+    quality, and what is not protected.
 
     Examples: `silodp export card runs/train` · `silodp export card runs/train --use "Triage of
     adults in emergency wards" --out CARD.md`
@@ -186,19 +181,23 @@ def card(
     if out_file:
         atomic.write_out(out_file, text)
     if as_json:
-        return dump(
-            {"privacy": facts(found), "out": str(out_file) if out_file else None, "card": text}
-        )
-    say(f"Wrote {out_file}.") if out_file else put(text)
+        written_to = None
+        if out_file:
+            written_to = str(out_file)
+        dump({"privacy": facts(found), "out": written_to, "card": text})
+    elif out_file:
+        say(f"Wrote {out_file}.")
+    else:
+        put(text)
 
 
 def estimate(run: Run, as_json: Json = False) -> None:
-    """The coefficients of a linear regression, with intervals and p-values that include the privacy
-    noise. It costs nothing: the run has paid.
+    """Print the coefficients of a linear regression, with confidence intervals and p-values that
+    include the privacy noise. It costs no privacy, because the run is already paid for.
 
-    Each is the change of what is predicted, in its own unit, with one unit of the column (or with
-    yes instead of no). What repeated sampling and noise around the estimate cover is measured, and
-    an interval is called 95 % only where that is so and no record was scaled down.
+    A coefficient is the change of the prediction, in its own unit, for one unit of the column (or
+    for yes instead of no). The coverage under repeated sampling and noise around the estimate is
+    measured. An interval is called 95 % only if that coverage holds and no record was scaled down.
 
     Example: `silodp stats estimate runs/train`
     """

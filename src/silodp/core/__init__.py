@@ -1,1 +1,1 @@
-"""PURE: arithmetic on what it is given; no I/O, no clock, no global random state."""
+"""PURE: arithmetic on arguments, without I/O, clock or global random state."""

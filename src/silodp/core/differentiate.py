@@ -1,8 +1,7 @@
-"""The gradient of a function of one record by its first argument, under vmap: as torch.func.grad
-has it, bit for bit.
+"""Differentiate a function of one record by its first argument, under vmap.
 
-torch.func.grad loads torch's compiler, only to tell it that it is not wanted: more than a second of
-every gate's start.
+The result has the same bits as torch.func.grad. But torch.func.grad loads torch's compiler, only to
+find that it is not needed. That is more than a second of every gate's start.
 """
 
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Not offered by torch, and what torch.func.grad is made of: tests hold the one to the other.
+# These are private parts of torch, of which torch.func.grad consists. Tests compare the results.
 from torch._C._functorch import (
     _grad_decrement_nesting,
     _grad_increment_nesting,
@@ -22,13 +21,19 @@ from torch._C._functorch import (
 
 
 def grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """d function(w, *others) / dw; zeros where the function does not depend on w."""
+    """Return the function d function(w, *others) / dw.
 
-    def gradient(*given: Tensor) -> Tensor:
+    It gives zeros where `function` does not depend on w.
+    """
+
+    def gradient(*arguments: Tensor) -> Tensor:
+        """Return the gradient at these arguments. Raise RuntimeError if the function gives several
+        numbers.
+        """
         level = _grad_increment_nesting()
         try:
             with torch.enable_grad():
-                w, *others = (_wrap_for_grad(tensor, level) for tensor in given)
+                w, *others = (_wrap_for_grad(tensor, level) for tensor in arguments)
                 before = get_inplace_requires_grad_allowed()
                 set_inplace_requires_grad_allowed(True)
                 try:
@@ -43,10 +48,10 @@ def grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
                     )
                 if not value.requires_grad:
                     return _unwrap_for_grad(torch.zeros_like(w), level)
-                (found,) = torch.autograd.grad(
+                (slope,) = torch.autograd.grad(
                     value, w, create_graph=True, allow_unused=True, materialize_grads=True
                 )
-                return _unwrap_for_grad(found, level)
+                return _unwrap_for_grad(slope, level)
         finally:
             _grad_decrement_nesting()
 

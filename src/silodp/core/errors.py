@@ -1,25 +1,29 @@
-"""The one error that a user may cause: the command line prints its sentence and exits with code
-2.
+"""Define the one error that a user may cause.
+
+The command line prints its sentence and exits with code 2.
 """
 
 
 class BadInput(ValueError):
-    """Something the user gave cannot be used; the message is one sentence that names the field, the
-    value and what would do.
+    """An error for user input that cannot be used.
+
+    The message is one sentence with the field, the value and what to do.
     """
 
 
-def require(holds: object, what: str, value: object, wanted: str) -> None:
-    """BadInput, in the form that such a sentence has everywhere, unless it holds."""
-    if not holds:
+def require(condition: object, what: str, value: object, wanted: str) -> None:
+    """Raise BadInput, in the form of all such sentences, unless the condition is true."""
+    if not condition:
         raise BadInput(f"{what} is {value!r}; it must be {wanted}")
 
 
 class Refused(Exception):
-    """The gate says no. The code is one of a fixed list, a function of query, policy and ledger
-    alone.
+    """An error for a query that a gate refuses.
+
+    The code is one of a fixed list. It is a function of query, policy and ledger alone.
     """
 
     def __init__(self, code: str) -> None:
+        """Store the code."""
         super().__init__(code)
         self.code = code

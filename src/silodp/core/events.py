@@ -1,4 +1,4 @@
-"""What a query does to privacy, as data: accountants give it meaning."""
+"""Describe what a query does to privacy, as data that accountants interpret."""
 
 from __future__ import annotations
 
@@ -19,42 +19,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """What one query does to privacy: `count` Gaussian releases at this noise multiplier (std /
-    sensitivity) on these batches.
+    """What one query does to privacy: `count` Gaussian releases on these batches.
+
+    The noise multiplier is std / sensitivity.
     """
 
     sampling: Sampling
     noise_multiplier: Number
     count: Any = 1
-    """An int; in a committed schedule of several silos, an array with one for each."""
+    """An integer. In a committed schedule of several silos, an array with one for each."""
     wire: ClassVar[dict[str, str]] = {"noise_multiplier": REAL}
     total: ClassVar[bool] = False
-    """Whether the answer is for a shuffler, who adds it to others' under the noise of all."""
+    """Whether the answer becomes part of a total over silos, under the noise of all of them."""
 
     @property
     def multiplier(self) -> float:
-        """Noise over sensitivity."""
+        """Return noise over sensitivity."""
         return float(self.noise_multiplier)
 
     def of(self, silo: int) -> Event:
-        """The event at the noise of this silo, in one run."""
-        import torch  # slow to load: who reads a ledger does without
+        """Return the event with the noise of this silo, in one run."""
+        import torch  # slow to load, and not needed to read a ledger
 
-        known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
-        return replace(
-            self,
-            noise_multiplier=float(
-                known if known.ndim == 0 else known.flatten()[silo if known.numel() > 1 else 0]
-            ),
-        )
+        multipliers = torch.as_tensor(self.noise_multiplier, dtype=torch.float64).flatten()
+        if len(multipliers) == 1:  # one number for all silos
+            silo = 0
+        return replace(self, noise_multiplier=float(multipliers[silo]))
 
     def alone(self) -> Event:
-        """What somebody learns who sees the silo's own answer: the same."""
+        """Return the event against a reader of the silo's own answer, which is the same event."""
         return self
 
     def single(self) -> Event:
-        """The event in plain numbers, as one data set's ledger takes it; Refused where it is of
-        several, or senseless.
+        """Return the event in plain numbers, as one data set's ledger takes it.
+
+        Raise Refused if it has several values, or values without meaning.
         """
         try:
             multiplier = np.asarray(self.noise_multiplier, dtype=np.float64)
@@ -63,9 +62,8 @@ class Event:
             raise Refused("noise") from None
         if multiplier.size != 1:
             raise Refused("shape")
-        if not (
-            count >= 1 and 0 <= multiplier.item() < math.inf
-        ):  # a negative count would pay the budget back
+        # A negative count would pay budget back.
+        if not (count >= 1 and 0 <= multiplier.item() < math.inf):
             raise Refused("noise")
         return replace(self, noise_multiplier=multiplier.item(), count=count)
 
@@ -80,6 +78,7 @@ class TotalEvent(Event):
     """
 
     counted: int = 1
+
     wire: ClassVar[dict[str, str]] = {"noise_multiplier": REAL, "counted": INTEGER}
     total: ClassVar[bool] = True
 

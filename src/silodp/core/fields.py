@@ -1,5 +1,6 @@
-"""What kinds of field a question has, so that it can be written and read without knowing it, and
-how a package's kinds are found.
+"""Define the kinds of field of a query, and find the kinds in a package.
+
+So a query can be written and read by code that does not depend on its kind.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ VECTOR = "vector"
 INTEGER = "integer"
 REAL = "real"
 NAME = "name"
-"""A tensor (1, d), a tensor (k,), a whole number, a number or one per run, and a short text."""
+"""The kinds: a tensor (1, d), a tensor (k,), an integer, a number or one per run, a short text."""
 
 
 def discovered(base: type[Kind], package: str, path: Iterable[str]) -> dict[str, type[Kind]]:
-    """By name, every class under `base` that a module of the package defines and that has fields of
-    its own (`wire`).
+    """Return, by name, every class under `base` that a module of the package defines.
 
-    A new file in the package is a new kind: the codec can write it, a gate answers it where its
-    policy names it, and the audit goes red until it has an example.
+    The class must have its own fields (`wire`). A new file in the package is a new kind: the codec
+    can write it, a gate answers it if its policy names it, and the audit fails until it has an
+    example.
     """
     for module in pkgutil.iter_modules(path):
         importlib.import_module(f"{package}.{module.name}")
-    found = {}
+    kinds = {}
     left = [base]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
         if "wire" in vars(kind) and kind.__module__.startswith(f"{package}."):
-            found[kind.__name__] = kind
-    return dict(sorted(found.items()))
+            kinds[kind.__name__] = kind
+    return dict(sorted(kinds.items()))

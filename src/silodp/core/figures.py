@@ -1,5 +1,6 @@
-"""How spends and scores are written for people, in one way by every command and page, and sentences
-that say what such a figure means.
+"""Format spends and scores for people, in one way for every command and page.
+
+It also has sentences about the meaning of such figures.
 """
 
 from __future__ import annotations
@@ -7,32 +8,39 @@ from __future__ import annotations
 import math
 
 HOLDS = (
-    "This figure is exact where questions were fixed in advance. Where somebody chose "
-    "questions, or stopped, because of earlier answers, "
-    "count on the whole budget: it holds whatever was asked."
+    "This figure is exact if all questions were fixed in advance. If questions, or the time to "
+    "stop, depended on earlier answers, rely on the whole budget: it is valid for any questions."
 )
-"""What a spend means. Rules are filters: they keep a sum within its budget for adaptive questions
-and stopping, and say so of the budget. That the sum on the way, read where an adaptive asker has
-stopped, is itself a guarantee would take an odometer, which none of them is: a mechanism that goes
-on to the whole budget unless its first answer is large is not as private as its first answer alone.
+"""The meaning of a spend.
+
+1. Rules are filters: they keep a sum within its budget for adaptive questions and stopping. This is
+   a statement about the budget.
+2. A statement about the sum so far, where an adaptive asker has stopped, would need an odometer. No
+   rule here is one.
+3. For example, take a mechanism that uses the whole budget unless its first answer is large. It is
+   not as private as its first answer alone.
 """
 EARLY = (
-    "What a run has spent when it is stopped holds if no answer had a part in stopping it; "
-    "else count what the whole run was planned for."
+    "If no answer influenced when a run was stopped, its spend so far is valid. Otherwise, rely on "
+    "the price of the whole planned run."
 )
-"""A planned schedule is fixed in advance, so its whole price holds however it is cut short: what
-came is a function of what would have come.
+"""A planned schedule is fixed in advance, so its whole price is valid however it is cut short.
+
+The answers that exist are a function of the answers that the whole schedule would give.
 """
 UNCHANGED = "if no silo's records changed during the run"
-"""Of a server's sum over disjoint batches. Where records change, the gate parts them anew and its
-ledger adds both partitions: a record may be in a batch of each. No reply says so, and the server
-counts one."""
-NO_MU = "of such releases no mu is known, and epsilon at this delta is all that is stated"
+"""The condition of a server's sum over disjoint batches.
+
+If records change, the gate draws a new partition, and its ledger adds both: a record may be in a
+batch of each. No reply contains this, and the server counts one partition.
+"""
+NO_MU = "no mu is known for such releases, so only epsilon at this delta is stated"
 
 
 def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
-    """So many digits ("g") or decimals ("f"), never less than the value but for float noise: nobody
-    may be shown less than was spent.
+    """Return so many digits ("g") or decimals ("f"), never less than the value but for float noise.
+
+    A reader must not see less than was spent.
     """
     shown = f"{value:.{digits}{style}}"
     if math.isnan(value) or float(shown) >= value * (1 - 1e-9):
@@ -45,13 +53,14 @@ def rounded_up(value: float, digits: int = 3, style: str = "g") -> str:
 
 
 def shown(value: float) -> str:
-    """Epsilon or mu that is spent: four digits, rounded up."""
+    """Return epsilon or mu that is spent, with four digits, rounded up."""
     return rounded_up(value, 4)
 
 
 def left_of(used: float, decimals: int = 1) -> str:
-    """What is left of a budget of which a share is used, in per cent and rounded down: nobody may
-    be shown more than is left.
+    """Return the rest of a budget of which a share is used, in per cent and rounded down.
+
+    A reader must not see more than is left.
     """
     scale = 10**decimals
     return f"{math.floor(100 * scale * max(0.0, 1 - used) + 1e-6) / scale:.{decimals}f}%"
@@ -63,26 +72,29 @@ ACCURACY = "accuracy"
 BALANCED = "balanced accuracy"
 AUC = "auc"
 LARGER = "larger class"
-"""Figures of classes by name; the last is the share of the larger class, so the accuracy of always
-saying that one.
+"""The names of figures of classes.
+
+The last is the share of the larger class, which is the accuracy of always predicting that class.
 """
 IN_THE_LARGE = "calibration in the large"
+"""The mean predicted risk less the observed share."""
 SLOPE = "calibration slope"
-"""Mean predicted risk less the observed share, and by how much that share rises with the risk."""
+"""By how much the observed share rises with the predicted risk."""
 WIDEST = 0.5
-"""Of what a figure can be at all (0 to 1 for an AUC or an accuracy, 0 to the cap for a loss): what
-its interval may cover and still say something.
+"""How much of a figure's range its interval may cover, and still be shown.
+
+The range is 0 to 1 for an AUC or an accuracy, and 0 to the cap for a loss.
 """
 TOO_NOISY = "too noisy to say"
 WHY = (
-    "Too noisy to say: by noise alone the 95 % interval covers more than half of what the "
-    "figure can be (0.2 for calibration in the large, "
-    "1 for its slope); evaluate with a larger epsilon, or on more held-out records."
+    "Too noisy to say: the noise alone makes the 95 % interval wider than half of the "
+    "figure's range (0.2 for calibration in the large, 1 for its slope). Evaluate with "
+    "a larger epsilon, or on more held-out records."
 )
 
 
 def too_noisy(low: float, high: float, noise: float) -> bool:
-    """Whether a share of what a figure can be is drowned by the noise of its release."""
+    """Return whether the noise of a release hides a figure between 0 and 1."""
     return not (high - low <= WIDEST and noise <= WIDEST)
 
 
@@ -90,6 +102,5 @@ ALONE = {
     "masks": "if all other silos collude with the server",
     "shuffle": "against the shuffler itself",
 }
-"""Before whom a silo's own noise is all that protects it, under trusts that count on the noise of
-others.
+"""Against whom a silo's own noise is its only protection, under trusts that rely on others' noise.
 """

@@ -1,4 +1,4 @@
-"""What a hyper-parameter is, and how much rounding a clipped norm is allowed."""
+"""Define what a hyper-parameter is, and how much rounding a clipped norm is allowed."""
 
 from torch import Tensor
 

@@ -1,9 +1,11 @@
-"""What an evaluation means, in plain words: whether a model is better than guessing, which of
-several is better, and whether it is worse for some groups of records.
+"""Explain an evaluation in plain words.
 
-Raw error says neither: whoever always says the larger of two classes has a small one. Models are
-judged by what guessing cannot raise: the AUC of two classes, the balanced accuracy of more. Every
-comparison goes by 95 per cent intervals that hold noise and sampling together.
+Is the model better than guessing? Which of several models is better? Is the model worse for some
+groups of records?
+
+Raw error answers none of these: a constant prediction of the larger class has a small error. Models
+are judged by figures that guessing cannot raise: the AUC of two classes, the balanced accuracy of
+more. Every comparison uses 95 per cent intervals that cover noise and sampling together.
 """
 
 from __future__ import annotations
@@ -17,29 +19,29 @@ from typing import Any
 from silodp.core.figures import ACCURACY, AUC, BALANCED, IN_THE_LARGE, LARGER, SLOPE, TOO_NOISY
 
 Z = 1.959964
-"""95 per cent of a normal law lie within so many standard deviations."""
+"""How many standard deviations contain 95 per cent of a normal law."""
 SHARES = (ACCURACY, BALANCED, AUC, LARGER)
 FIGURES = ("loss", "squared error", "absolute error", ACCURACY, BALANCED, AUC)
-"""What a table by silo shows of each, where there is room for little."""
+"""The figures in a table by silo, which has little room."""
 NAMES = {AUC: "AUC", BALANCED: "balanced accuracy", ACCURACY: "accuracy"}
 MEANING = {
     AUC: (
-        "how often a record of the second class gets a higher risk than one of the first, "
-        "where guessing has 0.5"
+        "how often a record of the second class gets a higher risk than one of the "
+        "first; guessing gives 0.5"
     ),
     BALANCED: (
-        "the share of right answers, averaged over the classes, where guessing has 1 over "
-        "their number"
+        "the share of correct predictions, averaged over the classes; guessing gives 1 "
+        "over their number"
     ),
 }
-NOT_ERROR = "Raw error does not count here: always saying the larger class keeps it small."
+NOT_ERROR = "Raw error does not count here: always predicting the larger class keeps it small."
 
 Row = Mapping[str, Any]
 """One row of an evaluation's scores, as its file has it."""
 
 
-def said(row: Row, name: str) -> Mapping[str, Any] | None:
-    """A figure that the noise has not drowned."""
+def clear_figure(row: Row, name: str) -> Mapping[str, Any] | None:
+    """Return a figure of this name, or None if it is absent or hidden by the noise."""
     figure = row["figures"].get(name)
     if figure is None or figure["value"] is None or figure.get("too_noisy"):
         return None
@@ -47,23 +49,25 @@ def said(row: Row, name: str) -> Mapping[str, Any] | None:
 
 
 def interval(name: str, figure: Mapping[str, Any]) -> tuple[float, float]:
-    """95 per cent, by noise and sampling together."""
+    """Return the 95 per cent interval, for noise and sampling together."""
     value = figure["value"]
     low = figure["low"]
     high = figure["high"]
-    own = Z * (figure.get("sampling") or 0.0)
-    low = value - math.hypot(value - low, own)
-    high = value + math.hypot(high - value, own)
+    sampling = Z * (figure.get("sampling") or 0.0)
+    low = value - math.hypot(value - low, sampling)
+    high = value + math.hypot(high - value, sampling)
     if name in (IN_THE_LARGE, SLOPE):
-        return (low, high)
-    return (max(low, 0.0), min(high, 1.0) if name in SHARES else high)
+        return low, high
+    if name in SHARES:
+        high = min(high, 1.0)
+    return max(low, 0.0), high
 
 
 def short(row: Row, name: str) -> str:
-    """value (low-high) for a narrow cell."""
+    """Return "value (low-high)" for a narrow cell."""
     if name not in row["figures"]:
         return "-"
-    if (figure := said(row, name)) is None:
+    if (figure := clear_figure(row, name)) is None:
         return "too noisy"
     low, high = interval(name, figure)
     form = ".2f" if name in SHARES else ".3g"
@@ -72,26 +76,33 @@ def short(row: Row, name: str) -> str:
 
 
 def cells(row: Row, name: str) -> tuple[str, str, str, str]:
-    """(value, 95 % interval, noise, sampling) of one private figure, as a table shows them; of one
-    that is drowned, what noise alone leaves.
+    """Return the value, the 95 % interval, the noise and the sampling error of one figure, as
+    texts.
+
+    If the noise hides the figure, return the interval that the noise alone leaves.
     """
     figure = row["figures"][name]
-    if said(row, name) is None:
-        low, high = (
-            "?" if end is None else f"{end:.3f}" for end in (figure["low"], figure["high"])
-        )
+    if clear_figure(row, name) is None:
+        low = _formatted(figure["low"], "{:.3f}", "?")
+        high = _formatted(figure["high"], "{:.3f}", "?")
         return TOO_NOISY, f"{low} to {high}", "-", "-"
     low, high = interval(name, figure)
-    noise, sampling = (
-        "-" if figure[error] is None else f"± {figure[error]:.2g}"
-        for error in ("noise", "sampling")
-    )
+    noise = _formatted(figure["noise"], "± {:.2g}", "-")
+    sampling = _formatted(figure["sampling"], "± {:.2g}", "-")
     return f"{figure['value']:.4g}", f"{low:.3f} to {high:.3f}", noise, sampling
 
 
+def _formatted(number: float | None, form: str, absent: str) -> str:
+    """Return a number in this form, or the text for an absent one."""
+    if number is None:
+        return absent
+    return form.format(number)
+
+
 def by_silo(scores: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows of a table that has a line for each silo: what it holds out, and its
-    figures.
+    """Return the columns and rows of a table with one line for each silo.
+
+    A line has the silo's held-out records and its figures.
     """
     shown = [name for name in FIGURES if any(name in row["figures"] for row in scores)]
     shown = [name for name in shown if name != "loss" or ACCURACY not in shown]
@@ -102,7 +113,7 @@ def by_silo(scores: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...
 
 
 def reliable(row: Row) -> list[tuple[str, str, str, str]]:
-    """(predicted risk, observed share, 95 %, records) of each stretch of risks."""
+    """Return predicted risk, observed share, 95 % interval and records of each range of risks."""
     return [
         (
             f"{b['risk_low']:.0%} to {b['risk_high']:.0%}",
@@ -115,16 +126,15 @@ def reliable(row: Row) -> list[tuple[str, str, str, str]]:
 
 
 def measure(row: Row) -> str | None:
-    """What the row is judged by; None where there are no classes, or nothing was released for
-    it.
+    """Return the name of the figure by which the row is judged.
+
+    Return None if there are no classes, or nothing was released for the row.
     """
     return next((name for name in (AUC, BALANCED) if name in row["figures"]), None)
 
 
 def guessing(row: Row) -> float:
-    """What guessing has in `measure`; a row that does not say how many classes there are has
-    two.
-    """
+    """Return what guessing has in `measure`. A row without a number of classes has two."""
     return 1 / max(int(row.get("classes") or 2), 2)
 
 
@@ -132,64 +142,64 @@ def guessing(row: Row) -> float:
 
 
 def verdict(row: Row) -> str:
-    """One or a few plain sentences about the model; empty where there are no classes."""
+    """Return one or a few plain sentences about the model, or "" if there are no classes."""
     if (name := measure(row)) is None:
         return ""
-    if (figure := said(row, name)) is None:
-        return f"How good the model is cannot be said: its {NAMES[name]} is drowned by the noise."
+    if (figure := clear_figure(row, name)) is None:
+        return (
+            f"The noise hides how good the model is: its {NAMES[name]} is too noisy. Evaluate with "
+            "a larger epsilon, or on more held-out records."
+        )
     low, _ = interval(name, figure)
     chance = guessing(row)
     how = f"{NAMES[name]} {short(row, name)}"
     if low > chance:
-        words = f"The model tells the classes apart: {how}, where guessing has {chance:.3g}."
+        words = (
+            f"The model is significantly better than guessing: {how}, where guessing has "
+            f"{chance:.3g}."
+        )
     else:
         words = (
-            f"Nothing shows that the model is better than guessing: {how} is not clear of "
+            f"The model is not significantly better than guessing: {how}, where guessing has "
             f"{chance:.3g}."
         )
     return " ".join([words, *_beside_the_larger_class(row), *_calibrated(row)])
 
 
 def _beside_the_larger_class(row: Row) -> list[str]:
-    accuracy = said(row, ACCURACY)
-    larger = said(row, LARGER)
+    """Return a sentence if the accuracy is not significantly above the larger class's share."""
+    accuracy = clear_figure(row, ACCURACY)
+    larger = clear_figure(row, LARGER)
     if not accuracy or not larger or interval(ACCURACY, accuracy)[0] > interval(LARGER, larger)[1]:
         return []
     return [
-        (
-            f"Its accuracy of {accuracy['value']:.1%} is not clear of what always saying the "
-            "larger class would have: "
-            f"{larger['value']:.1%} of the records are in it."
-        )
+        f"Its accuracy of {accuracy['value']:.1%} is not significantly above the share of the "
+        f"larger class, {larger['value']:.1%}."
     ]
 
 
 def _calibrated(row: Row) -> list[str]:
+    """Return sentences about the calibration, as far as the noise allows."""
     words = []
-    if off := said(row, IN_THE_LARGE):
-        low, high = interval(IN_THE_LARGE, off)
-        if low > 0:
-            which = "too high"
-        elif high < 0:
-            which = "too low"
-        else:
-            which = ""
+    if error := clear_figure(row, IN_THE_LARGE):
+        low, high = interval(IN_THE_LARGE, error)
         amount = (
-            f"by {100 * abs(off['value']):.1f} points ({100 * min(abs(low), abs(high)):.1f} to "
+            f"by {100 * abs(error['value']):.1f} points ({100 * min(abs(low), abs(high)):.1f} to "
             f"{100 * max(abs(low), abs(high)):.1f})"
         )
-        words.append(
-            f"On average its risks are {which} {amount}."
-            if which
-            else "On average its risks come true, as far as can be seen."
-        )
-    if slope := said(row, SLOPE):
+        if low > 0:
+            words.append(f"On average its risks are too high {amount}.")
+        elif high < 0:
+            words.append(f"On average its risks are too low {amount}.")
+        else:
+            words.append("On average no error of its risks can be detected.")
+    if slope := clear_figure(row, SLOPE):
         low, high = interval(SLOPE, slope)
-        if high < 1 or low > 1:
-            words.append(
-                f"They are {'too extreme' if high < 1 else 'too cautious'}: calibration "
-                f"slope {short(row, SLOPE)}, where 1 is right."
-            )
+        how = f"calibration slope {short(row, SLOPE)}, where 1 is right."
+        if high < 1:
+            words.append(f"They are too extreme: {how}")
+        elif low > 1:
+            words.append(f"They are too cautious: {how}")
     return words
 
 
@@ -197,8 +207,9 @@ def _calibrated(row: Row) -> list[str]:
 
 
 def by_group(groups: Row) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows of a table that has a line for each group: its records and accuracy, and
-    that of all other groups together.
+    """Return the columns and rows of a table with one line for each group.
+
+    A line has the group's records and accuracy, and the accuracy of all other groups together.
     """
     return ("group", "records (± noise)", "accuracy (95 %)", "all others (95 %)"), [
         (
@@ -212,7 +223,7 @@ def by_group(groups: Row) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def noisy(rows: Sequence[Row]) -> bool:
-    """Whether something in them, or in what a group is compared with, is too noisy to say."""
+    """Return whether a figure of the rows, or of a group's rest, is too noisy."""
     return any(
         figure.get("too_noisy")
         for row in rows
@@ -222,47 +233,49 @@ def noisy(rows: Sequence[Row]) -> bool:
 
 
 def differences(groups: Row) -> str:
-    """One or two plain sentences: for which groups the model is clearly worse than for all others
-    together, or that none can be seen; never that there is none.
+    """Return one or two plain sentences on groups for which the model is clearly worse.
 
-    Clearly: the 95 per cent intervals of the two do not overlap. Of more than two groups there are
-    as many comparisons, and the intervals are so much wider that all of them hold together with 95
-    per cent (Bonferroni).
+    A group is compared with all others together. If no difference is found, the sentence does not
+    claim that there is none.
+
+    Clearly worse means that the two 95 per cent intervals do not overlap. With more than two groups
+    there are as many comparisons. The intervals are then wider, so that all of them hold together
+    with 95 per cent (Bonferroni).
     """
     rows = groups["rows"]
     by = groups["by"]
     worse = []
-    wider = NormalDist().inv_cdf(1 - 0.025 / (len(rows) if len(rows) > 2 else 1)) / Z
-    heard = [
-        (row, own, rest)
+    # of two groups, each is the other's rest, so there is one comparison
+    comparisons = 1
+    if len(rows) > 2:
+        comparisons = len(rows)
+    wider = NormalDist().inv_cdf(1 - 0.025 / comparisons) / Z
+    clear = [
+        (row, group, rest)
         for row in rows
-        if (own := said(row, ACCURACY)) and (rest := said(row["rest"], ACCURACY))
+        if (group := clear_figure(row, ACCURACY)) and (rest := clear_figure(row["rest"], ACCURACY))
     ]
-    for row, own, rest in heard:
-        above = interval(ACCURACY, own)[1] - own["value"]
+    for row, group, rest in clear:
+        above = interval(ACCURACY, group)[1] - group["value"]
         below = rest["value"] - interval(ACCURACY, rest)[0]
-        if own["value"] + wider * above < rest["value"] - wider * below:
+        if group["value"] + wider * above < rest["value"] - wider * below:
             worse.append(
                 f"{row['name']}, {short(row, ACCURACY)} against "
                 f"{short(row['rest'], ACCURACY)} for all others"
             )
-    if not heard:
+    if not clear:
         return (
-            f"Whether the model is worse for some by {by} cannot be said: the noise drowns the "
-            "groups."
+            f"The noise hides all differences by {by}. Evaluate with a larger epsilon, or on more "
+            "held-out records."
         )
-    if len(heard) < len(rows):
-        drowned = f" The noise drowns {len(rows) - len(heard)} of {len(rows)} groups."
-    else:
-        drowned = ""
+    hidden = ""
+    if len(clear) < len(rows):
+        hidden = f" The noise hides {len(rows) - len(clear)} of {len(rows)} groups."
     if not worse:
-        return (
-            f"No difference by {by} can be seen at this price, which does not say that there "
-            f"is none.{drowned}"
-        )
+        return f"No difference by {by} is visible at this price, but there may be one.{hidden}"
     return (
         f"The model is clearly less accurate where {by} is "
-        f"{'; and where it is '.join(worse)}.{drowned}"
+        f"{'; and where it is '.join(worse)}.{hidden}"
     )
 
 
@@ -271,8 +284,9 @@ def differences(groups: Row) -> str:
 
 @dataclass(frozen=True)
 class Standing:
-    """One model among several: `place` counts those that are clearly better, and `tied` are those
-    that it cannot be told from.
+    """One model among several.
+
+    `place` counts the models that are clearly better. `tied` are those with overlapping intervals.
     """
 
     name: str
@@ -282,23 +296,24 @@ class Standing:
 
 
 def ranking(rows: Mapping[str, Row]) -> tuple[list[Standing], str]:
-    """The models from the best to the worst, and why in plain words; no models, and why not, where
-    they cannot be compared.
+    """Return the models from the best to the worst, and the reason in plain words.
+
+    If they cannot be compared, return no models, and why not.
     """
     names = {measure(row) for row in rows.values()}
     if len(names) != 1 or (name := names.pop()) is None:
         return (
             [],
-            "They are not ranked: they were not judged by one and the same figure of classes.",
+            "They are not ranked: they were not judged by the same figure.",
         )
-    if drowned := [run for run, row in rows.items() if said(row, name) is None]:
+    if hidden := [run for run, row in rows.items() if clear_figure(row, name) is None]:
         return (
             [],
-            f"They are not ranked: the noise has drowned the {NAMES[name]} of {_listed(drowned)}.",
+            f"They are not ranked: the noise hides the {NAMES[name]} of {_listed(hidden)}.",
         )
     ends = {run: interval(name, row["figures"][name]) for run, row in rows.items()}
     order = sorted(rows, key=lambda run: -rows[run]["figures"][name]["value"])
-    found = []
+    standings = []
     for run in order:
         low, high = ends[run]
         tied = tuple(
@@ -306,37 +321,40 @@ def ranking(rows: Mapping[str, Row]) -> tuple[list[Standing], str]:
             for other in order
             if other != run and ends[other][0] <= high and low <= ends[other][1]
         )
-        found.append(
-            Standing(run, rows[run], 1 + sum(ends[other][0] > high for other in order), tied)
-        )
-    return found, " ".join(
-        [f"Ranked by {NAMES[name]}: {MEANING[name]}. {NOT_ERROR}", *_why(found, name)]
+        place = 1 + sum(ends[other][0] > high for other in order)
+        standings.append(Standing(run, rows[run], place, tied))
+    return standings, " ".join(
+        [f"Ranked by {NAMES[name]}: {MEANING[name]}. {NOT_ERROR}", *_why(standings, name)]
     )
 
 
-def _why(found: Sequence[Standing], name: str) -> list[str]:
+def _why(standings: Sequence[Standing], name: str) -> list[str]:
+    """Return sentences on ties of the first model, and on models with a smaller error."""
     words = []
-    first = found[0]
+    first = standings[0]
     if first.tied:
         words.append(
-            f"{first.name} cannot be told from {_listed(first.tied)}: their 95 % intervals overlap."
+            f"{first.name} is not clearly better than {_listed(first.tied)}: their 95 % intervals "
+            "overlap."
         )
-    error = {s.name: 1 - a["value"] for s in found if (a := said(s.row, ACCURACY))}
-    for other in found[1:]:
+    error = {s.name: 1 - a["value"] for s in standings if (a := clear_figure(s.row, ACCURACY))}
+    for other in standings[1:]:
         if other.name in first.tied or error.get(other.name, 1.0) >= error.get(first.name, 0.0):
             continue
         figure = other.row["figures"][name]
-        useless = interval(name, figure)[0] <= guessing(other.row)
-        words.append(
+        sentence = (
             f"{other.name} has the smaller error ({error[other.name]:.1%} against "
             f"{error[first.name]:.1%}), but its {NAMES[name]} is "
             f"{figure['value']:.2f} against {first.row['figures'][name]['value']:.2f}"
-            f"{', no better than guessing' if useless else ''}."
         )
+        if interval(name, figure)[0] <= guessing(other.row):
+            sentence += ", no better than guessing"
+        words.append(f"{sentence}.")
     return words
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Return names as a list in a sentence."""
     if len(names) == 1:
         return names[0]
     return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,8 +1,8 @@
-"""The question port as data: what a server may ask, what it asks it with, and what comes back.
+"""Define what a server may ask, and what it gets, as data.
 
-A query is frozen data, so it can be priced, refused, counted in a dry run, serialised and replayed
-before any record is touched. Neighbours replace one record and n is public; noise multiplier means
-std / sensitivity, everywhere.
+A query is frozen data. So it can be priced, refused, counted in a dry run, serialised and replayed
+before any record is read. Everywhere, neighbours replace one record, n is public, and noise
+multiplier means std / sensitivity.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ class Query:
     mechanism: Mechanism
 
     def event(self) -> Event | TotalEvent:
-        """What an answer costs, known before any record is looked at."""
+        """Return what an answer costs, which is known before any record is read."""
         return self.mechanism.event(self.statistic.releases, self.statistic.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """What the gate lets out: `value` (J, M, d), one private vector for each run and answering
-    silo. Only gate.py makes one.
+    """What the gate releases.
+
+    `value` (J, M, d) has one private vector for each run and answering silo. Only gate.py makes a
+    Release.
     """
 
     value: Tensor

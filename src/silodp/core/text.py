@@ -13,9 +13,11 @@ import unicodedata
 from silodp.core.errors import BadInput
 
 LONGEST = 200
-"""Characters of a name, at most."""
+"""The most characters of a name."""
 SHOWN = 4000
-"""Characters of a text that are shown, at most."""
+"""The most characters of a text that are shown."""
+MARKS = 4
+"""The most marks on one letter. No script needs more, and more cover the lines around."""
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -27,15 +29,16 @@ def visible(text: object, most: int = SHOWN) -> str:
     """Return the text on one line, with an escape for each character that is obeyed or not shown.
 
     These are controls (C0, DEL, C1), characters that order text from right to left, characters
-    without width, separators of lines, lone surrogates, and characters that Unicode does not know.
-    Of a longer text than `most` characters the rest is counted.
+    without width, separators of lines, lone surrogates, characters that Unicode does not define,
+    and marks that are piled up on one letter. After `most` characters only the number of the
+    others is shown.
     """
     shown = str(text)
     cut = len(shown) - most
     if cut > 0:
         shown = shown[:most]
     if not _PLAIN.fullmatch(shown):
-        shown = "".join(map(_escaped, shown))
+        shown = _all_escaped(shown)
     if cut > 0:
         return f"{shown} ... and {cut} more characters"
     return shown
@@ -45,7 +48,7 @@ def visible_lines(text: str) -> str:
     """Return a text of several lines, or a table with tabs, each line as `visible` shows it."""
     if _PLAIN.fullmatch(text):
         return text
-    return "".join(c if c in "\n\t" else _escaped(c) for c in text)
+    return _all_escaped(text, "\n\t")
 
 
 def is_name(text: object, most: int = LONGEST) -> bool:
@@ -58,6 +61,7 @@ def is_name(text: object, most: int = LONGEST) -> bool:
         isinstance(text, str)
         and 0 < len(text) <= most
         and all(c == " " or (not _hidden(c) and not c.isspace()) for c in text)
+        and _all_escaped(text) == text
         and text == text.strip(" ")
         and "  " not in text
     )
@@ -79,13 +83,30 @@ def is_line(text: object, most: int = SHOWN) -> bool:
 
 
 def _hidden(character: str) -> bool:
+    """Return whether a screen obeys the character or shows nothing for it."""
     category = unicodedata.category(character)
     return category[0] == "C" or category in ("Zl", "Zp") or bool(_INVISIBLE.match(character))
 
 
-def _escaped(character: str) -> str:
-    if not _hidden(character):
-        return character
+def _all_escaped(text: str, but: str = "") -> str:
+    """Return the text with its hidden characters escaped, except those in `but`, and with the marks
+    escaped that follow `MARKS` others.
+    """
+    shown = []
+    marks = 0
+    for character in text:
+        if unicodedata.category(character)[0] == "M":
+            marks += 1
+        else:
+            marks = 0
+        if character not in but and (_hidden(character) or marks > MARKS):
+            shown.append(_escape(character))
+        else:
+            shown.append(character)
+    return "".join(shown)
+
+
+def _escape(character: str) -> str:
     code = ord(character)
     if code < 0x100:
         return f"\\x{code:02x}"

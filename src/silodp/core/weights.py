@@ -1,4 +1,4 @@
-"""How much each silo counts in a mean: public numbers, part of the order of a run."""
+"""Define how much each silo counts in a mean, by public numbers that are part of a run's order."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ RULES = ("equal", "records", "precision")
 
 @dataclass(frozen=True)
 class Weights:
-    """Silos count alike (`equal`, as in the paper), by their records (`records`) or by how little
-    noise they add (`precision`).
+    """How much each silo counts: alike (`equal`, as in the paper), by `records` or by `precision`.
 
-    With v_i the release of silo i, the mean is sum_i a_i v_i over the silos that answered, sum_i
-    a_i = 1, and
+    With v_i the release of silo i, the mean is sum_i a_i v_i over the silos that answered, with
+    sum_i a_i = 1.
+
     - equal: a_i = 1 / M. The target is the mean over silos, F = (1/N) sum_i F_i.
     - records: a_i in proportion to the number of records trained on. The target is the mean over
       all records.
     - precision: a_i in proportion to 1 / variance of the noise of silo i, (batch_i / noise
-      multiplier_i)^2: the least noise that a weighted mean can have. The target is a mean in which
-      large silos and generous budgets count most, which is neither of the other two.
-    Where all N answer, the weighted mean is an unbiased estimate of its target. Of M uniformly
-    drawn silos the weights are renormalised over these: unbiased for equal weights; for others a
-    ratio estimate, whose bias falls as 1 / M and is zero where weights are equal.
+      multiplier_i)^2. This is the least noise that a weighted mean can have. The target is a mean
+      in which large silos and generous budgets count most, and neither of the other two.
 
-    Formal guarantees. Weights are applied to releases, after the gate: post-processing of numbers
-    that are already private. A silo's sensitivity, noise and price do not depend on them, and no
-    weight can make a release cost more or protect less.
+    If all N answer, the weighted mean is an unbiased estimate of its target. For M uniformly drawn
+    silos the weights are renormalised over these. That is unbiased for equal weights. For others it
+    is a ratio estimate, whose bias falls as 1 / M and is zero where weights are equal.
+
+    Formal guarantees. Weights are applied to releases, after the gate, which is post-processing of
+    numbers that are already private. A silo's sensitivity, noise and price do not depend on them.
+    So no weight can make a release cost more or protect less.
     """
 
     rule: str = "equal"
     counts: tuple[int, ...] = ()
-    """Each silo's records, all of them; not needed for equal weights."""
+    """The number of all records of each silo. Equal weights do not need it."""
     held_out: tuple[int, ...] = ()
-    """How many of them training leaves out; none by default."""
+    """How many of these records training does not use. None by default."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "counts", tuple(self.counts))
@@ -54,18 +55,20 @@ class Weights:
             0 <= h < n for n, h in zip(self.counts, self.held_out, strict=True)
         ):
             raise BadInput(
-                f"silos of {self.counts} records hold {self.held_out} out; each must keep "
-                "1 or more to train on"
+                f"silos of {self.counts} records hold out {self.held_out}; each must keep 1 or "
+                "more for training"
             )
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Of each silo, the number of records trained on."""
+        """Return the number of records of each silo that training uses."""
         return tuple(n - h for n, h in zip(self.counts, self.held_out, strict=True))
 
     def raw(self, silos: Sequence[int], precision: Tensor | None = None) -> Tensor:
-        """a_i of these silos in their order up to a common factor, (1, M) or (J, M), float64;
-        `precision` is 1 / variance of each one's noise, up to a factor.
+        """Return a_i of these silos in their order, up to a common factor.
+
+        The shape is (1, M) or (J, M), in float64. `precision` is 1 / variance of each silo's noise,
+        up to a factor.
         """
         match self.rule:
             case "equal":
@@ -77,16 +80,21 @@ class Weights:
                 return precision
 
     def shares(self, silos: Sequence[int], precision: Tensor | None = None) -> Tensor:
-        """The same, with sum 1."""
+        """Return a_i of these silos, with sum 1."""
         raw = self.raw(silos, precision)
         return raw / raw.sum(1, keepdim=True)
 
     def for_totals(self) -> Weights:
-        """These weights, if a total over silos has them: it is a sum over records, in which each
-        record counts alike.
+        """Return these weights if a total over silos has them.
+
+        A total is a sum over records, in which each record counts alike. Raise BadInput for other
+        weights.
         """
         if not self.counts:
-            raise BadInput("the mean of a total needs the number of records of each silo")
+            raise BadInput(
+                "the weights have no numbers of records; the mean of a total needs the number of "
+                "records of each silo"
+            )
         if self.rule != "records" and len(set(self.trained)) > 1:
             raise BadInput(
                 f"weights are {self.rule}, but a total over silos of "

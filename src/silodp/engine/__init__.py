@@ -1,1 +1,1 @@
-"""Clipped sums of gradients, fast: torch, C and Triton."""
+"""Compute clipped sums of gradients fast, in torch, C and Triton."""

@@ -1,13 +1,18 @@
-"""Sums of clipped per-record gradients for many runs and silos at once: what every Grad and
-GradDiff query is computed by.
+"""Sum clipped per-record gradients for many runs and silos at once.
 
-ENGINES are tried in order, and the first that supports a task computes it: `native` chains of
-Linear and ReLU, also behind convolutions, in C; `ghost` chains of Linear and element-wise modules;
-`structured` convolutional and sequence models of known modules; `records` every model. Those in
-torch also run on a GPU.
+In a simulation this computes every Grad and GradDiff query.
+
+ENGINES are tried in order, and the first that supports a task computes it:
+
+- `native`, in C: chains of Linear and ReLU, also behind convolutions, and sequence models.
+- `ghost`: chains of Linear and element-wise modules.
+- `structured`: convolutional and sequence models of known modules.
+- `records`: every model.
+
+The engines in torch also run on a GPU.
 
 Inside, the axes are (S, J, features, n): silos, runs, features, records. Records come last, so that
-sums over few features vectorise. A norm is that of the very terms that are contributed; where terms
+sums over few features vectorise. A norm is taken of exactly the terms that are summed. Where terms
 can cancel, it is taken in float64 and their rounding is added to it.
 """
 
@@ -30,14 +35,14 @@ from silodp.engine.structured import Structured
 from silodp.engine.task import LIMITS, Engine, Task
 
 IN_TORCH: tuple[Engine, ...] = (Ghost(), Structured(), Records())
-"""Those that need nothing but what was installed."""
+"""The engines that need no compiled code."""
 
 ENGINES: tuple[Engine, ...] = (Native(), *IN_TORCH)
-"""All of them, the fastest first. The last supports everything."""
+"""All engines, the fastest first. The last supports everything."""
 
-# glibc hands freed blocks back to the system, and each call would fault its temporaries in again
-# (1,600 pages for 25 silos of 300 records, a third of the time), until a block of nearly 32 MiB has
-# once been freed: from then on it keeps them. The block is never touched.
+# At first, glibc returns freed blocks to the system, and each call has to fault its temporaries in
+# again (1,600 pages for 25 silos of 300 records, a third of the time). After a block of nearly
+# 32 MiB has once been freed, it keeps them. The block is never touched.
 torch.empty(2**25 - 2**13, dtype=torch.uint8)
 
 
@@ -54,18 +59,24 @@ def clipped_sum(
     memory: int = 2**28,
     engines: Sequence[Engine] = IN_TORCH,
 ) -> Tensor:
-    """For each run and silo the sum over records of weight * g * min(1, clip / ||g||), of shape (J,
-    S, d).
+    """Return, for each run and silo, the sum over records of weight * g * min(1, clip / ||g||).
 
-    g is a record's whole gradient of f0 at w, all parameters as one vector, or with `reference`
-    grad f0(w, x) - grad f0(reference, x), where with a `limit` (a number or (J, 1)) each of the two
-    is clipped to it first. w is (J, d), or (J, S, d) where each silo has a point of its own; x (S,
-    n, *features); y (S, n, *target); weight (S, n) or (J, S, n), 0 for records that do not take
-    part; clip a number or (J, 1), where inf clips nothing. Temporaries take about `memory` bytes.
+    The result has the shape (J, S, d). g is a record's gradient of f0 at w, all parameters as one
+    vector. With `reference`, g is grad f0(w, x) - grad f0(reference, x). With a `limit` (a number
+    or (J, 1)) each of these two gradients is clipped to it first.
 
-    Formal guarantees: a record contributes a vector of norm <= clip * (1 + CLIP_TOLERANCE), and
-    exactly zero where its gradient is zero or not finite, or clip is 0; a record of weight 0 may
-    hold anything, NaN too, and changes nothing. What is beyond LIMITS counts as not finite, or 0.
+    - w is (J, d), or (J, S, d) if each silo has its own point.
+    - x is (S, n, *features) and y is (S, n, *target).
+    - weight is (S, n) or (J, S, n), and 0 for records that do not take part.
+    - clip is a number or (J, 1). inf clips nothing.
+    - memory is about how many bytes temporaries take.
+
+    Raise BadInput for other shapes, types or clips.
+
+    Formal guarantees. A record contributes a vector of norm <= clip * (1 + CLIP_TOLERANCE). It
+    contributes exactly zero if its gradient is zero or not finite, or if clip is 0. A record of
+    weight 0 may have any values, NaN too, and changes nothing. A number beyond LIMITS counts as not
+    finite, or as 0.
     """
     if reference is not None and limit is not None and _never_longer(clip, limit, w):
         here, there = (
@@ -78,18 +89,17 @@ def clipped_sum(
 
 
 def _never_longer(clip: Number, limit: Number, w: Tensor) -> bool:
-    """Whether no difference of two gradients within the limit is longer than the clip: it is then
-    one of two sums.
+    """Return whether no difference of two gradients within the limit is longer than the clip.
+
+    The sum of differences is then one sum minus another.
     """
-    return bool(
-        (
-            torch.as_tensor(clip, device=w.device) >= 2 * torch.as_tensor(limit, device=w.device)
-        ).all()
-    )
+    clips = torch.as_tensor(clip, device=w.device)
+    limits = torch.as_tensor(limit, device=w.device)
+    return bool((clips >= 2 * limits).all())
 
 
 def choose(task: Task, engines: Sequence[Engine] = ENGINES) -> Engine:
-    """The first that supports the task."""
+    """Return the first engine that supports the task."""
     return next(engine for engine in engines if engine.supports(task))
 
 
@@ -105,37 +115,27 @@ def task(
     limit: Number | None = None,
     memory: int = 2**28,
 ) -> Task:
-    """The arguments of `clipped_sum` as the engines take them; raises BadInput for what none
-    could.
+    """Return the arguments of `clipped_sum` as the engines take them.
+
+    Raise BadInput for arguments that no engine could use.
     """
-    points = [w] if reference is None else [w, reference]
+    points = [w]
+    if reference is not None:
+        points.append(reference)
     _refuse_unusable(points, x, y, weight, clip)
     smallest = LIMITS[w.dtype][1]
-    if isinstance(clip, Tensor):
-        clips = clip.to(w.device, torch.float64).reshape(-1, 1)
-        clips = torch.where(clips >= smallest, clips.clamp(max=1e300), 0).expand(w.shape[0], 1)
-    else:
-        clips = torch.full(
-            (w.shape[0], 1),
-            min(clip, 1e300) if clip >= smallest else 0.0,
-            dtype=torch.float64,
-            device=w.device,
-        )
-    if (
-        x.dim() == 3
-        and (found := behind(problem))
-        and x.shape[:2].numel() * found[0].width * w.dtype.itemsize <= memory
-    ):
-        # once for all runs, and the rest is a chain
-        x = found[0](x.to(w.dtype))
-        problem = found[1]
-    if limit is None or reference is None:
-        limits = None
-    else:
+    clips = torch.as_tensor(clip, dtype=torch.float64, device=w.device).reshape(-1, 1)
+    clips = torch.where(clips >= smallest, clips.clamp(max=1e300), 0).expand(w.shape[0], 1)
+    split = None
+    if x.dim() == 3:
+        split = behind(problem)
+    if split and x.shape[:2].numel() * split[0].width * w.dtype.itemsize <= memory:
+        # The fixed features are computed once for all runs, and the rest is a chain.
+        shapes, problem = split
+        x = shapes(x.to(w.dtype))
+    limits = None
+    if limit is not None and reference is not None:
         limits = torch.as_tensor(limit, dtype=torch.float64, device=w.device).reshape(-1, 1)
-    if limits is None:
-        limits = limits
-    else:
         limits = limits.clamp(max=1e300).expand(w.shape[0], 1)
     return Task(problem, points, x, y, weight, clips, memory, limits)
 
@@ -143,7 +143,10 @@ def task(
 def _refuse_unusable(
     points: list[Tensor], x: Tensor, y: Tensor, weight: Tensor, clip: Number
 ) -> None:
-    w, (runs, silos, records) = points[0], (points[0].shape[0], *x.shape[:2])
+    """Raise BadInput for shapes, types, clips or settings that no engine could use."""
+    w = points[0]
+    runs = w.shape[0]
+    silos, records = x.shape[:2]
     if w.dtype not in LIMITS:
         raise BadInput(f"w is {w.dtype}; use float32 or float64")
     if w.dim() not in (2, 3) or w.shape[1:-1] not in ((), (silos,)):

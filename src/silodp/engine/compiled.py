@@ -1,5 +1,6 @@
-"""A model as `c/native.c` has it: stages and layers, or the ops of a sequence model, with the
-places of their weights in a point.
+"""Describe a model as `c/native.c` needs it, with the places of its weights in a point.
+
+A model is stages and layers, or the ops of a sequence model.
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ from silodp.engine.task import Task
 
 LOSSES: list[Loss] = [cross_entropy, logistic, squared_error]
 MOST = 16
+"""The most Linear layers, and the most stages, as in `c/vectors.c`."""
 STEPS = 128
-"""Linear layers, or stages, and ops of a sequence model, as `c/vectors.c` has it."""
+"""The most ops of a sequence model, as in `c/vectors.c`."""
 
 
 class Layer(ctypes.Structure):
+    """A Linear layer, with or without a ReLU behind it."""
+
     _fields_ = [(name, ctypes.c_long) for name in ("inputs", "outputs", "weight", "bias", "relu")]
 
 
 class Stage(ctypes.Structure):
+    """A convolution, with or without ReLU and max-pooling behind it."""
+
     _fields_ = [
         *((name, ctypes.c_long) for name in ("channels", "height", "width", "outputs")),
         *((name, ctypes.c_long * 2) for name in ("kernel", "padding", "pool")),
@@ -41,6 +47,8 @@ class Stage(ctypes.Structure):
 
 
 class Op(ctypes.Structure):
+    """One step of a sequence model."""
+
     _fields_ = [
         *(
             (name, ctypes.c_long)
@@ -51,16 +59,18 @@ class Op(ctypes.Structure):
 
 
 EMBEDDING, LINEAR, LAYER_NORM, RELU, GELU, ATTENTION, POOL, BRANCH, MERGE = range(9)
-"""Kinds of Op, in the order of `c/sequences.c`."""
+"""The kinds of Op, in the order of `c/sequences.c`."""
 
 
 class Compiled(NamedTuple):
+    """A model as C takes it."""
+
     stages: ctypes.Array[Stage]
     chain: ctypes.Array[Layer]
     ops: ctypes.Array[Op]
-    """Where there are any, there is no stage and no layer."""
+    """A model with ops has no stages and no layers."""
     targets: int
-    """Numbers of a record's label."""
+    """How many numbers a record's label has."""
 
 
 class _Other(Exception):
@@ -71,7 +81,7 @@ _COMPILED: WeakKeyDictionary[Problem, dict[Any, Compiled | None]] = WeakKeyDicti
 
 
 def compiled(task: Task) -> Compiled | None:
-    """None if a module, the loss or a shape is not for C."""
+    """Return the model as C takes it, or None if a module, the loss or a shape is not for C."""
     problem = task.problem
     x = task.x
     y = task.y
@@ -89,26 +99,31 @@ def compiled(task: Task) -> Compiled | None:
 
 
 class _Builder:
+    """The parts that both kinds of model share."""
+
     def __init__(self, problem: Problem) -> None:
         ends = [*itertools.accumulate(problem.sizes)]
         self.problem = problem
         self.places = dict(zip(problem.shapes, [0, *ends], strict=False))
 
     def weight_and_bias(self, node: Node, *shapes: dict[str, tuple[int, ...]]) -> tuple[int, int]:
-        """Where they lie in a point, -1 for one that is not there. A parameter may have been
+        """Return the places of weight and bias in a point, or -1 for an absent one.
+
+        Raise _Other unless the parameters have one of these shapes. A parameter may have been
         replaced, added or frozen.
         """
-        if {
+        actual = {
             name: tuple(self.problem.shapes.get(full, ())) for name, full in node.names.items()
-        } not in shapes:
+        }
+        if actual not in shapes:
             raise _Other
-        weight, bias = (
-            self.places[node.names[name]] if name in node.names else -1
-            for name in ("weight", "bias")
-        )
-        return weight, bias
+        places = {name: self.places[full] for name, full in node.names.items()}
+        return places.get("weight", -1), places.get("bias", -1)
 
     def linear(self, node: Node, width: int) -> tuple[int, int, int, int]:
+        """Return inputs, outputs, and the places of weight and bias. Raise _Other for another
+        layer.
+        """
         layer = node.module
         if not isinstance(layer, nn.Linear) or layer.in_features != width:
             raise _Other
@@ -121,10 +136,10 @@ class _Builder:
         )
 
     def targets(self, y: Tensor, width: int) -> int:
-        """Numbers of a record's label, for outputs of that width."""
+        """Return how many numbers a record's label has, for outputs of that width."""
         fits: dict[Loss, bool] = {
-            cross_entropy: y.dim() == 2
-            and y.dtype != torch.float64,  # in float32 a number beside a label could become it
+            # C gets float32, in which a number close to a label could become the label
+            cross_entropy: y.dim() == 2 and y.dtype != torch.float64,
             logistic: y.dim() == 2 and width == 1,
             squared_error: y.shape[2:].numel() == width,
         }
@@ -139,16 +154,16 @@ class _Layers(_Builder):
     """Stages, if any, and a chain of layers."""
 
     def model(self, root: Node, x: Tensor, y: Tensor) -> Compiled:
-        rest = chain(self.problem, x) or (
-            sequence(root) if numbers(self.problem, x) is not None else []
-        )
+        """Return the model. Raise _Other if it is not stages and layers."""
+        rest = chain(self.problem, x)
+        if not rest and numbers(self.problem, x) is not None:
+            rest = sequence(root)
         shape = tuple(x.shape[2:])
         if rest and type(first := rest[0].module) is nn.Unflatten:
             shape = tuple(first.unflattened_size)
             rest = rest[1:]
-            if min(shape) < 1 or tuple(x.shape[2:]) != (
-                math.prod(shape),
-            ):  # torch would make out a size of -1
+            # A size of -1, which torch would replace, is not for C.
+            if min(shape) < 1 or tuple(x.shape[2:]) != (math.prod(shape),):
                 raise _Other
         stages: list[Stage] = []
         while rest and type(rest[0].module) is nn.Conv2d:
@@ -159,16 +174,13 @@ class _Layers(_Builder):
         elif stages:
             raise _Other
         layers: list[Layer] = []
+        width = math.prod(shape)
         for node in rest:
             if type(node.module) is nn.ReLU and layers:
                 layers[-1].relu = True
             else:
-                layers.append(
-                    Layer(
-                        *self.linear(node, layers[-1].outputs if layers else math.prod(shape)),
-                        False,
-                    )
-                )
+                layers.append(Layer(*self.linear(node, width), False))
+                width = layers[-1].outputs
         if not 0 < len(layers) <= MOST or len(stages) > MOST:
             raise _Other
         targets = self.targets(y, layers[-1].outputs)
@@ -179,10 +191,14 @@ class _Layers(_Builder):
     def stage(
         self, shape: tuple[int, ...], modules: list[Node]
     ) -> tuple[Stage, tuple[int, ...], list[Node]]:
-        """The stage that begins with the convolution at the head of `modules`, what shape it gives,
-        and what follows it.
+        """Return the stage that begins with the first of `modules`, its output shape, and the
+        modules after it.
+
+        The first module is a convolution. Raise _Other if C does not have its settings.
         """
-        (node, *rest), pool, relu = modules, [1, 1], False
+        node, *rest = modules
+        pool = [1, 1]
+        relu = False
         layer = node.module
         while rest and type(rest[0].module) in (nn.ReLU, nn.MaxPool2d):
             after = rest[0].module
@@ -193,14 +209,14 @@ class _Layers(_Builder):
                 pool = pair(after.kernel_size)
             relu |= type(after) is nn.ReLU
         assert isinstance(layer, nn.Conv2d)
-        whole = (layer.out_channels, layer.in_channels, *layer.kernel_size)
-        plain = (layer.stride, layer.dilation, layer.groups, layer.padding != "same") == (
-            (1, 1),
-            (1, 1),
-            1,
-            True,
-        ) and conv_known(layer, 4)
-        if len(shape) != 3 or not plain or shape[0] != whole[1]:
+        plain = (
+            layer.stride == (1, 1)
+            and layer.dilation == (1, 1)
+            and layer.groups == 1
+            and layer.padding != "same"
+            and conv_known(layer, 4)
+        )
+        if len(shape) != 3 or not plain or shape[0] != layer.in_channels:
             raise _Other
         if isinstance(layer.padding, str):
             padding = (0, 0)
@@ -210,27 +226,33 @@ class _Layers(_Builder):
         if min(sizes[i] // pool[i] for i in (0, 1)) < 1:
             raise _Other
         settings = ((ctypes.c_long * 2)(*two) for two in (layer.kernel_size, padding, pool))
-        found = self.weight_and_bias(node, {"weight": whole}, {"weight": whole, "bias": whole[:1]})
-        return (
-            Stage(*shape, whole[0], *settings, relu, *found),
-            (whole[0], *(sizes[i] // pool[i] for i in (0, 1))),
-            rest,
-        )
+        weight = (layer.out_channels, layer.in_channels, *layer.kernel_size)
+        bias = (layer.out_channels,)
+        places = self.weight_and_bias(node, {"weight": weight}, {"weight": weight, "bias": bias})
+        stage = Stage(*shape, layer.out_channels, *settings, relu, *places)
+        output = (layer.out_channels, *(sizes[i] // pool[i] for i in (0, 1)))
+        return stage, output, rest
 
 
 class _Sequence(_Builder):
     """The ops of a model from tokens, or from rows of numbers, to one row of outputs."""
 
     def model(self, root: Node, x: Tensor, y: Tensor) -> Compiled:
+        """Return the model. Raise _Other if it is not a sequence model."""
         tokens = x.dtype in (torch.int32, torch.int64)
-        if (
-            x.dim() != (3 if tokens else 4)
-            or min(x.shape[2:]) < 1
-            or numbers(self.problem, x) is None
-        ):
+        if tokens:
+            axes = 3
+        else:
+            axes = 4
+        if x.dim() != axes or min(x.shape[2:]) < 1 or numbers(self.problem, x) is None:
             raise _Other
         self.ops: list[Op] = []
-        self.rows, self.width, self.pooled = x.shape[2], 0 if tokens else x.shape[3], False
+        self.rows = x.shape[2]
+        if tokens:
+            self.width = 0
+        else:
+            self.width = x.shape[3]
+        self.pooled = False
         self.put(root)
         if not (
             self.pooled and len(self.ops) <= STEPS and (self.ops[0].kind == EMBEDDING) == tokens
@@ -253,11 +275,14 @@ class _Sequence(_Builder):
         other: int = 0,
         eps: float = 0.0,
     ) -> None:
+        """Append an op, whose output has this width."""
         self.ops.append(Op(kind, self.rows, self.width, width, weight, bias, setting, other, eps))
         self.width = width
 
     def put(self, node: Node) -> None:
-        """Appends the ops of a node, for an input of (rows, width)."""
+        """Append the ops of a node, for an input of (rows, width). Raise _Other if C does not have
+        one.
+        """
         module = node.module
         start = len(self.ops)
         width = self.width
@@ -288,10 +313,10 @@ class _Sequence(_Builder):
             )
         elif isinstance(module, nn.LayerNorm):
             one = (width,)
-            known = {}, {"weight": one}, {"bias": one}, {"weight": one, "bias": one}
+            allowed = ({}, {"weight": one}, {"bias": one}, {"weight": one, "bias": one})
             if module.normalized_shape != one:
                 raise _Other
-            self.op(LAYER_NORM, width, *self.weight_and_bias(node, *known), eps=module.eps)
+            self.op(LAYER_NORM, width, *self.weight_and_bias(node, *allowed), eps=module.eps)
         elif isinstance(module, nn.Linear):
             self.op(LINEAR, *self.linear(node, width)[1:])
         elif isinstance(module, SelfAttention):
@@ -300,9 +325,9 @@ class _Sequence(_Builder):
             self.op(POOL, width)
             self.rows = 1
             self.pooled = True
-        elif isinstance(module, nn.ReLU) or (
-            isinstance(module, nn.GELU) and module.approximate == "none"
-        ):
-            self.op(RELU if isinstance(module, nn.ReLU) else GELU, width)
+        elif isinstance(module, nn.ReLU):
+            self.op(RELU, width)
+        elif isinstance(module, nn.GELU) and module.approximate == "none":
+            self.op(GELU, width)
         elif not isinstance(module, nn.Identity | nn.Dropout):
             raise _Other

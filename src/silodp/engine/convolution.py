@@ -1,8 +1,8 @@
-"""Convolution and max-pooling for the structured engine: outputs, gradients by inputs, and each
-record's gradient by the weight.
+"""Compute convolution and max-pooling for the structured engine.
 
-Each call of cuDNN forbids TF32, whatever the process allows. A weight gradient is a product of
-patches of the input and the gradient by the output.
+There are outputs, gradients by inputs, and each record's gradient by the weight. Each call of cuDNN
+forbids TF32, whatever the process allows. A weight gradient is a product of patches of the input
+and the gradient by the output.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ Parameters = dict[str, Tensor]
 
 
 def conv_known(layer: nn.Conv2d, axes: int) -> bool:
+    """Return whether the rules cover the layer's settings, for an input of so many axes."""
     shape = (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
-    pairs = [
-        layer.kernel_size,
-        layer.stride,
-        layer.dilation,
-        *([] if isinstance(layer.padding, str) else [layer.padding]),
-    ]
+    pairs = [layer.kernel_size, layer.stride, layer.dilation]
+    if not isinstance(layer.padding, str):
+        pairs.append(layer.padding)
     fits = (
         all(len(setting) == 2 and min(setting) >= 0 for setting in pairs)
         and tuple(layer.weight.shape) == shape
@@ -37,9 +35,12 @@ def conv_factor(layer: nn.Conv2d, a: Tensor) -> Tensor:
 
 
 def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """(B, groups, channels x kernel, places); where rows follow each other, strips (B, rows x width
-    of the output, kernel width x channels), in which the patches of each kernel row are a slice.
-    (Copies of strided views: on a CPU functional.unfold takes seven times as long.)
+    """Return the patches in the form that `conv_gradients` takes.
+
+    They are (B, groups, channels x kernel, places). With stride 1 down the rows and one group, they
+    are strips (B, rows x width of the output, kernel width x channels), in which the patches of
+    each kernel row are a slice. (Both copy strided views: on a CPU functional.unfold takes seven
+    times as long.)
     """
     if _in_strips(layer):
         sw = layer.stride[1]
@@ -57,43 +58,43 @@ def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
 
 
 def patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
-    """(B, groups, channels x kernel, places) of a padded input."""
-    (sh, sw), (dh, dw), (kh, kw), (height, width) = (
-        layer.stride,
-        layer.dilation,
-        layer.kernel_size,
-        _places(layer, a),
-    )
+    """Return the patches (B, groups, channels x kernel, places) of a padded input."""
+    sh, sw = layer.stride
+    dh, dw = layer.dilation
+    kh, kw = layer.kernel_size
+    height, width = _places(layer, a)
     a = a.contiguous()
     record, channel, row, column = a.stride()
-    found = a.as_strided(
+    views = a.as_strided(
         (*a.shape[:2], kh, kw, height, width),
         (record, channel, dh * row, dw * column, sh * row, sw * column),
     )
-    return found.reshape(len(a), layer.groups, -1, height * width)
+    return views.reshape(len(a), layer.groups, -1, height * width)
 
 
 def _in_strips(layer: nn.Conv2d) -> bool:
+    """Return whether the layer's patches are made as strips."""
     return layer.stride[0] == 1 and layer.groups == 1
 
 
 def padded(layer: nn.Conv2d, a: Tensor) -> Tensor:
+    """Return the input with the layer's padding."""
     if isinstance(layer.padding, str):
-        whole = [
+        totals = [
             d * (k - 1) * (layer.padding == "same")
             for d, k in zip(layer.dilation, layer.kernel_size, strict=True)
         ]
     else:
-        whole = [2 * size for size in layer.padding]
-    if any(whole):
-        return functional.pad(
-            a, [size for both in reversed(whole) for size in (both // 2, both - both // 2)]
-        )
-    return a
+        totals = [2 * size for size in layer.padding]
+    if not any(totals):
+        return a
+    # `pad` takes the last axis first. Of an odd total, the end gets the larger half.
+    sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+    return functional.pad(a, sides)
 
 
 def _places(layer: nn.Conv2d, a: Tensor) -> list[int]:
-    """Height and width of the output for a padded input."""
+    """Return the height and width of the output for a padded input."""
     return [
         (a.shape[2 + i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1) // layer.stride[i] + 1
         for i in (0, 1)
@@ -107,35 +108,35 @@ class _Conv(torch.autograd.Function):
     def forward(
         ctx: Any, layer: nn.Conv2d, weight: Tensor, bias: Tensor | None, a: Tensor
     ) -> Tensor:
-        ctx.layer, ctx.weight, ctx.size = layer, weight, a.shape[2:]
+        """Return the convolution of a padded input."""
+        ctx.layer = layer
+        ctx.weight = weight
+        ctx.size = a.shape[2:]
         return convolution(layer, a, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient by the padded input, and None for the other arguments."""
         return None, None, None, transposed(ctx.layer, gradients[0], ctx.weight, ctx.size)
 
 
 def convolution(
     layer: nn.Conv2d, a: Tensor, weight: Tensor, bias: Tensor | None, spare: list[int] | None = None
 ) -> Tensor:
-    """The convolution without padding; or with `spare`, the rows and columns at the end that no
-    patch reaches, its transpose.
+    """Return the convolution without padding, or its transpose.
 
-    With weights (S, *shape) of S silos, whose records follow each other, each has its own.
+    With `spare`, the rows and columns at the end that no patch reaches, it is the transpose. With
+    weights (S, *shape) of S silos, whose records follow each other, each silo has its own.
     """
-    if a.is_meta:  # shapes alone are wanted, and not every torch has shapes for the call below
+    if a.is_meta:  # only shapes are needed, and not every torch has shapes for the call below
         return functional.conv2d(a, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
     if weight.dim() == 5:
         if bias is None:
             biases = [None] * len(weight)
         else:
             biases = bias
-        return torch.cat(
-            [
-                convolution(layer, *own, spare)
-                for own in zip(a.chunk(len(weight)), weight, biases, strict=True)
-            ]
-        )
+        silos = zip(a.chunk(len(weight)), weight, biases, strict=True)
+        return torch.cat([convolution(layer, *silo, spare) for silo in silos])
     benchmark = a.is_cuda
     deterministic = True
     cudnn = True
@@ -154,11 +155,11 @@ def convolution(
 
 
 def transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) -> Tensor:
-    """The gradient by a padded input of that size."""
-    if (
-        e.is_cuda and layer.stride == (1, 1) and layer.groups == 1
-    ):  # as a convolution of the padded gradient: cuDNN is three times as fast
-        (kh, kw), (dh, dw) = layer.kernel_size, layer.dilation
+    """Return the gradient by a padded input of that size."""
+    if e.is_cuda and layer.stride == (1, 1) and layer.groups == 1:
+        # As a convolution of the padded gradient, cuDNN is three times as fast.
+        kh, kw = layer.kernel_size
+        dh, dw = layer.dilation
         turned = weight.flip(-2, -1).transpose(-4, -3).contiguous()
         around = functional.pad(e, (dw * (kw - 1), dw * (kw - 1), dh * (kh - 1), dh * (kh - 1)))
         return convolution(layer, around, turned, None)
@@ -170,10 +171,12 @@ def transposed(layer: nn.Conv2d, e: Tensor, weight: Tensor, size: torch.Size) ->
 
 
 def conv_forward(layer: nn.Conv2d, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
+    """Return the layer's output."""
     return _Conv.apply(layer, p["weight"], p.get("bias"), padded(layer, a))  # type: ignore[return-value]
 
 
 def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
+    """Return each record's gradient by the weight, (B, *shape)."""
     if _in_strips(layer):
         step = layer.dilation[0] * e.shape[3]
         length = e.shape[2] * e.shape[3]
@@ -187,24 +190,31 @@ def conv_gradients(layer: nn.Conv2d, u: Tensor, e: Tensor) -> Tensor:
 
 
 def max_pool(layer: nn.MaxPool2d, a: Tensor) -> Tensor:
-    return _MaxPool.apply(layer, a) if a.device.type == "cpu" else layer(a)  # type: ignore[return-value]
+    """Return the layer's output. A CPU takes a faster way."""
+    if a.device.type == "cpu":
+        return _MaxPool.apply(layer, a)  # type: ignore[return-value]
+    return layer(a)
 
 
 def side_by_side(layer: nn.MaxPool2d) -> bool:
-    return [*map(pair, (layer.stride, layer.padding, layer.dilation))] == [
-        pair(layer.kernel_size),
-        [0, 0],
-        [1, 1],
-    ] and not layer.ceil_mode
+    """Return whether the layer's windows neither overlap nor leave gaps."""
+    return (
+        pair(layer.stride) == pair(layer.kernel_size)
+        and pair(layer.padding) == [0, 0]
+        and pair(layer.dilation) == [1, 1]
+        and not layer.ceil_mode
+    )
 
 
 class _MaxPool(torch.autograd.Function):
-    """Max-pooling on a CPU with the channels of all records side by side, over which torch's kernel
-    for that layout vectorises.
+    """Max-pooling on a CPU with the channels of all records side by side.
+
+    torch's kernel for that layout vectorises over them.
     """
 
     @staticmethod
     def forward(ctx: Any, layer: nn.MaxPool2d, a: Tensor) -> Tensor:
+        """Return the maximum of each window."""
         side = a.flatten(0, 1)[None].contiguous(memory_format=torch.channels_last)
         ctx.settings = (
             layer.kernel_size,
@@ -213,15 +223,16 @@ class _MaxPool(torch.autograd.Function):
             layer.dilation,
             layer.ceil_mode,
         )
-        found = torch.ops.aten.max_pool2d_with_indices(
+        pooled = torch.ops.aten.max_pool2d_with_indices(
             side, *(pair(v) for v in ctx.settings[:4]), layer.ceil_mode
         )
-        z, places = (t.reshape(*a.shape[:2], *t.shape[2:]).contiguous() for t in found)
+        z, places = (t.reshape(*a.shape[:2], *t.shape[2:]).contiguous() for t in pooled)
         ctx.save_for_backward(a, places)
         return z
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient by the input, and None for the layer."""
         a, places = ctx.saved_tensors
         settings = (*(pair(v) for v in ctx.settings[:4]), ctx.settings[4])
         return None, torch.ops.aten.max_pool2d_with_indices_backward(
@@ -230,8 +241,9 @@ class _MaxPool(torch.autograd.Function):
 
 
 def pair(setting: int | tuple[int, ...]) -> list[int]:
+    """Return a setting as two numbers, for height and width."""
     if isinstance(setting, int):
-        both = [setting]
-    else:
-        both = [*setting]
-    return both * 2 if len(both) == 1 else both
+        return [setting, setting]
+    if len(setting) == 1:
+        return [*setting, *setting]
+    return [*setting]

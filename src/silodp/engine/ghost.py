@@ -1,10 +1,9 @@
-"""The ghost engine, for chains of Linear layers and element-wise activations: a record's gradient
-is never made.
+"""Sum clipped gradients of chains of Linear layers and element-wise activations.
 
-Layer by layer it is an outer product e (x) a of the layer's input a and the gradient e of the loss
-by its output, so its norm and the clipped sum follow from a and e. (`c/native.c` is the same in C,
-for ReLU.) Axes are (S, J, features, n): silos, runs, features, records. Records come last, so that
-sums over few features vectorise.
+A record's gradient is never built. In each layer it is an outer product e (x) a of the layer's
+input a and the gradient e of the loss by its output. So its norm and the clipped sum follow from a
+and e. (`c/native.c` is the same in C, for ReLU.) Axes are (S, J, features, n): silos, runs,
+features, records. Records come last, so that sums over few features vectorise.
 """
 
 from __future__ import annotations
@@ -20,16 +19,17 @@ from silodp.core.differentiate import grad
 from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import Parameters
 from silodp.engine.model import Node, chain
-from silodp.engine.task import Task, chunks, norms, scales
+from silodp.engine.task import Task, along, chunks, norms, scales
 
 
 class Term(NamedTuple):
-    """One product e (x) a in a record's gradient: a (S, J or 1, f, n) a layer's input, e (S, J, h,
-    n) the gradient by its output.
+    """One product e (x) a in a record's gradient.
 
-    A gradient is one term (a, e). A difference is the sum of two, (a1, De) and (Da, e2) with De =
-    e1 - e2 and Da = a1 - a2, or of the first alone where both points see the same input; what does
-    not depend on the input, as a bias, comes from the first term alone.
+    a (S, J or 1, f, n) is a layer's input and e (S, J, h, n) the gradient by its output.
+
+    A gradient is one term (a, e). A difference is the sum of two terms, (a1, De) and (Da, e2) with
+    De = e1 - e2 and Da = a1 - a2. It is the first alone if both points see the same input. A part
+    that does not depend on the input, such as a bias, comes from the first term alone.
     """
 
     a: Tensor
@@ -40,9 +40,11 @@ class Ghost:
     """Ghost norms in torch."""
 
     def supports(self, task: Task) -> bool:
+        """Return whether the model is a chain of Linear layers and element-wise modules."""
         return bool(chain(task.problem, task.x))
 
     def sum(self, task: Task) -> Tensor:
+        """Return the clipped sums (J, S, d)."""
         layers = chain(task.problem, task.x)
         chunk = task.chunk
         task = task.laid_out()
@@ -56,8 +58,8 @@ class Ghost:
         )
         out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
         for j, s, n in chunks(task.shape, size, chunk, task.memory):
-            points = [p[s if p.shape[0] > 1 else slice(None), j] for p in task.points]
-            weight = task.weight[s, j if task.weight.shape[1] > 1 else slice(None), n]
+            points = [p[along(s, p.shape[0]), j] for p in task.points]
+            weight = task.weight[s, along(j, task.weight.shape[1]), n]
             x = task.x[s, n].clone(memory_format=torch.contiguous_format)
             if task.limits is None:
                 limits = None
@@ -88,24 +90,30 @@ def _add(
     out: Tensor,
     limits: Tensor | None,
 ) -> None:
-    """Adds the clipped sums to out (S, J, d); points are (S or 1, J, d), weight (S, J or 1, n); x
-    is overwritten.
+    """Add the clipped sums to out (S, J, d).
 
-    A product may round by where its factors lie, so unsound records are zeroed where they are:
-    other records' sums keep every bit.
+    points are (S or 1, J, d) and weight is (S, J or 1, n). x is overwritten.
+
+    A product may round differently by where its factors are in memory. So unsound records are set
+    to zero in place, and other records' sums keep every bit.
     """
     runs = points[0].shape[1]
-    parameters = problem.split(points[0] if len(points) == 1 else torch.cat(points, 1))
-    own = [{name: parameters[full] for name, full in node.names.items()} for node in layers]
-    inputs, slopes = _flow(problem, layers, own, x.flatten(2).transpose(1, 2)[:, None], y)
+    joined = points[0]
+    if len(points) > 1:
+        # The points follow each other on the axis of runs, so that one pass serves both.
+        joined = torch.cat(points, 1)
+    parameters = problem.split(joined)
+    by_layer = [{name: parameters[full] for name, full in node.names.items()} for node in layers]
+    inputs, slopes = _flow(problem, layers, by_layer, x.flatten(2).transpose(1, 2)[:, None], y)
     linear = [node.names for node in layers if type(node.module) is nn.Linear]
     if limits is not None:
         _limit(linear, inputs, slopes, limits)
     terms = [_terms(a, e, runs) for a, e in zip(inputs, slopes, strict=True)]
-    found, sizes, lengths = zip(
-        *(squares(names, t) for names, t in zip(linear, terms, strict=True)), strict=True
-    )
-    norm = norms(found, sizes if len(points) > 1 else [], x.dtype)
+    by_layer_squares = [squares(names, t) for names, t in zip(linear, terms, strict=True)]
+    squared, sizes, lengths = zip(*by_layer_squares, strict=True)
+    if len(points) == 1:
+        sizes = ()  # one term cannot cancel
+    norm = norms(squared, sizes, x.dtype)
     scale, sound = scales(norm, [length for part in lengths for length in part], weight, clips)
     if sound is not None:
         for factor in (u for t in terms for term in t for u in term):
@@ -121,8 +129,9 @@ def _add(
 def _limit(
     linear: list[dict[str, str]], inputs: list[Tensor], slopes: list[Tensor], limits: Tensor
 ) -> None:
-    """Shortens the gradients at both points, one behind the other on the axis of runs, to the
-    limits (J, 1): their slopes are scaled.
+    """Shorten the gradients at both points to the limits (J, 1), by scaling their slopes.
+
+    The points follow each other on the axis of runs.
     """
     norm = norms(
         [
@@ -139,14 +148,14 @@ def _limit(
 
 
 def _flow(
-    problem: Problem, layers: list[Node], own: list[Parameters], a: Tensor, y: Tensor
+    problem: Problem, layers: list[Node], by_layer: list[Parameters], a: Tensor, y: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The inputs of the Linear layers, and the gradients of each record's loss by their outputs."""
+    """Return the inputs of the Linear layers, and each record's gradients by their outputs."""
     inputs = []
     kept = []
     slopes = []
     owned = False
-    for node, p in zip(layers, own, strict=True):
+    for node, p in zip(layers, by_layer, strict=True):
         if linear := type(node.module) is nn.Linear:
             inputs.append(a)
             a = _forward(p, a)
@@ -155,7 +164,7 @@ def _flow(
             kept.append(keep)
         owned = linear
     e = _slope(problem, a, y)
-    for node, p in zip(reversed(layers), reversed(own), strict=True):
+    for node, p in zip(reversed(layers), reversed(by_layer), strict=True):
         if type(node.module) is not nn.Linear:
             e = _deactivate(node.module, kept.pop(), e)
             continue
@@ -167,8 +176,9 @@ def _flow(
 
 
 def _terms(a: Tensor, e: Tensor, runs: int) -> list[Term]:
-    """The terms of a layer whose outputs have `runs` runs, or a second `runs` for the reference
-    behind them.
+    """Return the terms of a layer whose outputs have `runs` runs.
+
+    With a reference there are `runs` more behind them.
     """
     if e.shape[1] == runs:
         return [Term(a, e)]
@@ -179,32 +189,40 @@ def _terms(a: Tensor, e: Tensor, runs: int) -> list[Term]:
 
 
 def _slope(problem: Problem, output: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each record's loss by the model's outputs (S, J, k, n), newly made."""
+    """Return the gradient of each record's loss by the model's outputs (S, J, k, n), in new
+    memory.
+    """
     if problem.slope:
         return problem.slope(output, y)
-    return vmap(vmap(vmap(grad(problem.record_loss), (-1, 0), -1), (0, None)))(output, y).clone(
-        memory_format=torch.contiguous_format
-    )
+    by_record = vmap(grad(problem.record_loss), (-1, 0), -1)
+    by_run = vmap(by_record, (0, None))
+    by_silo = vmap(by_run)
+    return by_silo(output, y).clone(memory_format=torch.contiguous_format)
 
 
 def _zero(u: Tensor, sound: Tensor) -> None:
-    """Writes 0 for unsound records into u (S, J or 1, ., n); an input shared by all runs is kept
-    where it is sound in one.
+    """Write 0 for unsound records into u (S, J or 1, ., n).
+
+    An input that all runs share is kept if it is sound in one.
     """
-    u.masked_fill_(
-        ~(sound if u.shape[1] == sound.shape[1] else sound.any(1, keepdim=True))[:, :, None], 0
-    )
+    if u.shape[1] != sound.shape[1]:
+        sound = sound.any(1, keepdim=True)
+    u.masked_fill_(~sound[:, :, None], 0)
 
 
 # --- element-wise modules ------------------------------------------------------------------------
 
 
 def _activate(module: nn.Module, z: Tensor, owned: bool) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The module's outputs, and what its backward needs; it may overwrite z when that is
-    `owned`.
+    """Return the module's outputs, and what its backward needs.
+
+    It may overwrite z if z is `owned`.
     """
     if type(module) is nn.ReLU:
-        a = z.relu_() if owned else z.relu()
+        if owned:
+            a = z.relu_()
+        else:
+            a = z.relu()
         return a, (a, a)
     with torch.enable_grad():
         leaf = z.detach().requires_grad_()
@@ -213,12 +231,14 @@ def _activate(module: nn.Module, z: Tensor, owned: bool) -> tuple[Tensor, tuple[
 
 
 def _deactivate(module: nn.Module, kept: tuple[Tensor, Tensor], e: Tensor) -> Tensor:
-    """The gradient by the module's inputs from that by its outputs, which it may overwrite."""
+    """Return the gradient by the module's inputs, from the gradient by its outputs.
+
+    It may overwrite the latter.
+    """
     z, a = kept
     if type(module) is nn.ReLU:
-        return torch.ops.aten.threshold_backward.grad_input(
-            e, a, 0, grad_input=e
-        )  # autograd's own, in place
+        # This is what autograd calls, but in place.
+        return torch.ops.aten.threshold_backward.grad_input(e, a, 0, grad_input=e)
     return torch.autograd.grad(a, z, e)[0]
 
 
@@ -226,18 +246,18 @@ def _deactivate(module: nn.Module, kept: tuple[Tensor, Tensor], e: Tensor) -> Te
 
 
 def _forward(p: Parameters, a: Tensor) -> Tensor:
-    """The layer's outputs (S, J, h, n), newly made, for inputs (S, J or 1, f, n)."""
+    """Return the layer's outputs (S, J, h, n) in new memory, for inputs (S, J or 1, f, n)."""
     weight = p["weight"]
     bias = p.get("bias")
-    silos, runs, (rows, columns) = a.shape[0], weight.shape[1], weight.shape[2:]
+    silos = a.shape[0]
+    runs, rows, columns = weight.shape[1:]
     if a.shape[1] > 1:
         z = torch.matmul(weight, a)
         if bias is None:
             return z
         return z.add_(bias[..., None])
-    stacked = weight.reshape(-1, runs * rows, columns).expand(
-        silos, -1, -1
-    )  # the same input for all runs: one product for all
+    # All runs have the same input, so one product serves all.
+    stacked = weight.reshape(-1, runs * rows, columns).expand(silos, -1, -1)
     if bias is None:
         z = torch.bmm(stacked, a.squeeze(1))
     else:
@@ -246,7 +266,7 @@ def _forward(p: Parameters, a: Tensor) -> Tensor:
 
 
 def _backward(p: Parameters, e: Tensor) -> Tensor:
-    """The gradient by the inputs, newly made, from that by the outputs."""
+    """Return the gradient by the inputs in new memory, from the gradient by the outputs."""
     weight = p["weight"].transpose(2, 3)
     if weight.shape[1] > 1:
         return torch.matmul(weight, e)
@@ -254,21 +274,25 @@ def _backward(p: Parameters, e: Tensor) -> Tensor:
 
 
 def squares(names: Container[str], terms: list[Term]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """In float64, (S, J or 1, n): squared norm of the sum of the terms, sum of their squared norms,
+    """Return, in float64 and (S, J or 1, n), the squares that a norm is made of.
+
+    These are the squared norm of the sum of the terms, the sum of their squared norms, and the
     squared norms of the inputs a.
     """
+    bias = int("bias" in names)  # a bias is a weight whose input is 1
     if len(terms) == 1:
         aa, ee = (_square(u) for u in terms[0])
-        square = ee * (aa + 1 if "bias" in names else aa)
+        square = ee * (aa + bias)
         return square, square, [aa]
     (a, e), (b, f) = terms
-    (aa, bb, ab), (ee, ff, ef) = _products(a, b), _products(e, f)
-    size = (ee * (aa + 1 if "bias" in names else aa)).addcmul_(bb, ff)
+    aa, bb, ab = _products(a, b)
+    ee, ff, ef = _products(e, f)
+    size = (ee * (aa + bias)).addcmul_(bb, ff)
     return torch.addcmul(size, ab, ef, value=2), size, [aa, bb]
 
 
 def contract(names: Container[str], terms: list[Term]) -> dict[str, Tensor]:
-    """The sum over records of the terms, (S, J, *shape), by parameter name."""
+    """Return the sum over records of the terms, (S, J, *shape), by parameter name."""
     total = _outer(*terms[0])
     for term in terms[1:]:
         total += _outer(*term)
@@ -278,7 +302,7 @@ def contract(names: Container[str], terms: list[Term]) -> dict[str, Tensor]:
 
 
 def _outer(a: Tensor, e: Tensor) -> Tensor:
-    """The sum over records of e (x) a, (S, J, h, f)."""
+    """Return the sum over records of e (x) a, (S, J, h, f)."""
     if a.shape[1] > 1:
         return torch.matmul(e, a.transpose(2, 3))
     silos, runs, rows, records = e.shape
@@ -288,13 +312,14 @@ def _outer(a: Tensor, e: Tensor) -> Tensor:
 
 
 def _square(u: Tensor) -> Tensor:
-    """||u||^2 over features, in float64 but for blocks of 64: of a float32 norm it misses 1e-7 as
-    measured, and 2e-6 at most, in whatever order torch sums a block. What squares may have lost to
-    underflow is added. (float64 throughout costs a fifth of the whole call.)
+    """Return ||u||^2 over features, in float64 but for blocks of 64.
+
+    Of a float32 norm it misses 1e-7 as measured, and at most 2e-6, in whatever order torch sums a
+    block. What squares may have lost to underflow is added. (float64 throughout costs a fifth of
+    the whole call.)
     """
-    if (
-        u.stride(-2) == 1
-    ):  # features side by side, as in records: no temporary, up to four times as fast
+    if u.stride(-2) == 1:
+        # Features are side by side, so no temporary is needed: up to four times as fast.
         first, *rest = (
             torch.linalg.vector_norm(block, dim=-1).double().square_()
             for block in u.transpose(-1, -2).split(64, -1)
@@ -307,8 +332,9 @@ def _square(u: Tensor) -> Tensor:
 
 
 def _products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """||u||^2, ||v||^2 and u.v over features in float64, where products of float32 numbers are
-    exact: they are about to cancel.
+    """Return ||u||^2, ||v||^2 and u.v over features, in float64.
+
+    There, products of float32 numbers are exact. This matters because they are about to cancel.
     """
     u = u.double()
     v = v.double()

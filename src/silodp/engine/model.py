@@ -1,8 +1,8 @@
-"""What the engines know of a model: a tree of modules, if the type of every one is known exactly.
+"""Read a model as a tree of modules, if the type of every module is known exactly.
 
-Only of known types it is known that they treat each record alone. A subclass, a hook, a
-parametrisation or a forward of its own may compute something else; a model with one is read as
-None, and goes to the engine that differentiates each record alone.
+Only known types are known to treat each record alone. A subclass, a hook, a parametrisation or a
+replaced forward may compute something else. A model with one is read as None, and goes to the
+engine that differentiates each record alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.convolution import pair
 
 LAYERS: set[type[nn.Module]] = {nn.Linear, nn.Conv2d, nn.LayerNorm, nn.GroupNorm, nn.Embedding}
-"""Modules with parameters; `rules.RULES` has how each takes part."""
+"""The modules with parameters. `rules.RULES` has a rule for each."""
 
 ELEMENTWISE: set[type[nn.Module]] = {
     *(
@@ -50,8 +50,9 @@ ELEMENTWISE: set[type[nn.Module]] = {
         nn.Tanh,
     ),
 }
-"""Modules that act on each number alone, whatever the axes. (A Dropout that drops is refused by
-Problem.)
+"""The modules that act on each number alone, whatever the axes.
+
+(Problem refuses a Dropout that drops.)
 """
 
 AXES: dict[type[nn.Module], int] = {
@@ -62,11 +63,11 @@ AXES: dict[type[nn.Module], int] = {
     MeanPool: 3,
     Shapes: 2,
 }
-"""Modules without parameters that treat each record alone, on inputs of that many axes."""
+"""The modules without parameters that treat each record alone, on inputs of that many axes."""
 
 
 class Node(NamedTuple):
-    """A module of the model, with what it is made of."""
+    """A module of the model, with its parts."""
 
     module: nn.Module
     names: dict[str, str] = {}  # noqa: RUF012 (never written to)
@@ -78,26 +79,29 @@ _READ: WeakKeyDictionary[Problem, tuple[tuple[nn.Module, ...], Node | None]] = W
 
 
 def read(problem: Problem) -> Node | None:
-    """The model as a tree of known modules whose parameters are all used once; else None. Hooks are
-    looked for anew each time.
+    """Return the model as a tree of known modules whose parameters are all used once, or None.
 
-    None for persons too: the clip is for what a person's rows make together, which the engines that
-    know layers do not add up.
+    Hooks are looked for in each call. For persons it is None too. The clip is then for the sum over
+    a person's rows, which the engines with rules for layers do not compute.
     """
     if problem.person or _has_any_global_hook():
         return None
     if problem not in _READ:
         _READ[problem] = tuple(problem.model.modules()), _read(problem)
     modules, root = _READ[problem]
-    return root if all(map(_plain, modules)) else None
+    if all(map(_plain, modules)):
+        return root
+    return None
 
 
 _BEHIND: WeakKeyDictionary[Problem, Problem] = WeakKeyDictionary()
 
 
 def behind(problem: Problem) -> tuple[Shapes, Problem] | None:
-    """A fixed map of features that the model begins with, and the problem on what it makes of them:
-    the same w, and a chain of Linear.
+    """Return the fixed basis that the model begins with, and the problem on its outputs.
+
+    The problem has the same w, and is a chain of Linear. Return None if the model does not begin
+    so.
     """
     if not (
         isinstance(problem.model, nn.Sequential)
@@ -111,6 +115,7 @@ def behind(problem: Problem) -> tuple[Shapes, Problem] | None:
 
 
 def _read(problem: Problem) -> Node | None:
+    """Return the tree of a model, or None. It does not look for hooks."""
     used: list[str] = []
     root = _node(problem.model, "", used)
     layers = [
@@ -118,29 +123,31 @@ def _read(problem: Problem) -> Node | None:
         for _, module in problem.model.named_modules(remove_duplicate=False)
         if type(module) in LAYERS
     ]
-    known = sorted(used) == sorted(name for name, _ in problem.model.named_parameters()) and len(
-        set(layers)
-    ) == len(layers)
-    return root if known else None
+    all_used = sorted(used) == sorted(name for name, _ in problem.model.named_parameters())
+    shared = len(set(layers)) < len(layers)
+    if all_used and not shared:
+        return root
+    return None
 
 
 def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
-    own = [name for name, _ in module.named_parameters(recurse=False)]
+    """Return the tree of a module, or None. Append the names of its parameters to `used`."""
+    parameters = [name for name, _ in module.named_parameters(recurse=False)]
     if type(module) in (nn.Sequential, Residual):
         children = [
             _node(child, f"{prefix}{name}.", used)
             for name, child in module._modules.items()
             if child is not None
         ]
-        known = _pooled_first([child for child in children if child is not None])
-        if len(known) == len(children) and not own:
-            return Node(module, children=known)
+        readable = _pooled_first([child for child in children if child is not None])
+        if len(readable) == len(children) and not parameters:
+            return Node(module, children=readable)
         return None
     if type(module) in LAYERS:
-        used += [prefix + name for name in own]
-        fits = set(own) <= {"weight", "bias"} and _owned(module, own)
+        used += [prefix + name for name in parameters]
+        fits = set(parameters) <= {"weight", "bias"} and _owned(module, parameters)
         if fits:
-            return Node(module, {name: prefix + name for name in own})
+            return Node(module, {name: prefix + name for name in parameters})
         return None
     if type(module) in ELEMENTWISE:
         if getattr(module, "inplace", False):
@@ -155,12 +162,15 @@ def _node(module: nn.Module, prefix: str, used: list[str]) -> Node | None:
 
 
 def _pooled_first(nodes: list[Node]) -> tuple[Node, ...]:
-    """The chain with each ReLU behind a MaxPool2d that follows it, where it has fewer numbers to go
-    through.
+    """Return the chain with each ReLU moved behind a MaxPool2d that follows it.
 
-    Outputs and gradients are the same to the last bit, as ReLU keeps order: where the maximum is
-    positive the pool chooses the same place, and where it is not the gradient is 0. (A window of
-    padding alone would give -inf, so there must be none.)
+    There it has fewer numbers to work on. Outputs and gradients are the same to the last bit,
+    because ReLU keeps order:
+
+    1. If the maximum is positive, the pool chooses the same place.
+    2. If it is not, the gradient is 0.
+
+    (A window of padding alone would give -inf, so there must be no padding.)
     """
     for i in range(len(nodes) - 1):
         pool = nodes[i + 1].module
@@ -170,15 +180,15 @@ def _pooled_first(nodes: list[Node]) -> tuple[Node, ...]:
             and not pool.ceil_mode
             and not any(pair(pool.padding))
         ):
-            nodes[i : i + 2] = nodes[i + 1], nodes[i]
+            nodes[i : i + 2] = [nodes[i + 1], nodes[i]]
     return tuple(nodes)
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether calling the module does what its type says and nothing else: no hooks of its own
-    (everybody's are looked for once), no forward.
+    """Return whether calling the module does what its type does and nothing else.
 
-    What else it did would see all records at once, and could mix them.
+    It has no hooks and no forward of its own. (Global hooks are looked for once.) Such code would
+    see all records at once, and could mix them.
     """
     hooks = (
         module._forward_hooks
@@ -193,31 +203,37 @@ _CALLS = frozenset(("forward", "_call_impl", "__call__"))
 
 
 def _owned(module: nn.Module, names: Container[str]) -> bool:
-    """Whether the layer's weight and bias, where it has them, are parameters: as buffers they would
-    be passed over.
+    """Return whether the layer's weight and bias, if it has them, are parameters.
+
+    The engines would not see buffers.
     """
     return all(name in names or getattr(module, name, None) is None for name in ("weight", "bias"))
 
 
 def sequence(node: Node | None) -> list[Node]:
-    """The modules one after the other; none where the model is no plain sequence."""
+    """Return the modules one after the other, or none if the model is not a plain sequence."""
     if node is None:
         return []
     if type(node.module) is nn.Sequential:
-        found = [sequence(child) for child in node.children]
-        if all(found):
-            return [child for part in found for child in part]
+        parts = [sequence(child) for child in node.children]
+        if all(parts):
+            return [child for part in parts for child in part]
         return []
-    return [] if node.children else [node]
+    if node.children:
+        return []
+    return [node]
 
 
 def chain(problem: Problem, x: Tensor) -> list[Node]:
-    """The model as Linear layers, all trained, and element-wise modules, for records x (S, n,
-    *features); empty if it is no such chain.
+    """Return the model as Linear layers, all trained, and element-wise modules.
+
+    It is for records x (S, n, *features). It is empty if the model is not such a chain.
     """
+    if not x.is_floating_point() or x.dim() < 3:
+        return []
     flat = x.dim() == 3
     layers = []
-    for node in sequence(read(problem)) if x.is_floating_point() and x.dim() >= 3 else ():
+    for node in sequence(read(problem)):
         if type(node.module) is nn.Flatten:
             flat = True
         elif type(node.module) in ELEMENTWISE or (flat and type(node.module) is nn.Linear):

@@ -1,13 +1,13 @@
 """Sum clipped gradients in C (`c/native.c`), and draw NumPy's normals there.
 
-A tile of records goes through a chain of Linear layers and ReLU, or convolutions with ReLU and
-max-pooling and such a chain, or a record through a sequence model, while it lies in the cache.
+A tile of records passes through a chain of Linear layers and ReLU, or through convolutions with
+ReLU and max-pooling and such a chain, while it is in the cache. In a sequence model a record does.
 
-The C code is built when silodp is installed (`setup.py`), once for each level of processor. Where
-it was not built, this engine supports nothing, and torch does the work. A run's and silo's sum is
-made by one thread in one order. So it is the same to the last bit for any number of threads and of
-other runs, whatever those and the padding hold. SILODP_NATIVE=0 leaves all to torch; the name of a
-level, as x86-64-v3, asks for that one. Simulations use this engine. A gate does not.
+The C code is built when silodp is installed (`setup.py`), once for each level of processor. If it
+was not built, this engine supports nothing, and torch does the work. One thread makes the sum of a
+run and silo, in one order. So it is the same to the last bit for any number of threads and other
+runs, whatever those and the padding contain. SILODP_NATIVE=0 leaves everything to torch. The name
+of a level, such as x86-64-v3, selects that one. Simulations use this engine. A gate does not.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from silodp.engine.task import Task
 FOLDER = Path(__file__).with_name("c")
 BASELINE = "baseline"
 LEVELS = {"x86-64-v4": 4, "x86-64-v3": 3, BASELINE: 0}
-"""What `setup.py` builds, the fastest first, with the least `level()` of a processor that runs it:
-AVX-512, AVX2, and what every processor of the platform runs.
+"""The levels that `setup.py` builds, the fastest first, and the least `level()` of a processor.
+
+They need AVX-512, AVX2, and nothing that a processor of the platform lacks.
 """
 
 
 class _Call(ctypes.Structure):
+    """The arguments of `clipped_sums` in C."""
+
     _numbers = (
         "layers",
         "loss",
@@ -70,7 +73,9 @@ def library() -> ctypes.CDLL | None:
         return None
     built = runnable_levels()
     if wanted in ("", "1"):
-        return _loaded(built[0]) if built else None
+        if built:
+            return _loaded(built[0])
+        return None
     if wanted not in built:
         choices = ", ".join(["0", "1", *built])
         raise BadInput(
@@ -93,8 +98,9 @@ def runnable_levels() -> list[str]:
 
 @functools.cache
 def _loaded(level: str) -> ctypes.CDLL | None:
-    """Return the library of a level; OpenMP's functions are those that torch has loaded, so that
-    both have one pool of threads.
+    """Return the library of a level, or None if it cannot be loaded.
+
+    It uses the OpenMP that torch has loaded, so that both have one pool of threads.
     """
     for path in sorted(FOLDER.glob(f"{level}.*so")):
         try:
@@ -113,28 +119,31 @@ def _loaded(level: str) -> ctypes.CDLL | None:
 
 
 def standard_normals(generator: np.random.Generator, out: np.ndarray) -> None:
-    """Fills out, float32 and contiguous, with the generator's next normals: by `c/normals.c` a few
-    times as fast as by NumPy, and the same for any number of threads.
+    """Fill out, float32 and contiguous, with the generator's next normals.
+
+    `c/normals.c` is a few times as fast as NumPy. The numbers are the same for any number of
+    threads.
     """
-    made = library()
-    known = (
+    native = library()
+    has_pcg64 = (
         type(generator) is np.random.Generator and type(generator.bit_generator) is np.random.PCG64
     )
     if (
-        made is not None
-        and known
+        native is not None
+        and has_pcg64
         and out.dtype == np.float32
         and out.flags.carray
-        and _are_numpys(made)
+        and _are_numpys(native)
     ):
-        _normals(made, generator, out)
+        _normals(native, generator, out)
     else:
         generator.standard_normal(out=out, dtype=np.float32)
 
 
-def _normals(made: ctypes.CDLL, generator: np.random.Generator, out: np.ndarray) -> None:
-    with generator.bit_generator.lock:  # NumPy's own: no two threads may have the same numbers
-        made.normals(
+def _normals(native: ctypes.CDLL, generator: np.random.Generator, out: np.ndarray) -> None:
+    """Fill out with the generator's next normals in C."""
+    with generator.bit_generator.lock:  # so that no two threads draw the same numbers
+        native.normals(
             generator.bit_generator.ctypes.state_address,
             out.ctypes.data,
             out.size,
@@ -143,15 +152,16 @@ def _normals(made: ctypes.CDLL, generator: np.random.Generator, out: np.ndarray)
 
 
 @functools.cache
-def _are_numpys(made: ctypes.CDLL) -> bool:
-    """Whether the normals of `c/normals.c` are those of this NumPy, whose state it reads and
-    writes; each process tries it once, in 2 ms.
+def _are_numpys(native: ctypes.CDLL) -> bool:
+    """Return whether the normals of `c/normals.c` are those of this NumPy.
+
+    C reads and writes NumPy's state. Each process tries it once, in 2 ms.
     """
     one, other = (np.random.default_rng(1) for _ in range(2))
-    for count in (1, 2**17):  # the second call begins with what the first leaves over
-        found = np.empty(count, np.float32)
-        _normals(made, one, found)
-        if not np.array_equal(found, other.standard_normal(count, np.float32)):
+    for count in (1, 2**17):  # the second call begins with the bits that the first leaves
+        drawn = np.empty(count, np.float32)
+        _normals(native, one, drawn)
+        if not np.array_equal(drawn, other.standard_normal(count, np.float32)):
             return False
     return one.bit_generator.state == other.bit_generator.state
 
@@ -160,6 +170,7 @@ class Native:
     """Sum in C, by `c/native.c`."""
 
     def supports(self, task: Task) -> bool:
+        """Return whether C has the model, in float32 on a CPU and within the memory."""
         point = task.points[0]
         model = compiled(task)
         if (
@@ -174,29 +185,28 @@ class Native:
         return not (model.stages or model.ops) or blocks(task, model) <= task.memory
 
     def sum(self, task: Task) -> Tensor:
-        made, model, problem, (runs, silos, records) = (
-            library(),
-            compiled(task),
-            task.problem,
-            task.shape,
-        )
-        assert made is not None
+        """Return the clipped sums (J, S, d).
+
+        Raise MemoryError if C gets no memory, and IndexError for a token that is out of range.
+        """
+        native = library()
+        model = compiled(task)
+        problem = task.problem
+        runs, silos, records = task.shape
+        assert native is not None
         assert model is not None
         points = task.points
         weight = task.weight
-        least = 16 if model.ops else 1024
-        pieces = max(
-            1, min(16 // max(1, silos), records // least)
-        )  # of a silo's records, so that few silos keep all threads busy
+        if model.ops:
+            least = 16
+        else:
+            least = 1024
+        # A silo's records are divided, so that few silos keep all threads busy.
+        pieces = max(1, min(16 // max(1, silos), records // least))
         out = points[0].new_empty(runs, silos, problem.dim)
-        x, y, clips = (
-            t.to(dtype).contiguous()
-            for t, dtype in (
-                (task.x, torch.float32),
-                (task.y, torch.float32),
-                (task.clips, torch.float64),
-            )
-        )
+        x = task.x.to(torch.float32).contiguous()
+        y = task.y.to(torch.float32).contiguous()
+        clips = task.clips.to(torch.float64).contiguous()
         if pieces == 1:
             step = runs
         else:
@@ -207,49 +217,53 @@ class Native:
                 into = out[part]
             else:
                 into = out.new_empty(*out[part].shape[:2], pieces, problem.dim)
-            own = [
-                weight[part] if weight.dim() == 3 else weight,
-                *(point[part] for point in points),
-            ]
-            held = [t.to(torch.float32).contiguous() for t in own]
+            if weight.dim() == 3:
+                weights = weight[part]
+            else:
+                weights = weight
+            # C gets only addresses: these names keep the memory while it runs.
+            weights = weights.to(torch.float32).contiguous()
+            here = [point[part].to(torch.float32).contiguous() for point in points]
             call = _Call(
-                *(
-                    len(model.chain),
-                    LOSSES.index(problem.loss),
-                    len(into),
-                    silos,
-                    records,
-                    problem.dim,
-                    model.targets,
-                ),
-                *(
-                    pieces,
-                    len(points),
-                    points[0].dim() == 3,
-                    weight.dim() == 3,
-                    model.chain,
-                    len(model.stages),
-                    model.stages,
-                ),
-                *(len(model.ops), model.ops),
-                *(t.data_ptr() for t in (x, y, *held)),
-                *([None] * (2 - len(points)) + [clips[part].data_ptr(), into.data_ptr()]),
+                layers=len(model.chain),
+                loss=LOSSES.index(problem.loss),
+                runs=len(into),
+                silos=silos,
+                records=records,
+                dim=problem.dim,
+                targets=model.targets,
+                pieces=pieces,
+                points=len(points),
+                own=points[0].dim() == 3,
+                weighted=weight.dim() == 3,
+                layer=model.chain,
+                stages=len(model.stages),
+                stage=model.stages,
+                ops=len(model.ops),
+                op=model.ops,
+                x=x.data_ptr(),
+                y=y.data_ptr(),
+                weight=weights.data_ptr(),
+                point=here[0].data_ptr(),
+                clip=clips[part].data_ptr(),
+                out=into.data_ptr(),
             )
-            if failed := made.clipped_sums(ctypes.byref(call), torch.get_num_threads()):
-                raise (
-                    MemoryError(f"no memory for {blocks(task, model)} bytes")
-                    if failed == 1
-                    else IndexError("a token is out of range")
-                )
+            if len(here) > 1:
+                call.reference = here[1].data_ptr()
+            failure = native.clipped_sums(ctypes.byref(call), torch.get_num_threads())
+            if failure == 1:
+                raise MemoryError(f"no memory for {blocks(task, model)} bytes")
+            if failure:
+                raise IndexError("a token is out of range")
             if pieces > 1:
                 out[part] = into.sum(2)
         return out
 
 
 def blocks(task: Task, model: Compiled) -> int:
-    """Bytes that all threads take together."""
-    made = library()
-    assert made is not None
+    """Return the bytes that all threads take together."""
+    native = library()
+    assert native is not None
     call = _Call(
         layers=len(model.chain),
         dim=task.problem.dim,
@@ -261,4 +275,4 @@ def blocks(task: Task, model: Compiled) -> int:
         ops=len(model.ops),
         op=model.ops,
     )
-    return made.block_bytes(ctypes.byref(call)) * torch.get_num_threads()
+    return native.block_bytes(ctypes.byref(call)) * torch.get_num_threads()

@@ -1,8 +1,8 @@
-"""The layers of the structured engine: what each contributes to a record's gradient, from a factor
-of its input and the gradient by its output.
+"""Define the layers of the structured engine.
 
-Adding a layer type is one entry in RULES, and one in `model.LAYERS`. Axes are (B, ...): the records
-of S silos, one silo after the other.
+A rule gives what a layer contributes to a record's gradient, from a factor of its input and the
+gradient by its output. To add a layer type, add one entry to RULES and one to `model.LAYERS`. Axes
+are (B, ...): the records of S silos, one silo after the other.
 """
 
 from __future__ import annotations
@@ -30,24 +30,28 @@ class Part(Protocol):
     """A layer's share of each record's gradient."""
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """(B,) in float64: squared norms; sums of squared norms of terms that may cancel, if any;
-        and other squares that must be finite.
+        """Return three things (B,) in float64.
+
+        These are squared norms, sums of squared norms of terms that may cancel (if any), and other
+        squares that must be finite.
         """
         ...
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
-        """Adds the sums over each silo's sound records, scaled by scale (S, n), to out's (S,
-        *shape); may overwrite what the part holds.
+        """Add the sums over each silo's sound records, scaled by scale (S, n), to out's (S,
+        *shape).
 
-        A product may round by where its factors lie: they lie the same way whether or not a record
-        is unsound, so others' sums keep every bit.
+        It may overwrite the part's own tensors. A product may round differently by where its
+        factors are in memory. They are laid out in the same way whether or not a record is unsound,
+        so others' sums keep every bit.
         """
         ...
 
 
 class Whole:
-    """Each record's gradient by each parameter, (B, *shape), newly made; its axes may lie in memory
-    in any order.
+    """Each record's gradient by each parameter, (B, *shape), in new memory.
+
+    Its axes may be in memory in any order.
     """
 
     def __init__(self, gradients: dict[str, Tensor]) -> None:
@@ -60,9 +64,11 @@ class Whole:
         }
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Return the squared norms, without terms that could cancel."""
         return torch.stack([_square(g) for g in self.gradients.values()]).sum(0), None, []
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
+        """Add the sums over sound records."""
         for name, g in self.gradients.items():
             if sound is not None:
                 g.masked_fill_(~sound.view(-1, 1), 0)
@@ -72,8 +78,9 @@ class Whole:
 
 
 class Outer:
-    """A Linear layer on plain vectors: e (x) u is never made, as in the ghost engine, which does
-    the sums.
+    """A Linear layer on plain vectors.
+
+    e (x) u is never built. `ghost` has the sums.
     """
 
     def __init__(self, terms: list[Term], names: set[str]) -> None:
@@ -81,32 +88,36 @@ class Outer:
         self.names = names
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Return the squared norms, the sums of terms' squares if two can cancel, and the inputs'
+        squares.
+        """
         if len(self.terms) == 1:
             uu, ee = (_square(t) for t in self.terms[0])
-            return ee * (uu + 1 if "bias" in self.names else uu), None, [uu]
+            bias = int("bias" in self.names)  # a bias is a weight whose input is 1
+            return ee * (uu + bias), None, [uu]
         square, size, lengths = squares(
             self.names, [Term(u.t()[None, None], e.t()[None, None]) for u, e in self.terms]
         )
         return square.flatten(), size.flatten(), [length.flatten() for length in lengths]
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
+        """Add the sums over sound records."""
         terms = []
         for u, e in self.terms:
             e = e * scale.view(-1, 1)
-            if sound is not None:  # u is shared with other runs; a clone has its strides
-                u, e = (t.masked_fill_(~sound.view(-1, 1), 0) for t in (u.clone(), e))
-            terms.append(
-                Term(*(t.unflatten(0, scale.shape).transpose(1, 2)[:, None] for t in (u, e)))
-            )
+            if sound is not None:
+                u = u.clone()  # u is shared with other runs; a clone has its strides
+                u.masked_fill_(~sound.view(-1, 1), 0)
+                e.masked_fill_(~sound.view(-1, 1), 0)
+            u, e = (t.unflatten(0, scale.shape).transpose(1, 2)[:, None] for t in (u, e))
+            terms.append(Term(u, e))
         for name, total in contract(self.names, terms).items():
             if name in out:
                 out[name].add_(total.squeeze(1))
 
 
 class Tokens:
-    """An Embedding: for each record one row of gradient for each token that it holds, however
-    often.
-    """
+    """An Embedding: each record has one row of gradient for each of its different tokens."""
 
     def __init__(self, layer: nn.Embedding, tokens: Tensor, e: Tensor) -> None:
         if layer.padding_idx is not None:
@@ -124,10 +135,12 @@ class Tokens:
         )
 
     def squares(self) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """Return the squared norms, without terms that could cancel."""
         square = _square(self.rows)
         return square.new_zeros(self.records).index_add_(0, self.record, square), None, []
 
     def add(self, scale: Tensor, sound: Tensor | None, out: dict[str, Tensor]) -> None:
+        """Add the sums over sound records."""
         rows = self.rows * scale.flatten()[self.record, None]
         if sound is not None:
             rows.masked_fill_(~sound.flatten()[self.record, None], 0)
@@ -135,20 +148,17 @@ class Tokens:
 
 
 def _square(g: Tensor) -> Tensor:
-    """||g||^2 of each row (B, d) in float64; of long rows but for blocks of 64, as in `ghost`, with
-    what their squares lose added.
+    """Return ||g||^2 of each row (B, d) in float64.
+
+    Long rows are summed in blocks of 64, as in `ghost`, with what their squares lose added.
     """
     if g.shape[1] < 1024:
         return torch.linalg.vector_norm(g, dim=1, dtype=torch.float64).square_()
-    whole = g.shape[1] // 64 * 64
-    total = (
-        torch.linalg.vector_norm(g[:, :whole].unflatten(1, (-1, 64)), dim=2)
-        .double()
-        .square_()
-        .sum(1)
-    )
-    if whole < g.shape[1]:
-        total += torch.linalg.vector_norm(g[:, whole:], dim=1, dtype=torch.float64).square_()
+    in_blocks = g.shape[1] // 64 * 64
+    blocks = g[:, :in_blocks].unflatten(1, (-1, 64))
+    total = torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(1)
+    if in_blocks < g.shape[1]:
+        total += torch.linalg.vector_norm(g[:, in_blocks:], dim=1, dtype=torch.float64).square_()
     return total.add_(g.shape[1] * torch.finfo(g.dtype).tiny)
 
 
@@ -156,76 +166,100 @@ def _square(g: Tensor) -> Tensor:
 
 
 class Rule(NamedTuple):
-    """How a layer type takes part."""
+    """The rule of a layer type."""
 
     known: Callable[..., bool]
-    """(module, number of axes of its input): whether its settings are covered, and it treats each
-    record alone.
+    """Takes (module, number of axes of its input).
+
+    Return whether the rule covers the settings, and the module treats each record alone.
     """
     factor: Callable[..., Tensor]
-    """(module, input) to u."""
+    """Takes (module, input). Return the factor u."""
     forward: Callable[..., Tensor]
-    """(module, parameters, input, u) to the output, newly made; parameters (S, *shape) where
-    `several` and each silo has a point of its own.
+    """Takes (module, parameters, input, u). Return the output in new memory.
+
+    Parameters are (S, *shape) if `several` and each silo has its own point.
     """
     part: Callable[..., Part]
-    """(module, terms as in `ghost.Term`, with u for a, names of the parameters to train) to what
-    the layer contributes.
+    """Takes (module, terms as in `ghost.Term` with u for a, names of the parameters to train).
+
+    Return what the layer contributes.
     """
     several: bool = False
+    """Whether `forward` can have a point for each silo."""
 
 
 def _whole(weight: Callable[..., Tensor], bias: Callable[..., Tensor]) -> Callable[..., Part]:
-    """The rule of a layer whose gradients by weight and bias are (module, u, e) and (module, e) to
-    (B, *shape).
+    """Return the rule of a layer by its gradients by weight and bias.
+
+    They map (module, u, e) and (module, e) to (B, *shape).
     """
 
     def part(layer: nn.Module, terms: list[Term], names: set[str]) -> Part:
-        found = {}
+        """Return each record's gradients by the parameters to train."""
+        gradients = {}
         if "weight" in names:
-            found["weight"] = weight(layer, *terms[0])
+            gradients["weight"] = weight(layer, *terms[0])
             for term in terms[1:]:
-                found["weight"] += weight(layer, *term)
+                gradients["weight"] += weight(layer, *term)
         if "bias" in names:
-            found["bias"] = bias(layer, terms[0].e)
-        return Whole(found)
+            gradients["bias"] = bias(layer, terms[0].e)
+        return Whole(gradients)
 
     return part
 
 
 def _linear_forward(layer: nn.Linear, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
+    """Return the outputs of a Linear layer, with one point or one for each silo."""
     weight = p["weight"]
     bias = p.get("bias")
     if weight.dim() == 2:
         return functional.linear(a, weight, bias)
     z = torch.bmm(a.reshape(len(weight), -1, a.shape[-1]), weight.transpose(1, 2))
-    return (z if bias is None else z + bias[:, None]).reshape(*a.shape[:-1], -1)
+    if bias is not None:
+        z = z + bias[:, None]
+    return z.reshape(*a.shape[:-1], -1)
 
 
 def _affine(layer: nn.Module, p: Parameters, a: Tensor, u: Tensor) -> Tensor:
+    """Return the normalised input times the weight, plus the bias, in new memory."""
     if "weight" in p:
         z = u * p["weight"]
     else:
         z = u.clone()
-    return z + p["bias"] if "bias" in p else z
+    if "bias" in p:
+        z = z + p["bias"]
+    return z
 
 
 def _sum_places(layer: nn.Conv2d | nn.GroupNorm, e: Tensor) -> Tensor:
+    """Return the sum over places (B, channels), in new memory."""
     if e.dim() > 2:
         return e.flatten(2).sum(2)
     return e.clone()
 
 
 def _sum_rows(layer: nn.LayerNorm, e: Tensor) -> Tensor:
+    """Return the sum over the axes that are not normalised."""
     return e.reshape(len(e), -1, *layer.normalized_shape).sum(1)
 
 
+def _sum_positions(layer: nn.Linear, e: Tensor) -> Tensor:
+    """Return the sum over positions (B, outputs), in new memory."""
+    if e.dim() > 2:
+        return e.flatten(1, -2).sum(1)
+    return e.clone()
+
+
 def _linear_part(layer: nn.Linear, terms: list[Term], names: set[str]) -> Part:
+    """Return what a Linear layer contributes: an outer product for plain vectors, else whole
+    gradients.
+    """
     if terms[0].e.dim() == 2 and "weight" in names:
         return Outer(terms, names)
     return _whole(
         lambda layer, u, e: torch.bmm(e.flatten(1, -2).transpose(1, 2), u.flatten(1, -2)),
-        lambda layer, e: e.flatten(1, -2).sum(1) if e.dim() > 2 else e.clone(),
+        _sum_positions,
     )(layer, terms, names)
 
 

@@ -1,10 +1,9 @@
-"""The structured engine: per-record gradients of convolutional and sequence models of known
-modules, with all records of a chunk in one pass.
+"""Sum clipped gradients of convolutional and sequence models of known modules.
 
-A layer's gradient is bilinear in a factor u of its input (the input itself, its patches, its
-normalised form) and the gradient e of the loss by its output. One pass over the batch gives both
-for every layer, and `rules` what the layer contributes. Axes are (B, ...): the records of S silos,
-one silo after the other.
+All records of a chunk take one pass. A layer's gradient is bilinear in a factor u of its input (the
+input itself, its patches, its normalised form) and the gradient e of the loss by its output. One
+pass over the batch gives both for every layer, and `rules` gives what the layer contributes. Axes
+are (B, ...): the records of S silos, one silo after the other.
 """
 
 from __future__ import annotations
@@ -26,16 +25,18 @@ from silodp.engine.convolution import Parameters, max_pool
 from silodp.engine.ghost import Term
 from silodp.engine.model import AXES, Node, read
 from silodp.engine.rules import RULES, Part
-from silodp.engine.task import Task, norms, scales
+from silodp.engine.task import Task, along, norms, scales
 
 
 class Structured:
     """One pass over known modules in torch."""
 
     def supports(self, task: Task) -> bool:
+        """Return whether all modules of the model are known."""
         return task.limits is None and numbers(task.problem, task.x) is not None
 
     def sum(self, task: Task) -> Tensor:
+        """Return the clipped sums (J, S, d)."""
         if task.points[0].device.type == "cpu":
             threads = torch.get_num_threads()
         else:
@@ -53,20 +54,23 @@ class Structured:
             for job in jobs:
                 work.add(*job)
             return work.out
-        # Silos side by side, each by one thread: the threads of one operation after the other would
-        # mostly wait for each other.
+        # Each thread works on different silos. Several threads in one operation after the other
+        # would mostly wait for each other.
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for done in [pool.submit(work.add, *job) for job in jobs]:
                 done.result()
-        torch.set_num_threads(threads)  # what the next thread to start would find, beside our own
+        # The workers have changed the default for new threads.
+        torch.set_num_threads(threads)
         return work.out
 
 
 def _jobs(
     silos: int, records: int, fit: int, threads: int, alone: bool
 ) -> Iterator[tuple[slice, list[slice]]]:
-    """Silos that are done together, as many parts as keep all threads busy; and the records of each
-    silo that are, where not all `fit`.
+    """Yield the silos of each job, and slices of their records.
+
+    The silos are divided into as many parts as keep all threads busy. A silo's records are divided
+    if not all of them `fit`.
     """
     if alone:
         parts = silos
@@ -82,8 +86,9 @@ def _jobs(
 
 
 class _Work:
-    """A task that is laid out, and the sums (J, S, d) so far; threads add to the sums of different
-    silos.
+    """A task that is laid out, and its sums (J, S, d) so far.
+
+    Threads add to the sums of different silos.
     """
 
     def __init__(self, task: Task) -> None:
@@ -91,8 +96,8 @@ class _Work:
         assert root is not None
         self.task = task
         self.root = root
-        self.own = task.points[0].shape[0] > 1
-        self.alone = self.own and not several(task.problem, root)
+        self.point_per_silo = task.points[0].shape[0] > 1
+        self.alone = self.point_per_silo and not several(task.problem, root)
         self.constants = task.problem.constants(task.points[0])
         self.out = task.points[0].new_zeros(*task.shape[:2], task.problem.dim)
         self.masks = range(task.weight.shape[1])
@@ -100,7 +105,7 @@ class _Work:
 
     @torch.no_grad()
     def add(self, run: int, silo: slice, pieces: list[slice]) -> None:
-        """Adds the clipped sums of some silos in the runs that have this mask: all, or one."""
+        """Add the clipped sums of some silos in the runs that have this mask: all runs, or one."""
         task = self.task
         mask = task.weight[:, run]
         rows = torch.arange(task.shape[1], device=task.weight.device)[silo, None]
@@ -115,33 +120,36 @@ class _Work:
                 for t in (task.x, task.y)
             )
             shared: dict[nn.Module, Tensor] = {}
-            for j in [run] if len(self.masks) > 1 else range(task.shape[0]):
-                here = [
-                    p[silo if self.own else slice(None), j].squeeze(0) for p in task.points
-                ]  # one point, or one for each silo
-                found = parts(task.problem, self.root, here, self.constants, x, y, shared)
-                _add(task.problem, found, scale, task.clips[j], self.out[j, silo])
+            runs = range(task.shape[0])
+            if len(self.masks) > 1:
+                runs = [run]
+            for j in runs:
+                # one point, or one for each silo
+                here = [p[along(silo, p.shape[0]), j].squeeze(0) for p in task.points]
+                by_layer = parts(task.problem, self.root, here, self.constants, x, y, shared)
+                _add(task.problem, by_layer, scale, task.clips[j], self.out[j, silo])
 
 
 def _first(mask: Tensor) -> Tensor:
-    """For each silo of mask (S, n) the places of its records of weight other than 0, before others
-    to fill up to the longest, (S, m).
+    """Return the places of each silo's records of weight other than 0, (S, m), for a mask (S, n).
+
+    After them come other records, to fill up to the longest silo.
     """
-    there = mask != 0
-    return there.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[
-        :, : int(there.sum(1).max())
-    ]
+    present = mask != 0
+    longest = int(present.sum(1).max())
+    order = present.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+    return order[:, :longest]
 
 
 def _add(
     problem: Problem,
-    found: list[tuple[dict[str, str], Part]],
+    by_layer: list[tuple[dict[str, str], Part]],
     weight: Tensor,
     clips: Tensor,
     out: Tensor,
 ) -> None:
-    """Adds the clipped sums of one run to out (S, d), for records of weight (S, n)."""
-    squares, sizes, lengths = zip(*(part.squares() for _, part in found), strict=True)
+    """Add the clipped sums of one run to out (S, d), for records of weight (S, n)."""
+    squares, sizes, lengths = zip(*(part.squares() for _, part in by_layer), strict=True)
     norm = norms(squares, [size for size in sizes if size is not None], weight.dtype)
     lengths = [
         length.view_as(weight)[:, None]
@@ -149,7 +157,7 @@ def _add(
     ]
     scale, sound = scales(norm.view_as(weight)[:, None], lengths, weight[:, None], clips)
     views = problem.split(out)
-    for names, part in found:
+    for names, part in by_layer:
         part.add(scale.squeeze(1), sound, {name: views[full] for name, full in names.items()})
 
 
@@ -165,8 +173,9 @@ class Tap(NamedTuple):
 
 
 def several(problem: Problem, node: Node) -> bool:
-    """Whether a pass can have a point for each silo: not where a layer has trained and frozen
-    parameters side by side.
+    """Return whether a pass can have a point for each silo.
+
+    It cannot if a layer has both trained and frozen parameters.
     """
     rule = RULES.get(type(node.module))
     fits = rule is None or (
@@ -176,12 +185,13 @@ def several(problem: Problem, node: Node) -> bool:
 
 
 _WIDTHS: WeakKeyDictionary[Problem, dict[Any, int | None]] = WeakKeyDictionary()
-"""What `_width` found, which takes as long as some tens of records."""
+"""The results of `_width`, which takes as long as some tens of records."""
 
 
 def numbers(problem: Problem, x: Tensor) -> int | None:
-    """Numbers that a pass holds for a record of x (S, n, *features); None for a model that is not
-    of known modules.
+    """Return how many numbers a pass takes for a record of x (S, n, *features).
+
+    Return None if not all modules of the model are known.
     """
     if (root := read(problem)) is None:
         return None
@@ -197,55 +207,48 @@ class _Unknown(Exception):
 
 
 def _width(problem: Problem, root: Node, x: Tensor) -> int | None:
-    """Numbers held for a record while its gradient is taken, from passes without data; None if a
-    module is given axes it might mix.
+    """Return how many numbers a record takes while its gradient is computed.
 
-    One record, two and three: every output must have their number as its first axis and nowhere
-    else, so that nothing is broadcast from one record over others, and what a lone record would be
-    refused is refused to all.
+    The passes have no data. Return None if a module gets axes that it might mix.
+
+    There is a pass over one record, over two and over three. Every output must have their number as
+    its first axis and nowhere else. So nothing is broadcast from one record over others, and an
+    input that is refused for a lone record is refused for all.
     """
     nothing = torch.empty(problem.dim, device="meta", dtype=torch.float32)
     passes = [Pass(problem, nothing, problem.constants(nothing), {}) for _ in range(3)]
+    if x.is_floating_point():
+        dtype = torch.float32
+    else:
+        dtype = x.dtype
     try:
         for number, run in enumerate(passes, 1):
-            run.through(
-                root,
-                torch.empty(
-                    number,
-                    *x.shape[2:],
-                    device="meta",
-                    dtype=torch.float32 if x.is_floating_point() else x.dtype,
-                ),
-            )
-            if any(shape[:1] != (number,) for shape in run.shapes) or [
-                s[1:] for s in run.shapes
-            ] != [s[1:] for s in passes[0].shapes]:
+            run.through(root, torch.empty(number, *x.shape[2:], device="meta", dtype=dtype))
+            if any(shape[:1] != (number,) for shape in run.shapes):
                 return None
-    except (
-        _Unknown,
-        ValueError,
-        RuntimeError,
-        IndexError,
-    ):  # the fallback says what is wrong, if anything is
+            if [s[1:] for s in run.shapes] != [s[1:] for s in passes[0].shapes]:
+                return None
+    except (_Unknown, ValueError, RuntimeError, IndexError):
+        # The engine for every model reports what is wrong, if anything is.
         return None
     run = passes[1]
-    held = run.made  # of two records: each output once and its gradient once
+    # The pass has two records, so this counts each output once and its gradient once.
+    count = run.outputs
     for (module, names, _), u, z in run.taps:
         if type(module) is nn.Conv2d:
-            held += u.numel() // 2
+            count += u.numel() // 2
         if not (type(module) is nn.Embedding or (type(module) is nn.Linear and z.dim() == 2)):
-            held += sum(
+            count += sum(
                 problem.shapes[full].numel() for full in names.values() if full in problem.shapes
             )
-    return held
+    return count
 
 
 class Pass:
-    """The model at one point w (d,), or one for each silo (S, d), over records (B, ...), with a tap
-    at each layer that has parameters to train.
+    """The model at one point w (d,), or one for each silo (S, d), over records (B, ...).
 
-    `shared` keeps, for further points and the same records, the factors of inputs that depend on no
-    such parameter.
+    It has a tap at each layer that has parameters to train. `shared` stores the factors of inputs
+    that depend on no such parameter, for further points and the same records.
     """
 
     def __init__(
@@ -255,27 +258,30 @@ class Pass:
         self.shared = shared
         self.parameters = self.trained | constants
         self.taps: list[Tap] = []
-        self.made = 0
-        """Numbers in the outputs so far."""
+        self.outputs = 0
+        """How many numbers the outputs have so far."""
         self.shapes: list[torch.Size] = []
-        """Of every module's output."""
+        """The shape of every module's output."""
 
     def through(self, node: Node, a: Tensor) -> Tensor:
-        """The output of a node for the input a."""
+        """Return the output of a node for the input a."""
         z = self._through(node, a)
         self.shapes.append(z.shape)
         return z
 
     def _through(self, node: Node, a: Tensor) -> Tensor:
+        """Return the output of a node. Raise _Unknown for axes that its module could mix."""
         module = node.module
         rule = RULES.get(type(node.module))
         if isinstance(module, nn.Sequential):
             z = a
             for child in node.children:
                 z = self.through(child, z)
-            if type(module) is Residual and z.dim() != a.dim():
+            if type(module) is not Residual:
+                return z
+            if z.dim() != a.dim():
                 raise _Unknown
-            return a + z if type(module) is Residual else z
+            return a + z
         if rule is None:
             if AXES.get(type(module), a.dim()) != a.dim():
                 raise _Unknown
@@ -283,7 +289,7 @@ class Pass:
                 z = max_pool(module, a)
             else:
                 z = module(a)
-            self.made += z.numel()
+            self.outputs += z.numel()
             return z
         if not rule.known(module, a.dim()):
             raise _Unknown
@@ -292,18 +298,15 @@ class Pass:
             u = rule.factor(module, a)
             if not a.requires_grad:
                 self.shared[module] = u
-        z = rule.forward(
-            module, {name: self.parameters[full] for name, full in node.names.items()}, a, u
-        )
+        parameters = {name: self.parameters[full] for name, full in node.names.items()}
+        z = rule.forward(module, parameters, a, u)
         if any(full in self.trained for full in node.names.values()):
-            self.taps.append(
-                Tap(
-                    node,
-                    u.detach() if u.requires_grad else u,
-                    z if z.requires_grad else z.requires_grad_(),
-                )
-            )
-        self.made += z.numel()
+            if u.requires_grad:
+                u = u.detach()
+            if not z.requires_grad:
+                z.requires_grad_()
+            self.taps.append(Tap(node, u, z))
+        self.outputs += z.numel()
         return z
 
 
@@ -316,8 +319,9 @@ def parts(
     y: Tensor,
     shared: dict[nn.Module, Tensor],
 ) -> list[tuple[dict[str, str], Part]]:
-    """For each layer that trains, the model's names of its parameters and what it contributes:
-    gradients at one point, or differences.
+    """Return what each layer that trains contributes, with the model's names of its parameters.
+
+    These are gradients at one point, or differences between two.
     """
     passes = []
     for w in points:
@@ -328,26 +332,25 @@ def parts(
             output, [tap.z for tap in run.taps], _slope(problem, output.detach(), y)
         )
         passes.append([(tap.node, Term(tap.u, e)) for tap, e in zip(run.taps, slopes, strict=True)])
-    found = []
+    by_layer = []
     for layer in zip(*passes, strict=True):
         node = layer[0][0]
-        terms = [term for _, term in layer]
+        terms = _terms(*(term for _, term in layer))
         names = {name: full for name, full in node.names.items() if full in problem.shapes}
-        found.append(
-            (names, RULES[type(node.module)].part(node.module, _terms(*terms), set(names)))
-        )
-    return found
+        rule = RULES[type(node.module)]
+        by_layer.append((names, rule.part(node.module, terms, set(names))))
+    return by_layer
 
 
 def _slope(problem: Problem, output: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each record's loss by the model's outputs."""
+    """Return the gradient of each record's loss by the model's outputs."""
     if problem.slope and output.dim() == 2:
         return problem.slope(output.t()[None, None], y[None])[0, 0].t()
     return vmap(grad(problem.record_loss))(output, y)
 
 
 def _terms(one: Term, other: Term | None = None) -> list[Term]:
-    """A gradient's term, or a difference's, whose norm does not cancel."""
+    """Return the term of a gradient, or the terms of a difference, whose norms do not cancel."""
     if other is None:
         return [one]
     rise = one.e - other.e

@@ -1,4 +1,7 @@
-"""The one writer of files: what it writes is whole or not there, and stays after a power cut."""
+"""Write files atomically: a reader finds the complete file or none.
+
+A file that is written durably also survives a power cut.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from silodp.host.portable import NO_LINK, OWN, sync_folder
 
 
 def write(path: Path, text: str | bytes, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Afterwards the file holds this text; at no time does it hold half of it. Of several writers
-    at once, the last one's stays whole.
+    """Write a file atomically, and replace what was at the path.
 
-    It is a new file, of this mode less the umask, whatever was there before; a link in its place is
-    replaced, not followed. It outlives a power cut unless `durable` is False, as for figures of a
-    run's progress.
+    A reader finds the old content or the new one, never a part. Of several writers at once, the
+    last one's file stays, complete. The file is new and has this mode less the umask. A link at the
+    path is replaced and not followed. The file survives a power cut unless `durable` is False, as
+    for figures of a run's progress.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     write_new(part, text, mode, durable=durable)
@@ -35,33 +38,40 @@ def write(path: Path, text: str | bytes, *, mode: int = 0o600, durable: bool = T
         sync_folder(path.parent)
 
 
-def write_json(path: Path, what: Any, *, durable: bool = False) -> None:
-    """For everybody to read."""
-    write(path, json.dumps(what, indent=1) + "\n", mode=0o644, durable=durable)
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    """Write a value as JSON, in a file that every user may read."""
+    write(path, json.dumps(value, indent=1) + "\n", mode=0o644, durable=durable)
 
 
 def write_table(
     path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any] | Mapping[str, Any]]
 ) -> None:
-    """CSV, for everybody to read; of a mapping the columns alone."""
+    """Write a CSV file that every user may read.
+
+    A row that is a mapping contributes its values of `columns` only.
+    """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(
-        [row.get(name, "") for name in columns] if isinstance(row, Mapping) else row for row in rows
-    )
+    for row in rows:
+        if isinstance(row, Mapping):
+            writer.writerow([row.get(name, "") for name in columns])
+        else:
+            writer.writerow(row)
     write(path, text.getvalue(), mode=0o644, durable=False)
 
 
 def write_new(path: Path, text: str | bytes, mode: int = 0o600, *, durable: bool = True) -> None:
-    """Makes a file that was not there, FileExistsError where anything lies there already; what
-    cannot be written whole is removed.
+    """Make a new file. Raise FileExistsError if the path exists.
 
-    Its content is on the disk afterwards; its name is once the folder is synced (`sync_folder`).
+    A file that cannot be written completely is removed. The content is on disk at the return. The
+    name is on disk once the folder is synced (`sync_folder`).
     """
+    if isinstance(text, str):
+        text = text.encode()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | OWN, mode)
     try:
-        rest = memoryview(text.encode() if isinstance(text, str) else text)
+        rest = memoryview(text)
         while rest:
             rest = rest[os.write(file, rest) :]
         if durable:
@@ -74,15 +84,16 @@ def write_new(path: Path, text: str | bytes, mode: int = 0o600, *, durable: bool
 
 
 def write_out(path: Path, text: str | bytes) -> None:
-    """The new file that a user asked for with --out, which others may read; BadInput where it
-    cannot be made.
+    """Make the new file that a user named with --out, readable by every user.
+
+    Raise BadInput if it cannot be made.
     """
     try:
         write_new(path, text, 0o644)
     except OSError as error:
         raise BadInput(
-            f"{path} cannot be made ({error.strerror}); nothing is written over: choose "
-            "another with --out"
+            f"{path} cannot be made ({error.strerror}); silodp does not overwrite files: "
+            "choose another with --out"
         ) from None
 
 
@@ -90,11 +101,11 @@ def write_out(path: Path, text: str | bytes) -> None:
 def new_files(
     folder: Path, files: Mapping[str, str] | Mapping[str, str | bytes], *, mode: int = 0o711
 ) -> Iterator[None]:
-    """Makes all of these files, and the folders that they need, for their owner alone; none of them
-    is new if one cannot be made or the body fails.
+    """Make all these files, and the folders they need, for their owner alone.
 
-    BadInput says which file was in the way. `mode` is that of new folders: by default others may
-    pass through, to a socket say, and see nothing.
+    If one cannot be made, or the body fails, all of them are removed. Raise BadInput with the name
+    of the file that is in the way. `mode` is the mode of new folders. By default other users may
+    pass through a new folder, for example to a socket, but cannot list it.
     """
     with contextlib.ExitStack() as undo:
         try:
@@ -108,7 +119,7 @@ def new_files(
             yield
         except OSError as error:
             raise BadInput(
-                f"{error.filename or folder} cannot be made: {error.strerror}; nothing is "
-                "ever written over"
+                f"{error.filename or folder} cannot be made: {error.strerror}; silodp does "
+                "not overwrite files: choose another path"
             ) from None
         undo.pop_all()

@@ -1,5 +1,6 @@
-"""A silo's card as a file: the silo.json that `silodp silo init` writes, and that goes to the
-server and to other silos.
+"""Read a silo's card, the silo.json that `silodp silo init` writes.
+
+The silo sends it to the server and to other silos.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from silodp.core.protocol.card import Card
 
 
 def read_card(path: Path) -> Card:
+    """Return the card in a file. Raise BadInput if it cannot be read."""
     try:
         return Card.of(json.loads(path.read_text("utf-8")), str(path))
     except BadInput:
@@ -25,7 +27,7 @@ def read_card(path: Path) -> Card:
 
 
 def schema_of(card: Card) -> Schema | None:
-    """The public schema by which the silo reads its file, if it does by one."""
+    """Return the public schema by which the silo reads its file, or None if it has none."""
     if card.schema:
         return Schema.parse(card.schema, f"the card of {card.name}")
     return None

@@ -1,7 +1,6 @@
-"""The frame of a daemon: its files are checked, one process serves, frames go to and fro until a
-signal, and the log says so.
+"""Run a daemon: check its files, then serve frames until a signal, and log it.
 
-Gate and shuffler put their own door into it.
+The gate and the shuffler each pass their own door.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from silodp.host.site import Site
 def check_files(
     site: Site, *, used: Iterable[str | Path | None] = (), secret: Iterable[str | None]
 ) -> None:
-    """BadInput if another user could change what the daemon uses, or its courier could open what is
-    secret. None and "" are no files.
+    """Raise BadInput if another user could change a file of the daemon.
+
+    Also raise it if the courier could open a secret file. None and "" are no files.
     """
     secret = [file for file in secret if file]
     entrust((*used, *secret, site.log, site.socket))
@@ -43,10 +43,10 @@ def serve(
     look: Callable[[], None] = lambda: None,
     changed: Callable[[], bool] | None = None,
 ) -> bool:
-    """Serves until `stop` can be read, and says in the log, to systemd, to monitoring and to
-    `ready` from when on; or until `changed`, and then True.
+    """Serve until `stop` can be read or `changed` returns True. Return True in the second case.
 
-    `look` sets the daemon's own states of `metrics.METRICS`.
+    Log the start and the end, and report them to systemd and to monitoring. Call `ready` once the
+    daemon listens. `look` sets the daemon's own states of `metrics.METRICS`.
     """
 
     def listening() -> None:

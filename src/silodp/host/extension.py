@@ -1,7 +1,7 @@
-"""Code of the user's own: FILE.py:NAME, loaded by its path in whatever process needs it.
+"""Load a user's own code, FILE.py:NAME, by its path.
 
-Only who starts a program names such a file, on that program's own machine; no file, and no name of
-one, is taken from a message.
+Only the person who starts a program names such a file, on that program's own machine. No file and
+no name in it is ever taken from a message.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from silodp.core.extension import MODULE, is_file, parse
 
 
 def load(text: str) -> Any:
-    """What FILE.py calls NAME, or the constants of a map of features that ships.
+    """Return what FILE.py defines as NAME, or the constants of a feature map that ships.
 
-    The file is run once in a process, under a name of its own; BadInput says in a sentence what is
-    wrong.
+    The file is run once in a process, under a module name of its own. Raise BadInput with the
+    reason if that fails.
     """
     if not is_file(text):
         from silodp.host.shipped import constants  # needs torch
@@ -32,6 +32,7 @@ def load(text: str) -> Any:
 
 
 def named(module: ModuleType, text: str) -> Any:
+    """Return what the module defines as NAME. Raise BadInput if it does not define it."""
     path, name, _ = parse(text)
     if not name or not hasattr(module, name):
         raise BadInput(
@@ -41,15 +42,17 @@ def named(module: ModuleType, text: str) -> Any:
 
 
 def ran(text: str) -> str:
-    """SHA-256 of FILE.py as this process has run it, whatever its functions say of where they come
-    from.
+    """Return the SHA-256 of FILE.py as this process ran it.
+
+    It does not depend on what the file's functions state about their origin.
     """
     return _module(str(Path(parse(text)[0]).resolve())).__name__.removeprefix(MODULE)
 
 
 def file_hash(text: str) -> str:
-    """SHA-256 of the file in FILE.py:NAME, "" for a name of something that ships: a definition has
-    a model's shapes, but not what its `forward` does.
+    """Return the SHA-256 of the file in FILE.py:NAME, or "" for a name that ships with silodp.
+
+    A definition contains a model's shapes, but not what its `forward` does.
     """
     path = Path(parse(text)[0])
     if is_file(text) and path.is_file():
@@ -70,7 +73,10 @@ def _module(path: str) -> ModuleType:
 
 @cache
 def run(source: bytes, path: str) -> ModuleType:
-    """The module that these bytes make, whatever the file holds by now; BadInput if they raise."""
+    """Return the module that these bytes define, whatever the file contains by now.
+
+    Raise BadInput if the code raises an error.
+    """
     return run_again(source, path)
 
 
@@ -80,7 +86,10 @@ def _compiled(source: bytes, path: str) -> CodeType:
 
 
 def run_again(source: bytes, path: str) -> ModuleType:
-    """As `run`, but a module of its own each time: nothing that an earlier one keeps is in it."""
+    """Return a new module from these bytes, without any state of an earlier one.
+
+    Raise BadInput if the code raises an error.
+    """
     name = MODULE + hashlib.sha256(source).hexdigest()
     spec = importlib.util.spec_from_loader(name, loader=None, origin=path)
     assert spec is not None
@@ -89,10 +98,10 @@ def run_again(source: bytes, path: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and type hints look their module up
     try:
         exec(_compiled(source, path), vars(module))
-    except (Exception, SystemExit) as error:  # a file that ends the program ends nothing
+    except (Exception, SystemExit) as error:  # a call of sys.exit in the file is an error too
         del sys.modules[name]
         raise BadInput(
             f"{path} cannot be run ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}); mend it"
+            f"{' '.join(str(error).split())}); fix that file"
         ) from None
     return module

@@ -1,5 +1,7 @@
-"""Key files: a private key is 64 hexadecimal digits and a line feed, in a file for its owner alone
-that is never written over.
+"""Read and write key files.
+
+A private key is 64 hexadecimal digits and a line feed, in a file for its owner alone. A key file is
+never overwritten.
 """
 
 from __future__ import annotations
@@ -16,47 +18,47 @@ if TYPE_CHECKING:
 
 
 def make_key(path: Path) -> Ed25519PrivateKey:
-    """A new key that signs, in a new file."""
+    """Return a new signing key, and write it to a new file. Raise BadInput if the path exists."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    made = Ed25519PrivateKey.generate()
-    with new_files(path.parent, {path.name: key_text(made)}, mode=0o777):
-        return made
+    key = Ed25519PrivateKey.generate()
+    with new_files(path.parent, {path.name: key_text(key)}, mode=0o777):
+        return key
 
 
 def read_key(path: str | Path) -> Ed25519PrivateKey:
-    """The key that signs in this file; BadInput where there is none."""
+    """Return the signing key in this file. Raise BadInput if there is none."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(_bytes(path))
 
 
 def read_opening_key(path: str | Path) -> X25519PrivateKey:
-    """The key that opens boxes in this file; BadInput where there is none."""
+    """Return the key in this file that opens boxes. Raise BadInput if there is none."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(_bytes(path))
 
 
 def key_text(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
-    """What the file of this private key holds."""
+    """Return the content of the file of this private key."""
     return key.private_bytes_raw().hex() + "\n"
 
 
 def public(key: Ed25519PrivateKey | X25519PrivateKey) -> str:
-    """The public half, as policies, rosters and cards name it."""
+    """Return the public key in hexadecimal, as policies, rosters and cards list it."""
     return key.public_key().public_bytes_raw().hex()
 
 
 def _bytes(path: str | Path) -> bytes:
     try:
-        found = bytes.fromhex(Path(path).read_text("ascii").strip())
+        key = bytes.fromhex(Path(path).read_text("ascii").strip())
     except OSError as error:
         raise BadInput(
             f"the key file {path} cannot be read: {error.strerror}; restore it"
         ) from None
     except ValueError:
-        found = b""
-    if len(found) != 32:
-        raise BadInput(f"the key file {path} must hold 64 hexadecimal digits; restore it")
-    return found
+        key = b""
+    if len(key) != 32:
+        raise BadInput(f"the key file {path} must contain 64 hexadecimal digits; restore it")
+    return key

@@ -1,9 +1,8 @@
-"""A daemon's Unix socket: frames of bytes come in, one at a time, and frames of bytes go out. It
-reads none of them.
+"""Serve a daemon's Unix socket: one frame of bytes in, one frame of bytes out.
 
-On the socket a frame is preceded by its length, 4 bytes, big-endian. Whatever a courier does with
-its end, frames reach `handle` one at a time and in turn, and all that goes back is its reply or one
-of `LINE_CODES`.
+On the socket a frame is preceded by its length, 4 bytes, big-endian. This module interprets no
+frame. Whatever a courier does with its end, frames reach `handle` one at a time and in turn. Each
+reply is the one of `handle` or one of `LINE_CODES`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from silodp.host.ownership import group_of, users_of
 from silodp.host.site import Site
 
 LOOK = 0.5
-"""Seconds between two looks at whether the daemon should begin anew."""
+"""Seconds between two checks whether the daemon should start again."""
 LINE_CODES: dict[str, str] = {
     "size": (
         "The frame is longer than any that makes sense here, or than the settings' maximum_frame."
@@ -37,24 +36,24 @@ LINE_CODES: dict[str, str] = {
     "stopping": "The daemon is being stopped; ask again when it is back.",
     "internal": "The daemon could not answer, for a reason that has to do with no record.",
 }
-"""What the daemon itself may reply, before a frame has reached what it is for."""
+"""The daemon's own replies to a frame that has not reached `handle`, or that `handle` failed on."""
 
 
 class Server:
-    """Takes frames from a Unix socket to `handle`, one at a time in the order in which they were
-    complete, and replies back.
+    """Pass frames from a Unix socket to `handle`, one at a time, and send the replies.
 
-    A connection has at most one frame in that queue. One that keeps the daemon waiting, for a frame
-    or for room for a reply, is closed after `timeout` seconds, or at once if it has been the
-    longest to do so when the connections are all in use.
+    Frames are handled in the order in which they were complete. A connection has at most one frame
+    in that queue. A connection that keeps the daemon waiting, for a frame or for room for a reply,
+    is closed after `timeout` seconds. When all connections are in use, the one that has kept the
+    daemon waiting longest is closed at once.
 
-    With `after`, each frame has a slot of so many seconds for itself, which begins when it has come
-    and the slot of the one before it is over, and its reply is sent at the slot's end: at a time
-    that follows from when frames came, and not from how long any of them took. Every frame has one,
-    bad ones too, for even a refusal waits for the frame before it. A reply that was not ready then
-    is late. It gets as many slots as it needs, is sent at the end of the last of them, and is
-    counted in the log. A daemon that stops does not wait: what
-    is stored is given when it is asked for again.
+    With `after`, each frame has a slot of that many seconds for itself. The slot begins once the
+    frame has arrived and the slot of the frame before it is over. The reply is sent at the end of
+    the slot. So its time follows from when frames arrived, and not from how long any of them took.
+    Bad frames have a slot too, since even a refusal waits for the frame before it. A reply that is
+    not ready at the end of its slot is late. It gets as many slots as it needs, is sent at the end
+    of the last one, and is counted in the log. A daemon that stops does not wait: a stored answer
+    is sent when the query is repeated.
     """
 
     def __init__(
@@ -80,9 +79,9 @@ class Server:
         ] = queue.SimpleQueue()
         self._guard = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
-        self._awaited: dict[
-            socket.socket, None
-        ] = {}  # those whose peers we wait for, the longest waited for first
+        # Connections whose peers keep the daemon waiting, in the order of how long they have. A
+        # dict, since a set has no order.
+        self._awaited: dict[socket.socket, None] = {}
         self._stopping = threading.Event()
 
     def run(
@@ -91,31 +90,34 @@ class Server:
         ready: Callable[[], None] = lambda: None,
         changed: Callable[[], bool] | None = None,
     ) -> bool:
-        """Serves until `stop` can be read; then the answer that is being computed is finished and
-        sent, and the socket removed.
+        """Serve until `stop` can be read or `changed` returns True. Return True in the second case.
 
-        Likewise, and True, when `changed` is found: it is looked at every `LOOK` seconds, and at
-        each new connection.
+        Before the return, the answer that is being computed is finished and sent, and the socket is
+        removed. `changed` is called every `LOOK` seconds, and at each new connection.
         """
         worker = threading.Thread(target=self._work, daemon=True)
+        if changed:
+            patience = LOOK
+        else:
+            patience = None
         try:
             with self._listening() as listener:
                 worker.start()
                 ready()
-                while stop not in (
-                    found := select.select([listener, stop], [], [], LOOK if changed else None)[0]
-                ):
+                while True:
+                    readable, _, _ = select.select([listener, stop], [], [], patience)
+                    if stop in readable:
+                        return False
                     if changed and changed():
                         return True
-                    if listener in found:
+                    if listener in readable:
                         self._admit(listener)
-                return False
         finally:
             self._stop(worker)
 
     @property
     def waiting(self) -> int:
-        """Frames that wait for their turn."""
+        """Return the number of frames that wait for their turn."""
         return self._jobs.qsize()
 
     @contextlib.contextmanager
@@ -124,9 +126,8 @@ class Server:
         site = self._site
         _remove_stale(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            mask = os.umask(
-                0o777 & ~int(site.socket_mode, 8)
-            )  # nobody can connect before it listens
+            # The socket has its mode from its first moment on.
+            mask = os.umask(0o777 & ~int(site.socket_mode, 8))
             try:
                 listener.bind(str(path))
             except OSError as error:
@@ -138,15 +139,14 @@ class Server:
             mine = path.lstat().st_ino
             try:
                 try:
-                    os.chown(
-                        path, -1, self._group, follow_symlinks=False
-                    )  # whatever may have been put in its place
+                    # A link that was put in the socket's place must not be followed.
+                    os.chown(path, -1, self._group, follow_symlinks=False)
                 except OSError as error:
                     raise BadInput(
                         f"the socket {path} cannot be given to the group "
                         f"{site.socket_group!r}: {error.strerror}"
                     ) from None
-                listener.listen(128)  # only now can anybody connect
+                listener.listen(128)  # no process can connect before this
                 listener.setblocking(False)
                 yield listener
             finally:
@@ -177,7 +177,8 @@ class Server:
             return self._turn_away(line, "busy")
         thread = threading.Thread(target=self._converse, args=(line,), daemon=True)
         with self._guard:
-            self._open[line], self._awaited[line] = thread, None
+            self._open[line] = thread
+            self._awaited[line] = None
         thread.start()
 
     def _turn_away(self, line: socket.socket, code: str) -> None:
@@ -216,8 +217,10 @@ class Server:
             line.sendall(answer)
 
     def _receive(self, line: socket.socket, size: int) -> bytes:
-        """Exactly so many bytes, within the timeout from now on for all of them; memory grows with
-        what has come, not with what was announced.
+        """Return exactly `size` bytes. Raise TimeoutError if they take longer than the timeout in
+        all.
+
+        Memory grows with the bytes that have arrived, not with the announced size.
         """
         received = bytearray()
         deadline = time.monotonic() + self._site.timeout
@@ -261,8 +264,9 @@ class Server:
             reply.put(answer)
 
     def _stop(self, worker: threading.Thread) -> None:
-        """What is computed is finished and sent; what waits is told to come back; whoever sends
-        nothing more is hung up on.
+        """Finish and send the answer that is being computed, then close every connection.
+
+        Frames that wait get the code "stopping". Connections that send nothing more are closed.
         """
         with self._guard:
             self._stopping.set()
@@ -284,7 +288,7 @@ def _framed(frame: bytes) -> bytes:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes the socket of a daemon that was killed; refuses to remove anything else."""
+    """Remove the socket of a daemon that was killed. Raise BadInput for anything else there."""
     if not os.path.lexists(path):
         return
     if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -300,7 +304,10 @@ def _remove_stale(path: Path) -> None:
             path.unlink()
             return
         except OSError as error:
-            raise BadInput(f"{path} exists and cannot be tried: {error.strerror}") from None
+            raise BadInput(
+                f"{path} exists and a connection to it fails ({error.strerror}); move it away, "
+                "or name another socket in the settings"
+            ) from None
     raise BadInput(
         f"another process listens at {path}; stop it, or name another socket in the settings"
     )

@@ -1,4 +1,4 @@
-"""One daemon for one file: whoever serves a ledger or a store holds a lock on it."""
+"""Lock a ledger or a store, so that one daemon at a time serves it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from silodp.host.portable import OWN, lock
 
 @contextlib.contextmanager
 def sole(file: str, what: str = "ledger", *, patience: float = 2.0) -> Iterator[None]:
-    """Holds the file for one daemon, by whatever path it is named; waits a little, since `running`
-    holds it for an instant.
+    """Lock the file for one daemon, whatever path names it. Raise BadInput if another has it.
+
+    It waits for `patience` seconds, since `running` holds the lock for an instant.
     """
     handle = _opened(file, what)
     deadline = time.monotonic() + patience
@@ -29,7 +30,7 @@ def sole(file: str, what: str = "ledger", *, patience: float = 2.0) -> Iterator[
 
 
 def running(file: str, what: str = "ledger") -> bool:
-    """Whether a daemon serves this file now."""
+    """Return whether a daemon serves this file now."""
     handle = _opened(file, what)
     try:
         return not lock(handle, shared=True)

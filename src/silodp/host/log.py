@@ -1,8 +1,8 @@
-"""A daemon's log: one line for each event, without data, put aside when it is long.
+"""Write a daemon's log: one line for each event, without data, rotated when it is long.
 
-A line is written once its reply was sent, so that neither its time nor the file's says when an
-answer was ready. With SILODP_LOG=json in the environment each is one JSON object on standard output
-too, for a collector of logs.
+A line is written after its reply was sent. So neither the line's time nor the file's shows when an
+answer was ready. With SILODP_LOG=json in the environment each line is also printed as one JSON
+object, for a collector of logs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from silodp.core.text import visible
 from silodp.host import metrics
 
 KEPT = 5
-"""Logs that were put aside and are kept."""
-UNTOLD = ("started", "stopped", "late")
-"""Events that are no frame's; and how many replies were late depends on how long they took, which
-is the operator's to know.
+"""Number of older log files that are kept."""
+NOT_COUNTED = ("started", "stopped", "late")
+"""Events that `silodp_frames_total` leaves out. The first two are about no frame. The number of
+late replies depends on how long answers took, so it stays in the operator's log.
 """
 
 
 class Log:
-    """One line for each event, with the time before it. No data, no addresses."""
+    """A daemon's log: one line for each event, with its time, without data or addresses."""
 
     def __init__(self, path: str, most: int) -> None:
         try:
@@ -45,16 +45,18 @@ class Log:
         self._unsent: list[str] = []
 
     def line(self, words: str, *, at_once: bool = False) -> None:
-        """Writes the line once `sent` is called, or at once where nothing was computed."""
-        words = visible(words)  # or a line feed in a word would look like another event
+        """Write the line once `sent` is called, or at once for an event that computed nothing."""
+        # A line feed in a word would otherwise look like another event.
+        words = visible(words)
         if at_once:
             return self._write(words)
         with self._guard:
             self._unsent.append(words)
 
     def sent(self) -> None:
-        """The reply that the last lines speak of was sent: now they are written, with this time,
-        since how long it took to make is not to be told.
+        """Write the waiting lines, since their reply was sent.
+
+        They get the present time: how long the reply took must not be visible.
         """
         with self._guard:
             unsent = self._unsent
@@ -64,11 +66,11 @@ class Log:
 
     def _write(self, words: str) -> None:
         self._handler.handle(logging.makeLogRecord({"msg": f"{_now()} {words}"}))
-        self._tell(words)
+        self._report(words)
 
-    def _tell(self, words: str) -> None:
+    def _report(self, words: str) -> None:
         event, _, rest = words.strip().partition(" ")
-        if event not in UNTOLD:
+        if event not in NOT_COUNTED:
             metrics.count("silodp_frames_total", code=event)
         if self._json:
             print(json.dumps({"time": _now(), "event": event, "text": rest.strip()}), flush=True)
@@ -83,15 +85,16 @@ def _now() -> str:
 
 
 def tally(path: str) -> Counter[str]:
-    """How often each word stands after the time in the log, as far as it has been kept."""
+    """Return how often each event occurs in the log files that are kept."""
     return Counter(words[1] for words in map(str.split, lines(path)) if len(words) > 1)
 
 
 def lines(path: str) -> Iterator[str]:
-    """The log's lines in order, as far as it has been kept."""
-    for file in (f"{path}.{i}" if i else path for i in range(KEPT, -1, -1)):
+    """Yield the lines of the log files that are kept, oldest first."""
+    older = [f"{path}.{number}" for number in range(KEPT, 0, -1)]
+    for name in (*older, path):
         with (
             contextlib.suppress(FileNotFoundError),
-            open(file, encoding="utf-8", errors="replace") as found,
+            open(name, encoding="utf-8", errors="replace") as file,
         ):
-            yield from found
+            yield from file

@@ -1,11 +1,11 @@
-"""What a daemon tells a monitoring system: counts and states in Prometheus' text form, in a file,
-and a page of such files on loopback.
+"""Report a daemon's counts and states to a monitoring system, in Prometheus' text form.
 
-A gate has no network, so nothing here opens a port in a daemon: each writes the file that
-$SILODP_METRICS names, and `silodp ledger metrics` serves the files. Formal guarantees: only the
-names of METRICS can be told, each of them a function of frames, policy, ledger, clock and files'
-dates, and never of a record; counts move when a reply is sent and not when it is ready, and the
-file is written at times that no answer decides.
+A gate has no network, so no daemon opens a port for it. Each daemon writes the file that
+$SILODP_METRICS names. `silodp ledger metrics` serves these files as one page on loopback.
+
+Formal guarantees: only the names of METRICS are reported. Each is a function of frames, policy,
+ledger, clock and dates of files, and never of a record. Counts change when a reply is sent and not
+when it is ready. The file is written at times that no answer decides.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from silodp.host import atomic
 EVERY = 15.0
 """Seconds between two writings of the file."""
 STALE = 4 * EVERY
-"""Seconds after which a file that was not written again is taken for that of a daemon that is gone.
-"""
+"""Seconds without a writing after which the daemon counts as gone."""
 METRICS: dict[str, tuple[str, str]] = {
     "silodp_up": ("gauge", "1 while the process serves."),
     "silodp_frames_total": (
@@ -59,7 +58,7 @@ METRICS: dict[str, tuple[str, str]] = {
         "Seconds that these took, each rounded up to a whole one.",
     ),
 }
-"""Every number that may be told, with its kind and what it says. None depends on a record."""
+"""Every number that may be reported, with its kind and its help. None depends on a record."""
 
 Labels = tuple[tuple[str, str], ...]
 _guard = threading.Lock()
@@ -68,14 +67,14 @@ _forever = contextlib.ExitStack()
 
 
 def count(name: str, by: float = 1.0, **labels: str) -> None:
-    """Adds to a counter of METRICS."""
+    """Add to a counter of METRICS."""
     key = _key(name, "counter", labels)
     with _guard:
         _values[key] = _values.get(key, 0.0) + by
 
 
 def gauge(name: str, value: float, **labels: str) -> None:
-    """Sets a state of METRICS."""
+    """Set a state of METRICS."""
     key = _key(name, "gauge", labels)
     with _guard:
         _values[key] = float(value)
@@ -88,11 +87,11 @@ def _key(name: str, kind: str, labels: Mapping[str, str]) -> tuple[str, Labels]:
 
 
 def text(role: str) -> str:
-    """Everything told so far, in Prometheus' text form."""
+    """Return all counts and states in Prometheus' text form."""
     with _guard:
-        found = sorted(_values.items())
+        values = sorted(_values.items())
     return _written(
-        (name, _line(name, (("role", role), *labels), value)) for (name, labels), value in found
+        (name, _line(name, (("role", role), *labels), value)) for (name, labels), value in values
     )
 
 
@@ -102,15 +101,15 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _written(samples: Iterable[tuple[str, str]]) -> str:
-    """Lines of samples, each with its metric's name, in whose order they come: what a metric says
-    stands before its first.
+    """Return the lines of these (name, line) samples, with each metric's help before its first
+    line.
     """
     lines = []
     last = ""
     for name, line in samples:
         if name != last:
-            kind, says = METRICS[name]
-            lines += [f"# HELP {name} {says}", f"# TYPE {name} {kind}"]
+            kind, help_text = METRICS[name]
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
             last = name
         lines.append(line)
     return "".join(f"{line}\n" for line in lines)
@@ -122,8 +121,9 @@ def _quoted(word: str) -> str:
 
 @contextlib.contextmanager
 def reporting(role: str, look: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """While it lasts, the file that $SILODP_METRICS names is written every EVERY seconds, after
-    `look` has set its states. None is no file.
+    """Write the file that $SILODP_METRICS names every EVERY seconds, while the body runs.
+
+    Before each writing `look` sets its states. Without the variable, no file is written.
     """
     place = os.environ.get("SILODP_METRICS")
     if not place:
@@ -133,9 +133,8 @@ def reporting(role: str, look: Callable[[], None] = lambda: None) -> Iterator[No
 
     def report() -> None:
         while not over.is_set():
-            with contextlib.suppress(
-                Exception
-            ):  # what cannot be told now is told next time; no daemon ends for it
+            # A state that cannot be read now is read the next time. No daemon ends for it.
+            with contextlib.suppress(Exception):
                 look()
             _keep(Path(place), role)
             over.wait(EVERY)
@@ -153,14 +152,14 @@ def reporting(role: str, look: Callable[[], None] = lambda: None) -> Iterator[No
 
 
 def report_forever(role: str, look: Callable[[], None] = lambda: None) -> None:
-    """As `reporting`, until the process ends: for a part of somebody else's process."""
+    """Report as `reporting` does until the process ends, from within another program's process."""
     _forever.enter_context(reporting(role, look))
 
 
 def _keep(place: Path, role: str) -> None:
     with contextlib.suppress(OSError):
         atomic.write(place, text(role))
-        place.chmod(0o644)  # the monitoring's user reads it
+        place.chmod(0o644)  # the monitoring system has a user of its own
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -169,64 +168,73 @@ _LINE = re.compile(r"(?P<name>[a-z_]+)\{(?P<labels>[^}]*)\} (?P<value>[-+.0-9a-z
 
 
 def page(files: Sequence[Path]) -> str:
-    """All files as one page; a line that is not of METRICS is left out."""
-    found = []
+    """Return the content of all files as one page, without lines that are not of METRICS."""
+    samples = []
     for file in files:
         with contextlib.suppress(OSError):
             for line in map(_LINE.fullmatch, file.read_text().splitlines()):
                 if line and line["name"] in METRICS:
-                    found.append((list(METRICS).index(line["name"]), line["name"], line[0]))
-    return _written((name, line) for _, name, line in sorted(found))
+                    samples.append((list(METRICS).index(line["name"]), line["name"], line[0]))
+    return _written((name, line) for _, name, line in sorted(samples))
 
 
 def ill(files: Sequence[Path], now: float) -> list[str]:
-    """A sentence for each file whose daemon is down or silent."""
-    said = []
+    """Return a sentence for each file whose daemon is down or has stopped writing."""
+    sentences = []
     for file in files:
         try:
             if now - file.stat().st_mtime > STALE:
-                said.append(f"{file} was not written for {STALE:g} seconds")
+                sentences.append(f"{file} was not written for {STALE:g} seconds")
             elif not re.search(r"^silodp_up\{[^}]*\} 1$", file.read_text(), re.MULTILINE):
-                said.append(f"{file} says that its daemon is down")
+                sentences.append(f"{file} shows that its daemon is down")
         except OSError:
-            said.append(f"{file} is not there")
-    return said
+            sentences.append(f"{file} is missing")
+    return sentences
 
 
 def serve(
     files: Sequence[Path], address: str, ready: Callable[[int], None] = lambda port: None
 ) -> None:
-    """/metrics and /health of these files at HOST:PORT, which must be this machine's own; until the
-    process ends.
+    """Serve /metrics and /health of these files at HOST:PORT until the process ends.
+
+    Raise BadInput unless HOST is this machine's loopback address and the port is free.
     """
     host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost", "::1") or not port.isdecimal():
         raise BadInput(
-            f"--listen is {address!r}; it must be 127.0.0.1:PORT: what asks from elsewhere "
-            "comes through a proxy of your own"
+            f"--listen is {address!r}; it must be 127.0.0.1:PORT: for requests from elsewhere "
+            "use a proxy of your own"
         )
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            wrong = ill(files, time.time())
-            code, said = {
-                "/metrics": (200, page(files)),
-                "/health": (503 if wrong else 200, "".join(f"{one}\n" for one in wrong) or "ok\n"),
-            }.get(self.path, (404, "there are /metrics and /health\n"))
+            match self.path:
+                case "/metrics":
+                    code = 200
+                    body = page(files)
+                case "/health":
+                    sentences = ill(files, time.time())
+                    code = 503 if sentences else 200
+                    body = "".join(f"{sentence}\n" for sentence in sentences) or "ok\n"
+                case _:
+                    code = 404
+                    body = "there are /metrics and /health\n"
             self.send_response(code)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.end_headers()
-            self.wfile.write(said.encode())
+            self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    class Own(http.server.ThreadingHTTPServer):
+    class PageServer(http.server.ThreadingHTTPServer):
         address_family = socket.AF_INET6 if host == "::1" else socket.AF_INET
 
     try:
-        server = Own((host, int(port)), Page)
+        server = PageServer((host, int(port)), Page)
     except OSError as error:
-        raise BadInput(f"{address} cannot be listened at: {error.strerror}") from None
+        raise BadInput(
+            f"the port at {address} cannot be opened ({error.strerror}); choose another --listen"
+        ) from None
     with server:
         ready(server.server_address[1])
         server.serve_forever()

@@ -1,9 +1,8 @@
-"""Opens a trained model's file: the parameters, and what is needed to use them on rows of columns,
-all of it public.
+"""Open a trained model's file: its parameters, and the public facts needed to use them.
 
-A model that was made by a FILE.py needs that file again. It is never taken from where the model
-lies, since running a stranger's folder would be running a stranger's code: whoever starts the
-program names a copy, which must have the hash that was trained with.
+A model that was made by a FILE.py needs that file again. The file is never taken from the model's
+folder, since that would run a stranger's code. The person who starts the program names a copy,
+which must have the hash of the file used in training.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from silodp.host.extension import file_hash, load
 
 FILE = "model.safetensors"
 PERSONAL = "personal"
-"""In a model's file: the silo to whose records it was fitted without noise. Such a model may not
-leave that silo.
+"""Fact in a model's file: the silo to whose records it was fitted without noise. Such a model may
+not leave that silo.
 """
 CODE = ("model", "feature_map")
-"""What may be FILE.py:NAME."""
+"""Facts that may be FILE.py:NAME."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A model that is ready to use. `about` is what its file says of it."""
+    """A model that is ready to use. `about` contains the facts in its file."""
 
     reading: Reading
     schema: Schema
@@ -48,18 +47,26 @@ class Stored:
 
     @property
     def sha256(self) -> str:
+        """Return the SHA-256 of the model's file."""
         return hashlib.sha256(self.path.read_bytes()).hexdigest()
 
 
 def contents(given: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What the model's file says of itself, and its tensors, whatever they are."""
+    """Return the facts in a model's file, and its tensors, without checking them."""
     with _opened(given) as (_, file):
         return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
+def _file_of(given: Path) -> Path:
+    """Return the model's file for a run's folder, or for the file itself."""
+    if given.is_dir():
+        return given / FILE
+    return given
+
+
 @contextlib.contextmanager
 def _opened(given: Path) -> Iterator[tuple[Path, Any]]:
-    path = given / FILE if given.is_dir() else given
+    path = _file_of(given)
     try:
         with safe_open(path, "pt") as file:
             yield path, file
@@ -71,8 +78,9 @@ def _opened(given: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def refuse_personal(path: Path, about: Mapping[str, str]) -> None:
-    """BadInput where the model was fitted to a silo's own records: whatever is asked with it, or
-    made of it, would carry it out.
+    """Raise BadInput if the model was fitted to a silo's own records.
+
+    A query with such a model, or a result made of it, would reveal those records.
     """
     if PERSONAL in about:
         raise BadInput(
@@ -84,56 +92,61 @@ def refuse_personal(path: Path, about: Mapping[str, str]) -> None:
 def open_model(
     given: Path, code: dict[str, str | None] | None = None, *, personal: bool = False
 ) -> Stored:
-    """The model in a run's folder, or in its file; `code` has this user's own copies of what was
-    FILE.py:NAME.
+    """Return the model in a run's folder or in a file. Raise BadInput if it cannot be used.
 
-    One that was fitted to a silo's own records is not private: it is opened only for who says that
-    it stays there.
+    `code` has this user's own copies of what was FILE.py:NAME in training. A model that was fitted
+    to a silo's own records is not private. It is opened only with `personal`, by a caller that
+    keeps it at the silo.
     """
-    path, (about, tensors) = given / FILE if given.is_dir() else given, contents(given)
+    path = _file_of(given)
+    about, tensors = contents(given)
     if not personal:
         refuse_personal(path, about)
     if "schema" not in about and "plain" not in about:
         raise BadInput(
-            f"{path} does not say which columns it reads: it is of an older version, or of "
-            "another program; train again"
+            f"{path} does not list the columns that it reads: an older version, or another "
+            "program, wrote it; train again"
         )
-    own = {what: _own_copy(what, about, (code or {}).get(what)) for what in CODE}
+    words = {what: _own_copy(what, about, (code or {}).get(what)) for what in CODE}
     try:
+        # In training too, a silo's file without a schema has plain numbers and a task.
         if "schema" in about:
             schema = Schema.parse(about["schema"], str(path))
+            schema_or_task = schema
         else:
             schema = plain_schema(**json.loads(about["plain"]))
+            schema_or_task = schema.task
         raw = len(schema.features)
-        if own["feature_map"]:
-            mapped = feature_map(own["feature_map"], load, schema.shape)
+        if words["feature_map"]:
+            mapped = feature_map(words["feature_map"], load, schema.shape)
+            width = mapped.width(raw)
         else:
             mapped = None
-        known = (
-            schema if "schema" in about else schema.task
-        )  # as in training, where a file without a schema has plain numbers
+            width = raw
+        # Loss and prox are for training only.
         problem = build(
-            Words(own["model"], known, features=own["feature_map"]), raw, load=load
-        )  # loss and prox are for training alone
+            Words(words["model"], schema_or_task, features=words["feature_map"]), raw, load=load
+        )
         w = torch.cat([tensors[name].flatten() for name in problem.shapes])[None]
-        width = mapped.width(raw) if mapped else raw
         scaling = (
             tensors.get("scaling.mean", torch.zeros(width)),
             tensors.get("scaling.scale", torch.ones(width)),
         )
-        if about.get("loss"):  # in whose place the weights had no part
+        if about.get("loss"):
+            # The class weights of the schema had no part in a loss of the user's own.
             schema = replace(schema, label=replace(schema.label, weights=()))
         return Stored(Reading(schema, problem, w, scaling, mapped), schema, about, path)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(
-            f"{path} is not whole ({type(error).__name__}); give the file as training wrote it"
+            f"{path} is incomplete or damaged ({type(error).__name__}); give the file as "
+            "training wrote it"
         ) from None
 
 
 def about_of(given: Path) -> dict[str, str]:
-    """What a model's file says of itself, and its hash, without building anything."""
+    """Return the facts in a model's file, and its hash, without building the model."""
     with _opened(given) as (path, file):
         return dict(file.metadata() or {}) | {
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest()
@@ -141,25 +154,27 @@ def about_of(given: Path) -> dict[str, str]:
 
 
 def facts(**words: str) -> dict[str, str]:
-    """For a model's file: each word and, where it is FILE.py:NAME, the file's own name and hash:
-    where it lay is nobody's business.
+    """Return the facts for a model's file: each word, without empty ones.
+
+    For FILE.py:NAME these are the file's name without its folder, and its hash.
     """
-    found: dict[str, Any] = {}
+    facts_by_name: dict[str, str] = {}
     for what, text in words.items():
         if not text:
             continue
         if is_file(text):
-            found[what] = f"{Path(parse(text)[0]).name}{text[len(parse(text)[0]) :]}"
+            path = parse(text)[0]
+            facts_by_name[what] = f"{Path(path).name}{text[len(path) :]}"
+            facts_by_name[f"{what}_sha256"] = file_hash(text)
         else:
-            found[what] = text
-        if is_file(text):
-            found[f"{what}_sha256"] = file_hash(text)
-    return found
+            facts_by_name[what] = text
+    return facts_by_name
 
 
 def _own_copy(what: str, about: dict[str, str], given: str | None) -> str:
-    """The word to build by; of FILE.py:NAME the copy that was given, if it is the file that was
-    trained with.
+    """Return the word to build by, which for FILE.py:NAME is the user's own copy.
+
+    Raise BadInput unless that copy is given and has the hash of the file used in training.
     """
     word = about.get(what, "")
     option = "--" + what.replace("_", "-")

@@ -1,16 +1,16 @@
-"""Who else could change or read what a daemon uses: owner and mode of a file, and of every folder
-and link on the way to it.
+"""Check that no other user can change or read what a daemon uses.
 
-What a daemon reads decides what it does: a policy names code, an anchor says what was spent. So
-nobody but root and the daemon's own user may be able to put something else in its place. Each step
-of a path, links followed one by one, must belong to one of the two and be writable by nobody else.
-A folder that all may write but that is sticky, such as /tmp, may be passed through to a folder of
-ours, whose name nobody else can take away; nothing is read or made in it, since anybody could leave
-a journal or a pause beside it.
+The check looks at owner and mode of a file, and of every folder and link on the way to it. What a
+daemon reads decides what it does: a policy names code, an anchor records what was spent. So only
+root and the daemon's own user may be able to replace such a file. Each step of a path, links
+followed one by one, must belong to one of the two. No other user may be able to write to it. A
+sticky folder that all may write to, such as /tmp, may be passed through to a folder of ours. No
+other user can take away that folder's name. Nothing is read or made in the sticky folder itself,
+since any user could leave a journal or a pause there.
 
-Between this check and the use of a path there is no race: only root and this user can change what a
-path means all of whose steps passed. It does not see what a file server allows, nor who may write
-where the software itself lies.
+There is no race between this check and the use of a path. Only root and this user can change the
+meaning of a path whose steps all passed. The check does not see what a file server allows, nor who
+may write where the software itself is installed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from pathlib import Path
 from silodp.core.errors import BadInput
 
 LINKS = 40
-"""Links on one way, at most, as in Linux."""
+"""Most links that one path may pass through, as in Linux."""
 
 
 def group_of(name: str) -> int:
-    """The number of the group that may open a socket; "" is the process's own."""
+    """Return the number of the group that may open a socket. "" means the process's own group.
+
+    Raise BadInput if there is no such group.
+    """
     try:
         if name.isdigit():
             return int(name)
@@ -45,25 +48,35 @@ def group_of(name: str) -> int:
 
 
 def users_of(names: Iterable[str]) -> set[int]:
-    """The numbers of users that may knock at a socket."""
-    try:
-        return {int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid for name in names}
-    except KeyError:
-        raise BadInput(
-            f"couriers is {list(names)}; each must be a user of this machine, or a number"
-        ) from None
+    """Return the numbers of the users that may connect to a socket.
+
+    Raise BadInput if one of them does not exist.
+    """
+    numbers = set()
+    for name in names:
+        if name.isdigit():
+            numbers.add(int(name))
+            continue
+        try:
+            numbers.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            raise BadInput(
+                f"couriers is {list(names)}; each must be a user of this machine, or a number"
+            ) from None
+    return numbers
 
 
 def exposed(path: str, group: int) -> str | None:
-    """A sentence if the file may be opened by everybody, by the group that may open the socket, or
-    by somebody on an access list.
+    """Return a sentence if other users could open the file, or None.
+
+    Those are all users, the group that may open the socket, and users on an access list.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o7 or (mode & 0o70 and (found.st_gid == group or _listed(path))):
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o7 or (mode & 0o70 and (status.st_gid == group or _listed(path))):
         return (
             f"{path} has mode {mode:04o}, so that the courier's user could open it; use chmod "
             "go-rwx, or another group"
@@ -72,12 +85,14 @@ def exposed(path: str, group: int) -> str | None:
 
 
 def reachable(path: str, group: int) -> bool:
-    """Whether a user of the socket's group, or any other, could come to the file's name, and so
-    read its times if not its content.
+    """Return whether a user of the socket's group, or any other, could reach the file's name.
+
+    Such a user could read the file's times, if not its content.
     """
-    folders = [found for _, found in _steps(path) if stat.S_ISDIR(found.st_mode)]
+    folders = [status for _, status in _steps(path) if stat.S_ISDIR(status.st_mode)]
     return all(
-        found.st_mode & 0o1 or (found.st_mode & 0o10 and found.st_gid == group) for found in folders
+        folder.st_mode & 0o1 or (folder.st_mode & 0o10 and folder.st_gid == group)
+        for folder in folders
     )
 
 
@@ -85,8 +100,9 @@ def reachable(path: str, group: int) -> bool:
 
 
 def entrust(paths: Iterable[str | Path | None]) -> None:
-    """Raises BadInput if another user could change what one of the paths is; of a folder, also what
-    lies in it. None and "" are no paths.
+    """Raise BadInput if another user could change what one of the paths is.
+
+    For a folder this includes what it contains. None and "" are no paths.
     """
     for path in paths:
         if path and (sentence := changeable(path)):
@@ -94,19 +110,23 @@ def entrust(paths: Iterable[str | Path | None]) -> None:
 
 
 def changeable(path: str | Path) -> str | None:
-    """A sentence if anybody but root and this user could put something else in the path's place;
-    nothing need be there yet.
+    """Return a sentence if a user other than root and this one could replace the path, or None.
+
+    The path need not exist yet.
     """
-    shared = ""  # the sticky folder that was just passed
+    shared = ""  # the sticky folder that was the previous step
     try:
-        for step, found in _steps(path):
-            if wrong := _not_ours(step, found):
+        for step, status in _steps(path):
+            if wrong := _not_ours(step, status):
                 return _sentence(wrong, step, path)
-            if shared and not stat.S_ISDIR(found.st_mode):
+            is_folder = stat.S_ISDIR(status.st_mode)
+            if shared and not is_folder:
                 return _shared(shared)
-            shared = step if _others_write(step, found) else ""
-            if shared and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
-                return _sentence(_too_open(step, found), step, path)
+            shared = ""
+            if _others_write(step, status):
+                if not (is_folder and status.st_mode & stat.S_ISVTX):
+                    return _sentence(_too_open(step, status), step, path)
+                shared = step
         if shared:
             return _shared(shared)
         if os.path.isdir(path):
@@ -114,14 +134,15 @@ def changeable(path: str | Path) -> str | None:
         return None
     except OSError as error:
         return (
-            f"who may change {path} cannot be seen ({error.strerror}); every folder on the way "
-            "must be open to the daemon's user"
+            f"who may change {path} cannot be found out ({error.strerror}); every folder on the "
+            "way must be open to the daemon's user"
         )
 
 
 def _steps(path: str | Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder, link and file on the way from the root, as the system itself goes; ends where
-    nothing is yet.
+    """Yield every folder, link and file on the way from the root, with its status.
+
+    It follows links as the system does, and ends at the first name that does not exist.
     """
     ahead = [*reversed(Path(os.getcwd(), path).parts[1:])]
     here = "/"
@@ -133,33 +154,37 @@ def _steps(path: str | Path) -> Iterator[tuple[str, os.stat_result]]:
             continue
         step = os.path.join(here, name)
         try:
-            found = os.lstat(step)
+            status = os.lstat(step)
         except FileNotFoundError:
             return
-        yield step, found
-        if not stat.S_ISLNK(found.st_mode):
+        yield step, status
+        if not stat.S_ISLNK(status.st_mode):
             here = step
-        elif (links := links + 1) > LINKS:
+            continue
+        links += 1
+        if links > LINKS:
             raise OSError(0, "too many links")
-        else:
-            target = Path(os.readlink(step))
-            here = "/" if target.is_absolute() else here
-            ahead += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        target = Path(os.readlink(step))
+        parts = target.parts
+        if target.is_absolute():
+            here = "/"
+            parts = parts[1:]
+        ahead += reversed(parts)
 
 
 def _within(path: str | Path) -> str | None:
-    """The same of all that lies in a folder."""
+    """Return a sentence if another user could replace anything in the folder, or None."""
     for place, folders, files in os.walk(path, onerror=_raise):
         for entry in (os.path.join(place, name) for name in (*folders, *files)):
-            found = os.lstat(entry)
-            if (
-                wrong := changeable(entry)
-                if stat.S_ISLNK(found.st_mode)
-                else _not_ours(entry, found)
-            ):
+            status = os.lstat(entry)
+            if stat.S_ISLNK(status.st_mode):
+                wrong = changeable(entry)
+            else:
+                wrong = _not_ours(entry, status)
+            if wrong:
                 return wrong
-            if _others_write(entry, found):
-                return _too_open(entry, found)
+            if _others_write(entry, status):
+                return _too_open(entry, status)
     return None
 
 
@@ -167,47 +192,47 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _not_ours(step: str, found: os.stat_result) -> str:
-    if found.st_uid in (0, os.geteuid()):
-        inherited = stat.S_ISDIR(found.st_mode) and _listed(step, "default")
+def _not_ours(step: str, status: os.stat_result) -> str:
+    if status.st_uid in (0, os.geteuid()):
+        inherited = stat.S_ISDIR(status.st_mode) and _listed(step, "default")
         if inherited:
             return (
-                f"{step} has a default access list, which would let other users at what is "
-                "made in it; use setfacl -k"
+                f"{step} has a default access list, which would give other users access to new "
+                "files in it; use setfacl -k"
             )
         return ""
     return (
-        f"{step} belongs to {_name(found.st_uid)}; it must belong to root or to "
+        f"{step} belongs to {_name(status.st_uid)}; it must belong to root or to "
         f"{_name(os.geteuid())}, the user that serves: use chown"
     )
 
 
-def _others_write(step: str, found: os.stat_result) -> bool:
-    """A link has no mode of its own, and to write to a socket is to knock. With an access list the
-    group's bits are the most that it gives.
+def _others_write(step: str, status: os.stat_result) -> bool:
+    """Return whether another user may write to this step of a path.
+
+    A link has no mode of its own, and writing to a socket only connects to it. With an access list,
+    the group's bits are the most that the list permits.
     """
-    if stat.S_ISLNK(found.st_mode) or stat.S_ISSOCK(found.st_mode):
-        mode = 0
-    else:
-        mode = found.st_mode
-    return bool(mode & 0o2 or (mode & 0o20 and (_listed(step) or not _alone_in(found.st_gid))))
+    if stat.S_ISLNK(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+        return False
+    mode = status.st_mode
+    return bool(mode & 0o2 or (mode & 0o20 and (_listed(step) or not _alone_in(status.st_gid))))
 
 
-def _too_open(step: str, found: os.stat_result) -> str:
-    if _listed(step):
-        list_of_its_own = ", and setfacl -b, for it has an access list"
-    else:
-        list_of_its_own = ""
-    return (
-        f"{step} has mode {stat.S_IMODE(found.st_mode):04o}, so that another user could write "
-        f"it; use chmod go-w{list_of_its_own}"
+def _too_open(step: str, status: os.stat_result) -> str:
+    sentence = (
+        f"{step} has mode {stat.S_IMODE(status.st_mode):04o}, so that another user could write "
+        "it; use chmod go-w"
     )
+    if _listed(step):
+        return f"{sentence}, and setfacl -b, for it has an access list"
+    return sentence
 
 
 def _shared(folder: str) -> str:
     return (
-        f"{folder} is a folder that everybody may write; keep nothing of a daemon in it but in "
-        "a folder of its own, with mode 0700"
+        f"{folder} is a folder that everybody may write to; keep a daemon's files in a folder "
+        "of their own below it, with mode 0700"
     )
 
 
@@ -224,8 +249,9 @@ def _name(user: int) -> str:
 
 
 def _listed(path: str, kind: str = "access") -> bool:
-    """Whether the file has a POSIX access list beside its mode; by "default", a folder one for what
-    is made in it.
+    """Return whether the file has a POSIX access list in addition to its mode.
+
+    With "default": whether a folder has such a list for new files in it.
     """
     with contextlib.suppress(OSError):
         return f"system.posix_acl_{kind}" in os.listxattr(path)
@@ -234,8 +260,9 @@ def _listed(path: str, kind: str = "access") -> bool:
 
 @functools.cache
 def _alone_in(group: int) -> bool:
-    """Whether the group is this user's own and has nobody else in it, as many systems make them:
-    its right to write is then nobody's.
+    """Return whether this user is the only member of the group, which is the user's own.
+
+    Many systems make such groups. A group's right to write then gives nothing to others.
     """
     try:
         own = pwd.getpwuid(os.geteuid())

@@ -36,12 +36,14 @@ def content(path: Path) -> bytes:
 
 
 def json_in(path: Path) -> dict[str, Any]:
-    """Return the object in a file, or an empty one where there is no whole object."""
+    """Return the object in a file, or an empty one if there is no complete object."""
     try:
-        found = json.loads(content(path))
+        value = json.loads(content(path))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def lines_in(path: Path) -> tuple[dict[str, Any], ...]:
@@ -50,8 +52,8 @@ def lines_in(path: Path) -> tuple[dict[str, Any], ...]:
         text = content(path)
     except OSError:
         return ()
-    found = []
+    values = []
     for line in text[: text.rfind(b"\n") + 1].splitlines():
         with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return tuple(line for line in found if isinstance(line, dict))
+            values.append(json.loads(line))
+    return tuple(value for value in values if isinstance(value, dict))

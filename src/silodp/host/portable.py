@@ -1,5 +1,6 @@
-"""Where systems differ about files: flags that `os.open` has on some of them only, and a lock.
-Daemons need Linux; everything else goes through this.
+"""Hide how systems differ about files: flags of `os.open` that some lack, and a lock.
+
+Daemons need Linux. Everything else uses this module.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from pathlib import Path
 from typing import IO
 
 OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-"""Not for child processes, and bytes as they are."""
+"""Child processes do not get the file, and its bytes are read as they are."""
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 FOLDER = getattr(os, "O_DIRECTORY", 0)
 """0 on Windows, where a folder cannot be opened."""
 _FAR = 2**40
-"""Windows locks bytes, which nobody else can then read: this one lies behind the end of every file.
+"""The byte that is locked on Windows, where no other process can read a locked byte. It is behind
+the end of every file.
 """
 
 
 def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = False) -> bool:
-    """Whether this process has the file's lock now, which goes when the file is closed. Windows has
-    no shared one: there, each is alone.
+    """Return whether this process now has the file's lock. Closing the file ends the lock.
+
+    Windows has no shared lock, so a shared lock is exclusive there.
     """
     if isinstance(file, int):
         handle = file
@@ -35,10 +38,14 @@ def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = 
         import fcntl
     except ImportError:
         return _windows(handle, wait)
+    if shared:
+        operation = fcntl.LOCK_SH
+    else:
+        operation = fcntl.LOCK_EX
+    if not wait:
+        operation |= fcntl.LOCK_NB
     try:
-        fcntl.flock(
-            handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
-        )
+        fcntl.flock(handle, operation)
     except BlockingIOError:
         return False
     return True
@@ -63,8 +70,9 @@ def _windows(handle: int, wait: bool) -> bool:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """One process at a time. The folder itself is what is locked, so that no file is added to it;
-    on Windows a file in it.
+    """Lock the folder for one process at a time, and wait until it is free.
+
+    The folder itself is locked, so that no file is added to it. On Windows a file in it is locked.
     """
     if FOLDER:
         handle = os.open(folder, os.O_RDONLY | FOLDER | OWN)
@@ -78,7 +86,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes new, renamed and deleted names in the folder durable; Windows has no such call."""
+    """Make new, renamed and deleted names in the folder durable. Windows has no such call."""
     if FOLDER:
         handle = os.open(folder, os.O_RDONLY | FOLDER)
         try:

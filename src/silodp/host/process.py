@@ -1,6 +1,4 @@
-"""The process that a daemon is: it leaves no core, stops at a signal, and tells systemd when it is
-ready.
-"""
+"""Prepare a daemon's process: no core file, an end at a signal, and word to systemd."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ from collections.abc import Iterator
 
 
 def leave_no_core() -> None:
-    """A core file would hold what the process holds; where cores go to a program, the limit alone
-    does not stop them.
+    """Keep this process from leaving a core file, which would contain its memory.
+
+    The limit alone does not stop cores that the system passes to a program.
     """
     if sys.platform == "win32":  # which leaves none
         return
@@ -28,16 +27,16 @@ def leave_no_core() -> None:
 
 @contextlib.contextmanager
 def signalled() -> Iterator[socket.socket]:
-    """A socket that can be read once SIGTERM or SIGINT has come."""
-    told, tell = socket.socketpair()
-    tell.setblocking(False)
-    with told, tell:
-        before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+    """Yield a socket that can be read once SIGTERM or SIGINT has arrived."""
+    readable, writable = socket.socketpair()
+    writable.setblocking(False)
+    with readable, writable:
+        before = signal.set_wakeup_fd(writable.fileno(), warn_on_full_buffer=False)
         handlers = {
             kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGTERM, signal.SIGINT)
         }
         try:
-            yield told
+            yield readable
         finally:
             signal.set_wakeup_fd(before)
             for kind, handler in handlers.items():
@@ -46,8 +45,9 @@ def signalled() -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[socket.socket]:
-    """`signalled`, in a process that leaves no core and makes files for its own user alone, as long
-    as it serves.
+    """Yield the socket of `signalled`, in a process that leaves no core.
+
+    While the body runs, new files are for the process's own user alone.
     """
     leave_no_core()
     mask = os.umask(0o077)
@@ -59,6 +59,11 @@ def guarded() -> Iterator[socket.socket]:
 
 
 def tell_systemd(words: str) -> None:
-    if address := os.environ.get("NOTIFY_SOCKET"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
-            line.sendto(words.encode(), "\0" + address[1:] if address[0] == "@" else address)
+    """Send this state to systemd, if systemd started the process."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]  # an abstract socket, which has no file
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
+        line.sendto(words.encode(), address)

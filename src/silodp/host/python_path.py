@@ -33,7 +33,7 @@ def child_environment() -> dict[str, str]:
 
 @contextmanager
 def safe_children() -> Iterator[None]:
-    """Let what libraries start meanwhile, such as workers of a pool, have `child_environment`."""
+    """Give `child_environment` to processes that libraries start, such as workers of a pool."""
     before = {name: os.environ.get(name) for name in (VARIABLE, *SAFE)}
     for name in before:
         _set(name, child_environment().get(name))

@@ -1,4 +1,4 @@
-"""Reads a public schema from its file, and writes one."""
+"""Read a public schema from its file, and write one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = """\
 
 
 def load_schema(path: str | Path) -> Schema:
-    """The schema in a TOML file; BadInput says in a sentence what is wrong with it."""
+    """Return the schema in a TOML file. Raise BadInput with what is wrong with it."""
     try:
         table = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -32,7 +32,7 @@ def load_schema(path: str | Path) -> Schema:
 
 
 def schema_text(table: Mapping[str, Any]) -> str:
-    """The file that `load_schema` reads."""
+    """Return the text of a file that `load_schema` reads."""
     tables = {f"columns.{toml(name)}": column for name, column in table.get("columns", {}).items()}
     tables |= {name: table[name] for name in ("images", "label") if name in table}
     lines = [

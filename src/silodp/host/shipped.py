@@ -1,4 +1,4 @@
-"""The constants of the maps of features that ship: files of the package, read once in a process."""
+"""Read the constants of the feature maps that ship: files of the package, read once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ CODE = (Path(pictures.__file__), Path(maps.__file__))
 
 @cache
 def constants(name: str) -> Constants:
-    """Of photo or digit; the hash is of the map's code, too."""
+    """Return the constants of "photo" or "digit". Their hash covers the map's code too."""
     data = (HERE / f"{name}.safetensors").read_bytes()
-    whole = b"".join((*(path.read_bytes() for path in CODE), data))
+    code_and_data = b"".join((*(path.read_bytes() for path in CODE), data))
     return Constants(
-        {key: value.float() for key, value in load(data).items()}, hashlib.sha256(whole).hexdigest()
+        {key: value.float() for key, value in load(data).items()},
+        hashlib.sha256(code_and_data).hexdigest(),
     )

@@ -1,6 +1,4 @@
-"""What the settings of every daemon have in common: where it listens and keeps its log, and who may
-knock.
-"""
+"""Check the settings that every daemon has: its socket, its log, and who may connect."""
 
 from __future__ import annotations
 
@@ -18,21 +16,23 @@ DEFAULTS: dict[str, Any] = {
     "timeout": 30.0,
     "maximum_frame": 2**28,
 }
-"""What is written into new settings; a daemon itself guesses none of these."""
+"""Values for new settings. A daemon itself has no defaults for these."""
 COMMENTS = {
-    "log_bytes": "Size at which a log is put aside; five of them are kept.",
-    "socket": "Where the courier knocks. Paths are relative to this file's folder.",
-    "socket_mode": "Its mode; others than owner and group are never let in.",
+    "log_bytes": "Size at which a new log is begun; five older ones are kept.",
+    "socket": "The socket to which the courier connects. Paths are relative to this file's folder.",
+    "socket_mode": "Its mode. Only owner and group can ever connect.",
     "socket_group": "Its group, which the courier's user belongs to; \"\" leaves the daemon's own.",
-    "couriers": "Users, by name or number, that may ask; with an empty list all whom the mode lets in.",  # noqa: E501
+    "couriers": (
+        "Users, by name or number, that may ask. An empty list means all that the mode allows."
+    ),
     "connections": "Open connections, at most.",
-    "timeout": "Seconds after which a silent or slow courier is hung up on.",
+    "timeout": "Seconds after which a silent or slow courier is disconnected.",
     "maximum_frame": "Bytes of a frame, at most.",
 }
 
 
 def for_unit(daemon: str) -> dict[str, Any]:
-    """The settings that the systemd unit silodp-`daemon` and that of its courier expect."""
+    """Return the settings that the systemd units of silodp-`daemon` and its courier expect."""
     return {
         "socket": f"/run/silodp-{daemon}/{daemon}.sock",
         "socket_group": "silodp-socket",
@@ -42,7 +42,7 @@ def for_unit(daemon: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a daemon listens and keeps its log, and who may knock."""
+    """The socket and the log of a daemon, and the users that may connect."""
 
     log: str
     log_bytes: int
@@ -55,8 +55,8 @@ class Site:
     maximum_frame: int
 
     def check(self, kind: str) -> None:
-        """Raises BadInput, which calls the settings' file `kind`, for a value that no daemon could
-        listen by.
+        """Raise BadInput for a value that no daemon could use. `kind` names the settings' file in
+        it.
         """
         for name in ("log", "socket"):
             check_text(kind, name, getattr(self, name), r"[^\0\n]{1,4096}", "a path")
@@ -67,7 +67,7 @@ class Site:
             r"[^\0\n]{0,64}",
             'the name or number of a group, or ""',
         )
-        wanted = 'octal with read and write for the owner and nothing for others, such as "0660"'
+        wanted = 'octal with read and write for the owner and no rights for others, such as "0660"'
         check_text(kind, "socket_mode", self.socket_mode, r"06[0-7]0", wanted)
         check_texts(kind, "couriers", self.couriers)
         for name, least, most in (

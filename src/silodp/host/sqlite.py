@@ -1,9 +1,8 @@
-"""SQLite files that must not forget: a silo's ledger and a shuffler's store.
+"""Open SQLite files that must not lose a commit: a silo's ledger and a shuffler's store.
 
-Why a rollback journal and synchronous=EXTRA: the file is then whole by itself whenever no
-transaction is open, so that a copy of it is whole; and after a power cut a journal whose deletion
-was not yet durable would undo a charge that had been committed, which EXTRA prevents (FULL does
-not).
+Why a rollback journal: the file is then complete by itself whenever no transaction is open, so a
+copy of it is complete too. Why synchronous=EXTRA: after a power cut, a journal whose deletion was
+not yet durable would undo a committed charge. EXTRA prevents that, FULL does not.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ BUSY = 30.0  # seconds that one process waits for another
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """The file, which must be there, opened so that what is committed stays and what is deleted is
-    gone.
+    """Return a connection to an existing file. Commits are durable, deleted content is erased.
+
+    Raise sqlite3.Error if the file is missing or cannot be used so.
     """
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?mode=rw", uri=True, timeout=BUSY, isolation_level=None

@@ -1,8 +1,7 @@
-"""A study file: what a server's operator proposes and silos approve, one TOML file with code of its
-own, if it has any, beside it.
+"""Read and write a study: the TOML file that an operator proposes and silos approve.
 
-It is public, and holds nothing that a silo takes on trust: a silo builds what it names, and
-compares the hash.
+A study may have files of code beside it. It is public, and a silo trusts nothing in it: the silo
+builds what it names, and compares the hash.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from silodp.host.atomic import new_files
 from silodp.host.tables import check_line, check_text, check_texts, of_table, read_toml, table_text
 
 CODE = ("model", "loss", "prox", "feature_map")
-"""Words that may be FILE.py:NAME."""
+"""Fields that may be FILE.py:NAME."""
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 COMMENTS = {
     "study": "The study's name, which silos and server show to people.",
@@ -49,8 +48,9 @@ HEAD = "# A study that is proposed to silos. At each: silodp silo approve THIS-F
 
 @dataclass(frozen=True)
 class Study:
-    """What is learnt, in words, with the hash of the definition that the words make. Made by
-    `read`, which checks every field.
+    """What is learnt, in words, with the hash of the definition that the words make.
+
+    `read_study` makes one from a file. Every field is checked.
     """
 
     study: str
@@ -82,32 +82,43 @@ class Study:
             "64 lower-case hexadecimal digits",
         )
         for what in CODE:
-            check_line("study", what, text := getattr(self, what), "a text of one line")
-            pattern = r"[0-9a-f]{64}" if is_file(text) else ""
-            check_text(
-                "study",
-                f"{what}_sha256",
-                getattr(self, f"{what}_sha256"),
-                pattern,
-                f"the SHA-256 of the {what}'s file, if it is one",
-            )
-            if is_file(text) and Path(parse(text)[0]).name != parse(text)[0]:
-                raise BadInput(
-                    f"study: {what} is {text!r}; its file must lie beside the study's, and "
-                    "be named without a folder"
-                )
-            if is_file(text) and not is_name(parse(text)[0]):
-                raise BadInput(
-                    f"study: {what} is {text!r:.100}; the name of its file must have 1 to 200 "
-                    "visible characters with single spaces between words"
-                )
+            self._check_code(what)
         check_texts("study", "statistics", self.statistics)
         for name in self.statistics:
             check_text("study", "statistics", name, r"[A-Za-z]{1,64}", "a list of statistics")
 
+    def _check_code(self, what: str) -> None:
+        """Raise BadInput unless the field is a line, and its file has a plain name and a hash."""
+        text = getattr(self, what)
+        check_line("study", what, text, "a text of one line")
+        if is_file(text):
+            pattern = r"[0-9a-f]{64}"
+        else:
+            pattern = ""
+        check_text(
+            "study",
+            f"{what}_sha256",
+            getattr(self, f"{what}_sha256"),
+            pattern,
+            f"the SHA-256 of the {what}'s file, if it is one",
+        )
+        if not is_file(text):
+            return
+        path = parse(text)[0]
+        if Path(path).name != path:
+            raise BadInput(
+                f"study: {what} is {text!r}; its file must be in the study's folder, and "
+                "be named without a folder"
+            )
+        if not is_name(path):
+            raise BadInput(
+                f"study: {what} is {text!r:.100}; the name of its file must have 1 to 200 "
+                "visible characters with single spaces between words"
+            )
+
     @property
     def code(self) -> dict[str, str]:
-        """The names of the files of code, each with its SHA-256."""
+        """Return the names of the files of code, each with its SHA-256."""
         return {
             parse(text)[0]: getattr(self, f"{what}_sha256")
             for what in CODE
@@ -115,14 +126,11 @@ class Study:
         }
 
     def write(self, folder: Path, sources: Mapping[str, bytes]) -> Path:
-        """Makes STUDY.toml in the folder, and the files of code beside it; BadInput, and no file is
-        new, where one is in the way.
+        """Make STUDY.toml in the folder, and the files of code beside it. Return its path.
+
+        Raise BadInput if a file is in the way. Then no file is new.
         """
-        table = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-        files = {f"{self.study}.toml": HEAD + table_text(table, COMMENTS)}
+        files = {f"{self.study}.toml": HEAD + table_text(asdict(self), COMMENTS)}
         new = {
             name: source for name, source in sources.items() if not _holds(folder / name, source)
         }
@@ -136,8 +144,9 @@ def _holds(path: Path, source: bytes) -> bool:
 
 
 def read_study(path: Path) -> tuple[Study, dict[str, bytes]]:
-    """The study in a file, and the bytes of its code, each of the very hash that the study names.
-    Nothing is run.
+    """Return the study in a file, and the bytes of its code, without running any.
+
+    Raise BadInput unless each file of code has the hash that the study names.
     """
     study = of_table("study", Study, read_toml("study", path))
     sources = {}
@@ -147,11 +156,11 @@ def read_study(path: Path) -> tuple[Study, dict[str, bytes]]:
         except OSError as error:
             raise BadInput(
                 f"{path.parent / name} of the study cannot be read: {error.strerror}; it "
-                f"must lie beside {path.name}"
+                f"must be in the folder of {path.name}"
             ) from None
         if hashlib.sha256(sources[name]).hexdigest() != wanted:
             raise BadInput(
-                f"{path.parent / name} is not the file that the study {study.study} was "
-                "made of; ask for that one"
+                f"{path.parent / name} is not the file of which the study {study.study} was "
+                "made: its SHA-256 differs; ask for the original file"
             )
     return study, sources

@@ -1,5 +1,6 @@
-"""Settings files: a TOML table whose every field is checked, and what is wrong with it said in a
-sentence that begins with the file's kind.
+"""Check settings files: TOML tables in which every field is checked.
+
+Each error is a sentence that begins with the file's kind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ KEY = "Ed25519 public keys of 64 lower-case hexadecimal digits"
 
 
 def read_toml(kind: str, path: str | Path) -> dict[str, Any]:
+    """Return the table in a TOML file. Raise BadInput if it cannot be read."""
     try:
         return tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -33,8 +35,9 @@ def read_toml(kind: str, path: str | Path) -> dict[str, Any]:
 
 
 def of_table(kind: str, cls: type[T], table: Mapping[str, Any]) -> T:
-    """The dataclass that the table fills, lists as tuples, if it has every field without a default
-    and no other.
+    """Return the dataclass that the table fills, with lists as tuples.
+
+    Raise BadInput if a field without a default is missing, or a field is unknown.
     """
     names = {field.name: field.default is MISSING for field in fields(cls)}  # type: ignore[arg-type]
     for name in table:
@@ -45,32 +48,35 @@ def of_table(kind: str, cls: type[T], table: Mapping[str, Any]) -> T:
     for name, required in names.items():
         if required and name not in table:
             raise BadInput(
-                f"{kind}: the field {name!r} is missing; every field must be there, since "
-                "no limit is guessed"
+                f"{kind}: the field {name!r} is missing; every field must be given, since no "
+                "limit has a default"
             )
-    return cls(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in table.items()
-        }
-    )
+    values = dict(table)
+    for name, value in table.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    return cls(**values)
 
 
 def beside(path: str | Path, settings: T, names: Iterable[str]) -> T:
-    """The settings with these paths, where they have one, taken from the folder that the settings'
-    own file is in.
+    """Return the settings with these paths taken from the folder of the settings' own file.
+
+    Empty paths stay empty.
     """
     folder = Path(path).resolve().parent
-    return replace(
-        settings,  # type: ignore[type-var]
-        **{name: str(folder / own) for name in names if (own := getattr(settings, name))},
-    )
+    absolute = {}
+    for name in names:
+        relative = getattr(settings, name)
+        if relative:
+            absolute[name] = str(folder / relative)
+    return replace(settings, **absolute)  # type: ignore[type-var]
 
 
 # --- checks of one field -------------------------------------------------------------------------
 
 
 def check_text(kind: str, name: str, value: object, pattern: str, wanted: str) -> None:
+    """Raise BadInput unless the value is a text that matches the pattern completely."""
     if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
         raise BadInput(f"{kind}: {name} is {value!r:.100}; it must be {wanted}")
 
@@ -82,6 +88,7 @@ def check_line(kind: str, name: str, value: object, wanted: str) -> None:
 
 
 def check_texts(kind: str, name: str, value: object) -> None:
+    """Raise BadInput unless the value is a tuple of texts."""
     require(
         isinstance(value, tuple) and all(isinstance(item, str) for item in value),
         f"{kind}: {name}",
@@ -91,6 +98,7 @@ def check_texts(kind: str, name: str, value: object) -> None:
 
 
 def check_keys(kind: str, name: str, value: object, least: int = 1) -> None:
+    """Raise BadInput unless the value is a tuple of at least `least` public keys."""
     if not isinstance(value, tuple) or len(value) < least:
         raise BadInput(
             f"{kind}: {name} is {value!r:.100}; it must be a list of at least {least}: {KEY}"
@@ -100,6 +108,7 @@ def check_keys(kind: str, name: str, value: object, least: int = 1) -> None:
 
 
 def check_whole(kind: str, name: str, value: object, least: int, most: int) -> None:
+    """Raise BadInput unless the value is an integer from `least` to `most`."""
     require(
         type(value) is int and least <= value <= most,
         f"{kind}: {name}",
@@ -111,6 +120,7 @@ def check_whole(kind: str, name: str, value: object, least: int, most: int) -> N
 def check_number(
     kind: str, name: str, value: object, *, above: float, below: float = 1e300
 ) -> None:
+    """Raise BadInput unless the value is a number between `above` and `below`, both excluded."""
     inside = type(value) in (int, float) and above < value < below  # type: ignore[operator]
     require(inside, f"{kind}: {name}", value, f"a number above {above:g} and below {below:g}")
 
@@ -119,7 +129,7 @@ def check_number(
 
 
 def table_text(table: Mapping[str, Any], comments: Mapping[str, str]) -> str:
-    """Each field after its comment, in the comments' order."""
+    """Return each field after its comment, in the order of the comments."""
     return (
         "\n".join(
             f"\n# {comment}\n{name} = {toml(table[name])}"
@@ -131,6 +141,7 @@ def table_text(table: Mapping[str, Any], comments: Mapping[str, str]) -> str:
 
 
 def toml(value: Any) -> str:
+    """Return the value as TOML."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, str):

@@ -1,5 +1,5 @@
-"""`silodp ui`: a small web app over the run folders of one directory. It reads files and nothing
-else, each time it is asked.
+"""`silodp ui`: a small web app over the run folders of one directory. It only reads files, and
+reads them again for each request.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ def application(
     check: Check | None = None,
     password: str | None = None,
 ) -> Starlette:
-    """The app on this port, with the pages of runs under `root` and those that the caller adds;
-    `check` looks at what pages must not import. With a `password` every page asks for it.
+    """Return the app for this port, with the pages of the runs under `root` and the caller's own
+    pages.
+
+    `check` verifies what pages must not import. With a `password` every page asks for it.
     """
     if root is not None:
         pages = Runs(root, [("Runs", "/"), *tabs], check)
     else:
         pages = None
-    first = Route("/", pages.all if pages else lambda request: RedirectResponse(tabs[0][1]))
     if pages is None:
-        own = []
+        own = [Route("/", lambda request: RedirectResponse(tabs[0][1]))]
     else:
         own = [
+            Route("/", pages.all),
             Route("/live", pages.all_live),
             Route("/compare", pages.compare),
             Route("/report/{name:path}", pages.report),
@@ -71,7 +73,7 @@ def application(
     script = Route("/live.js", lambda request: Response(SCRIPT, media_type="text/javascript"))
     icon = Route("/favicon.ico", lambda request: Response(status_code=204))
     return Starlette(
-        routes=[first, *own, *routes, script, icon],
+        routes=[*own, *routes, script, icon],
         middleware=[Middleware(Guard, port=port, password=password)],
         exception_handlers={BadInput: _sentence},
     )
@@ -103,7 +105,7 @@ class Runs:
     def one(self, request: Request) -> Response:
         name, run = self._named(request.path_params["name"])
         where = tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small")
-        followed = alive(f"/run-live/{quote(name)}", self._followed(name, run, anew=True))
+        followed = alive(f"/run-live/{quote(name)}", self._followed(name, run, recheck=True))
         return HTMLResponse(screen(title(run), self._tabs, "", where, followed, live=True))
 
     async def one_live(self, request: Request) -> Response:
@@ -118,12 +120,12 @@ class Runs:
         )
 
     def evidence(self, request: Request) -> Response:
-        """The archive of `silodp export evidence` that lies beside the run, to hand on."""
+        """Send the evidence archive that is beside the run. Raise BadInput if there is none."""
         name, run = self._named(request.path_params["name"])
         if (path := archive_in(checks_of(run))) is None:
             raise BadInput(
-                f"no evidence of {name} as it is now lies beside it; `silodp export evidence` "
-                "makes one"
+                f"there is no evidence archive of {name} as it is now; `silodp export "
+                "evidence` writes one"
             )
         return FileResponse(path, media_type="application/zip", filename=path.name)
 
@@ -140,21 +142,26 @@ class Runs:
             return HTMLResponse(screen("Compare", self._tabs, "", *compared(named)))
 
     def _named(self, name: str) -> tuple[str, runs.Run]:
-        """The run of that name among those that were found; a name is never made a path."""
+        """Return the name and the run of that name. A name is never used as a path. Raise
+        HTTPException(404) if no run has it.
+        """
         folder = runs.found_in(self._root).get(name)
         if folder is None:
             raise HTTPException(404, "there is no such run")
         return name, runs.read(folder)
 
-    def _followed(self, name: str, run: runs.Run, *, anew: bool = False) -> Markup:
-        """The part of a run's page that changes while it runs; what was checked is checked again
-        when the page is opened, not every second.
+    def _followed(self, name: str, run: runs.Run, *, recheck: bool = False) -> Markup:
+        """Return the part of a run's page that changes while the run trains.
+
+        With `recheck` the run is checked again. A page is checked when it is opened, not every
+        second.
         """
         known = run.folder, run.state
-        if anew or known not in self._checked:
+        if recheck or known not in self._checked:
             self._checked[known] = checks_of(run, self._check)
         with runs.readable(run.folder):
-            state = tag("p", _state(run), ". ", run.said, data_state=f"{title(run)}: {run.said}")
+            news = f"{title(run)}: {run.sentence}"
+            state = tag("p", _state(run), ". ", run.sentence, data_state=news)
             return join(
                 [
                     head(run, self._checked[known]),
@@ -169,7 +176,7 @@ class Runs:
         for name, folder in runs.found_in(self._root).items():
             try:
                 rows.append(_row(name, runs.read(folder)))
-            except Exception:  # one folder that somebody has spoilt must not hide the others
+            except Exception:  # one damaged folder must not hide the others
                 rows.append((name, tag("span", "cannot be read", class_="state"), "-", "-", ""))
         if not rows:
             return tag(
@@ -178,7 +185,7 @@ class Runs:
                 tag("code", "silodp train --data wbcd --epsilon 3"),
                 " makes one.",
             )
-        columns = ("run", "state", "how good", "ε spent", "compare")
+        columns = ("run", "state", "quality", "ε spent", "compare")
         listed = table("Runs", columns, rows, numbers=(2, 3, 4), hide=True)
         return tag(
             "form",
@@ -212,10 +219,13 @@ def _row(name: str, run: runs.Run) -> tuple[object, ...]:
 
 
 def _quality(run: runs.Run) -> Markup:
-    """The one figure that a model is judged by, and on which records."""
+    """Show the main figure of a model's quality, and the records it was measured on."""
     found = row_of(run)
     if not found or not (name := quality.measure(found[1])):
-        return tag("span", "not asked" if run.kind != "compare" and not found else "-")
+        words = "-"
+        if run.kind != "compare" and not found:
+            words = "not evaluated"
+        return tag("span", words)
     if found[0] == "held-out":
         where = "held-out"
     else:
@@ -233,13 +243,12 @@ def _state(run: runs.Run) -> Markup:
 
 
 def _exports(name: str, run: runs.Run, found: Sequence[Checked]) -> Markup:
-    """What to take away: both stand alone."""
+    """Show the links to what a reader can save. Report and evidence each stand alone."""
     path = quote(name)
     bare = run.folder.resolve().name
+    folder = run.folder
     if run.folder.is_absolute():
         folder = bare
-    else:
-        folder = run.folder
     links = [
         tag("a", "The report, to print and sign", href=f"/report/{path}", id="to-report"),
         tag(
@@ -266,22 +275,31 @@ def _exports(name: str, run: runs.Run, found: Sequence[Checked]) -> Markup:
 
 
 def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
-    """Runs beside one another: settings and results in a table, curves in one figure."""
+    """Show runs side by side: settings and results in a table, curves in one figure."""
     rows = []
     for name, run in named:
         shares = [share for _, share in run.noise_shares]
         error = run.summary.get(
             "test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None)
         )
+        spent = "-"
+        if run.silos:
+            spent = shown(max(s.together[0] for s in run.silos))
+        noise = "-"
+        if shares:
+            noise = f"{median(shares):.1%}"
+        measured = "-"
+        if error is not None:
+            measured = f"{error:.2%}"
         rows.append(
             (
                 tag("a", name, href=f"/run/{quote(name)}"),
                 run.algorithm,
                 _state(run),
                 f"{run.done} of {run.total}",
-                shown(max(s.together[0] for s in run.silos)) if run.silos else "-",
-                f"{median(shares):.1%}" if shares else "-",
-                f"{error:.2%}" if error is not None else "-",
+                spent,
+                noise,
+                measured,
                 run.about.get("parameters", "-"),
                 run.about.get("step", "-"),
                 run.about.get("clip", "-"),
@@ -299,7 +317,7 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
         "step",
         "clip",
     )
-    beside = table("The runs beside one another", columns, rows, numbers=(3, 4, 5, 6, 7, 8, 9))
+    beside = table("The runs side by side", columns, rows, numbers=(3, 4, 5, 6, 7, 8, 9))
     parts = [tag("h1", "Compare runs"), *ranked(named), beside]
     trained = [(name, run) for name, run in named if run.noise_shares]
     if trained:
@@ -314,17 +332,17 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
         parts.append(
             chart(
                 "Length of the averaged release",
-                "What the server learns in a question.",
+                "The length of what the server receives in each question.",
                 norms,
                 across="question",
                 up="norm",
             )
         )
-        said = "How much of each averaged release is noise, by its squared length."
+        description = "The part of each averaged release that is noise, by squared length."
         parts.append(
             chart(
                 "The noise's share",
-                said,
+                description,
                 shares,
                 across="question",
                 up="share",
@@ -342,8 +360,8 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
                     best[r["epsilon"]] = min(r["test_error"], best.get(r["epsilon"], 1.0))
             lines.append(Series(name, sorted(best.items()), i, dots=True))
         ticks = sorted({x for line in lines for x, _ in line.points})
-        said = "The best algorithm at each epsilon, with exact accounting."
+        description = "The lowest test error at each epsilon, with exact accounting."
         about = {"across": "ε", "up": "test error", "log": True, "percent": True, "ticks": ticks}
-        parts.append(chart("Lowest private test error", said, lines, **about))
+        parts.append(chart("Lowest private test error", description, lines, **about))
     parts += [tag("p", tag("b", name), ": ", lead(run), class_="small soft") for name, run in named]
     return parts

@@ -1,12 +1,10 @@
-"""The parts of a report that say what was spent of each silo's budget, by training and by
-evaluations beside it.
-"""
+"""The parts of a report about each silo's budget: what training and evaluations have spent."""
 
 from __future__ import annotations
 
 import math
 
-from silodp.core.figures import ALONE, left_of, shown
+from silodp.core.figures import ALONE, shown
 from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.charts import Series, chart, legend, rounded, spent_bar
 from silodp.pages.markup import Markup, figure, folded, section, table, tag
@@ -17,6 +15,7 @@ MOST = 5
 
 
 def budgets(run: Run) -> Markup:
+    """Show each silo's budget as a bar of charges, with the shares in a table."""
     kinds = list(dict.fromkeys(kind for s in run.silos for _, kind, _ in s.charges))
     bars = [
         figure(s.name, spent(run, s), spent_bar(s.name, s.charges, s.used, kinds))
@@ -37,27 +36,25 @@ def budgets(run: Run) -> Markup:
     caption = "What each question cost each silo, as a share of its budget"
     history = table(caption, columns, rows, numbers=(0, *range(2, len(columns))))
     note = (
-        "Each piece of a bar is one charge. Shares add up; epsilons do not, so half of the bar "
-        "is less than half of ε."
+        "Each piece of a bar is one charge. Shares add up, epsilons do not: half of "
+        "the bar is less than half of ε."
     )
     if rows:
         every = folded("charges", "Every charge in numbers", history)
     else:
         every = ""
-    parts = (
-        tag("p", note, class_="soft small"),
-        *bars,
-        legend(kinds) if kinds else "",
-        so_far(run),
-        every,
-    )
-    return section("budgets", "Each silo's budget", *parts)
+    colours = ""
+    if kinds:
+        colours = legend(kinds)
+    noted = tag("p", note, class_="soft small")
+    return section("budgets", "Each silo's budget", noted, *bars, colours, so_far(run), every)
 
 
 def so_far(run: Run) -> Markup | str:
-    """How much of its budget each silo had spent after each question. Silos whose shares rose
-    alike, as they do where everybody answers every question, are one curve; of more than five
-    curves, the most and the least spent are drawn.
+    """Draw the share of the budget that each silo had spent after each question.
+
+    Silos with equal shares are one curve. Of more than five curves, the most and the least spent
+    are drawn.
     """
     last = max((question + 1 for s in run.silos for question, _, _ in s.charges), default=0)
     if not last:
@@ -69,27 +66,23 @@ def so_far(run: Run) -> Markup | str:
     left_out = len(groups) > MOST
     if left_out:
         groups = [groups[0], groups[-1]]
-    else:
-        groups = groups
     lines = [
         Series(_names(group, len(run.silos)), _risen(group[0], last), i, ("", "dash", "dot")[i % 3])
         for i, group in enumerate(groups)
     ]
     ends = [f"{line.name} ε {_ended(group)}" for line, group in zip(lines, groups, strict=True)]
-    said = (
-        "Share of the budget after each question. "
-        f"{'At the end' if run.state == 'finished' else 'So far'}: {'; '.join(ends)}."
-    )
+    when = "So far"
+    if run.state == "finished":
+        when = "At the end"
+    words = f"Share of the budget after each question. {when}: {'; '.join(ends)}."
     if left_out:
-        said += f" Of {len(run.silos)} silos, the most and the least spent one."
-    else:
-        said += ""
+        words += f" Of {len(run.silos)} silos, only the most and the least spent are drawn."
     top = max(1.0, *(s.used for s in run.silos))
     ticks = [x for x in rounded(0, last, 6) if x == int(x)]
     name = "Spent so far, question by question"
     return chart(
         name,
-        said,
+        words,
         lines,
         across="question",
         up="spent",
@@ -101,7 +94,7 @@ def so_far(run: Run) -> Markup | str:
 
 
 def _risen(s: Silo, last: int) -> list[tuple[float, float]]:
-    """(questions asked, share spent), flat where a question was not charged to this silo."""
+    """Return (questions asked, share spent), flat where a question was not charged to this silo."""
     points = [(0.0, 0.0)]
     for question, _, share in s.charges:
         if question > points[-1][0]:
@@ -117,48 +110,53 @@ def _names(group: list[Silo], of: int) -> str:
         if of == 2:
             return "both silos"
         return f"all {of} silos"
-    return ", ".join(s.name for s in group[:3]) + (
-        f" and {len(group) - 3} more" if len(group) > 3 else ""
-    )
+    names = ", ".join(s.name for s in group[:3])
+    if len(group) > 3:
+        names += f" and {len(group) - 3} more"
+    return names
 
 
 def _ended(group: list[Silo]) -> str:
-    low, high = (shown(end(s.spent for s in group)) for end in (min, max))
-    return high if low == high else f"{low} to {high}"
+    low = shown(min(s.spent for s in group))
+    high = shown(max(s.spent for s in group))
+    if low == high:
+        return high
+    return f"{low} to {high}"
 
 
 def spent(run: Run, s: Silo) -> str:
-    """Training, evaluations and both together, each by its own figure: evaluations are priced
-    beside the budget, not out of it.
+    """Return the spend of training, of evaluations, and of both together, in words.
+
+    Evaluations are priced in addition to the budget, not out of it.
     """
     if run.totals:
         whom = " against the server"
     else:
         whom = ""
-    said = (
+    share = rounded_up(100 * s.used, 1, "f")
+    words = (
         f"ε {shown(s.spent)} of {rounded_up(s.epsilon, 6)} spent{whom} in training at δ "
-        f"{rounded_up(s.delta)}, {left_of(s.used)} of the budget left, "
+        f"{rounded_up(s.delta)}, {share} % of the budget used, {len(s.charges)} charges"
     )
-    said += (
-        f"{len(s.charges)} charges"
-        + "".join(f"; {code} {times}" for code, times in s.dropped.items())
-        + "."
-    )
+    words += "".join(f"; {code} {times}" for code, times in s.dropped.items()) + "."
     if s.local is not None:
         if math.isfinite(s.local):
             local = f"ε {shown(s.local)}"
         else:
             local = "no bound"
-        said += (
+        words += (
             " Under this silo's own noise alone, "
             f"{ALONE.get(str(run.about.get('trust')), '')}: {local}."
         )
     if s.evaluated:
         own = s.evaluated
         if own.count:
-            said += (
-                f" Beside it {own.count} evaluation{'s' if own.count > 1 else ''}: ε "
-                f"{shown(own.epsilon)} at δ {rounded_up(own.delta)}."
+            plural = "s" * (own.count > 1)
+            words += (
+                f" In addition, {own.count} evaluation{plural}: ε {shown(own.epsilon)} at δ "
+                f"{rounded_up(own.delta)}."
             )
-        said += f" Together ε {shown(own.together[0])} at δ {rounded_up(own.together[1])}."
-    return said + (f" Ledger: {s.ledger['count']} entries." if s.ledger else "")
+        words += f" Together ε {shown(own.together[0])} at δ {rounded_up(own.together[1])}."
+    if s.ledger:
+        words += f" Ledger: {s.ledger['count']} entries."
+    return words

@@ -1,5 +1,5 @@
 """`silodp export card`: a model card in markdown, with a privacy block that a data officer can
-copy. Everything in it is in the run's folder already.
+copy. It uses only the files of the run's folder.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from silodp.pages.runs import Run, Silo, check_trained
 from silodp.pages.unprotected import sentences
 from silodp.runs import RunFolder
 
-UNTOLD = (
-    "Not stated. Whoever hands the model on must say for whom it is, who was in the data, and "
-    "for what it was never tested."
+UNSTATED = (
+    "Not stated. Before you pass the model on, state who it is for, who was in the "
+    "data, and what it was never tested for."
 )
 TUNED = {
     True: (
-        "a tuning on the silos' own records chose the settings, and its price is in its own "
-        "folder (tune.json); it is not in the figures above"
+        "a tuning on the silos' own records chose the settings. Its price is in the "
+        "tuning's folder (tune.json) and is not in the figures above"
     ),
     False: (
-        "the run's folder records none; if settings were chosen by looking at other runs on "
-        "these records, their price is not in the figures above"
+        "the run's folder records none. If settings were chosen from other runs on "
+        "these records, the price of those runs is not in the figures above"
     ),
 }
 
 
 def card(run: Run, use: str = "") -> str:
-    """The card of a finished run."""
+    """Return the model card of a run. Raise BadInput if the run has no finished training."""
     check_trained(run, "a model card")
     parts = [
         f"# Model card: {run.folder.resolve().name}",
         _what(run, about_of(run.folder)),
-        f"## Intended use\n{use.strip() or UNTOLD}",
+        f"## Intended use\n{use.strip() or UNSTATED}",
         _privacy(run),
         _scores(run),
         "## What is not protected, and what to know\n"
@@ -51,7 +51,7 @@ def card(run: Run, use: str = "") -> str:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """The privacy block, for machines."""
+    """Return the privacy block as JSON data."""
     return {
         "unit": _unit(run),
         "neighbours": "replace one; the number of records is public",
@@ -63,12 +63,12 @@ def facts(run: Run) -> dict[str, Any]:
                 "records": s.records,
                 "epsilon": s.together[0],
                 "delta": s.together[1],
-                "mu": _mu(s),
+                "mu": _mu(s) if s.gaussian else None,
                 "training_epsilon": s.spent,
             }
             for s in run.silos
         ],
-        "tuning_charged": False if not _tuned(run) else None,
+        "tuning_charged": None if _tuned(run) else False,
         "simulated": run.kind == "train",
     }
 
@@ -76,29 +76,27 @@ def facts(run: Run) -> dict[str, Any]:
 def _what(run: Run, about: dict[str, str]) -> str:
     if "schema" in about:
         schema = Schema.parse(about["schema"], "the model")
-    else:
-        schema = None
-    plain = json.loads(about.get("plain", "{}"))
-    if schema:
         columns = [column.name for column in schema.columns]
-    else:
-        columns = plain.get("features", [])
-    if schema:
         classes = schema.label.classes
-    else:
-        classes = plain.get("classes", [])
-    if schema:
         label = f"{schema.label.name} ({schema.label.task})"
     else:
+        plain = json.loads(about.get("plain", "{}"))
+        columns = plain.get("features", [])
+        classes = plain.get("classes", [])
         label = str(plain.get("label", ""))
+    if classes:
+        label += f": {', '.join(classes)}"
+    features = ", ".join(columns[:12]) or "images"
+    if len(columns) > 12:
+        features += f" and {len(columns) - 12} more"
+    method = f"{run.algorithm}, {run.total} rounds, over {len(run.silos)} silos"
+    if run.kind == "train":
+        method += ", in simulation"
     rows = {
         "model": f"{about.get('model')}, {run.about.get('parameters')} parameters",
-        "predicts": label + (f": {', '.join(classes)}" if classes else ""),
-        "from": f"{', '.join(columns[:12])}{f' and {len(columns) - 12} more' if len(columns) > 12 else ''}"  # noqa: E501
-        if columns
-        else "images",
-        "learnt by": f"{run.algorithm}, {run.total} rounds, over {len(run.silos)} silos"
-        + (", in simulation" if run.kind == "train" else ""),
+        "predicts": label,
+        "from": features,
+        "trained by": method,
         "file": f"model.safetensors, SHA-256 {about['sha256']}",
     }
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
@@ -107,62 +105,54 @@ def _what(run: Run, about: dict[str, str]) -> str:
 def _privacy(run: Run) -> str:
     whom = {
         "masks": (
-            "the server, which sees totals, and silos that collude with it, as many as the "
-            "order says"
+            "the server, which sees totals, together with the stated number of colluding silos"
         ),
         "shuffle": "the server, which sees totals",
-        "central": "whoever sees the model; the server sees every record",
+        "central": "everyone who sees the model; the server sees every record",
     }
+    everyone = "everyone who sees what a silo sends, including the server and the other silos"
+    observer = whom.get(str(run.about.get("trust")), everyone)
+    covers = "training"
+    if any(s.evaluated for s in run.silos):
+        covers = "training and evaluations together"
     lines = [
         "## Privacy",
         f"- unit: {_unit(run)}; neighbours replace one record, and the number of records is public",
-        (
-            "- against: "
-            f"{whom.get(str(run.about.get('trust')), 'everybody who sees what a silo sends, the server and the other silos too')}"  # noqa: E501
-        ),
-        (
-            f"- accounting: rule {run.rule}; figures are of "
-            f"training{' and evaluations together' if any(s.evaluated for s in run.silos) else ''}, "  # noqa: E501
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            ""
-            f"rounded up{run.provided}"
-        ),
+        f"- against: {observer}",
+        f"- accounting: rule {run.rule}; figures are of {covers}, rounded up{run.provided}",
         f"- tuning: {TUNED[_tuned(run)]}",
         "",
         "| silo | records | epsilon | delta | mu | of which training |",
         "|---|---|---|---|---|---|",
     ]
     for s in run.silos:
-        mu = _mu(s)
+        mu = "-"
+        if s.gaussian:
+            mu = shown(_mu(s))
         lines.append(
             f"| {s.name} | {s.records} | {shown(s.together[0])} | "
-            f"{rounded_up(s.together[1])} | {'-' if mu is None else shown(mu)} | "
-            f"{shown(s.spent)} |"
+            f"{rounded_up(s.together[1])} | {mu} | {shown(s.spent)} |"
         )
-    return "\n".join(
-        [*lines, *(["", f"mu: {NO_MU}."] if any(_mu(s) is None for s in run.silos) else [])]
-    )
+    if not all(s.gaussian for s in run.silos):
+        lines += ["", f"{NO_MU.capitalize()}."]
+    return "\n".join(lines)
 
 
 def _scores(run: Run) -> str:
     if not run.scored:
-        none = "None: nobody has asked held-out records how good the model is (`silodp evaluate`)."
-        return _explained(
-            ["## Evaluation", refused(run) if run.evaluations else none, *_groups(run)]
-        )
+        why = "None. `silodp evaluate` measures the model on held-out records."
+        if run.evaluations:
+            why = refused(run)
+        return _explained(["## Evaluation", why, *_groups(run)])
     scores = run.scored[-1]["scores"]
     whole = scores[0]
+    by_silo = []
+    if len(scores) > 2:
+        by_silo = _table(*quality.by_silo(scores))
     lines = [
         "## Evaluation",
         (
-            f"On {whole['held_out']} held-out records, by private releases; the last one. "
+            f"The latest evaluation: {whole['held_out']} held-out records, by private releases. "
             f"{quality.verdict(whole)}"
         ).rstrip(),
         *_table(
@@ -170,16 +160,18 @@ def _scores(run: Run) -> str:
             [(name, *quality.cells(whole, name)[:2]) for name in whole["figures"]],
         ),
         *_table(("predicted risk", "observed share", "95 %", "records"), quality.reliable(whole)),
-        *(_table(*quality.by_silo(scores)) if len(scores) > 2 else ()),
+        *by_silo,
         *_groups(run),
         "",
-        "95 %: by the privacy noise and by the number of records together.",
+        "95 %: the confidence interval, from privacy noise and sampling together.",
     ]
     return _explained(lines)
 
 
 def _explained(lines: Sequence[str]) -> str:
-    return "\n".join([*lines, *(["", WHY] if any("too noisy" in line for line in lines) else [])])
+    if any("too noisy" in line for line in lines):
+        lines = [*lines, "", WHY]
+    return "\n".join(lines)
 
 
 def _groups(run: Run) -> list[str]:
@@ -194,17 +186,16 @@ def _groups(run: Run) -> list[str]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    if rows:
-        lines = [columns, ["---"] * len(columns), *rows]
-    else:
-        lines = []
-    if rows:
-        return ["", *(f"| {' | '.join(map(_cell, line))} |" for line in lines)]
-    return []
+    if not rows:
+        return []
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["", *(f"| {' | '.join(map(_cell, line))} |" for line in lines)]
 
 
 def _cell(value: object) -> str:
-    """A schema's names may hold what ends a cell or a line."""
+    """Remove from a value what would end a cell or a line. A schema's names may contain such
+    characters.
+    """
     return " ".join(str(value).replace("|", "/").split())
 
 
@@ -215,13 +206,11 @@ def _unit(run: Run) -> str:
         what = "one record, a row of a silo's file"
     if not run.about.get("user_level"):
         return what
-    return "one record; budgets were given for a whole silo"
+    return "one record; the budget was set for a whole silo"
 
 
-def _mu(s: Silo) -> float | None:
-    if s.gaussian:
-        return gdp_mu(Budget(*s.together))
-    return None
+def _mu(s: Silo) -> float:
+    return gdp_mu(Budget(*s.together))
 
 
 def _tuned(run: Run) -> bool:

@@ -22,8 +22,8 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Series:
-    """One line: its colour is a number of the style sheet's, its dash "" (whole), "dash" or
-    "dot".
+    """One line of a chart. Its colour is a number of the style sheet. Its dash is "" (solid),
+    "dash" or "dot".
     """
 
     name: str
@@ -39,7 +39,7 @@ class Series:
 
 def chart(
     title: str,
-    said: str,
+    description: str,
     series: Sequence[Series],
     *,
     across: str,
@@ -52,14 +52,15 @@ def chart(
     low: float = 0.0,
     shape: str = "",
 ) -> Markup:
-    """A figure of lines from zero, or `low`, upwards, with a legend where there is more than one,
-    under a sentence that says what is seen.
+    """Draw a figure of lines from zero, or from `low`, upwards. Return its markup.
+
+    A sentence under the title describes the lines. Two or more lines get a legend.
     """
     shown = [s for s in series if s.points]
-    xs = [x for s in shown for x, _ in s.points] + ([least] if least is not None else [])
-    highs = [
-        y + (s.errors[i] if s.errors else 0) for s in shown for i, (_, y) in enumerate(s.points)
-    ]
+    xs = [x for s in shown for x, _ in s.points]
+    if least is not None:
+        xs.append(least)
+    highs = [y for s in shown for y in _tops(s)]
     if not xs:
         return tag("p", "There is nothing to draw yet.", class_="soft")
     high = top or max(highs) * 1.05 or 1.0
@@ -72,13 +73,15 @@ def chart(
     y_marks = rounded(low, high, 5)
 
     def draw(width: int, height: int) -> Markup:
-        left = 64 if percent else 54
+        left = 54 + 10 * percent
         right = 12
         above = 10
         below = 40
         wide = width - left - right
         tall = height - above - below
-        move = math.log if log else float
+        move = float
+        if log:
+            move = math.log
 
         def at(x: float, y: float) -> tuple[float, float]:
             span = move(high_x) - move(low_x) or 1.0
@@ -89,6 +92,12 @@ def chart(
         parts = []
         for y in y_marks:
             _, v = at(low_x, y)
+            kind = "axis"
+            if y > max(low, 0) or y < 0:
+                kind = "grid"
+            label = f"{y:g}"
+            if percent:
+                label = f"{100 * y:g} %"
             parts.append(
                 tag(
                     "line",
@@ -96,18 +105,10 @@ def chart(
                     x2=width - right,
                     y1=f"{v:.1f}",
                     y2=f"{v:.1f}",
-                    class_="grid" if y > max(low, 0) or y < 0 else "axis",
+                    class_=kind,
                 )
             )
-            parts.append(
-                tag(
-                    "text",
-                    f"{100 * y:g} %" if percent else f"{y:g}",
-                    x=left - 8,
-                    y=f"{v + 4:.1f}",
-                    text_anchor="end",
-                )
-            )
+            parts.append(tag("text", label, x=left - 8, y=f"{v + 4:.1f}", text_anchor="end"))
         step = max(1, math.ceil(len(x_marks) * 46 / wide))
         for x in x_marks[::step]:
             h, _ = at(x, 0)
@@ -142,7 +143,7 @@ def chart(
             *parts,
             viewBox=f"0 0 {width} {height}",
             role="img",
-            aria_label=f"{title}. {said}",
+            aria_label=f"{title}. {description}",
             class_="PLACE",
         )
 
@@ -150,13 +151,20 @@ def chart(
         (tag("line", x1=0, x2=26, y1=5, y2=5, class_=f"curve s{s.colour} {s.dash}".strip()), s.name)
         for s in shown
     ]
-    return figure(
-        title,
-        said,
-        _both(draw, SIZES[shape]),
-        _legend(marks) if len(marks) > 1 else "",
-        class_="square" if shape == "square" else None,
-    )
+    below = ""
+    if len(marks) > 1:
+        below = _legend(marks)
+    kind = None
+    if shape == "square":
+        kind = "square"
+    return figure(title, description, _both(draw, SIZES[shape]), below, class_=kind)
+
+
+def _tops(s: Series) -> list[float]:
+    """Return the height of each point of the line, with its error bar."""
+    if not s.errors:
+        return [y for _, y in s.points]
+    return [y + error for (_, y), error in zip(s.points, s.errors, strict=False)]
 
 
 def _line(s: Series, path: Points, at: Callable, floor: float) -> list[Markup]:
@@ -205,16 +213,18 @@ def _line(s: Series, path: Points, at: Callable, floor: float) -> list[Markup]:
 
 
 def _path(points: Points) -> str:
-    return " ".join(f"{'L' if i else 'M'}{x:.1f} {y:.1f}" for i, (x, y) in enumerate(points))
+    corners = [f"{x:.1f} {y:.1f}" for x, y in points]
+    return "M" + " L".join(corners)
 
 
 def spent_bar(
     name: str, charges: Sequence[tuple[int, str, float]], used: float, kinds: Sequence[str]
 ) -> Markup:
-    """A budget as a bar: each charge is a piece of it, as long as its share and in the colour of
-    its kind; the rest is empty.
+    """Draw a budget as a bar. Each charge is a piece, as long as its share, in the colour of its
+    kind.
 
-    Where more than the budget was spent, pieces are shares of all that was spent.
+    The unspent rest is empty. Where the charges exceed the budget, pieces are shares of the total
+    spent.
     """
     whole = max(1.0, used)
 
@@ -227,32 +237,27 @@ def spent_bar(
         for question, kind, share in pieces:
             what = tag("title", f"question {question + 1}, {kind}: {share:.2%} of the budget")
             part = share / whole
-            edge = "gap" if width * part > 3 else ""
+            colour = 0
+            if kind in kinds:
+                colour = kinds.index(kind) % 7
+            css = f"f{colour}"
+            if width * part > 3:
+                css += " gap"
             piece = {
                 "x": f"{width * start:.2f}",
                 "y": 1,
                 "width": f"{width * min(part, 1 - start):.2f}",
                 "height": height - 2,
             }
-            parts.append(
-                tag(
-                    "rect",
-                    what,
-                    class_=f"f{kinds.index(kind) % 7 if kind in kinds else 0} {edge}".strip(),
-                    **piece,
-                )
-            )
+            parts.append(tag("rect", what, class_=css, **piece))
             start = min(1.0, start + part)
-        said = (
-            f"{name}: {used:.1%} of the budget is used, in {len(charges)} charges; "
-            f"{max(0.0, 1 - used):.1%} is left"
-        )
+        description = f"{name}: {used:.1%} of the budget is used, in {len(charges)} charges"
         return tag(
             "svg",
             *parts,
             viewBox=f"0 0 {width} {height}",
             role="img",
-            aria_label=said,
+            aria_label=description,
             class_="PLACE",
         )
 
@@ -260,7 +265,7 @@ def spent_bar(
 
 
 def legend(names: Sequence[str]) -> Markup:
-    """Which colour of a bar is what."""
+    """List the kinds of charges beside their colours."""
     return _legend(
         [
             (tag("rect", width=26, height=10, rx=2, class_=f"f{i % 7}"), name)
@@ -286,7 +291,7 @@ def _both(draw: Callable[[int, int], Markup], sizes: Sequence[tuple[int, int]]) 
 
 
 def rounded(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers from low to high."""
+    """Return about `count` round numbers from low to high."""
     span = (high - low) or 1.0
     power = 10 ** math.floor(math.log10(span / count))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if span / (power * m) <= count)

@@ -1,5 +1,5 @@
-"""What of a run could be checked on this machine, in words beside its title: its evidence, and
-whatever else the caller could check.
+"""What could be verified of a run on this machine: its evidence archive, and the caller's own
+checks. Pages show the result beside the run's title.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ PARTLY = "verified in part"
 DIFFERS = "does not match"
 NOT_HERE = "not checked here"
 STATES = {VERIFIED: "finished", PARTLY: "finished", DIFFERS: "refused", NOT_HERE: "soft"}
-"""What a badge says, and the class that colours it."""
+"""The word on a badge, and the class that colours it."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One thing that was looked at: what came of it (one of `STATES`), and in words what was looked
-    at or, where nothing could be, how to.
+    """The result of one check: a state from `STATES`, and words about what was verified, or how to
+    verify it.
     """
 
     state: str
     words: str
     archive: Path | None = None
-    """Of evidence that was verified: where it lies."""
+    """Path of the evidence archive, if it was verified."""
 
     def badge(self) -> Markup:
         return tag(
@@ -41,15 +41,17 @@ class Checked:
 
 
 Check = Callable[[runs.Run], Sequence[Checked]]
-"""What the caller can check of a run besides its evidence."""
+"""A check of the caller, in addition to the evidence."""
 
 
 def checks_of(run: runs.Run, more: Check | None = None) -> list[Checked]:
-    """What can be said of a run that is not being written any more."""
+    """Return the results of all checks of a run. Return none while the run is being written."""
     if run.state == "running":
         return []
     with runs.readable(run.folder):
-        return [*(more(run) if more else ()), *_evident(run)]
+        if more is None:
+            return _evident(run)
+        return [*more(run), *_evident(run)]
 
 
 def badges(found: Sequence[Checked]) -> Markup:
@@ -57,13 +59,14 @@ def badges(found: Sequence[Checked]) -> Markup:
 
 
 def archive_in(found: Sequence[Checked]) -> Path | None:
-    """The run's evidence, if it was verified."""
+    """Return the path of the run's evidence if it was verified, else None."""
     return next((one.archive for one in found if one.archive), None)
 
 
 def _evident(run: runs.Run) -> list[Checked]:
-    """The archive of `silodp export evidence` beside the run, by its name; one where the command
-    was started counts if it is of this very folder.
+    """Check the archive of `silodp export evidence` beside the run, found by its name.
+
+    An archive in the working directory counts only if it is of this folder.
     """
     folder = run.folder.resolve()
     beside, here = (place / f"{folder.name}-evidence.zip" for place in (folder.parent, Path.cwd()))
@@ -90,12 +93,12 @@ def _compared(path: Path, run: runs.Run) -> Checked:
             DIFFERS,
             (
                 f"The evidence {path.name}, {made}, is not of this folder as it is now; "
-                "`silodp export evidence` makes another."
+                "`silodp export evidence` writes a new one."
             ),
         )
-    key = f"Its key is {found.key[:16]}…: whose that is has to be known by another way."
+    key = f"Its key is {found.key[:16]}…: ask the sender over another channel whether it is theirs."
     words = (
-        f"Every byte of the evidence {path.name} is as it was signed, and it is of this folder "
-        f"as it is now. {key}"
+        f"The evidence {path.name} is unchanged since it was signed, and is of this "
+        f"folder as it is now. {key}"
     )
     return Checked(VERIFIED, words, path)

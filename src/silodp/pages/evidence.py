@@ -1,10 +1,10 @@
-"""`silodp export evidence`: one signed archive about a run, for whoever must believe it without
-this machine.
+"""`silodp export evidence`: one signed archive about a run, for readers without access to this
+machine.
 
 The archive is a zip file whose bytes follow from its content: members in order, stored, with fixed
-times. `manifest.json` lists every other member's SHA-256, and `manifest.sig` is an Ed25519
-signature of the manifest. Opening packs the content again and compares all bytes, so that no byte
-can be changed unnoticed, those that no reader of zip files looks at among them.
+times. `manifest.json` lists the SHA-256 of every other member. `manifest.sig` is an Ed25519
+signature of the manifest. Verification packs the content again and compares all bytes. So any
+changed byte is detected, including bytes that readers of zip files skip.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 LIMIT = 256 * 2**20
 ABOUT = ("run", "kind", "made", "silodp")
-"""What a manifest has of the run, each a name that is shown to the reader."""
+"""What a manifest contains of the run. Each is a name that the reader sees."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an archive holds, once its signature and every hash have been found right."""
+    """The content of an archive whose signature and hashes are all correct."""
 
     key: str
-    """The public key that signed it, in hex: whose it is, is for the reader to find out by another
-    way.
+    """The public key that signed it, in hex. The reader must confirm its owner over another
+    channel.
     """
     about: dict[str, Any]
     files: dict[str, bytes]
 
 
 def pack(files: Mapping[str, bytes], about: Mapping[str, Any], key: Ed25519PrivateKey) -> bytes:
-    """The archive of these files, with these public facts in its manifest, signed."""
+    """Return the signed archive of these files, with the public facts `about` in its manifest."""
     manifest = {
         "format": 1,
         **about,
@@ -56,17 +56,18 @@ def pack(files: Mapping[str, bytes], about: Mapping[str, Any], key: Ed25519Priva
 
 
 def verify(raw: bytes, key: str | None = None) -> Evidence:
-    """What the archive holds; BadInput says what is wrong with one that is not exactly as it was
-    signed, or not by `key`.
+    """Return the content of the archive.
+
+    Raise BadInput if any byte differs from what was signed, or if `key` did not sign it.
     """
-    from silodp.core.protocol.signature import signed_by
+    from silodp.core.protocol.frames import signed_by
 
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             if sum(member.file_size for member in archive.infolist()) > LIMIT:
                 raise BadInput(
-                    f"the archive would unpack to more than {LIMIT} bytes; it is none of "
-                    "`silodp export evidence`"
+                    f"the archive would unpack to more than {LIMIT} bytes; `silodp "
+                    "export evidence` writes none as large"
                 )
             members = {member.filename: archive.read(member) for member in archive.infolist()}
         manifest = members[MANIFEST]
@@ -76,19 +77,18 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
         signer = str(about.pop("key"))
         if not signed_by(bytes.fromhex(signer), signature, LABEL + manifest):
             raise BadInput(
-                "the manifest is not what was signed: the archive has been changed, and "
-                "nothing in it can be believed"
+                "the manifest is not what was signed: the archive was changed; trust nothing in it"
             )
     except BadInput:
         raise
     except Exception:
         raise BadInput(
-            "this is no archive of `silodp export evidence`, or a damaged one; ask for it again"
+            "this is not an archive of `silodp export evidence`, or it is damaged; ask for it again"
         ) from None
     if about.get("format") != 1:
         raise BadInput(
-            f"the archive has format {visible(about.get('format'), 40)}, and this silodp reads "
-            "format 1; use a later one"
+            f"the archive has format {visible(about.get('format'), 40)}, but this "
+            "silodp reads only format 1; use a later silodp"
         )
     for what in ABOUT:
         check_name(f"the archive's {what}", about.get(what))
@@ -96,18 +96,20 @@ def verify(raw: bytes, key: str | None = None) -> Evidence:
         check_name("a name in the archive", name)
     if key is not None and signer != key.lower():
         raise BadInput(f"the archive is signed by {signer}, not by the key that you expect")
-    held = {name: content for name, content in members.items() if name not in (MANIFEST, SIGNATURE)}
-    if held.keys() != files.keys():
+    contents = {
+        name: content for name, content in members.items() if name not in (MANIFEST, SIGNATURE)
+    }
+    if contents.keys() != files.keys():
         raise BadInput(
-            "the archive does not hold the files of its manifest: "
-            f"{', '.join(sorted(held.keys() ^ files.keys()))}"
+            "the archive and its manifest list different files: "
+            f"{', '.join(sorted(contents.keys() ^ files.keys()))}"
         )
-    for name, content in held.items():
+    for name, content in contents.items():
         if files[name] != _described(content):
             raise BadInput(f"{name} is not what was signed: the archive has been changed")
     if _zipped(members) != raw:
-        raise BadInput("the archive holds bytes that were not signed, between or after its files")
-    return Evidence(signer, about, held)
+        raise BadInput("the archive contains unsigned bytes, between or after its files")
+    return Evidence(signer, about, contents)
 
 
 def _described(content: bytes) -> dict[str, Any]:

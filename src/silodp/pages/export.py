@@ -1,5 +1,5 @@
-"""A run's curves for TensorBoard or MLflow: the lines of progress.jsonl under the names that those
-tools show.
+"""A run's curves for TensorBoard or MLflow: the lines of progress.jsonl, under the names that those
+tools use.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from silodp.pages.runs import Run, noise_share
 
 
 def scalars(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
-    """(step, name: value): questions of a training run; for a comparison its points, at 1000 x
-    epsilon.
+    """Yield (step, {name: value}): the questions of a training run, or the points of a comparison
+    at 1000 x epsilon.
     """
     for r in run.rounds:
         found = {f"budget/{name}": float(share) for name, share in r["used"].items()}
@@ -37,7 +37,7 @@ def scalars(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def parameters(run: Run) -> dict[str, str]:
-    """Settings, as text."""
+    """Return the settings as text."""
     return {k: str(v) for k, v in run.about.items() if isinstance(v, str | int | float)} | {
         "kind": run.kind
     }

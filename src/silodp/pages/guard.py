@@ -1,11 +1,11 @@
-"""What stands before every page of `silodp ui`: only this machine's own browser gets in, and a page
-can load nothing from elsewhere.
+"""The guard before every page of `silodp ui`. Only this machine's own browser gets in, and a page
+loads nothing from elsewhere.
 
-A site that the user visits may make the browser send requests here. It can neither read a reply
-(another name than this machine's in the Host header is turned away, so a name that was pointed here
-does not help) nor post a form (the Origin header must be this page's own). Another account of this
-machine can connect too: the pages of a gate ask for a password, which a browser keeps for this very
-address and port, and sends nowhere else.
+A site that the user visits may make the browser send requests here. Such a site cannot read a
+reply: the guard refuses a Host header with another name, so pointing a name at this machine does
+not help. It cannot post a form: the Origin header must be this page's own. Another account of this
+machine can connect too. So the pages of a gate ask for a password, which the browser stores for
+this address and port only.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ ASK = b"www-authenticate", b'Basic realm="silodp ui", charset="UTF-8"'
 
 
 class Guard:
-    """Passes on what was asked of this machine under its own name, and from its own pages if it
-    changes anything.
+    """Pass on requests to this machine under its own name. A request that changes anything must
+    come from its own pages.
     """
 
     def __init__(self, app: ASGIApp, *, port: int, password: str | None = None) -> None:
-        """With a password every page asks for it, by whatever name."""
+        """Guard the app on this port. With a password every page asks for it."""
         self._app = app
         self._password = password
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
@@ -64,36 +64,42 @@ class Guard:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = [(k, v) for k, v in message["headers"] if k.lower() not in HEADERS]
-                asks = [ASK] if message["status"] == 401 else []
-                message = {**message, "headers": [*kept, *asks, *HEADERS.items()]}
+                headers = [(k, v) for k, v in message["headers"] if k.lower() not in HEADERS]
+                if message["status"] == 401:
+                    headers.append(ASK)
+                message = {**message, "headers": [*headers, *HEADERS.items()]}
             await send(message)
 
-        refusal = self._refusal(scope)
-        await (PlainTextResponse(*refusal) if refusal else self._app)(scope, receive, guarded)
+        app = self._app
+        if refusal := self._refusal(scope):
+            app = PlainTextResponse(*refusal)
+        await app(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> tuple[str, int] | None:
         given = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
         headers = dict(given)
         if [name for name, _ in given].count(b"host") != 1 or headers[b"host"] not in self._hosts:
             return (
-                "This page answers to this machine's own name only: use 127.0.0.1 or localhost.\n",
+                "This page answers only to this machine's own name: use 127.0.0.1 or localhost.\n",
                 421,
             )
-        if self._password is not None and not _knows(headers.get(b"authorization"), self._password):
-            return "This page needs the password that `silodp ui` printed when it began.\n", 401
+        if self._password is not None and not _has_password(
+            headers.get(b"authorization"), self._password
+        ):
+            return "This page needs the password that `silodp ui` printed at its start.\n", 401
         if scope["method"] in ("GET", "HEAD"):
             return None
         origin = headers.get(b"origin")
         site = headers.get(b"sec-fetch-site", "same-origin")
         if origin != f"http://{headers[b'host']}" or site != "same-origin":
-            return "Only this page's own form may do that.\n", 403
+            return "Only this page's own form may send this request.\n", 403
         return None
 
 
-def _knows(given: str | None, password: str) -> bool:
-    """Whether the header Authorization has the password. The comparison takes the same time however
-    much of it is right.
+def _has_password(given: str | None, password: str) -> bool:
+    """Return whether the header Authorization has the password.
+
+    The comparison takes the same time for every wrong password.
     """
     scheme, _, encoded = (given or "").partition(" ")
     try:

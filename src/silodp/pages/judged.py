@@ -1,5 +1,5 @@
-"""How good a model is, as pages show it: a plain verdict first, then figures with intervals, by
-silo, by predicted risk, and beside other models.
+"""How good a model is, as pages show it. A plain verdict comes first, then figures with intervals:
+by silo, by predicted risk, and compared with other models.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from silodp.pages.runs import Run
 
 BASES = {
     "held-out": "held-out records, by private releases",
-    "test": "test records, which is not private: they are nobody's, in a simulation",
+    "test": "test records of a simulation, which is not private",
 }
 
 
 def row_of(run: Run, basis: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
-    """On which records the model was judged last, and how: the silos' own held-out ones before a
-    simulation's test records.
+    """Return the kind of records the model was last measured on, and the scores. Return None
+    without scores.
+
+    The silos' held-out records come before a simulation's test records.
     """
-    found = {
-        "held-out": run.scored[-1]["scores"][0] if run.scored else None,
-        "test": run.summary.get("test"),
-    }
+    found = {}
+    if run.scored:
+        found["held-out"] = run.scored[-1]["scores"][0]
+    found["test"] = run.summary.get("test")
     return next(((name, row) for name, row in found.items() if row and basis in (None, name)), None)
 
 
 def grouped(run: Run) -> list[Mapping[str, Any]]:
-    """What was found of groups of records: of each column that somebody asked by, the last."""
+    """Return the latest results by group, one for each column that was evaluated."""
     return list(
         {
             found["by"]: found
@@ -43,7 +45,7 @@ def grouped(run: Run) -> list[Mapping[str, Any]]:
 
 
 def refused(run: Run) -> str:
-    """Why there is no score of all records where there are groups alone."""
+    """Return the sentence that explains why only groups have scores."""
     return (
         "There is no score of all records: "
         f"{run.evaluations[-1].get('refused', 'the gates refused it')}."
@@ -51,7 +53,7 @@ def refused(run: Run) -> str:
 
 
 def headline(run: Run) -> list[tuple[str, str]]:
-    """(what, figure) for the numbers that one looks for first."""
+    """Return (description, figure) for the main figures."""
     if not (found := row_of(run)):
         return []
     basis, row = found
@@ -63,25 +65,23 @@ def headline(run: Run) -> list[tuple[str, str]]:
     for name in (BALANCED, AUC):
         if name in row["figures"]:
             value, _, interval = quality.short(row, name).partition(" (")
-            pairs.append(
-                (
-                    f"{quality.NAMES[name]}{f', {interval[:-1]}' if interval else ''} ({where})",
-                    value if interval else TOO_NOISY,
-                )
-            )
+            if interval:
+                pairs.append((f"{quality.NAMES[name]}, {interval[:-1]} ({where})", value))
+            else:
+                pairs.append((f"{quality.NAMES[name]} ({where})", TOO_NOISY))
     return pairs
 
 
 def judged(run: Run) -> list[Markup]:
-    """What is known of the model's quality, as one section; nothing of a comparison."""
+    """Show what is known of the model's quality, as one section."""
     if not (found := row_of(run)):
         if run.evaluations:
             return [
                 section("judged", "How good the model is", tag("p", refused(run)), *_by_groups(run))
             ]
         none = (
-            "Nobody has asked held-out records yet, so this page says what the model cost and "
-            "not what it is worth. "
+            "This model has not been evaluated on held-out records yet, so this page shows its "
+            "price but not its quality. "
         )
         if run.kind == "federation":
             command = "federation evaluate"
@@ -91,7 +91,7 @@ def judged(run: Run) -> list[Markup]:
             section(
                 "judged",
                 "How good the model is",
-                tag("p", none, tag("code", f"silodp {command}"), " asks them, for a price."),
+                tag("p", none, tag("code", f"silodp {command}"), " evaluates it, at a price."),
             )
         ]
     basis, row = found
@@ -103,7 +103,9 @@ def judged(run: Run) -> list[Markup]:
         which = f", the last of {len(run.scored)} evaluations"
     else:
         which = ""
-    parts = [tag("p", words, class_="lead") if (words := quality.verdict(row)) else ""]
+    parts = []
+    if words := quality.verdict(row):
+        parts.append(tag("p", words, class_="lead"))
     rows = [(name.replace("auc", "AUC"), *quality.cells(row, name)) for name in row["figures"]]
     parts.append(
         table(
@@ -114,8 +116,8 @@ def judged(run: Run) -> list[Markup]:
         )
     )
     note = (
-        "95 % is the interval by noise and sampling together: noise is what protects records, "
-        "sampling that there are only so many."
+        "95 % is the confidence interval from noise and sampling together. Noise "
+        "protects the records. Sampling is the error from their limited number."
     )
     parts.append(tag("p", note, class_="soft small"))
     parts += _reliability(row)
@@ -127,7 +129,7 @@ def judged(run: Run) -> list[Markup]:
 
 
 def _by_groups(run: Run, scores: Sequence[Mapping[str, Any]] = ()) -> list[Markup]:
-    """What was found of groups, and why something in it, or in the scores above, is too noisy."""
+    """Show the results by group, and explain figures that are too noisy, here or in `scores`."""
     parts = []
     rows = [*scores]
     for groups in grouped(run):
@@ -147,10 +149,10 @@ def _reliability(row: Mapping[str, Any]) -> list[Markup]:
         return []
     middle = [((b["risk_low"] + b["risk_high"]) / 2, b) for b in bins]
     drawn = chart(
-        "Do the risks come true?",
+        "Calibration",
         (
-            "Predicted risk against the observed share; on the dashed line they are the same. "
-            "The band is the 95 % interval, noise included."
+            "Predicted risk against the observed share. On the dashed line they are "
+            "equal. The band is the 95 % confidence interval, noise included."
         ),
         [
             Series(
@@ -176,8 +178,9 @@ def _reliability(row: Mapping[str, Any]) -> list[Markup]:
 
 
 def ranked(named: Sequence[tuple[str, Run]]) -> list[Markup]:
-    """The runs that were judged on the same records, from the best to the worst, with a sentence
-    that says why; or why there is no order.
+    """Show the runs in order of quality, from best to worst, with a sentence that gives the reason.
+
+    Only runs measured on the same records are ranked. Otherwise explain why there is no order.
     """
     trained = [(name, run) for name, run in named if run.kind != "compare"]
     if len(trained) < 2:
@@ -194,9 +197,9 @@ def ranked(named: Sequence[tuple[str, Run]]) -> list[Markup]:
             ]
     without = [name for name, run in trained if not row_of(run)]
     if without:
-        why = f"{', '.join(without)}: nobody has asked held-out records"
+        why = f"{', '.join(without)}: not evaluated on held-out records"
     else:
-        why = "they were not judged on records of one kind"
+        why = "they were not measured on the same kind of records"
     return [section("ranking", "Which is better", tag("p", f"They are not ranked: {why}."))]
 
 
@@ -208,8 +211,8 @@ def _order(
             tag(
                 "p",
                 (
-                    "They are not ranked: they were not judged on the same records (other "
-                    "silos, numbers or classes)."
+                    "They are not ranked: they were not measured on the same records "
+                    "(the silos, their numbers of records or the classes differ)."
                 ),
             )
         ]
@@ -218,12 +221,13 @@ def _order(
         return [tag("p", why)]
     lines = []
     for s in standings:
-        accuracy = quality.said(s.row, ACCURACY)
-        place = f"{s.place}{' (tied)' if s.tied else ''}"
+        accuracy = quality.clear_figure(s.row, ACCURACY)
+        place = f"{s.place}"
+        if s.tied:
+            place += " (tied)"
+        error = "-"
         if accuracy:
             error = f"{1 - accuracy['value']:.1%}"
-        else:
-            error = "-"
         lines.append(
             (
                 place,
@@ -235,13 +239,13 @@ def _order(
     columns = ("place", "run", "AUC", "balanced accuracy", "raw error")
     return [
         tag("p", why, class_="lead"),
-        table(f"Judged on {BASES[basis]}", columns, lines, numbers=(2, 3, 4)),
+        table(f"Measured on {BASES[basis]}", columns, lines, numbers=(2, 3, 4)),
     ]
 
 
 def _where(run: Run, basis: str) -> object:
-    """What must be the same for two evaluations to be comparable: the public facts of the records
-    that they were of.
+    """Return the public facts of the measured records. Two evaluations are comparable only if these
+    are equal.
     """
     if basis == "test":
         row = run.summary["test"]

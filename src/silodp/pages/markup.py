@@ -1,5 +1,5 @@
-"""HTML from plain functions. Text is escaped where it enters; what is marked up already is
-`Markup`, and nothing else passes as it is.
+"""HTML from plain functions. Text is escaped where it enters. Finished HTML is `Markup`, and
+nothing else passes unescaped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from silodp.core.text import visible_lines
 from silodp.pages.style import STYLE
 
 SHORT = 40
-"""Rows up to which a table may turn into a list."""
+"""The largest number of rows with which a table becomes a list on a narrow screen."""
 
 
 class Markup(str):
-    """HTML that was made here."""
+    """HTML that this module made."""
 
     __slots__ = ()
 
@@ -29,27 +29,30 @@ def text(value: object) -> Markup:
 
 
 def _escaped(value: object) -> str:
-    """Return the value for HTML, with controls and half characters as escapes: what reorders or
-    hides text does so in a browser, too.
+    """Return the value for HTML, with control characters and lone surrogates as escapes.
+
+    Such characters could reorder or hide text in a browser too.
     """
     return escape(visible_lines(str(value)))
 
 
 def tag(name: str, /, *content: object, **attributes: object) -> Markup:
-    """An element; an attribute's underscores are hyphens, a trailing one is dropped, None leaves it
-    out.
+    """Return an element.
+
+    An attribute's underscores become hyphens, and a trailing underscore is dropped. An attribute
+    that is None or False is left out.
     """
     words = [name]
     for key, value in attributes.items():
-        if value is not None and value is not False:
-            key = key.rstrip("_").replace("_", "-")
-            words.append(key if value is True else f'{key}="{_escaped(value)}"')
+        key = key.rstrip("_").replace("_", "-")
+        if value is True:
+            words.append(key)
+        elif value is not None and value is not False:
+            words.append(f'{key}="{_escaped(value)}"')
+    if name in ("meta", "input", "br", "link"):
+        return Markup(f"<{' '.join(words)}>")
     body = "".join(text(c) for c in content)
-    return Markup(
-        f"<{' '.join(words)}>"
-        if name in ("meta", "input", "br", "link")
-        else f"<{' '.join(words)}>{body}</{name}>"
-    )
+    return Markup(f"<{' '.join(words)}>{body}</{name}>")
 
 
 def join(parts: Iterable[object], between: str = "") -> Markup:
@@ -70,33 +73,33 @@ def table(
     numbers: Sequence[int] = (),
     hide: bool = False,
 ) -> Markup:
-    """A table with a caption, a heading for each column and, in its first cell, for each row; on a
-    narrow screen a short one turns into a list of its rows, each value under its own heading, and a
-    long one scrolls by itself."""
+    """Return a table with a caption and a heading for each column. The first cell of a row is its
+    heading.
+
+    On a narrow screen a short table becomes a list of its rows, and a long table scrolls.
+    """
     rows = list(rows)
     short = len(rows) <= SHORT
-    kind = ["number" if i in numbers else None for i in range(len(head))]
+    kind: list[str | None] = [None] * len(head)
+    for i in numbers:
+        if i < len(head):
+            kind[i] = "number"
     headings = tag(
         "tr", *(tag("th", name, scope="col", class_=k) for name, k in zip(head, kind, strict=True))
     )
+    named: list[str | None] = [None] * len(head)
+    if short:
+        named = list(head)
     body = []
-    for row in rows:
-        named = [head[i] if short and i else None for i in range(len(row))]
-        cells = [
-            tag(
-                "td" if i else "th",
-                value,
-                class_=kind[i],
-                scope=None if i else "row",
-                data_of=named[i],
-            )
-            for i, value in enumerate(row)
-        ]
+    for first, *rest in rows:
+        cells = [tag("th", first, class_=kind[0], scope="row")]
+        for i, value in enumerate(rest, 1):
+            cells.append(tag("td", value, class_=kind[i], data_of=named[i]))
         body.append(tag("tr", *cells))
-    said = tag("caption", caption, class_="unseen" if hide else None)
+    unseen = "unseen" if hide else None
     whole = tag(
         "table",
-        said,
+        tag("caption", caption, class_=unseen),
         tag("thead", headings),
         tag("tbody", *body),
         class_="short" if short else None,
@@ -105,32 +108,40 @@ def table(
 
 
 def sentence(words: str) -> Markup:
-    """Text in which what stands between backticks is code."""
-    return join(tag("code", part) if i % 2 else part for i, part in enumerate(words.split("`")))
+    """Return text in which words between backticks are code."""
+    parts: list[object] = []
+    for i, part in enumerate(words.split("`")):
+        if i % 2:
+            part = tag("code", part)
+        parts.append(part)
+    return join(parts)
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Markup:
-    """A list of names and values; those without a value are left out."""
-    kept = [(k, v) for k, v in pairs if v not in (None, "")]
-    return tag(
-        "dl",
-        *(
-            tag("div", tag("dt", k), tag("dd", v), class_="long" if len(str(v)) > 60 else None)
-            for k, v in kept
-        ),
-        class_="facts",
-    )
+    """List names and values. Leave out those without a value."""
+    rows = []
+    for name, value in pairs:
+        if value in (None, ""):
+            continue
+        kind = None
+        if len(str(value)) > 60:
+            kind = "long"
+        rows.append(tag("div", tag("dt", name), tag("dd", value), class_=kind))
+    return tag("dl", *rows, class_="facts")
 
 
 def counts(pairs: Iterable[tuple[str, object]]) -> Markup:
-    """The numbers that one looks for first, large."""
+    """Show the main numbers, in large type."""
     return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs), class_="figures")
 
 
-def figure(title: str, said: str, *content: object, class_: str | None = None) -> Markup:
-    """What is drawn, under its title and a sentence that says what is seen."""
+def figure(title: str, description: str, *content: object, class_: str | None = None) -> Markup:
+    """Show a drawing under its title and a sentence that describes it."""
     return tag(
-        "figure", tag("figcaption", tag("b", title), tag("span", said)), *content, class_=class_
+        "figure",
+        tag("figcaption", tag("b", title), tag("span", description)),
+        *content,
+        class_=class_,
     )
 
 
@@ -145,28 +156,30 @@ def section(name: str, title: str, *content: object) -> Markup:
 
 
 def hashed(source: str) -> str:
-    """The name by which a content security policy lets one inline text in."""
+    """Return the hash by which a content security policy allows one inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
 def document(
     title: str, *body: object, policy: bool = False, script: str | None = None, kind: str = ""
 ) -> str:
-    """A whole page with its style inside. With `policy` it forbids itself every request, as a page
-    from a disk must do for itself.
+    """Return a whole page with its style inside.
+
+    With `policy` the page forbids itself every request, because no server does so for a page on a
+    disk.
     """
     forbid = f"default-src 'none'; style-src {hashed(STYLE)}; base-uri 'none'; form-action 'none'"
     head = [
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=forbid) if policy else "",
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="referrer", content="same-origin"),
         tag("title", title),
         tag("style", Markup(STYLE)),
-        tag("script", "", src=script, defer=True) if script else "",
     ]
-    return (
-        "<!doctype "
-        f"html>\n{tag('html', tag('head', *head), tag('body', *body, class_=kind or None), lang='en')}\n"  # noqa: E501
-    )
+    if policy:  # Before everything that it governs.
+        head.insert(1, tag("meta", http_equiv="Content-Security-Policy", content=forbid))
+    if script:
+        head.append(tag("script", "", src=script, defer=True))
+    page = tag("html", tag("head", *head), tag("body", *body, class_=kind or None), lang="en")
+    return f"<!doctype html>\n{page}\n"

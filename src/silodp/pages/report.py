@@ -1,5 +1,5 @@
-"""The report of one run: a page that stands alone, to be read, printed and signed. Its parts are
-also what `silodp ui` shows.
+"""The report of one run: a page that stands alone, to be read, printed and signed. `silodp ui`
+shows its parts too.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ TAKEN = {
     "momentum": ("momentum", "adam"),
     "kappa": ("disk",),
 }
-"""Which algorithms take a setting of an order over a network."""
+"""The algorithms that use each setting, for runs over a network."""
 MUCH = (
-    "Training goes on all the same: noise points another way in each question and averages out "
-    "over them, while what the records say adds up."
+    "Training still works: the noise points in another direction in each question and averages "
+    "out, while the signal of the records adds up."
 )
-LITTLE = "The records speak louder than the noise in most questions."
+LITTLE = "In most questions the signal of the records is larger than the noise."
 COLOURS = {
     "spider": 0,
     "spider-diff": 5,
@@ -82,8 +82,9 @@ COLOURS = {
 def report(
     run: Run, audit: Sequence[dict[str, Any]] = (), *, checks: Sequence[Checked] = ()
 ) -> str:
-    """The whole page as text; it asks for nothing from anywhere. `checks` are what was verified as
-    it was made.
+    """Return the whole page as text. The page loads nothing from elsewhere.
+
+    `checks` are the results of the verifications made for this page.
     """
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     with readable(run.folder):
@@ -95,10 +96,10 @@ def title(run: Run) -> str:
     data = run.about.get("data") or run.about.get("dataset")
     if run.kind == "compare":
         return f"What privacy costs on {data}"
-    return (
-        f"{WORDS.get(run.algorithm, run.algorithm)} "
-        f"{f'on {data}' if data else f'over {_some(run.silos)}'}"
-    )
+    where = f"over {_some(run.silos)}"
+    if data:
+        where = f"on {data}"
+    return f"{WORDS.get(run.algorithm, run.algorithm)} {where}"
 
 
 def head(run: Run, checks: Sequence[Checked] = ()) -> Markup:
@@ -114,16 +115,15 @@ def head(run: Run, checks: Sequence[Checked] = ()) -> Markup:
 
 
 def lead(run: Run) -> str:
-    """The run in two sentences."""
+    """Return the run in a few sentences: how far it is, and what is differentially private."""
     if run.kind == "compare":
         n = sum(s["records"] for s in run.about.get("silos", ()))
+        data = ""
         if n:
             data = f" {n} training records in {_some(run.about['silos'])},"
-        else:
-            data = ""
         return (
             f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random "
-            f"splits, {run.about.get('rounds')} rounds. {run.said}"
+            f"splits, {run.about.get('rounds')} rounds. {run.sentence}"
         )
     most, delta = (max((s.together[i] for s in run.silos), default=0.0) for i in (0, 1))
     done = f"{run.done} of {run.total} rounds"
@@ -131,34 +131,32 @@ def lead(run: Run) -> str:
     beside = ""
     if run.kind == "federation":
         evaluated = any(s.evaluated for s in run.silos)
-        covered = "in this training run" + " and its evaluations" * evaluated
+        covered = "in this training run"
+        others = "Evaluations, profiles"
+        if evaluated:
+            covered += " and its evaluations"
+            others = "Profiles"
         beside = (
-            f" {'Profiles' if evaluated else 'Evaluations, profiles'} and other runs over the "
-            "same silos are not in it: each silo's ledger adds them."
+            f" {others} and other runs over the same silos are not included: each silo's ledger "
+            "adds them up."
         )
-    if run.state == "finished":
-        early = ""
-    else:
+    protected = "records"
+    if run.of_persons:
+        protected = "persons, with all their rows"
+    if run.totals:
+        protected += " against the server, which sees totals"
+    early = ""
+    if run.state != "finished":
         early = f" {EARLY}"
     return (
         f"{done} with {_some(run.silos)}. Everything that left a silo {covered} is "
         f"({shown(most)}, {rounded_up(delta)})‑differentially private for each of its "
-        f"{'persons, with all their rows' if run.of_persons else 'records'}{' before the server, which sees totals' if run.totals else ''}{run.provided}.{beside} "  # noqa: E501
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        ""
-        f"{run.said}{early}"
+        f"{protected}{run.provided}.{beside} {run.sentence}{early}"
     )
 
 
 def figures(run: Run) -> Markup:
-    """The numbers that one looks for first."""
+    """Show the main numbers of the run."""
     pairs: list[tuple[str, str]] = []
     if run.kind == "compare":
         best = min(
@@ -186,19 +184,14 @@ def figures(run: Run) -> Markup:
         asked = ("questions", f"{run.questions}"), ("answers of silos", f"{run.answers}")
         pairs = [*headline(run), ("rounds", f"{run.done} of {run.total}"), *asked]
         if most:
-            pairs.append(
-                (
-                    (
-                        f"ε spent{' in training' if most.evaluated else ''}, of "
-                        f"{rounded_up(most.epsilon, 6)}"
-                    ),
-                    shown(most.spent),
-                )
-            )
+            spent = "ε spent"
+            if most.evaluated:
+                spent += " in training"
+            pairs.append((f"{spent}, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
         if most and most.evaluated:
             pairs.append(("ε with evaluations", shown(max(s.together[0] for s in run.silos))))
         if shares:
-            pairs.append(("of a release is noise (median)", f"{median(shares):.0%}"))
+            pairs.append(("noise in a release (median)", f"{median(shares):.0%}"))
         for name, form in (("test_error", ".1%"), ("test_loss", ".4g")):
             if name in run.summary:
                 pairs.append(
@@ -224,8 +217,6 @@ def what(run: Run) -> Markup:
     shape = about.get("features")
     if isinstance(shape, list):
         shape = " × ".join(map(str, shape))
-    else:
-        shape = shape
     settings = {k: v for k, v in (about.get("settings") or {}).items() if k != "rounds"}
     if run.kind == "federation":
         settings = {
@@ -233,17 +224,21 @@ def what(run: Run) -> Markup:
             for k, algorithms in TAKEN.items()
             if run.algorithm in algorithms and k in about
         }
+    data = "at the silos"
+    seed = about.get("seed")
+    if run.kind == "train":
+        data = "the silos' own files"
+        if seed is None:
+            seed = "from the operating system"
+    classes = about.get("classes")
+    if classes == 0:
+        classes = "a number"
     pairs = [
-        (
-            "Data",
-            about.get("data")
-            or about.get("dataset")
-            or ("the silos' own files" if run.kind == "train" else "at the silos"),
-        ),
+        ("Data", about.get("data") or about.get("dataset") or data),
         ("Study", about.get("study")),
-        ("What is protected", run.unit),
+        ("What is protected", sentence(run.unit)),
         ("Features", shape),
-        ("Classes", about.get("classes") or ("a number" if about.get("classes") == 0 else None)),
+        ("Classes", classes or None),
         ("Model", about.get("model")),
         ("Parameters", about.get("parameters")),
         ("Penalty or constraint", about.get("prox")),
@@ -269,14 +264,7 @@ def what(run: Run) -> Markup:
         ("Who answers", about.get("participation")),
         ("Accounting rule", about.get("rule")),
         ("Feature scaling", about.get("scale")),
-        (
-            "Seed",
-            about.get("seed")
-            if about.get("seed") is not None
-            else "from the operating system"
-            if run.kind == "train"
-            else None,
-        ),
+        ("Seed", seed),
         *((k.replace("_", " ").capitalize(), _number(v)) for k, v in settings.items()),
         *times(run),
     ]
@@ -284,10 +272,9 @@ def what(run: Run) -> Markup:
         (s.name, s.records or "?", rounded_up(s.epsilon, 6), rounded_up(s.delta)) for s in run.silos
     ]
     rows = rows or [(s.get("name"), s.get("records") or "?") for s in about.get("silos", ())]
+    caption = "The silos"
     if run.silos:
         caption = "The silos, and the budget of each for this run"
-    else:
-        caption = "The silos"
     listed = ""
     ran = ""
     if rows:
@@ -301,8 +288,8 @@ def what(run: Run) -> Markup:
 
 
 def times(run: Run) -> list[tuple[str, str]]:
-    """When the first question was answered, how long it took from there to the last and, while it
-    runs, how long it will still take.
+    """Return the time of the first answer, the duration up to the last, and an estimate of the time
+    left.
     """
     moments = [datetime.fromisoformat(str(r["time"])) for r in run.rounds if r.get("time")]
     if not moments:
@@ -310,11 +297,11 @@ def times(run: Run) -> list[tuple[str, str]]:
     seconds = max(0.0, (max(moments) - min(moments)).total_seconds())
     found = [
         ("First answer", f"{min(moments):%Y-%m-%d %H:%M} UTC"),
-        ("From first to last", _length(seconds)),
+        ("First to last answer", _length(seconds)),
     ]
     if run.state == "running" and 1 < run.done < run.total:
         found.append(
-            ("Time left, at this pace", _length(seconds * (run.total - run.done) / (run.done - 1)))
+            ("Estimated time left", _length(seconds * (run.total - run.done) / (run.done - 1)))
         )
     return found
 
@@ -337,12 +324,10 @@ def curve_name(curve: str) -> str:
         if stem.endswith(end):
             stem = stem.removesuffix(end)
             noise = words
+    phase = ""
     if stem.endswith("-diff"):
         stem = stem.removesuffix("-diff")
         phase = ", phase > 1"
-    else:
-        stem = stem
-        phase = ""
     return f"{WORDS.get(stem, stem)}{phase}{noise}"
 
 
@@ -351,7 +336,9 @@ def errors(run: Run) -> Markup:
     for row in run.rows:
         by.setdefault(row["curve"], []).append(row)
     if not by:
-        words = f"{run.done} of {run.total} batches of runs are done; there is a figure at the end."
+        words = (
+            f"{run.done} of {run.total} batches of runs are done. The figure appears at the end."
+        )
         return section("error", "Error by epsilon", tag("p", words))
     epsilons = sorted({r["epsilon"] for r in run.rows if r["epsilon"]})
     exact = []
@@ -369,15 +356,14 @@ def errors(run: Run) -> Markup:
                 )
             )
             continue
-        line = Series(
-            curve_name(name),
-            [(r["epsilon"], r["test_error"]) for r in rows],
-            colour,
-            "dot" if name.endswith("-paper") else "",
-            [r["standard_error"] for r in rows],
-            dots=True,
-        )
-        (paper if name.endswith("-paper") else exact).append(line)
+        dash = ""
+        group = exact
+        if name.endswith("-paper"):
+            dash = "dot"
+            group = paper
+        points = [(r["epsilon"], r["test_error"]) for r in rows]
+        errors_ = [r["standard_error"] for r in rows]
+        group.append(Series(curve_name(name), points, colour, dash, errors_, dots=True))
     about = {
         "across": "ε of every record, by its logarithm",
         "up": "test error",
@@ -389,30 +375,34 @@ def errors(run: Run) -> Markup:
     drawn = [
         chart(
             "Test error with exact accounting",
-            f"{bars} Dashed lines have no privacy.",
+            f"{bars} Dashed lines are without privacy.",
             exact,
             **about,
         )
     ]
     if paper:
-        said = f"{bars} Where the table is red, more was spent than was claimed."
-        drawn.append(chart("Test error with the paper's noise", said, paper, **about))
+        description = f"{bars} Red in the table: more was spent than claimed."
+        drawn.append(chart("Test error with the paper's noise", description, paper, **about))
     rows = []
     for r in run.rows:
         more = (
             r["epsilon"] and r["spent_epsilon"] and r["spent_epsilon"] > r["epsilon"] * (1 + 1e-9)
         )
+        spent: object = "no bound"
         if r["spent_epsilon"]:
             spent = shown(r["spent_epsilon"])
-        else:
-            spent = "no bound"
+        if more:
+            spent = tag("b", spent, class_="alarm")
+        claimed = "∞"
+        if r["epsilon"]:
+            claimed = f"{r['epsilon']:g}"
         rows.append(
             (
                 curve_name(r["curve"]),
-                f"{r['epsilon']:g}" if r["epsilon"] else "∞",
+                claimed,
                 f"{r['test_error']:.2%}",
                 f"{r['standard_error']:.2%}",
-                tag("b", spent, class_="alarm") if more else spent,
+                spent,
                 ", ".join(f"{k} {v:g}" for k, v in r["settings"].items()),
             )
         )
@@ -422,7 +412,7 @@ def errors(run: Run) -> Markup:
         "test error",
         "standard error",
         "ε spent",
-        "settings that training loss chose",
+        "settings chosen by training loss",
     )
     numbers = table("Every point of the figures", columns, rows, numbers=(1, 2, 3, 4))
     return section("error", "Error by epsilon", *drawn, numbers)
@@ -441,8 +431,9 @@ def curve(run: Run) -> Markup:
     length = chart(
         "Length of the averaged release",
         (
-            "What the server learns in a question, and how long the noise in it is expected to "
-            "be. Where both are alike, the answer is mostly noise."
+            "The length of what the server receives in each question, and the expected "
+            "length of the noise in it. Where both are similar, the release is mostly "
+            "noise."
         ),
         [
             Series("release", [(q, r["norm"]) for q, r in at], 0, dots=len(at) < 40),
@@ -454,8 +445,9 @@ def curve(run: Run) -> Markup:
     share = chart(
         "The noise's share of each release",
         (
-            "Expected squared length of the noise over squared length of the release. The "
-            "noise's size is known from the mechanism; nobody looked at the records."
+            "Expected squared length of the noise, divided by the squared length of "
+            "the release. The size of the noise follows from the mechanism, not from "
+            "the records."
         ),
         [Series("share", [(q + 1, s) for q, s in run.noise_shares], 1, area=True)],
         across="question",
@@ -463,15 +455,17 @@ def curve(run: Run) -> Markup:
         percent=True,
         top=1.0,
     )
+    middle = 0.0
     if run.noise_shares:
         middle = median(s for _, s in run.noise_shares)
-    else:
-        middle = 0.0
+    remark = LITTLE
+    if middle > 0.5:
+        remark = MUCH
     plain = tag(
         "p",
         (
-            f"In the middle question {middle:.0%} of what the server learnt was noise, by "
-            f"squared length. That is the protection. {MUCH if middle > 0.5 else LITTLE}"
+            f"In the median question, noise was {middle:.0%} of what the server received, by "
+            f"squared length. This noise is the protection. {remark}"
         ),
     )
     rows = [
@@ -504,7 +498,7 @@ def curve(run: Run) -> Markup:
     if any(r["statistic"] in ("LocalSteps", "SteeredSteps") for r in answered):
         note = tag(
             "p",
-            "The noise of local steps is added up as if gradient and constraint did not bend it.",
+            "The noise of local steps is summed as if gradient and constraint left it unchanged.",
             class_="soft small",
         )
     return section(
@@ -525,7 +519,7 @@ def not_protected(run: Run) -> Markup:
     return section(
         "not-protected",
         "What was not protected",
-        tag("ul", *(tag("li", s) for s in sentences(run)), class_="list"),
+        tag("ul", *(tag("li", sentence(s)) for s in sentences(run)), class_="list"),
     )
 
 
@@ -549,13 +543,13 @@ def signature(run: Run, when: str) -> Markup:
         class_="sign",
     )
     how = (
-        "The folder's hash is SHA-256 over the lines that `sha256sum` prints for its files in "
-        "the order of their names, drawings and pages left out."
+        "The folder's hash is SHA-256 over the lines that `sha256sum` prints for its "
+        "files, sorted by name, without drawings and pages."
     )
     made = tag(
         "p", sentence(f"{how} Made on {when} by silodp {version('silodp')}."), class_="soft small"
     )
-    read = tag("p", "I have read what was trained, what it has cost and what was not protected.")
+    read = tag("p", "I have read what was trained, what it cost and what was not protected.")
     return section(
         "signature",
         "Signed",
@@ -567,7 +561,9 @@ def signature(run: Run, when: str) -> Markup:
 
 
 def _some(silos: Sequence[Any]) -> str:
-    return f"{len(silos)} silo{'' if len(silos) == 1 else 's'}"
+    if len(silos) == 1:
+        return "1 silo"
+    return f"{len(silos)} silos"
 
 
 def _number(value: Any) -> str | None:

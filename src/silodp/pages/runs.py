@@ -1,9 +1,9 @@
-"""Run folders as data for pages: what `silodp train`, `silodp federation run` and studies have
-written, also while they write.
+"""Run folders as data for pages: what `silodp train`, `silodp federation run` and studies write,
+also while they write.
 
-Everything is read anew each time and nothing is locked but for an instant, so a run may be killed
-and resumed under a reader's eyes. A folder may come from elsewhere: only plain files are opened,
-and what is in none of our forms is refused in a sentence.
+Every file is read again for each page, and nothing is locked for longer than an instant. So a run
+may be killed and resumed while someone reads. A folder may come from elsewhere: only plain files
+are opened, and unknown content is refused in a sentence.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ from silodp.host.plain_files import json_in, lines_in, opened
 from silodp.runs import Kind, RunFolder, State, run_folders
 
 DRAWN = (".png", ".svg", ".html", ".part", ".new")
+FORMER_BY_ROW = (
+    "Each row is protected, not each person: whoever has several rows is protected less. A "
+    "schema with person = COLUMN protects people."
+)
+"""The sentence for rows in the run folders of earlier versions."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What evaluations came to after the training: how many, their own (epsilon, delta), and that
-    of everything together.
+    """The evaluations after the training: their number, their own (epsilon, delta), and (epsilon,
+    delta) of training and evaluations together.
     """
 
     count: int
@@ -44,8 +49,8 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Silo:
-    """A silo's budget for the run, and the share of it that was used up after each question that it
-    may have been charged for.
+    """A silo's budget for the run, and the share used after each question that it may have been
+    charged for.
     """
 
     name: str
@@ -53,26 +58,24 @@ class Silo:
     epsilon: float
     delta: float
     spent: float
-    """Epsilon of the training, at the budget's delta; through a shuffler against the server."""
+    """Epsilon of the training, at the budget's delta. Through a shuffler: against the server."""
     used: float
     charges: tuple[tuple[int, str, float], ...] = ()
     """(question, kind, share of the budget) in order."""
     dropped: dict[str, int] = field(default_factory=dict)
     ledger: dict[str, Any] | None = None
     evaluated: Evaluated | None = None
-    """Evaluations are priced beside the run's budget, not out of it."""
+    """Evaluations are priced in addition to the run's budget, not out of it."""
     local: float | None = None
-    """Of a run through a shuffler, once it is over: epsilon against whoever sees the silo's own
-    counts; infinite for no bound.
+    """Of a finished run through a shuffler: epsilon against an observer of the silo's own counts.
+    Infinite means no bound.
     """
     gaussian: bool = False
-    """Whether `together` is of Gaussian releases alone, so that a whole trade-off curve follows
-    from it.
-    """
+    """Whether `together` covers only Gaussian releases. A whole trade-off curve follows then."""
 
     @property
     def together(self) -> tuple[float, float]:
-        """(epsilon, delta) of the training and of its evaluations."""
+        """Return (epsilon, delta) of the training and of its evaluations."""
         if self.evaluated:
             return self.evaluated.together
         return (self.spent, self.delta)
@@ -80,14 +83,14 @@ class Silo:
 
 @dataclass(frozen=True)
 class Run:
-    """What there is to show of one folder. `rows` is for a comparison; `rounds` and `silos` are for
-    a run that trains one model.
+    """The data of one folder. `rows` is for a comparison. `rounds` and `silos` are for a run that
+    trains one model.
     """
 
     folder: Path
     kind: str
     state: State
-    said: str
+    sentence: str
     about: dict[str, Any]
     done: int = 0
     total: int = 0
@@ -97,23 +100,23 @@ class Run:
     summary: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     evaluations: tuple[dict[str, Any], ...] = ()
-    """What `silodp evaluate` has answered, in order."""
+    """The results of `silodp evaluate`, in order."""
 
     @property
     def scored(self) -> tuple[dict[str, Any], ...]:
-        """Those of them that have a score of all records: where gates refused it, there are groups
-        alone.
+        """Return the evaluations with a score of all records. Where gates refused that score, there
+        are only groups.
         """
         return tuple(evaluation for evaluation in self.evaluations if evaluation.get("scores"))
 
     @property
     def questions(self) -> int:
-        """What the server asked; each is asked of several silos at once."""
+        """Return the number of questions. Each question goes to several silos at once."""
         return len(self.rounds) or int(self.summary.get("questions", 0))
 
     @property
     def answers(self) -> int:
-        """What the silos said: one answer of each that was asked and answered."""
+        """Return the number of answers. Each silo that answers a question adds one."""
         return sum(len(r["answered"]) for r in self.rounds) or int(self.summary.get("answers", 0))
 
     @property
@@ -131,8 +134,11 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """One sentence: whether rows are protected or people."""
-        return str(self.about.get("unit") or BY_ROW)
+        """Return one sentence that states whether rows or persons are protected."""
+        recorded = str(self.about.get("unit") or BY_ROW)
+        if recorded == FORMER_BY_ROW:
+            return BY_ROW
+        return recorded
 
     @property
     def of_persons(self) -> bool:
@@ -140,15 +146,15 @@ class Run:
 
     @property
     def provided(self) -> str:
-        """What its spends hold under, to be said after them."""
+        """Return the condition under which the spends are true, to be printed after them."""
         if self.about.get("partitioned"):
             return f", {UNCHANGED}"
         return ""
 
     @property
     def gaussian(self) -> bool:
-        """Of a comparison: whether each of its curves is made of Gaussian releases on full or
-        disjoint batches.
+        """Return whether each curve of a comparison uses only Gaussian releases on full or disjoint
+        batches.
         """
         whole = str(self.about.get("sampling", "full")).split(":")[0] in ("full", "disjoint")
         return whole and not any(
@@ -157,29 +163,32 @@ class Run:
 
     @property
     def noise_shares(self) -> list[tuple[int, float]]:
-        """(question, share of the squared length of the averaged release that its noise is expected
-        to have).
+        """Return (question, expected share of noise in the squared length of the averaged
+        release).
         """
         return [(r["question"], noise_share(r)) for r in self.rounds if r.get("norm")]
 
 
 def noise_share(question: dict[str, Any]) -> float:
-    """Of a question with an answer: the share of its squared length that noise is expected to
-    have.
-    """
+    """Return the expected share of noise in the squared length of an answer, at most 1."""
     return min(1.0, (question["noise"] / question["norm"]) ** 2)
 
 
 def found_in(root: Path, depth: int = 4) -> dict[str, Path]:
-    """Every run folder under `root`, by its path from there; links are not followed."""
-    return {
-        str(path.relative_to(root)) if path != root else root.resolve().name: path
-        for path in sorted(run_folders(root, depth))
-    }
+    """Find every run folder under `root`. Return the folders by their path from `root`. Links are
+    not followed.
+    """
+    found = {}
+    for path in sorted(run_folders(root, depth)):
+        name = str(path.relative_to(root))
+        if path == root:
+            name = root.resolve().name
+        found[name] = path
+    return found
 
 
 def read(folder: Path) -> Run:
-    """The run in a folder; BadInput if it holds none, or none that can be read."""
+    """Read the run in a folder. Raise BadInput if there is none, or none that can be read."""
     with readable(folder):
         found = _read(folder)
         return replace(
@@ -188,8 +197,8 @@ def read(folder: Path) -> Run:
 
 
 def _without_folders(value: Any) -> Any:
-    """FILE.py:NAME without the folders of whoever's machine it was on: pages are signed and handed
-    on.
+    """Return FILE.py:NAME without its folders, which name a machine's paths. Pages are signed and
+    passed on.
     """
     if isinstance(value, str):
         return re.sub(r"[^\s,]*/(?=[^/\s,]+\.py\b)", "", value)
@@ -198,14 +207,14 @@ def _without_folders(value: Any) -> Any:
 
 @contextlib.contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """To read or draw a run: what is not as we write it is said in a sentence, wherever it is
-    met.
+    """Read or draw a run inside this context. Raise BadInput for any content that silodp does not
+    write.
     """
     try:
         yield
     except BadInput:
         raise
-    except Exception as error:  # whatever somebody has put there
+    except Exception as error:  # the folder may contain anything
         raise BadInput(
             f"the run in {folder} cannot be read ({type(error).__name__}); its files are "
             "not as silodp writes them"
@@ -220,21 +229,23 @@ def _read(folder: Path) -> Run:
         return _compared(files)
     if kind is Kind.TUNING:
         raise BadInput(
-            f"{folder} holds no comparison; of a tuning there is no report: what it "
-            "cost and chose is in its tune.json"
+            f"{folder} contains a tuning, which has no report; read its cost and its "
+            "choice in tune.json"
         )
     if kind is Kind.FEDERATION and about:
         return _federated(files, about)
     if kind is Kind.TRAINING and (about or files.result.exists()):
         return _trained(files, about)
     raise BadInput(
-        f"{folder} holds no run; give a folder of `silodp train`, a study or `federation run`"
+        f"{folder} contains no run; give a folder of `silodp train`, a study or `federation run`"
     )
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 over the sorted lines "SHA-256 of the content, two spaces, name" of the run's files,
-    drawings left out.
+    """Return SHA-256 over the sorted lines "SHA-256 of the content, two spaces, name" of the run's
+    files.
+
+    Drawings are left out.
     """
     lines = []
     for path in sorted(folder.iterdir()):
@@ -245,8 +256,8 @@ def fingerprint(folder: Path) -> str:
 
 
 def audits(path: Path) -> list[dict[str, Any]]:
-    """The rows of an audit: audit.json in a folder of `silodp audit`, or what `silodp audit --json`
-    has printed.
+    """Read the rows of an audit: from audit.json in a folder of `silodp audit`, or from a file with
+    the output of `silodp audit --json`. Raise BadInput if the file contains no audit.
     """
     if path.is_dir():
         file = path / "audit.json"
@@ -260,15 +271,13 @@ def audits(path: Path) -> list[dict[str, Any]]:
         or not all(isinstance(row, dict) and needed <= row.keys() for row in rows)
     ):
         raise BadInput(
-            f"{file} holds no audit; give the folder, or the JSON output, of `silodp audit`"
+            f"{file} contains no audit; give the folder, or the JSON output, of `silodp audit`"
         )
     return rows
 
 
 def audits_beside(folder: Path, given: Path | None) -> list[dict[str, Any]]:
-    """The rows of the audit that was given, or else of the one in the run's folder; none where
-    there is none.
-    """
+    """Return the rows of the given audit, else of audit.json in the run's folder, else none."""
     if given:
         return audits(given)
     if (folder / "audit.json").exists():
@@ -277,11 +286,13 @@ def audits_beside(folder: Path, given: Path | None) -> list[dict[str, Any]]:
 
 
 def check_trained(run: Run, what: str) -> None:
-    """BadInput unless the run has trained a model to its end: `what` is made of nothing else."""
+    """Raise BadInput unless the run has finished training. `what` names the document to be made
+    from it.
+    """
     if run.kind not in ("train", "federation") or run.state != "finished":
         raise BadInput(
-            f"{run.folder} holds no finished training; {what} is of `silodp train` or "
-            "`silodp federation run`"
+            f"{run.folder} contains no finished training; {what} needs a finished "
+            "`silodp train` or `silodp federation run`"
         )
 
 
@@ -293,45 +304,42 @@ def _trained(files: RunFolder, about: dict[str, Any]) -> Run:
     state = files.state()
     summary = json_in(files.result)
     rounds = files.rounds()
-    told = {
-        name: value
-        for name, value in about.pop("order", {}).items()
-        if name not in ("epsilon", "delta")
-    }
-    data = about.pop("source", {}).get("data")
-    about = (
-        {"algorithm": summary.get("algorithm", "")}
-        | told
-        | ({"data": data} if data else {})
-        | about
-    )
+    described = {"algorithm": summary.get("algorithm", "")}
+    for name, value in about.pop("order", {}).items():
+        if name not in ("epsilon", "delta"):
+            described[name] = value
+    if data := about.pop("source", {}).get("data"):
+        described["data"] = data
+    about = described | about
     spent = {s["name"]: s for s in summary.get("silos", ())}
     rule = str(about.get("rule") or summary.get("rule") or "")
     silos = tuple(
         _silo(s, rounds, rule, (end := spent.get(s["name"], {})) | _local(end))
         for s in about.get("silos") or spent.values()
     )
-    said = {
+    sentence = {
         State.RUNNING: "It is training.",
         State.FINISHED: "It is finished.",
     }.get(state, "It was stopped before its end.")
     if state is State.INTERRUPTED:
-        said += (
-            f" `silodp train --resume --out {folder.name if folder.is_absolute() else folder}` "
-            "goes on with it."
-        )
-    environment = json_in(files.environment) if summary else {}
-    total = int(about.get("rounds") or len(rounds))
-    done = rounds[-1]["round"] if rounds else 0
+        place = folder
+        if folder.is_absolute():
+            place = folder.name
+        sentence += f" `silodp train --resume --out {place}` resumes it."
+    environment = {}
+    evaluations = ()
     if summary:
+        environment = json_in(files.environment)
         evaluations = lines_in(files.evaluations)
-    else:
-        evaluations = ()
+    total = int(about.get("rounds") or len(rounds))
+    done = 0
+    if rounds:
+        done = rounds[-1]["round"]
     return Run(
         folder,
         "train",
         state,
-        said,
+        sentence,
         about,
         min(done, total),
         total,
@@ -350,18 +358,18 @@ def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
     state = files.state()
     summary = json_in(files.result)
     rounds = files.rounds()
-    # While it runs, and after it has gone on, the result is that of an earlier stop.
+    # While the run trains, and after it was resumed, the result is that of an earlier stop.
     if state is State.RUNNING:
         current = {}
     else:
         current = files.current_result()
-    said = "It was stopped before its end; `silodp federation run --resume` goes on with it."
+    sentence = "It was stopped before its end. `silodp federation run --resume` resumes it."
     if state is State.RUNNING:
-        said = "It is training."
+        sentence = "It is training."
     elif state is State.FINISHED:
-        said = "It is finished."
+        sentence = "It is finished."
     elif current:
-        said = f"It ended early: {current['ended']}."
+        sentence = f"It ended early: {current['ended']}."
     ends = {s["name"]: s for s in current.get("silos", ())}
     charged = (*rounds, *files.ahead())
     silos = []
@@ -373,10 +381,9 @@ def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
             name: card[name] for name in ("name", "records", "epsilon", "delta")
         }
         end = ends.get(card["name"], {})
-        told = {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end)
-        silos.append(
-            _with_evaluations(_silo(budget, charged, rule, told, end.get("ledger")), evaluations)
-        )
+        spent = {"spent_epsilon": end.get("spent_epsilon_at_most")} | _local(end)
+        silo = _silo(budget, charged, rule, spent, end.get("ledger"))
+        silos.append(_with_evaluations(silo, evaluations))
     about = {
         **{name: value for name, value in order.items() if name not in ("epsilon", "delta")},
         "run": found["run"],
@@ -392,12 +399,14 @@ def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
     }
     if schema := cards[0].get("schema"):
         about["unit"] = unit(Schema.parse(schema, "the card").person)
-    done = min(rounds[-1]["round"] if rounds else 0, order["rounds"])
+    done = 0
+    if rounds:
+        done = min(rounds[-1]["round"], order["rounds"])
     return Run(
         files.path,
         "federation",
         state,
-        said,
+        sentence,
         about,
         done,
         order["rounds"],
@@ -424,16 +433,16 @@ def _compared(files: RunFolder) -> Run:
             }
     rows = files.rows()
     if rows:
-        said = "It is finished."
+        sentence = "It is finished."
     else:
-        said = "It is not finished; the same command goes on with it."
+        sentence = "It is not finished. The same command resumes it."
     environment = json_in(files.environment)
     total = int(data.get("units", 0)) or len(units)
     return Run(
         folder,
         "compare",
         files.state(),
-        said,
+        sentence,
         config | data,
         len(units),
         total,
@@ -452,8 +461,10 @@ def _silo(
     end: dict[str, Any],
     ledger: dict[str, Any] | None = None,
 ) -> Silo:
-    """`end` is what was counted once the run was over: of evaluations that came later, their own
-    sum and, in `in_all`, that of everything.
+    """Return a silo's spends from the lines of progress.
+
+    `end` was counted when the run was over. For later evaluations it contains their own sum, and
+    the sum with the training in `in_all`.
     """
     name = about["name"]
     before = 0.0
@@ -466,8 +477,7 @@ def _silo(
         before = max(
             before,
             after,
-            # what was told once may be charged, whatever became of the question when it was asked
-            # again
+            # A question that a silo once received may be charged, even if it was repeated later.
         )
         if code := r["dropped"].get(name):
             dropped[code] = dropped.get(code, 0) + 1
@@ -507,8 +517,8 @@ def _silo(
 
 
 def _with_evaluations(silo: Silo, evaluations: tuple[dict[str, Any], ...]) -> Silo:
-    """With what a federation's evaluations may have cost it beside the training; epsilon 0 says
-    that nothing was charged.
+    """Add what a federation's evaluations may have cost the silo. An epsilon of 0 means no
+    charge.
     """
     asked = [
         (e.get("trust", "isrl"), s)
@@ -528,15 +538,18 @@ def _with_evaluations(silo: Silo, evaluations: tuple[dict[str, Any], ...]) -> Si
 def _local(end: dict[str, Any]) -> dict[str, float]:
     if "local_epsilon_at_most" not in end:
         return {}
-    local = end["local_epsilon_at_most"]
-    return {"local": math.inf if local is None else float(local)}
+    if end["local_epsilon_at_most"] is None:
+        return {"local": math.inf}
+    return {"local": float(end["local_epsilon_at_most"])}
 
 
 def _so_far(
     rounds: tuple[dict[str, Any], ...], name: str, budget: Budget, used: float, rule: str
 ) -> float:
-    """Epsilon of a run that has not ended: the ledger's own, or what a share of mu^2 amounts to
-    under the gdp rule, else the whole budget.
+    """Return the epsilon of an unfinished run.
+
+    It is the ledger's own figure if known. Under the gdp rule it follows from the share of mu^2.
+    Else it is the whole budget.
     """
     if used <= 0:
         return 0.0

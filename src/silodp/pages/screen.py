@@ -1,5 +1,5 @@
-"""The frame of a page of `silodp ui`: where one is, where one can go, and the part that follows
-what happens.
+"""The frame of a page of `silodp ui`: the bar of links, the content, and the part that is updated
+while a run trains.
 """
 
 from __future__ import annotations
@@ -15,53 +15,57 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from silodp.pages.markup import Markup, document, tag
 
 Tabs = Sequence[tuple[str, str]]
-"""(name, path) of what the bar at the top leads to."""
+"""(name, path) of the links in the bar at the top."""
 
 
 def screen(title: str, tabs: Tabs, here: str, *content: object, live: bool = False) -> str:
-    """A page; with `live` it has parts that follow what happens."""
-    links = [
-        tag("li", tag("a", name, href=path, aria_current="page" if path == here else None))
-        for name, path in tabs
-    ]
+    """Return a page. With `live` some of its parts are updated."""
+    links = []
+    for name, path in tabs:
+        current = "page" if path == here else None
+        links.append(tag("li", tag("a", name, href=path, aria_current=current)))
     bar = tag(
         "header",
         tag("div", tag("b", "silodp"), tag("nav", tag("ul", *links), aria_label="Pages")),
         class_="bar",
     )
     skip = tag("a", "To the content", href="#main", class_="skip")
+    news = ""
+    script = None
     if live:
-        told = tag("p", "", id="told", class_="unseen", role="status")
-    else:
-        told = ""
+        news = tag("p", "", id="news", class_="unseen", role="status")
+        script = "/live.js"
     foot = tag(
         "footer",
         tag(
             "p",
-            "This page is served by this machine for this machine, and asks nothing of any other.",
+            "This page comes from this machine and loads nothing from any other.",
         ),
     )
     return document(
         f"{title} · silodp",
         skip,
         bar,
-        told,
+        news,
         tag("main", *content, id="main"),
         foot,
-        script="/live.js" if live else None,
+        script=script,
     )
 
 
 def alive(path: str, content: Markup) -> Markup:
-    """A part of a page that is replaced by what `path` sends whenever it changes; its `data-state`,
-    if any, is read out then, and nothing else.
+    """Return a part of a page that is replaced whenever `path` sends a change.
+
+    A screen reader reads only its `data-state` then, if it has one.
     """
     return tag("div", content, data_from=path, data_was=_mark(content))
 
 
 async def follow(request: Request, made: Callable[[], Markup]) -> Response:
-    """That part as it is now; to whoever asks for events, as the script does, it is sent again
-    whenever it changes, until they look away.
+    """Send the part as it is now.
+
+    A request for events, as the script makes, gets the part again at each change until the page is
+    closed.
     """
     first = await run_in_threadpool(made)
     if "text/event-stream" not in request.headers.get("accept", ""):
@@ -72,9 +76,10 @@ async def follow(request: Request, made: Callable[[], Markup]) -> Response:
         last = ""
         while True:
             lines = "\n".join(f"data: {line}" for line in found.replace("\r", " ").split("\n"))
-            yield (
-                f"id: {_mark(found)}\n{lines}\n\n" if found != last else ":\n\n"
-            )  # a line that says nothing keeps the connection
+            if found != last:
+                yield f"id: {_mark(found)}\n{lines}\n\n"
+            else:
+                yield ":\n\n"  # An empty comment keeps the connection open.
             last = found
             await asyncio.sleep(1)
             found = await run_in_threadpool(made)

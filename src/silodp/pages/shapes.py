@@ -1,7 +1,7 @@
-"""What an additive model has learnt: a curve for each number column, a weight for everything else,
-and how much of each may be noise.
+"""What an additive model has learnt: a curve for each number column, a weight for every other
+feature, and how much of each may be noise.
 
-The model is public, and so is the size of the noise that went into it: nobody looked at a record.
+The model is public, and so is the size of its noise. No record is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from silodp.pages.runs import Run
 from silodp.runs import RunFolder
 
 MOST = 6
-"""Outputs of which a curve is drawn; more would hide each other."""
+"""The most outputs with a curve. More curves would hide each other."""
 UNITS = {
     "binary": "log-odds of {}",
     "ordinal": "log-odds of a higher class",
@@ -28,11 +28,13 @@ UNITS = {
     "count": "logarithm of the rate of {}",
 }
 STEPS = ("mb-sgd", "prox-sgd")
-"""Algorithms whose last point is the start and all answers, each times the step."""
+"""Algorithms whose last point is the start plus the sum of all answers times the step."""
 
 
 def shapes(run: Run) -> list[Markup]:
-    """A section with the curves; none for another model, or where there is no model yet."""
+    """Show the curves as a section. Return none for another kind of model, or before there is a
+    model.
+    """
     if (
         not str(run.about.get("model") or "").startswith("additive")
         or not RunFolder(run.folder).model.is_file()
@@ -57,13 +59,13 @@ def shapes(run: Run) -> list[Markup]:
         outputs = figures(model.schema)[: len(weight)]
     else:
         outputs = ("adds",)
-    up = UNITS.get(label.task, "log-odds").format(
-        label.classes[1] if label.task == "binary" else label.name
-    )
-    curves, (low, high) = (
-        basis.curves(weight)[:MOST],
-        (float(f(basis.curves(weight))) for f in (torch.min, torch.max)),
-    )
+    predicted = label.name
+    if label.task == "binary":
+        predicted = label.classes[1]
+    up = UNITS.get(label.task, "log-odds").format(predicted)
+    curves = basis.curves(weight)[:MOST]
+    low = float(torch.min(basis.curves(weight)))
+    high = float(torch.max(basis.curves(weight)))
     if noise:
         width = unit * noise * basis.mix.norm(dim=1)
     else:
@@ -83,32 +85,28 @@ def shapes(run: Run) -> list[Markup]:
         drawn.append(
             chart(names[place], "", series, across="", up=up, shape="small", low=low, top=high)
         )
-    said = (
-        f"What each column adds to the {up}. All curves have one scale, so that a flat one "
-        "matters little."
+    words = (
+        f"What each column adds to the {up}. All curves share one scale, so a flat "
+        "curve matters little."
     )
     if noise:
-        said += (
-            " The band is one standard deviation of the privacy noise, as if no later step had "
-            "taken any of it back: it is at most so wide."
+        words += (
+            " The band is one standard deviation of the privacy noise. It is an upper "
+            "bound: it assumes that no later step has removed any noise."
         )
     rest = []
     if basis.others:
         columns = basis.mix.shape[1] * len(basis.numbers)
-        own = unit * noise
-        rows = [
-            (
-                names[place],
-                *(
-                    f"{float(w[columns + i]):.3g}{f' ± {own:.2g}' if noise else ''}"
-                    for w in weight[:MOST]
-                ),
-            )
-            for i, place in enumerate(basis.others)
-        ]
+        error = ""
+        if noise:
+            error = f" ± {unit * noise:.2g}"
+        rows = []
+        for i, place in enumerate(basis.others):
+            added = (f"{float(w[columns + i]):.3g}{error}" for w in weight[:MOST])
+            rows.append((names[place], *added))
         rest = [
             table(
-                "What else adds, where it holds",
+                "What the other features add",
                 ("feature", *outputs[:MOST]),
                 rows,
                 numbers=range(1, len(rows[0])),
@@ -116,14 +114,15 @@ def shapes(run: Run) -> list[Markup]:
         ]
     return [
         section(
-            "shapes", "The curves", tag("p", said), tag("div", *drawn, class_="multiples"), *rest
+            "shapes", "The curves", tag("p", words), tag("div", *drawn, class_="multiples"), *rest
         )
     ]
 
 
 def spread(run: Run) -> float:
-    """Standard deviation of the noise in each parameter, if no step bends what came before: step x
-    (sum of variances)^(1/2); 0 where unknown.
+    """Return the standard deviation of the noise in each parameter, or 0 where it is unknown.
+
+    It is step x (sum of variances)^(1/2), and assumes that no step changes earlier noise.
     """
     records = {silo.name: silo.records or 0 for silo in run.silos}
     whole = run.about.get("weights", "equal")
@@ -137,7 +136,9 @@ def spread(run: Run) -> float:
         if None in answers.values():  # a total: over records already
             total += question["noise"] ** 2 / question["dimension"]
             continue
-        shares = {name: records[name] if whole == "records" else 1 for name in answers}
+        shares = dict.fromkeys(answers, 1)
+        if whole == "records":
+            shares = {name: records[name] for name in answers}
         total += (
             sum((shares[name] * noise) ** 2 for name, noise in answers.items())
             / sum(shares.values()) ** 2
@@ -147,7 +148,7 @@ def spread(run: Run) -> float:
 
 
 def _knots(model: Stored, basis: Shapes, place: int) -> list[float]:
-    """Where the knots lie, in the column's own unit."""
+    """Return the places of the knots, in the column's own unit."""
     column = next(c for c in model.schema.columns if c.name == model.schema.features[place])
     scaled = torch.linspace(-basis.reach, basis.reach, len(basis.mix), dtype=torch.float64)
     scaled = scaled * model.reading.scale[place] + model.reading.mean[place]

@@ -1,8 +1,8 @@
-"""What the archive of `silodp export evidence` says in other people's forms: registry entry, NIST
-SP 800-226, EDPB 28/2024, egress, Croissant.
+"""The documents in the archive of `silodp export evidence`: registry entry, NIST SP 800-226, EDPB
+28/2024, egress, Croissant.
 
-Every statement names its source, a file of the archive or a test of SECURITY.md, or says "not
-covered". Nothing here reads a record.
+Every statement names its source, a file of the archive or a test of SECURITY.md. Else it is "not
+covered". No record is read here.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from silodp.pages.judged import grouped
 from silodp.pages.runs import Run
 from silodp.pages.unprotected import sentences
 
-UNTOLD = "Not stated."
+UNSTATED = "Not stated."
 NOT_COVERED = "not covered"
 MODELS = {"isrl": "Federated", "shuffle": "Shuffle", "masks": "Federated", "central": "Central"}
 AGAINST = {
     "isrl": (
-        "Everybody but the silo itself: the server, the network, the other silos and whoever "
-        "gets the model may collude."
+        "Everyone except the silo itself: the server, the network, the other silos and "
+        "the users of the model may collude."
     ),
-    "shuffle": "Everybody but the silo itself and the shuffler, which sees each silo's own counts.",
+    "shuffle": "Everyone except the silo itself and the shuffler, which sees each silo's own "
+    "counts.",
     "masks": (
-        "Everybody but the silo itself, as long as at most the stated number of other silos "
-        "collude."
+        "Everyone except the silo itself, as long as at most the stated number of "
+        "other silos collude."
     ),
-    "central": "Whoever sees what the server publishes. The server and all silos are trusted.",
+    "central": "Everyone who sees only what the server publishes. The server and all silos are "
+    "trusted.",
 }
 
 
 @dataclass(frozen=True)
-class Told:
-    """What no run folder knows and its owner may say."""
+class OwnerFacts:
+    """Facts that no run folder contains and that its owner may state."""
 
     name: str = ""
     curators: tuple[str, ...] = ()
@@ -49,19 +51,19 @@ class Told:
     authors: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
-        """The options that were left out, for a sentence."""
-        said = {
+        """Return the options that were left out."""
+        values = {
             "--curator": self.curators,
             "--use": self.use,
             "--region": self.region,
             "--author": self.authors,
         }
-        return [option for option, value in said.items() if not value]
+        return [option for option, value in values.items() if not value]
 
 
 SIMULATED = (
-    "A simulation: one process held the records of all silos, and whoever ran it is trusted. "
-    "What would be protected in a deployment: "
+    "A simulation: one process read the records of all silos, and the person who ran "
+    "it is trusted. A deployment would protect against: "
 )
 
 
@@ -70,7 +72,7 @@ def trust_of(run: Run) -> str:
 
 
 def against(run: Run) -> str:
-    """From whom a record is protected."""
+    """Return whom a record is protected against."""
     words = AGAINST.get(trust_of(run), "")
     if run.kind == "train":
         return SIMULATED + words[0].lower() + words[1:]
@@ -78,42 +80,50 @@ def against(run: Run) -> str:
 
 
 def covered(run: Run) -> str:
-    """What a price is of: evaluations of the run are added up, and of a federation only ledgers add
-    all the rest.
+    """Return what a price covers. Evaluations of the run are added. In a federation only the
+    ledgers add up everything else.
     """
     if run.kind == "train":
         return "training and evaluations together"
     if any(s.evaluated for s in run.silos):
         return (
-            f"training and evaluations together{run.provided}; profiles and other runs are in "
-            "each silo's ledger"
+            f"training and evaluations together{run.provided}; each silo's ledger adds "
+            "profiles and other runs"
         )
     return (
-        f"training alone{run.provided}; evaluations, profiles and other runs are in each "
-        "silo's ledger"
+        f"training only{run.provided}; each silo's ledger adds evaluations, profiles and other runs"
     )
 
 
-def registry(run: Run, told: Told, day: str, version: str) -> str:
-    """An entry for the registry of deployments (OpenDP, schema of July 2026), as a draft; YAML in
-    its JSON form.
+def registry(run: Run, owner: OwnerFacts, day: str, version: str) -> str:
+    """Return a draft entry for the registry of deployments (OpenDP, schema of July 2026), as YAML
+    in its JSON form.
     """
     epsilon, delta = (max(s.together[i] for s in run.silos) for i in (0, 1))
     each = "; ".join(
         f"{s.name}: epsilon {shown(s.together[0])}, delta {rounded_up(s.together[1])}"
         for s in run.silos
     )
-    name = told.name or run.folder.resolve().name
+    name = owner.name or run.folder.resolve().name
+    sector = {}
+    if owner.sector:
+        sector["data_product_sector"] = owner.sector
+    record = "record"
+    if run.of_persons:
+        record = "person"
+    access = "Interactive"
+    if run.kind == "train":
+        access = "Non-interactive"
     basic = {
         "name": name,
-        "data_curators": list(told.curators) or [UNTOLD],
+        "data_curators": list(owner.curators) or [UNSTATED],
         "description": (
             f"A model ({run.about.get('model')}) trained by {run.algorithm} over "
             f"{len(run.silos)} silos."
         ),
-        "intended_use": told.use or UNTOLD,
+        "intended_use": owner.use or UNSTATED,
         "data_product_type": "Machine learning model",
-        "data_product_region": told.region or UNTOLD,
+        "data_product_region": owner.region or UNSTATED,
         "publication_date": day,
     }
     entry = {
@@ -121,17 +131,17 @@ def registry(run: Run, told: Told, day: str, version: str) -> str:
         "status": "Draft",
         "tier": 3,
         "deployment": {
-            "basic": basic | ({"data_product_sector": told.sector} if told.sector else {}),
+            "basic": basic | sector,
             "dp_variant": {
                 "variant_name": "Approximate DP",
                 "data_domain": "Tables of a public schema, or images of a public size, one for each silo.",  # noqa: E501
                 "unprotected_quantities": "The number of records of each silo, the schema, and that a silo took part.",  # noqa: E501
             },
             "privacy_loss": {
-                "privacy_unit": "person" if run.of_persons else "record",
+                "privacy_unit": record,
                 "privacy_unit_details": (
-                    f"{run.unit} Adjacent data sets of a silo differ in one, replaced by any "
-                    "other; their number is public."
+                    f"{run.unit} Adjacent data sets of a silo differ in one {record}, "
+                    "replaced by any other. The number of records is public."
                 ),
                 "privacy_parameters": {
                     "epsilon": float(shown(epsilon)),
@@ -143,19 +153,18 @@ def registry(run: Run, told: Told, day: str, version: str) -> str:
                 "model_name": MODELS.get(trust_of(run), "Federated"),
                 "model_name_details": against(run),
                 "actors": (
-                    "Silos, each with a gate of its own; couriers; a server; whoever gets the "
-                    "model. Each silo trusts its own gate."
+                    "Silos, each with its own gate; couriers; a server; the users of "
+                    "the model. Each silo trusts its own gate."
                 ),
                 "release_type": "Many releases",
                 "release_type_details": (
-                    f"{run.questions} questions in this run; each silo's ledger keeps the sum "
-                    "over all runs, which is never reset."
+                    f"{run.questions} questions in this run. Each silo's ledger records "
+                    "the sum over all runs and is never reset."
                 ),
                 "data_source_type": "Static",
-                "access_type": "Non-interactive" if run.kind == "train" else "Interactive",
+                "access_type": access,
                 "access_type_details": (
-                    "Askers are listed by key in each silo's policy and share one budget, "
-                    "whether they collude or not."
+                    "Each silo's policy lists the askers by key. All askers share one budget."
                 ),
             },
             "accounting": {
@@ -167,13 +176,14 @@ def registry(run: Run, told: Told, day: str, version: str) -> str:
             },
             "implementation": {
                 "preprocessing_and_hyperparameter_tuning": (
-                    "Features by public ranges, or by statistics within the budget; settings "
-                    "from public facts, unless other runs on these records chose them."
+                    "Features are scaled by public ranges, or by statistics within the "
+                    "budget. Settings come from public facts, unless other runs on "
+                    "these records chose them."
                 ),
                 "mechanisms": _mechanisms(run, version),
-                "justification": UNTOLD,
+                "justification": UNSTATED,
             },
-            "administrative": {"registry_authors": list(told.authors) or [UNTOLD]},
+            "administrative": {"registry_authors": list(owner.authors) or [UNSTATED]},
         },
     }
     return json.dumps(entry, indent=1, ensure_ascii=False) + "\n"
@@ -196,7 +206,7 @@ def _mechanisms(run: Run, version: str) -> str:
 
 
 def sheet(title: str, plain: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """A page of statements, each with where it comes from."""
+    """Return a page of statements, each with its source."""
     lines = [
         f"# {title}",
         "",
@@ -210,18 +220,23 @@ def sheet(title: str, plain: str, rows: Sequence[tuple[str, str, str]]) -> str:
 
 
 def nist(run: Run, audited: bool) -> str:
-    """NIST SP 800-226 (March 2025), a section per layer of its pyramid."""
+    """Return the statements for NIST SP 800-226 (March 2025), one section for each layer of its
+    pyramid.
+    """
     price = "; ".join(
         f"{s.name} epsilon {shown(s.together[0])}, delta {rounded_up(s.together[1])}"
         for s in run.silos
     )
     deployed = run.kind != "train"
     groups = grouped(run)
+    arithmetic = "floating point: a simulation"
+    if deployed:
+        arithmetic = "exact integers"
     return sheet(
         "NIST SP 800-226, layer by layer",
         (
-            "Guidelines for Evaluating Differential Privacy Guarantees (final, March 2025): "
-            "what this run says to each layer."
+            "Guidelines for Evaluating Differential Privacy Guarantees (final, March "
+            "2025): the facts of this run for each layer."
         ),
         [
             ("Privacy parameter", f"{price}, of {covered(run)}", "spends.json"),
@@ -238,72 +253,81 @@ def nist(run: Run, audited: bool) -> str:
                 "questions.json",
             ),
             ("Composition", f"rule {run.rule}, over all answers", "spends.json"),
-            (
-                "Floating point and sampling of noise",
-                "exact integers" if deployed else "floating point: a simulation",
-                "environment.json",
-            ),
-            (
+            ("Floating point and sampling of noise", arithmetic, "environment.json"),
+            _row(
+                deployed,
                 "Timing and other side channels",
-                "padded by policy (answer_after), or as SECURITY.md says"
-                if deployed
-                else NOT_COVERED,
-                "SECURITY.md, What to know" if deployed else NOT_COVERED,
+                "padded by policy (answer_after), or as SECURITY.md describes",
+                "SECURITY.md, What to know",
             ),
-            (
+            _row(
+                audited,
                 "Attack on the implementation",
-                "measured; see audit.json" if audited else NOT_COVERED,
-                "audit.json" if audited else NOT_COVERED,
+                "measured; see audit.json",
+                "audit.json",
             ),
-            (
+            _row(
+                bool(run.evaluations),
                 "Utility",
-                "evaluated by private releases" if run.evaluations else NOT_COVERED,
-                "evaluations.json" if run.evaluations else NOT_COVERED,
+                "evaluated by private releases",
+                "evaluations.json",
             ),
-            (
+            _row(
+                bool(groups),
                 "Bias against small groups",
                 " ".join(map(quality.differences, groups)) or NOT_COVERED,
-                "evaluations.json" if groups else NOT_COVERED,
+                "evaluations.json",
             ),
-            (
+            _row(
+                deployed,
                 "Security of the raw data at the silo",
-                "the gate's own user and files; the rest is the hospital's"
-                if deployed
-                else NOT_COVERED,
-                "SECURITY.md, Files" if deployed else NOT_COVERED,
+                "the gate's own user and files; the hospital is responsible for the rest",
+                "SECURITY.md, Files",
             ),
             ("Data collection, consent", NOT_COVERED, NOT_COVERED),
         ],
     )
 
 
+def _row(covers: bool, statement: str, here: str, source: str) -> tuple[str, str, str]:
+    """Return a row of a sheet, or one that states "not covered"."""
+    if covers:
+        return statement, here, source
+    return statement, NOT_COVERED, NOT_COVERED
+
+
 def edpb(run: Run, audited: bool) -> str:
-    """Facts for EDPB Opinion 28/2024 on AI models, and for a DPIA. Never a claim of anonymity."""
+    """Return facts for EDPB Opinion 28/2024 on AI models, and for a DPIA. They never claim
+    anonymity.
+    """
+    unit = "record"
+    if run.of_persons:
+        unit = "person"
     return sheet(
         "EDPB Opinion 28/2024, and an annex to a DPIA",
         (
-            "Facts for the judgement whether personal data can be extracted from the model. "
-            "This page does not claim that the model is anonymous: that is for the controller "
-            "to judge."
+            "Facts for judging whether personal data can be extracted from the model. "
+            "This page does not claim that the model is anonymous. The controller must "
+            "judge that."
         ),
         [
             (
                 "Likelihood of extraction, by design",
                 (
-                    "bounded: whatever is inferred about one "
-                    f"{'person' if run.of_persons else 'record'} is at most e^epsilon times as "
-                    "likely with it as without, but for delta"
+                    f"bounded: any inference about one {unit} is at most e^epsilon times as likely "
+                    "as without its data, apart from delta"
                 ),
                 "spends.json",
             ),
-            (
+            _row(
+                audited,
                 "Tests against attacks",
-                "membership by canary, whole transcript" if audited else NOT_COVERED,
-                "audit.json" if audited else NOT_COVERED,
+                "membership by canary, whole transcript",
+                "audit.json",
             ),
             (
                 "Selection of sources, minimisation",
-                "columns of the schema alone; records stay at the silo",
+                "only the columns of the schema; records stay at the silo",
                 "model-card.md",
             ),
             ("Who could have access to what", against(run), "run.json"),
@@ -315,10 +339,7 @@ def edpb(run: Run, audited: bool) -> str:
             ("Legal basis, necessity, balancing", NOT_COVERED, NOT_COVERED),
             (
                 "Rights of the persons concerned",
-                (
-                    "a record can be removed from a file; what was released before cannot be taken "
-                    "back"
-                ),
+                ("a record can be removed from a file; earlier releases cannot be taken back"),
                 "SECURITY.md",
             ),
         ],
@@ -326,29 +347,34 @@ def edpb(run: Run, audited: bool) -> str:
 
 
 def egress(run: Run, files: Sequence[str]) -> str:
-    """What an output checker of a trusted research environment asks (SATRE 2.0.1, 3.3.07)."""
+    """Return what an output checker of a trusted research environment asks for (SATRE 2.0.1,
+    3.3.07).
+    """
+    source = "ledgers.json"
+    if run.kind == "train":
+        source = "not covered: a simulation"
     return sheet(
-        "Egress: what leaves, and on whose word",
+        "Egress: what leaves, and who released it",
         "For an output checker (SATRE 2.0.1, section 3.3.07; SACRO's questions).",
         [
             (
                 "What leaves the silo",
                 (
-                    f"{run.answers} private answers to {run.questions} questions, and the model "
-                    "made of them"
+                    f"{run.answers} private answers to {run.questions} questions, and "
+                    "the model computed from them"
                 ),
                 "questions.json",
             ),
             *_evaluated(run),
             (
                 "Statistical disclosure control",
-                "differential privacy of every answer; no minimum cell counts are needed for it",
+                "differential privacy of every answer, which needs no minimum cell counts",
                 "spends.json",
             ),
             (
                 "Who released it",
                 "each silo's gate, by its officer's policy",
-                "ledgers.json" if run.kind != "train" else "not covered: a simulation",
+                source,
             ),
             ("Files of this archive", ", ".join(files), "manifest.json"),
             ("Raw records, row-level outputs", "none", "manifest.json"),
@@ -357,21 +383,13 @@ def egress(run: Run, files: Sequence[str]) -> str:
 
 
 def _evaluated(run: Run) -> list[tuple[str, str, str]]:
-    """What each evaluation may have cost, in one line."""
+    """Return one row for each evaluation, with what it may have cost."""
     rows = []
     for number, found in enumerate(run.evaluations, 1):
+        by = ""
         if "groups" in found:
             by = f", by {found['groups']['by']}"
-        else:
-            by = ""
-        each = "; ".join(
-            (
-                f"{s['name']} {'epsilon' if 'spent_epsilon' in s else 'at most epsilon'} "
-                f"{shown(s.get('spent_epsilon', s['epsilon']))} at delta "
-                f"{rounded_up(s['delta'])}"
-            )
-            for s in found["silos"]
-        )
+        each = "; ".join(map(_price, found["silos"]))
         rows.append(
             (
                 f"Evaluation {number}",
@@ -382,8 +400,16 @@ def _evaluated(run: Run) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _price(silo: Mapping[str, Any]) -> str:
+    if "spent_epsilon" in silo:
+        epsilon = f"epsilon {shown(silo['spent_epsilon'])}"
+    else:
+        epsilon = f"at most epsilon {shown(silo['epsilon'])}"
+    return f"{silo['name']} {epsilon} at delta {rounded_up(silo['delta'])}"
+
+
 def croissant(schema: Schema, name: str) -> str:
-    """The public schema as Croissant 1.1: what columns there are, not a value of them."""
+    """Return the public schema as Croissant 1.1: the columns, without any value."""
 
     def kind(column: Column) -> str:
         return {"number": "sc:Float", "boolean": "sc:Boolean"}.get(column.type, "sc:Text")
@@ -411,8 +437,8 @@ def croissant(schema: Schema, name: str) -> str:
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "isLiveDataset": False,
         "description": (
-            "The public schema of files that stay at their silos. Nothing here was read off a "
-            "record."
+            "The public schema of files that stay at their silos. It was not derived "
+            "from any record."
         ),
         "distribution": [
             {
@@ -420,7 +446,7 @@ def croissant(schema: Schema, name: str) -> str:
                 "@id": "silo-file",
                 "name": "silo-file",
                 "encodingFormat": "text/csv",
-                "description": "Kept at each silo; not distributed.",
+                "description": "Stays at each silo; not distributed.",
             }
         ],
         "recordSet": [

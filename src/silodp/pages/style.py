@@ -1,5 +1,5 @@
-"""The one style sheet, and the one script, of all pages: a calm page of type that prints well, in
-light and dark, on paper and on a phone.
+"""The style sheet and the script of all pages. The pages print well, in light and dark, on paper
+and on a phone.
 """
 
 STYLE = """
@@ -73,8 +73,8 @@ footer{color:var(--soft);font-size:.85rem;padding-bottom:2rem}
 
 SCRIPT = """
 "use strict";
-const told = document.getElementById("told");
-function say(words) { if (words && told.textContent !== words) told.textContent = words; }
+const news = document.getElementById("news");
+function announce(words) { if (words && news.textContent !== words) news.textContent = words; }
 function put(region, text) {
   const ids = what => [...region.querySelectorAll(what)].map(e => e.id);
   const open = ids("details[open]"), chosen = ids("input:checked"), focus = region.contains(document.activeElement) ? document.activeElement.id : "";
@@ -95,11 +95,11 @@ function follow(region) {
       if (event.lastEventId !== region.dataset.was) put(region, event.data);
       region.dataset.was = event.lastEventId;
       const state = region.querySelector("[data-state]");
-      if (state) say(state.dataset.state);
+      if (state) announce(state.dataset.state);
     };
     source.onerror = () => {
       close();
-      say("This page's own server does not answer; trying again.");
+      announce("This page's server does not answer; trying again.");
       setTimeout(() => { if (!source && !document.hidden) open(); }, 1000);
     };
   }

@@ -10,19 +10,20 @@ from silodp.pages.markup import document, table, tag
 
 
 def page_of(answer: dict[str, Any]) -> str:
-    """The whole page as text; it asks for nothing from anywhere."""
+    """Return the whole page as text. The page loads nothing from elsewhere."""
     shown = [row for row in answer["curve"] if row["survival"] is not None]
     points = [(0.0, 1.0), *((row["time"], row["survival"]) for row in shown)]
     band = [(1.0, 1.0), *((row["low"], row["high"]) for row in shown)]
-    said = (
-        "The band is a 95 % interval at each time; it includes the privacy noise. Whoever was "
-        "lost within a bin counts half in it."
+    description = (
+        "The band is a 95 % confidence interval at each time and includes the privacy "
+        "noise. A person lost to follow-up within a time bin counts as half in that "
+        "bin."
     )
     line = Series("share", points, 0, band=band, dots=True)
     last = max(row["time"] for row in answer["curve"])
     drawn = chart(
         "Share without the event",
-        said,
+        description,
         [line],
         across=answer["time"],
         up="share",
@@ -47,7 +48,7 @@ def page_of(answer: dict[str, Any]) -> str:
     ]
     over = tag("p", "silodp · survival by one private release", class_="over")
     head = tag("header", over, tag("h1", f"Survival over {answer['records']} records"))
-    price = table("What each silo has paid for it", ("silo", "ε", "δ"), paid, numbers=(1, 2))
+    price = table("What each silo has spent on it", ("silo", "ε", "δ"), paid, numbers=(1, 2))
     numbers = table(
         "The curve in numbers", (f"until {answer['time']}", "share", "95 %"), rows, numbers=(1, 2)
     )

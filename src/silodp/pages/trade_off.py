@@ -1,5 +1,5 @@
-"""The part of a report that says what an attacker can tell: the trade-off of misses and false
-alarms, and what audits have found.
+"""The part of a report on what an attacker can learn: the trade-off between misses and false
+alarms, and the findings of audits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from silodp.pages.runs import Run
 
 
 def misses(mu: float, alarms: float) -> float:
-    """The least type II error of any test at this type I error, if a release is mu-GDP."""
+    """Return the least type II error of any test at this type I error, if a release is mu-GDP."""
     normal = NormalDist()
     return normal.cdf(normal.inv_cdf(1 - alarms) - mu)
 
 
 def floor(epsilon: float, delta: float, alarms: float) -> float:
-    """The least type II error of any test at this type I error, if nothing but (epsilon, delta) is
+    """Return the least type II error of any test at this type I error, if only (epsilon, delta) is
     known of the releases.
     """
     steep = math.exp(min(epsilon, 700.0))
@@ -33,7 +33,7 @@ def floor(epsilon: float, delta: float, alarms: float) -> float:
 
 @dataclass(frozen=True)
 class Claim:
-    """What an attacker on some silos is up against: (epsilon, delta), and a whole Gaussian curve
+    """The guarantee against an attacker on some silos: (epsilon, delta), and a whole Gaussian curve
     where releases are Gaussian.
     """
 
@@ -47,7 +47,7 @@ class Claim:
         return gdp_mu(Budget(self.epsilon, self.delta))
 
     @property
-    def said(self) -> str:
+    def guarantee(self) -> str:
         if self.gaussian:
             return f"μ = {shown(self.mu)}"
         return f"ε = {shown(self.epsilon)}, δ = {rounded_up(self.delta)}"
@@ -58,8 +58,10 @@ class Claim:
         return floor(self.epsilon, self.delta, alarms)
 
     def curve(self) -> list[tuple[float, float]]:
-        """Points to join by lines; of (epsilon, delta) alone these are the corners, so that no line
-        is above what follows from it.
+        """Return points to join by lines.
+
+        For (epsilon, delta) alone these are the corners, so that no line is above the bound that
+        follows.
         """
         if not self.gaussian:
             corner = (1 - self.delta) / (1 + math.exp(min(self.epsilon, 700.0)))
@@ -77,23 +79,23 @@ def trade_off(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
     claims = claims_of(run)
     if not claims:
         return section(
-            "trade-off", "What an attacker can tell", tag("p", "Nothing has been spent yet.")
+            "trade-off", "What an attacker can learn", tag("p", "Nothing has been spent yet.")
         )
     lines = [Series(claim.name, claim.curve(), i % 7) for i, claim in enumerate(claims)]
-    lines.append(Series("guessing blindly", [(0.0, 1.0), (1.0, 0.0)], 7, "dot"))
-    said = (
-        "An attacker with everything that left a silo asks whether one record was replaced. No "
-        "test of it comes below its curve."
+    lines.append(Series("random guessing", [(0.0, 1.0), (1.0, 0.0)], 7, "dot"))
+    description = (
+        "An attacker sees everything that left a silo and tests whether one record was "
+        "replaced. No such test is below the curve."
     )
     if not all(claim.gaussian for claim in claims):
-        said += (
-            " Where releases are not all Gaussian on full or disjoint batches, the curve "
-            "is what ε and δ alone imply: "
-            "at a false alarms at least max(0, 1 − δ − e^ε a, e^−ε (1 − δ − a)) misses."
+        description += (
+            " Where some releases are not Gaussian on full or disjoint batches, the "
+            "curve follows from ε and δ alone: at a false alarm rate a, the miss rate "
+            "is at least max(0, 1 − δ − e^ε a, e^−ε (1 − δ − a))."
         )
     drawn = chart(
         "Misses against false alarms",
-        said,
+        description,
         lines,
         across="false alarms (type I)",
         up="misses (type II)",
@@ -101,25 +103,31 @@ def trade_off(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
         shape="square",
     )
     rows = [
-        (c.name, c.said, *(f"{math.floor(1000 * c.misses(a)) / 1000:.1%}" for a in (0.05, 0.5)))
+        (
+            c.name,
+            c.guarantee,
+            *(f"{math.floor(1000 * c.misses(a)) / 1000:.1%}" for a in (0.05, 0.5)),
+        )
         for c in claims
     ]
     table_ = table(
         "The same in numbers",
-        ("spend", "known of it", "misses at 5 % false alarms", "misses at 50 %"),
+        ("spend", "guarantee", "misses at 5 % false alarms", "misses at 50 %"),
         rows,
         numbers=(1, 2, 3),
     )
     return section(
         "trade-off",
-        "What an attacker can tell",
+        "What an attacker can learn",
         tag("div", drawn, table_, class_="pair"),
         _audited(run, audit),
     )
 
 
 def claims_of(run: Run) -> list[Claim]:
-    """One claim for silos that differ little, at the most that any of them has spent."""
+    """Return one claim for each group of silos with similar spends, at the largest spend of the
+    group.
+    """
     if run.kind == "compare":
         n = min((s["records"] for s in run.about.get("silos", ())), default=0)
         if n > 1:
@@ -132,30 +140,30 @@ def claims_of(run: Run) -> list[Claim]:
     for s in run.silos:
         if s.spent > 0:
             claim = Claim(s.name, *s.together, s.gaussian)
-            groups.setdefault(
-                f"{claim.mu:.2g}" if s.gaussian else f"{claim.epsilon:.2g} {claim.delta:.2g}", []
-            ).append(claim)
+            alike = f"{claim.epsilon:.2g} {claim.delta:.2g}"
+            if s.gaussian:
+                alike = f"{claim.mu:.2g}"
+            groups.setdefault(alike, []).append(claim)
     found = []
     for mine in groups.values():
-        name = ", ".join(c.name for c in mine[:3]) + (
-            f" and {len(mine) - 3} more" if len(mine) > 3 else ""
-        )
-        worst = max(mine, key=lambda c: c.mu if c.gaussian else c.epsilon)
-        found.append(
-            replace(
-                worst,
-                name=name,
-                delta=worst.delta if worst.gaussian else max(c.delta for c in mine),
-            )
-        )
+        name = ", ".join(c.name for c in mine[:3])
+        if len(mine) > 3:
+            name += f" and {len(mine) - 3} more"
+        # The claims of one group are all Gaussian or all not: their keys differ in form.
+        if mine[0].gaussian:
+            worst = max(mine, key=lambda c: c.mu)
+        else:
+            worst = max(mine, key=lambda c: c.epsilon)
+            worst = replace(worst, delta=max(c.delta for c in mine))
+        found.append(replace(worst, name=name))
     return sorted(found, key=lambda c: c.misses(0.05), reverse=True)
 
 
 def _audited(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
     if not audit:
         words = (
-            "No audit lies beside this run. `silodp audit` attacks the code that ran; give its "
-            "folder with `--audit`."
+            "There is no audit of this run. `silodp audit` attacks the code that ran. "
+            "Give its folder with `--audit`."
         )
         return tag("p", sentence(words), class_="soft small")
     mine = [row for row in audit if row["algorithm"] == run.algorithm] or list(audit)
@@ -166,7 +174,7 @@ def _audited(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
             f"{row['claimed_epsilon']:g}",
             f"{row['empirical_epsilon']:.3f}",
             f"{row['lower_bound']:.3f}",
-            tag("b", "REFUTED", class_="alarm") if row["alarm"] else "not refuted",
+            _verdict(row),
         )
         for row in mine
     ]
@@ -174,13 +182,19 @@ def _audited(run: Run, audit: Sequence[dict[str, Any]]) -> Markup:
         "attack on",
         "gate",
         "ε claimed",
-        "ε that the attack found",
-        "at least, at 95 %",
+        "ε found by the attack",
+        "lower bound, 95 %",
         "claim",
     )
     return table(
-        "The audit: what attacks on the shipped code have found, at claims of its own",
+        "Audit: results of attacks on the shipped code, at the claims that the audit tested",
         columns,
         rows,
         numbers=(2, 3, 4),
     )
+
+
+def _verdict(row: dict[str, Any]) -> object:
+    if row["alarm"]:
+        return tag("b", "REFUTED", class_="alarm")
+    return "not refuted"

@@ -1,5 +1,5 @@
-"""What a run did not protect, in sentences for whoever signs: SECURITY.md's "What to know" and "Out
-of scope", as far as they apply.
+"""What a run did not protect, in sentences for the person who signs. They follow SECURITY.md, "What
+to know" and "Out of scope", as far as they apply.
 """
 
 from __future__ import annotations
@@ -9,103 +9,103 @@ from silodp.pages.runs import Run
 
 ALWAYS = (
     (
-        "The number of each silo's records is public, and so are the names of silos, features "
-        "and classes."
+        "The number of each silo's records is public. So are the names of silos, "
+        "features and classes."
     ),
     (
-        "What can be learnt about people in general: a model that predicts well predicts also "
-        "for those who gave no data."
+        "What the model shows about people in general. A model that predicts well also "
+        "predicts for people who gave no data."
     ),
     (
-        "The model's quality: a silo or a server that wants a bad model gets one, and nothing "
-        "here tells."
+        "The model's quality. A malicious silo or server can make the model bad, and "
+        "nothing here detects it."
     ),
-    "A silo's own operator, and whatever else runs on its machine, see its records.",
+    "A silo's own operator, and every other program on its machine, can see its records.",
 )
 SIMULATED = (
     (
-        "This was a simulation: one process held the records of all silos. What is promised "
-        "holds for what silos would have said to a server, not against whoever ran it."
+        "This was a simulation: one process read the records of all silos. The "
+        "guarantee covers what the silos would have sent to a server. It does not "
+        "protect against the person who ran the simulation."
     ),
     (
         "Noise was pseudo-random floating-point noise. A deployed gate draws exact noise from "
         "the operating system's entropy."
     ),
     (
-        "The spend was counted for this run and its evaluations alone: profiles and other runs "
-        "on the same data, with other settings or to choose settings, add to it."
+        "The spend covers only this run and its evaluations. Profiles and other runs "
+        "on the same data add to it, including runs that choose settings."
     ),
 )
 DEPLOYED = (
-    "Timing: how long a silo takes to answer depends a little on its records and its noise.",
+    "Timing: the time that a silo takes to answer depends slightly on its records and its noise.",
     (
-        "Who asked, when, and that a silo refused or was silent, is known to the server and to "
-        "whoever carries frames."
+        "The server and the couriers know who asked, when, and whether a silo refused "
+        "or did not answer."
     ),
     (
-        "The spend here is what this run's training may have cost at most. Each silo's own "
-        "ledger has the sum over all runs, evaluations and profiles, and alone decides."
+        "The spend on this page is the most that this run's training may have cost. "
+        "Only each silo's own ledger has the sum over all runs, evaluations and "
+        "profiles."
     ),
-    (
-        "Settings that were chosen by looking at the results of other runs: those runs had "
-        "their own price."
-    ),
+    ("Settings chosen from the results of other runs: those runs have their own price."),
 )
 COMPARED = (
     (
-        "Settings were chosen by the training loss on the raw data, as in the paper; that is "
-        "not charged to the budget."
+        "Settings were chosen by the training loss on the raw data, as in the paper. "
+        "The budget was not charged for this choice."
     ),
     (
-        "Features were standardised with statistics of the raw data; that is not charged to "
-        "the budget."
+        "Features were standardised with statistics of the raw data. The budget was "
+        "not charged for these statistics."
     ),
     "Test errors were measured on raw held-out records: research figures, not private.",
     (
-        "Curves with the paper's noise spend more than the epsilon at which they stand, where "
-        "the table says so; curves that are not private protect nobody."
+        "Curves with the paper's noise spend more than their stated epsilon where the "
+        "table shows it. Curves without privacy protect no record."
     ),
 )
 
 
 PEOPLE = (
     (
-        "A person with records in several silos pays in each, and moves a total over them once "
-        "for each: the guarantee is for what one silo says."
+        "The guarantee is for the output of one silo. A person with records in several "
+        "silos spends privacy in each, and can change a total over them once for each "
+        "silo."
     ),
-    (
-        "Rows without an id count as people of their own, and so do people who are spelled in "
-        "two ways."
-    ),
+    ("A row without an id counts as a person. So does each spelling of an id."),
 )
-ROWS = (f"{BY_ROW} With k rows the guarantee is that of k records together.",)
+ROWS = (f"{BY_ROW} For a patient with k rows, the guarantee is that of k records together.",)
 
 
 def sentences(run: Run) -> list[str]:
-    """What the reader must not take for protected, the particular first."""
-    said: list[str] = []
+    """Return what the reader must not take for protected. The facts of this run come first."""
     if run.kind == "compare":
         return [*COMPARED, *SIMULATED[:2], *ROWS, *ALWAYS]
+    found: list[str] = []
     if run.about.get("seed") is not None and run.kind == "train":
-        said.append(
-            f"The seed was fixed ({run.about['seed']}): whoever knows it knows the noise, "
-            "and then nothing is protected."
+        found.append(
+            f"The seed was fixed ({run.about['seed']}). Anyone who knows it can compute "
+            "the noise, and then no record is protected."
         )
     if run.summary.get("note"):
-        said.append(str(run.summary["note"]))
+        found.append(str(run.summary["note"]))
     for name, words in (("test_error", "test error"), ("test_loss", "test loss")):
         if name in run.summary:
-            said.append(
+            found.append(
                 f"The {words} was measured on raw test records: a research figure, not private."
             )
     if run.about.get("user_level"):
-        said.append(
-            "Budgets were given for a whole silo's data; this page shows what that means "
-            "for one record."
+        found.append(
+            "The budget was set for a whole silo's data. This page shows the resulting "
+            "guarantee for one record."
         )
-    return [
-        *said,
-        *(DEPLOYED if run.kind == "federation" else SIMULATED),
-        *(PEOPLE if run.of_persons else ROWS),
-        *ALWAYS,
-    ]
+    if run.kind == "federation":
+        found += DEPLOYED
+    else:
+        found += SIMULATED
+    if run.of_persons:
+        found += PEOPLE
+    else:
+        found += ROWS
+    return [*found, *ALWAYS]

@@ -1,14 +1,14 @@
 """The weighted mean of answers as they come, in the memory of a sum.
 
-Formal guarantees: the bits follow from the answers that count and their weights alone, and not from
-the order in which the answers came.
+Formal guarantees: the bits follow from the answers that count and from their weights alone. They do
+not depend on the order in which the answers came.
 
 1. Answers are added in the order of the silos' numbers, in float64 by NumPy.
 2. NumPy rounds each product and each sum once, by IEEE 754, on every machine.
 3. One division follows, and one rounding to the model's type.
 
-An answer that comes before its turn waits in memory while there is room. Otherwise it is read again
-from the disk.
+An answer that comes before its turn waits in memory while there is room. Otherwise it is read from
+the disk again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Mean:
             first = self._order[self._next]
             if first not in self._waiting:
                 break
-            self._take(first, value if first == silo else None)
+            if first == silo:
+                self._take(first, value)
+            else:
+                self._take(first)
             self._next += 1
 
     def of(self, silos: Sequence[int], weights: Sequence[float]) -> np.ndarray:

@@ -30,8 +30,8 @@ SHORTEST_PAUSE = 0.05
 
 
 class Carrier(Protocol):
-    """Take a frame to each named silo and bring the replies that came in time. An exception with a
-    `code` means that the carrier itself is gone.
+    """Takes a frame to each named silo and brings the replies that came in time. An exception with
+    a `code` means that the carrier itself cannot be reached.
 
     A carrier of the server's operator may have an attribute `removed`: the silos of the last frames
     that the operator has removed.
@@ -43,7 +43,9 @@ class Carrier(Protocol):
 
 @runtime_checkable
 class Streaming(Carrier, Protocol):
-    """Bring each reply as it comes, and the next when that has been taken."""
+    """A carrier that brings each reply as it comes, and the next one when that reply has been
+    processed.
+    """
 
     def stream(
         self, frames: Mapping[str, bytes], timeout: float
@@ -63,24 +65,27 @@ class Timeouts:
     limit: float = 300.0
     retry: float = 10.0
     learn: bool = False
-    """Whether the times are a guess, which the first answers replace."""
+    """Whether the times are an estimate, which the first answers replace."""
 
     @classmethod
     def estimated(cls, *, parameters: int, records: int, releases: int = 1) -> Timeouts:
-        """Return the default times plus the time that a slow gate takes for answers of this size.
+        """Return the default times plus the time that a slow gate needs for answers of this size.
         Parameters and records are public.
         """
-        return cls()._with(releases * parameters * records / WORK + 12 * parameters / CARRIED)
+        return cls()._longer(releases * parameters * records / WORK + 12 * parameters / CARRIED)
 
     def after(self, took: float | None) -> Timeouts:
-        """Return the times after silos took so long for a question of the kind. Three times that
-        is added to the default times, in place of the guess.
+        """Return the times after a question of the kind took `took` seconds. Three times that is
+        added to the default times, in place of the estimate.
         """
         if took is None or not self.learn:
             return self
-        return Timeouts()._with(3 * took)
+        return Timeouts()._longer(3 * took)
 
-    def _with(self, seconds: float) -> Timeouts:
+    def _longer(self, seconds: float) -> Timeouts:
+        """Return the default times, each with this many seconds once, three times or ten times
+        added.
+        """
         return Timeouts(
             self.deadline + 3 * seconds, self.limit + 10 * seconds, self.retry + seconds, learn=True
         )
@@ -99,8 +104,8 @@ class Timeouts:
 
 
 class Sending:
-    """Send the same bytes until they are answered. After a wait in vain the next one is twice as
-    long.
+    """Sends the same bytes until they are answered. After each wait without a reply the next wait
+    is twice as long.
     """
 
     def __init__(self, carrier: Carrier, retry: float) -> None:
@@ -111,7 +116,7 @@ class Sending:
         """Why the carrier itself could not be reached the last time. Empty where it could."""
 
     def send(self, frames: Mapping[str, bytes], left: float) -> Iterator[tuple[str, bytes]]:
-        """Yield (silo, reply) as they come, and end where the carrier is gone."""
+        """Yield (silo, reply) as replies come. End if the carrier cannot be reached."""
         sent = time.monotonic()
         wait = min(self._wait, max(left, 1.0))
         try:
@@ -130,22 +135,26 @@ class Sending:
 
     @property
     def removed(self) -> frozenset[str]:
-        """Return the silos, of those asked last, that the carrier's operator has removed."""
+        """Return the silos of the last frames that the carrier's operator has removed."""
         return getattr(self._carrier, "removed", frozenset())
 
-    def pause(self, left: float = math.inf, *, anew: bool = False) -> None:
-        """Wait before the next sending, longer each time. `anew` begins again with a short wait,
-        because the last sending was not in vain.
+    def pause(self, left: float = math.inf, *, restart: bool = False) -> None:
+        """Wait before the next sending, longer each time.
+
+        `left` is the longest time to wait. `restart` begins with a short wait again, because the
+        last sending had a result.
         """
-        if anew:
+        if restart:
             self._pause = SHORTEST_PAUSE
         time.sleep(min(self._pause, max(left, 0.0)))
         self._pause = min(2 * self._pause, 1.0)
 
 
 def believed(code: str, digest: str, frame: bytes) -> bool:
-    """Return whether a signed refusal is of this very frame. It must name the hash of the whole
-    frame, or else another envelope around the body would do.
+    """Return whether a signed refusal is about this very frame.
+
+    It must name the hash of the whole frame. A hash of the body alone would also fit another
+    envelope around the same body.
     """
     if not digest:
         return code in UNBOUND
@@ -153,18 +162,19 @@ def believed(code: str, digest: str, frame: bytes) -> bool:
 
 
 def opened(raw: bytes, key: str, frame: bytes, decode: Callable[..., T]) -> T | str:
-    """Return a reply that the key's owner has signed in the form that `decode` reads; or the code
-    of its refusal of this frame; or "forged" for anything else. The form is not that of an answer
-    to a question.
+    """Return a reply that the key's owner has signed, in the form that `decode` reads.
+
+    Return the code of its refusal of this frame, or "forged" for anything else. The form is not
+    that of an answer to a question.
     """
     try:
         if raw[:4] != REPLY:
             return decode(raw, silo_key=key)
-        found = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=key)
+        reply = decode_reply(raw, limit=OVERHEAD + 8 + MAX_HEADER, silo_key=key)
     except Refused:
         return "forged"
-    if isinstance(found, Refusal) and believed(found.code, found.digest, frame):
-        return found.code
+    if isinstance(reply, Refusal) and believed(reply.code, reply.digest, frame):
+        return reply.code
     return "forged"
 
 

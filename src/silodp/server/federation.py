@@ -14,19 +14,26 @@ from silodp.core.weights import Weights
 
 
 class Answered(Protocol):
-    """What came back: `value` (J, M, d), a private vector for each run and silo that answered, and
-    the numbers of these M silos.
+    """The answers to a query: `value` (J, M, d), a private vector for each run and each silo that
+    answered, and the numbers of these M silos.
     """
 
     @property
-    def value(self) -> Tensor: ...
+    def value(self) -> Tensor:
+        """Return the private vectors (J, M, d)."""
+        ...
+
     @property
-    def silos(self) -> tuple[int, ...]: ...
+    def silos(self) -> tuple[int, ...]:
+        """Return the numbers of the M silos that answered."""
+        ...
 
 
 class Measured(NamedTuple):
-    """A mean (J, d), the standard deviation (J, 1) of the noise in each of its coordinates, and how
-    many records it is as good as (J, 1): all that were asked about where these count alike."""
+    """A mean (J, d), the standard deviation (J, 1) of the noise in each of its coordinates, and its
+    effective number of records (J, 1). This is the number of all records asked if these count
+    alike.
+    """
 
     mean: Tensor
     noise: Tensor
@@ -34,26 +41,31 @@ class Measured(NamedTuple):
 
 
 class Channel(Protocol):
-    """Carries one query to the named silos and brings back the releases of those that answer,
+    """Carries one query to the named silos. It brings back the releases of the silos that answer,
     stacked on the silo axis.
     """
 
-    def ask(self, query: Query, silos: Sequence[int]) -> Answered: ...
+    def ask(self, query: Query, silos: Sequence[int]) -> Answered:
+        """Return the releases of the silos that answer."""
+        ...
 
 
 @runtime_checkable
 class Combining(Protocol):
-    """A channel that combines answers itself, as they come: (J, d), and whose they are."""
+    """A channel that combines the answers itself, as they come."""
 
     def combined(
         self, query: Query, silos: Sequence[int], weights: Weights
-    ) -> tuple[Tensor, tuple[int, ...]]: ...
+    ) -> tuple[Tensor, tuple[int, ...]]:
+        """Return the weighted mean (J, d), and the silos that it includes."""
+        ...
 
 
 class StopRun(Exception):
-    """The run cannot go on, for the reason that its sentence names; it ends with its last iterate.
+    """The run cannot continue, for the reason in the sentence. It ends with its last iterate.
 
-    `codes` has the silos that did not answer, and why, where that is the reason.
+    `codes` has the silos that did not answer, with a code for each reason, if that is why the run
+    stops.
     """
 
     def __init__(self, sentence: str, codes: Mapping[str, str] | None = None) -> None:
@@ -62,54 +74,73 @@ class StopRun(Exception):
 
 
 class Absent(StopRun):
-    """None of the silos that were asked has answered; an algorithm that asks silos one by one may
-    go on without this one.
+    """None of the silos that were asked has answered. An algorithm that asks silos one by one may
+    continue without this silo.
     """
 
 
 class Port(Protocol):
-    """What an algorithm may do."""
+    """The methods that an algorithm may call."""
 
-    def mean(self, query: Query) -> Tensor: ...
-    def measure(self, query: Query) -> Measured: ...
-    def each(self) -> Mapping[int, Port]: ...
-    def cohort(self) -> Port: ...
+    def mean(self, query: Query) -> Tensor:
+        """Return the mean (J, d) of the releases of the silos that answer."""
+        ...
+
+    def measure(self, query: Query) -> Measured:
+        """Return the mean with the size of its error."""
+        ...
+
+    def each(self) -> Mapping[int, Port]:
+        """Return a port for each silo of one round, by the silo's number."""
+        ...
+
+    def cohort(self) -> Port:
+        """Return a port that asks the same silos in every round."""
+        ...
 
 
 # --- who takes part ------------------------------------------------------------------------------
 
 
 class Everyone:
-    """All N silos in every round."""
+    """Participation of all N silos in every round."""
 
     def __init__(self, silos: int) -> None:
         self.silos = silos
 
     def draw(self) -> tuple[int, ...]:
+        """Return the silos of the next round."""
         return tuple(range(self.silos))
 
     def rehearsal(self) -> Everyone:
-        """Who is charged in a dry run, from the first round on."""
+        """Return the participation that is charged in a dry run, from the first round on."""
         return self
 
     def missed(self, answered: tuple[int, ...]) -> None:
-        """Only these answered the last draw; whoever did not is drawn again like anybody else."""
+        """Note that only these silos of the last draw answered.
+
+        By default this changes nothing: an absent silo is drawn again like any other.
+        """
 
 
 class Uniform(Everyone):
-    """M of N uniformly at random (ass. 3 of the paper); with a `least`, M_r is itself uniform on
-    [least, M].
+    """Participation of M of N silos, uniformly at random (ass. 3 of the paper). With a `least`, M_r
+    is itself uniform on [least, M].
 
-    Nobody can know beforehand how often a silo will be available, so a dry run charges everyone for
+    How often a silo will be drawn is not known in advance. So a dry run charges every silo for
     every round.
     """
 
     def __init__(self, silos: int, answering: int, *, seed: int, least: int | None = None) -> None:
-        least = answering if least is None else least
+        if least is None:
+            least = answering
         if not 1 <= least <= answering <= silos:
+            if least < 1:
+                impossible = least
+            else:
+                impossible = answering
             raise BadInput(
-                f"{least if least < 1 else answering} of {silos} silos cannot take part; "
-                f"choose between 1 and {silos}"
+                f"{impossible} of {silos} silos cannot take part; choose between 1 and {silos}"
             )
         super().__init__(silos)
         self.answering = answering
@@ -117,19 +148,21 @@ class Uniform(Everyone):
         self._random = np.random.default_rng(seed)
 
     def draw(self) -> tuple[int, ...]:
+        """Return the silos of the next round, sorted."""
         size = int(self._random.integers(self.least, self.answering + 1))
         return tuple(sorted(self._random.choice(self.silos, size, replace=False).tolist()))
 
     def rehearsal(self) -> Everyone:
+        """Return the participation of all silos."""
         return Everyone(self.silos)
 
 
 class Balanced(Everyone):
-    """M of N in random order, such that in R rounds no silo takes part more than ceil(R M / N)
-    times.
+    """Participation of M of N silos in random order. In R rounds no silo takes part more than
+    ceil(R M / N) times.
 
-    The order is drawn from public coins, so a dry run knows it and each silo's noise is calibrated
-    to the rounds it really answers.
+    The order is drawn from public coins. So a dry run has the same order, and each silo's noise is
+    calibrated to the rounds that it really answers.
     """
 
     def __init__(self, silos: int, answering: int, *, seed: int) -> None:
@@ -143,8 +176,9 @@ class Balanced(Everyone):
         self._draws = self._order()
 
     def _order(self) -> Iterator[tuple[int, ...]]:
-        """Deals silos from a shuffled pack; the next pack is shuffled so that nobody is dealt twice
-        in one round.
+        """Yield the silos of each round, dealt from a shuffled pack.
+
+        A new pack is arranged so that no silo is dealt twice in one round.
         """
         random = np.random.default_rng(self.seed)
         pack: list[int] = []
@@ -158,9 +192,11 @@ class Balanced(Everyone):
             yield tuple(sorted(hand))
 
     def draw(self) -> tuple[int, ...]:
+        """Return the silos of the next round, sorted."""
         return next(self._draws)
 
     def rehearsal(self) -> Balanced:
+        """Return a participation with the same order from the first round on."""
         return Balanced(self.silos, self.answering, seed=self.seed)
 
 
@@ -168,8 +204,8 @@ class Balanced(Everyone):
 
 
 class Federation:
-    """Asks whoever takes part in this round and combines what they release, as the mechanism says
-    and the weights want.
+    """Asks the silos that take part in a round. It combines their releases by the mechanism and the
+    weights.
     """
 
     def __init__(
@@ -181,73 +217,84 @@ class Federation:
         self._channel = channel
         self._participation = participation
         self._weights = weights
-        # once: to look at a protocol takes 0.1 ms
+        # This is tested once, because a test against a protocol takes 0.1 ms.
         if isinstance(channel, Combining):
             self._combining = channel
         else:
             self._combining = None
         self.check: Callable[[Query, Sequence[int]], None] | None = None
-        """Looks at each question before it is asked, and raises where it may not be."""
+        """Called before each question with its silos. It raises if the question is not allowed."""
 
     def mean(self, query: Query) -> Tensor:
-        """(J, d): the mean over the answering silos; with equal weights each counts 1 / M_r as in
-        the paper.
+        """Return the mean (J, d) over the answering silos. With equal weights each counts 1 / M_r,
+        as in the paper.
         """
         return self._ask(query)[0]
 
     def measure(self, query: Query) -> Measured:
-        """The same, and what is known of its error: public, as prices and weights are."""
+        """Return the mean with the standard deviation of its noise and its effective number of
+        records.
+
+        Both are public, because prices and weights are.
+        """
         mean, silos = self._ask(query)
         return Measured(mean, *query.mechanism.deviation(silos, self._weights))
 
     def _ask(self, query: Query) -> tuple[Tensor, tuple[int, ...]]:
-        asked = self._participation.draw()
+        """Return the mean (J, d) and the silos that it includes."""
+        drawn = self._participation.draw()
         if self.check:
-            self.check(query, asked)
+            self.check(query, drawn)
         if self._combining is not None:
-            mean, silos = self._combining.combined(query, asked, self._weights)
+            mean, silos = self._combining.combined(query, drawn, self._weights)
         else:
-            answers = self._channel.ask(query, asked)
+            answers = self._channel.ask(query, drawn)
             mean = query.mechanism.combine(answers.value, answers.silos, self._weights)
             silos = answers.silos
-        if len(silos) < len(asked):
+        if len(silos) < len(drawn):
             self._participation.missed(silos)
         return mean, silos
 
     def each(self) -> dict[int, Federation]:
-        """The silos of one round by number, each a federation of its own: for questions that differ
-        from silo to silo.
+        """Return a federation for each silo of one round, by the silo's number. It is for questions
+        that differ between silos.
         """
         return {i: self._of(Fixed((i,))) for i in self._participation.draw()}
 
     def cohort(self) -> Federation:
-        """The silos of one round, held fixed: an SVRG epoch must ask those who gave its anchor."""
+        """Return a federation of the silos of one round, which stay the same. An SVRG epoch must
+        ask the silos that gave its anchor.
+        """
         return self._of(Cohort(self._participation.draw()))
 
     def _of(self, participation: Everyone) -> Federation:
-        made = type(self)(self._channel, participation, self._weights)
-        made.check = self.check
-        return made
+        """Return a federation with the same channel, weights and check, and another
+        participation.
+        """
+        federation = type(self)(self._channel, participation, self._weights)
+        federation.check = self.check
+        return federation
 
 
 class Fixed(Everyone):
-    """The same silos again and again."""
+    """Participation of the same silos in every round."""
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
 
     def draw(self) -> tuple[int, ...]:
+        """Return the members."""
         return self.members
 
 
 class Cohort(Fixed):
-    """An epoch's silos: those of the members that answer the first question, which gives the
-    anchor.
+    """Participation of an epoch's silos: the members that answer the first question, which gives
+    the anchor.
 
-    One of them that misses a later question is left out of that mean alone. If who drops out does
-    not depend on the data, the mean of the others' differences is still an unbiased estimate of the
-    cohort's, and its error is at most that of the differences, which shrink with the move of w; a
-    silo that gave no anchor would bring the whole difference between silos instead.
+    A silo that misses a later question is left out of that mean alone. If absence does not depend
+    on the data, the mean of the other differences is still an unbiased estimate of the cohort's
+    mean. Its error is at most that of the differences, which shrink with the move of w. A silo that
+    gave no anchor would add the whole difference between silos instead.
     """
 
     def __init__(self, members: tuple[int, ...]) -> None:
@@ -255,9 +302,11 @@ class Cohort(Fixed):
         self._draws = 0
 
     def draw(self) -> tuple[int, ...]:
+        """Return the members, and count the draw."""
         self._draws += 1
         return self.members
 
     def missed(self, answered: tuple[int, ...]) -> None:
+        """Remove the members that did not answer the first question."""
         if self._draws == 1:
             self.members = answered

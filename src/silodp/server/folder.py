@@ -1,8 +1,8 @@
-"""A run's folder, as far as every run has one: run.json (its order, and what it was given for), the
+"""The files that every run's folder has: run.json (the order, and what it was given for), the
 model, and a summary at the end.
 
-Everything in it is public, or private already. `silodp train` and `silodp federation run` write it
-alike.
+Every file is public, or private already. `silodp train` and `silodp federation run` write the same
+files.
 """
 
 from __future__ import annotations
@@ -25,44 +25,56 @@ from silodp.runs import RunFolder
 def open_run(
     folder: Path, wanted: Mapping[str, Any], *, own: Mapping[str, Any] | None = None, advice: str
 ) -> dict[str, Any]:
-    """Writes run.json before the first question, with what is this run's `own` too; BadInput if the
-    run there wants anything else.
+    """Write run.json before the first question, and return its content.
+
+    Arguments:
+
+    - `wanted`: what must be the same if the run is resumed.
+    - `own`: facts of this run alone, such as its id. They are written once and not compared.
+    - `advice`: the end of the message, if `wanted` differs.
+
+    Return the content of the file that exists already. Raise BadInput if the run in it differs from
+    `wanted`.
     """
-    asked = json.loads(json.dumps(wanted))
+    # What is compared with a file must have the types of a file: lists, not tuples.
+    compared: dict[str, Any] = json.loads(json.dumps(wanted))
+    stored: dict[str, Any] = json.loads(json.dumps(own or {}))
     if RunFolder(folder).description.exists():
-        found = read_run(folder)
-        if differs := _different(
-            asked, {name: value for name, value in found.items() if name not in (own or {})}
-        ):
+        existing = read_run(folder)
+        comparable = {name: value for name, value in existing.items() if name not in stored}
+        if differs := _different(compared, comparable):
             raise BadInput(
                 f"the run in {folder} was begun with another {', '.join(differs)}; {advice}"
             )
-        return found
-    made = json.loads(json.dumps(own or {})) | asked
-    atomic.write_json(RunFolder(folder).description, made)
-    return made
+        return existing
+    description = stored | compared
+    atomic.write_json(RunFolder(folder).description, description)
+    return description
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What run.json says; BadInput where there is none that can be read."""
+    """Return the content of run.json. Raise BadInput if it cannot be read."""
     try:
-        found = json.loads(RunFolder(folder).description.read_text())
-        if not isinstance(found, dict):
+        description = json.loads(RunFolder(folder).description.read_text())
+        if not isinstance(description, dict):
             raise ValueError
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"{folder} holds no run of this version that can be read "
-            f"({type(error).__name__}); give its run folder"
+            f"{folder} contains no run that this version can read ({type(error).__name__}); give "
+            "a run folder"
         ) from None
-    return found
+    return description
 
 
-def _different(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """What differs, by name; of an order, and of where the records lie, word by word."""
+def _different(wanted: Mapping[str, Any], existing: Mapping[str, Any]) -> list[str]:
+    """Return the names of what differs, sorted.
+
+    Within an order, and within the source of the records, each differing field has its own name.
+    """
     names = set()
-    for name in asked.keys() | found.keys():
-        one = asked.get(name)
-        other = found.get(name)
+    for name in wanted.keys() | existing.keys():
+        one = wanted.get(name)
+        other = existing.get(name)
         if (
             one != other
             and isinstance(one, dict)
@@ -80,7 +92,9 @@ def _different(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 def silo_rows(
     names: Sequence[str], counts: Sequence[int], budgets: Sequence[Budget]
 ) -> list[dict[str, Any]]:
-    """Each silo's budget for the run; n is public."""
+    """Return the name, number of records and budget of each silo for the run. The number is
+    public.
+    """
     return [
         {"name": name, "records": n, "epsilon": b.epsilon, "delta": b.delta}
         for name, n, b in zip(names, counts, budgets, strict=True)
@@ -94,8 +108,10 @@ def write_model(
     about: Mapping[str, str],
     more: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """model.safetensors: the parameters by their names in the model, and in what words it was
-    made.
+    """Write model.safetensors, and return its path.
+
+    The file contains the parameters by their names in the model, the tensors of `more`, and the
+    words of `about` as metadata.
     """
     parameters = {name: value[0].contiguous() for name, value in problem.split(w).items()}
     path = RunFolder(folder).model

@@ -1,20 +1,21 @@
-"""The transcript of a run over a network, written after every question: what a killed server needs
-to go on without a second spend.
+"""The transcript of a run over a network, written after every question. A server that was killed
+needs it to continue without charging twice.
 
-It holds hashes of queries and of replies, and what was made of the replies (a mean, a total), which
-is private already. The file is a sequence of records, each  length of the payload (8, big-endian) |
-payload | SHA-256 of the hash before and the payload. A payload is header length (4, big-endian) |
-header, JSON | frames that are kept whole, one after another | the numbers of the mean. The first
-record's header names run and configuration; each other is of a question, with "sequence", "asked"
-(silo: SHA-256 of the query's body), "dropped" (silo: code), "doubted" (silos), "heard" (silo:
-`Heard`), "replies" ([name, bytes], ...) and "value" (type, shape); or of an iterate, with its
-number and SHA-256.
+It contains hashes of queries and of replies, and what was made of the replies (a mean, a total),
+which is private already. The file is a sequence of records, each  length of the payload (8,
+big-endian) | payload | SHA-256 of the hash before and the payload. A payload is header length (4,
+big-endian) | header, JSON | complete frames, one after another | the numbers of the mean.
 
-Replies themselves are in the file "replies" beside it (`replies`): each before anything is made of
-it, and until the iterate is here. A record is on the disk before the iterate that it leads to is
-made. A torn last record is cut off, and made again of the replies, or of the gates' answers to the
-same ids. A last record {"stopped": sequence} says that the run ended in the iterate that began
-there.
+The first record's header names the run and its configuration. Each other record is of a question or
+of an iterate. The record of a question has "sequence", "asked" (silo: SHA-256 of the query's body),
+"dropped" (silo: code), "doubted" (silos), "heard" (silo: `Heard`), "replies" ([name, bytes], ...)
+and "value" (type, shape). The record of an iterate has its number and SHA-256.
+
+Replies themselves are in the file "replies" beside the journal (`replies`). Each reply is there
+before anything is made of it, and until the iterate is in the journal. A record is on the disk
+before the iterate that it leads to is made. A torn last record is cut off. It is made again from
+the replies, or from the gates' answers to the same ids. A last record {"stopped": sequence} means
+that the run ended in the iterate that began with this question.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ _HASH = 32
 
 @dataclass(frozen=True)
 class Heard:
-    """What is kept of a silo's reply: its SHA-256, the silo's ledger as it says (entries, hash of
-    the last), how long the answer is as a vector, and of a sealed one the SHA-256 of the box."""
+    """What the journal keeps of a silo's reply.
+
+    It is the reply's SHA-256, the number of entries of the silo's ledger and the hash of the last
+    entry, the norm of the answer, and for a sealed answer the SHA-256 of its box.
+    """
 
     sha256: str
     count: int
@@ -52,8 +56,8 @@ class Heard:
 
 @dataclass(frozen=True)
 class Round:
-    """One question: whom it went to, under which hash, what was heard and made of it, and why the
-    others did not count.
+    """One question: the hash of the frame for each silo, the replies, the result, and the codes of
+    the silos that did not count.
     """
 
     sequence: int
@@ -61,7 +65,7 @@ class Round:
     dropped: dict[str, str]
     heard: dict[str, Heard] = field(default_factory=dict)
     replies: dict[str, bytes] = field(default_factory=dict)
-    """Those that are kept whole: they are short, or the total itself."""
+    """Replies that are stored complete, because they are short, or are the total itself."""
     value: np.ndarray | None = field(default=None, compare=False)
     refused_late: tuple[str, ...] = ()
     """Silos that refused a later frame. An earlier one may have been charged. The file calls them
@@ -70,13 +74,15 @@ class Round:
 
 
 class Journal:
-    """One run's file, held by one process. `read` gives the records in order; after the last of
-    them `write` adds new ones.
+    """The file of one run, locked by one process. `read` returns the records in order. After the
+    last one `write` adds new records.
     """
 
     def __init__(self, path: Path, run: str, config: str) -> None:
-        """Opens the journal of this run, or makes a new one if there is none; another run's, or a
-        damaged one, is BadInput.
+        """Open the journal of this run, or create it.
+
+        Raise BadInput if the file cannot be opened, is in use, is damaged, or belongs to another
+        run or version.
         """
         self.path = path
         self.replies = Replies()
@@ -93,14 +99,17 @@ class Journal:
         self._head = bytes(_HASH)
         self._ended = False
         self.reached = -1
-        """The last question that may have gone out before the journal was opened: the one after the
-        last that is here, or none of a new one.
+        """The last question that may have gone out before the journal was opened. This is the
+        question after the last recorded one, or none in a new journal.
         """
         self.replies = Replies(path.with_name("replies"))
         header = {"version": VERSION, "run": run, "config": config}
-        first = None if new else self._next()
+        if new:
+            first = None
+        else:
+            first = self._next()
         self.new = first is None
-        """Whether nothing was ever asked in this run."""
+        """Whether no question of this run is recorded."""
         if first is None:
             self._append(header)
             self._ended = True
@@ -121,35 +130,41 @@ class Journal:
             self._unmark()
 
     def read(self) -> Round | None:
-        """The next record, or None after the last; from then on the journal takes new ones."""
-        found = None if self._ended else self._next()
-        while found and "iterate" in found:  # of a run whose iterates nobody wants to compare
-            found = self._next()
-        if found is None:
+        """Return the next question, or None after the last. From then on the journal takes new
+        records.
+        """
+        if self._ended:
+            return None
+        header = self._next()
+        # `iterate` reads the record of an iterate. Without a call of it the record is skipped.
+        while header and "iterate" in header:
+            header = self._next()
+        if header is None:
             self._ended = True
             return None
-        told = {name: Heard(**about) for name, about in found["heard"].items()}
-        refused_late = tuple(found.get("doubted", ()))
+        heard = {name: Heard(**fields) for name, fields in header["heard"].items()}
+        refused_late = tuple(header.get("doubted", ()))
         return Round(
-            found["sequence"],
-            found["asked"],
-            found["dropped"],
-            told,
-            found["frames"],
-            found["numbers"],
+            header["sequence"],
+            header["asked"],
+            header["dropped"],
+            heard,
+            header["frames"],
+            header["numbers"],
             refused_late,
         )
 
     def iterate(self, number: int, sha256: str) -> None:
-        """The iterate is there: what it was made of is let go of. BadInput where the journal has
-        another one.
+        """Record the iterate, and delete the replies that it was made of.
+
+        In a resumed run, compare the iterate with the recorded one. Raise BadInput if they differ.
         """
         header = {"iterate": number, "sha256": sha256}
-        if not self._ended and (found := self._next()) is not None:
-            if any(found.get(name) != value for name, value in header.items()):
+        if not self._ended and (recorded := self._next()) is not None:
+            if any(recorded.get(name) != value for name, value in header.items()):
                 raise BadInput(
-                    f"iterate {number} is not the one in the journal {self.path}; the run "
-                    "can only go on with the same versions"
+                    f"iterate {number} is not the one in the journal {self.path}; resume the run "
+                    "with the versions that began it"
                 )
             return
         self._ended = True
@@ -157,15 +172,16 @@ class Journal:
         self.replies.clear()
 
     def stop(self, since: int) -> None:
-        """Marks that the run has stopped in the iterate that began with question `since`: what
-        nobody replied to is asked again then.
+        """Record that the run has stopped in the iterate that began with question `since`.
+
+        When the run is resumed, its questions from there on that got no reply are asked again.
         """
         if self._ended:
             self._append({"stopped": since})
 
     def _unmark(self) -> None:
-        """Cuts off a mark at the end, with the questions before it that nobody replied to and no
-        iterate was made of.
+        """Remove the mark of a stop at the end, and the questions before it that got no reply and
+        led to no iterate. Set `reached`.
         """
         begin = self._file.tell()
         head = self._head
@@ -191,40 +207,46 @@ class Journal:
         self._file.seek(begin)
         self._head = head
 
-    def write(self, told: Round) -> None:
-        """Afterwards the record is on the disk."""
+    def write(self, question: Round) -> None:
+        """Write the record of a question, and wait until it is on the disk.
+
+        Raise RuntimeError if the journal is not read to its end.
+        """
         if not self._ended:
             raise RuntimeError("a journal is read to its end before it is written")
         header = {
-            "sequence": told.sequence,
-            "asked": told.asked,
-            "dropped": told.dropped,
-            "doubted": told.refused_late,
+            "sequence": question.sequence,
+            "asked": question.asked,
+            "dropped": question.dropped,
+            "doubted": question.refused_late,
         }
-        header |= {"heard": {name: vars(heard) for name, heard in told.heard.items()}}
-        header |= {"replies": [[name, len(raw)] for name, raw in told.replies.items()]}
-        if told.value is None:
+        header |= {"heard": {name: vars(heard) for name, heard in question.heard.items()}}
+        header |= {"replies": [[name, len(raw)] for name, raw in question.replies.items()]}
+        if question.value is None:
             value = []
         else:
-            value = [np.ascontiguousarray(told.value)]
+            value = [np.ascontiguousarray(question.value)]
         header |= {"value": [[part.dtype.str, part.shape] for part in value]}
         self.replies.sync()
         self._append(
             header,
-            *told.replies.values(),
+            *question.replies.values(),
             *(part.reshape(-1).view(np.uint8).data for part in value),
         )
 
     def close(self) -> None:
+        """Close the journal and its replies."""
         self._file.close()
         self.replies.close()
 
     def _append(self, header: dict[str, Any], *parts: bytes | memoryview) -> None:
+        """Write a record of this header and these parts, and wait until it is on the disk."""
         text = json.dumps(header).encode()
         payload = (len(text).to_bytes(4, "big"), text, *parts)
         head = hashlib.sha256(self._head)
         self._file.write(sum(map(len, payload)).to_bytes(_LENGTH, "big"))
-        for part in payload:  # which may be long: none is copied
+        # The parts may be long, so they are not joined into one copy.
+        for part in payload:
             head.update(part)
             self._file.write(part)
         self._head = head.digest()
@@ -233,25 +255,27 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def _next(self) -> dict[str, Any] | None:
-        """The next record's header, with its frames and its numbers."""
+        """Return the next record's header, with its frames and its numbers.
+
+        Return None at the end of the file, where a torn record is cut off. Raise BadInput if a
+        record before others is damaged.
+        """
         start = self._file.tell()
         size = int.from_bytes(self._file.read(_LENGTH), "big")
         end = start + _LENGTH + size + _HASH
-        whole = os.fstat(self._file.fileno()).st_size
-        if end <= whole:
+        file_size = os.fstat(self._file.fileno()).st_size
+        if end <= file_size:
             payload = self._file.read(size)
         else:
             payload = b""
         head = hashlib.sha256(self._head + payload).digest()
-        if size and end <= whole and self._file.read(_HASH) == head:
+        if size and end <= file_size and self._file.read(_HASH) == head:
             self._head = head
             return _parsed(payload)
-        said = (
-            start + _LENGTH + self._said(start + _LENGTH) + _HASH
-        )  # the length itself may be what was damaged
-        if self._follows(end) or self._follows(
-            said
-        ):  # a torn record is the last; one before others has been damaged
+        # The damage may be in the length itself. So the end by the record's header counts too.
+        declared_end = start + _LENGTH + self._declared_length(start + _LENGTH) + _HASH
+        # A torn record is the last one. If others follow, the record was damaged later.
+        if self._follows(end) or self._follows(declared_end):
             self.close()
             raise BadInput(
                 f"the journal {self.path} is damaged at byte {start}; restore it from a copy"
@@ -261,27 +285,30 @@ class Journal:
         return None
 
     def _follows(self, place: int) -> bool:
-        """Whether anything was ever written after this place."""
+        """Return whether bytes other than zero follow this place."""
         self._file.seek(min(place, os.fstat(self._file.fileno()).st_size))
         return bool(self._file.read().strip(b"\0"))
 
-    def _said(self, place: int) -> int:
-        """How long a payload is by its own header; nothing beyond the file where that is torn."""
+    def _declared_length(self, place: int) -> int:
+        """Return the length of a payload by its own header, or the file's size if that is torn."""
         self._file.seek(place)
-        whole = os.fstat(self._file.fileno()).st_size
+        file_size = os.fstat(self._file.fileno()).st_size
         try:
             size = int.from_bytes(self._file.read(4), "big")
-            header = json.loads(self._file.read(min(size, whole)))
+            header = json.loads(self._file.read(min(size, file_size)))
             numbers = sum(
                 np.dtype(kind).itemsize * math.prod(shape)
                 for kind, shape in header.get("value", ())
             )
             return 4 + size + sum(length for _, length in header.get("replies", ())) + numbers
         except (ValueError, TypeError, AttributeError):
-            return whole
+            return file_size
 
 
 def _parsed(payload: bytes) -> dict[str, Any]:
+    """Return the header of a payload. The record of a question also gets its "frames" and
+    "numbers".
+    """
     end = 4 + int.from_bytes(payload[:4], "big")
     header: dict[str, Any] = json.loads(payload[4:end])
     if "asked" in header:

@@ -1,5 +1,5 @@
-"""A run's iterates in a file, for an output rule that may want any of them: memory holds none,
-however many rounds a run has.
+"""The iterates of a run in a file, for an output rule that may need any of them. Memory contains
+none of them, for any number of rounds.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from silodp.core.errors import BadInput
 
 
 class NoRoom(BadInput):
-    """A run that ended so has lost nothing, and goes on once there is room."""
+    """The disk has no room for an iterate. The run has lost nothing, and can be resumed once there
+    is room.
+    """
 
 
 class Kept:
-    """Tensors of one shape and type, in a file of the folder that has no name and is gone with this
-    object.
+    """Tensors of one shape and type, in a nameless file of the folder. The file is deleted with
+    this object.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,9 +36,10 @@ class Kept:
         self._file: IO[bytes] | None = None
 
     def append(self, w: Tensor) -> None:
+        """Add an iterate at the end. Raise NoRoom if the disk does not take it."""
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (it lives as long as the run)
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 -- open for the whole run
                 weakref.finalize(self, _close, self._file)
             self._file.seek(0, 2)
             self._file.write(w.detach().cpu().contiguous().numpy().data.cast("B"))
@@ -53,7 +56,9 @@ class Kept:
         return self._count
 
     def __getitem__(self, place: int) -> Tensor:
-        """The iterate of this place, counted from the first, to the last bit."""
+        """Return the iterate of this place, counted from 0, bit for bit. Raise IndexError if there
+        is none.
+        """
         if not 0 <= place < self._count or self._file is None:
             raise IndexError(place)
         size = self._like.numel() * self._like.element_size()
@@ -68,7 +73,7 @@ class Kept:
 
 
 def _close(file: IO[bytes]) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # what a full disk has not taken, it is asked to take once more
+    """Close the file, and ignore a full disk."""
+    # Closing writes the buffered bytes again that a full disk has refused before.
+    with contextlib.suppress(OSError):
         file.close()

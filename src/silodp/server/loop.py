@@ -1,7 +1,7 @@
-"""The one run loop: in simulation, over a network and among peers a run is iterated, ended and
-written by the same lines.
+"""The one run loop. The same code iterates, ends and writes a run in simulation, over a network and
+among peers.
 
-It takes three collaborators: the federation that it asks, the journal by which it can be resumed,
+It has three collaborators: the federation that it asks, the journal that makes the run resumable,
 and the reporter of its progress and its result.
 """
 
@@ -31,10 +31,10 @@ from silodp.server.prepare import AGAINST, Prepared
 
 
 class RunJournal(Protocol):
-    """Keep what a run needs to be resumed, and close what it has opened."""
+    """The record that a run needs to be resumed. It closes what the run has opened."""
 
     def iterate(self, number: int, w: Tensor) -> None:
-        """Record that the iterate is there."""
+        """Record that the iterate exists."""
 
     def stop(self, reason: str) -> None:
         """Record that the run has ended early. Raise BadInput if such a run has no result."""
@@ -43,23 +43,25 @@ class RunJournal(Protocol):
         """Remove what a run left that was refused before its first question."""
 
     def close(self) -> None:
-        """Ask nothing more, whatever has happened."""
+        """Release and close everything. No question follows."""
 
 
 class Reporter(Protocol):
-    """Report how far a run is, and what came out."""
+    """The report of a run's progress and of its result."""
 
     def progress(self, iterates: int) -> Any:
-        """Return what is known after this many iterates."""
+        """Return the progress after this many iterates."""
 
     def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """Return the words of which the model was made, and the tensors beside its parameters."""
+        """Return the words that describe the model, and the tensors that are stored beside its
+        parameters.
+        """
         ...
 
     def result(self, w: Tensor, iterates: int, ended: str) -> dict[str, Any]:
-        """Return what the summary of a run contains that hands over `w`.
+        """Return what the summary of a run with the result `w` contains.
 
-        Every other file of the run is written here.
+        Write every other file of the run.
         """
         ...
 
@@ -69,8 +71,8 @@ class Reporter(Protocol):
 
 
 class Run:
-    """One run of a prepared order: iterate over it for progress, then `summary` says how it
-    ended.
+    """One run of a prepared order. Iterate over it for progress. Afterwards `summary` describes its
+    end.
     """
 
     def __init__(
@@ -84,11 +86,11 @@ class Run:
         journal: RunJournal,
         reporter: Reporter,
     ) -> None:
-        """Store the arguments. `connect` is called once, when the run begins, and returns the
-        federation that the algorithm asks.
+        """Store the arguments.
 
-        The public `coin` decides where the run starts, and which iterate it hands over where that
-        is drawn.
+        `connect` is called once, when the run begins. It returns the federation that the algorithm
+        asks. The public `coin` decides where the run starts. It also decides which iterate is
+        returned, if the output rule draws one.
         """
         self.made = made
         self.problem = problem
@@ -107,8 +109,10 @@ class Run:
         self.summary: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        """Runs to the end, clean or early; BadInput if it ends before the first iterate. Afterwards
-        the folder has model and summary.
+        """Run to the end, complete or early, and yield the progress after each iterate.
+
+        Afterwards the folder has the model and the summary. Raise BadInput if the run ends before
+        its first iterate.
         """
         start = self.problem.initial([self._coin])
         if self.made.order.output == "last":
@@ -119,15 +123,16 @@ class Run:
         try:
             if is_file(self.made.algorithm.name):
                 self._rehearse(start)
-            asked = self._connect()
-            asked.check = PlanLimits(self.made.plan)
-            fed = Keeping(asked)
+            federation = self._connect()
+            federation.check = PlanLimits(self.made.plan)
+            fed = Keeping(federation)
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):
                     raise StopRun(
                         f"training diverged with step {self.made.order.step:g}; use a "
                         "smaller --step"
                     )
+                # The journal records an iterate before the progress shows it.
                 kept.append(w)
                 self.iterates += 1
                 self._run_journal.iterate(self.iterates, w)
@@ -143,21 +148,22 @@ class Run:
         if not len(kept):
             without = self._reporter.without_model()
             raise BadInput(f"the run ended before its first iterate: {self.ended}{without}")
-        assert fed is not None  # there are iterates
+        assert fed is not None, "iterates come from a federation"
         fed.write(self.folder)
         self._write(output(kept, self.made.order.output, seed=self._coin))
 
     def _rehearse(self, start: Tensor) -> None:
-        """The way to the first iterate with answers of zero, at the model's size: what is wrong
-        with it is said before anybody is asked.
+        """Run to the first iterate with answers of zero, at the model's size.
+
+        Any error of the user's algorithm is reported here, before a silo is asked.
         """
-        who = self.made.participation()
-        for _ in self.made.run(
-            DryRun(who, who.silos, []), self.problem, start, **self.made.mechanisms
-        ):
+        participation = self.made.participation()
+        dry_run = DryRun(participation, participation.silos, [])
+        for _ in self.made.run(dry_run, self.problem, start, **self.made.mechanisms):
             break
 
     def _write(self, w: Tensor) -> None:
+        """Write the model and the summary."""
         order = self.made.order
         about, tensors = self._reporter.model()
         path = write_model(

@@ -1,9 +1,9 @@
 """An order to train: everything that is decided before any record is read, in words and numbers
-that a file can hold.
+that fit in a file.
 
-`plan`, `train` and `federation run` fill in one and the same Order, with these defaults, and a
-run's folder keeps it: what a simulation rehearses is what a federation then runs. Where records
-lie, and who answers, is no part of it.
+`plan`, `train` and `federation run` fill in the same Order, with the defaults below, and a run's
+folder stores it. So a federation runs what a simulation has rehearsed. The places of the records,
+and the silos that answer, are not part of an order.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from silodp.core.errors import BadInput
 from silodp.core.sampling import Sampling
 
-if (
-    TYPE_CHECKING
-):  # the command line reads the defaults below before it knows whether it needs an accountant
+# The command line reads the defaults below in every command. The accountant is slow to import.
+if TYPE_CHECKING:
     from silodp.core.privacy.accounting import Budget
 
 OUTPUTS = ("last", "random", "tail")
-"""Which iterate a run hands over: the last, a uniformly random one (the paper's rule), or the
+"""The iterate that a run returns: the last, a uniformly random one (the paper's rule), or the
 average of the tail.
 """
 WEIGHTS = ("equal", "records", "precision")
 TRUSTS = ("isrl", "masks", "shuffle", "central")
 TOTALS = ("masks", "shuffle")
-"""Trusts under which the server sees totals over silos, and no silo's own answer."""
+"""The trusts with which the server sees totals over silos, and no silo's own answer."""
 NOISES = ("exact", "paper", "theory")
 SCHEDULE = ("rounds", "phase", "local_steps", "inner", "restarts", "slope", "momentum", "kappa")
 """The settings of ready algorithms, in a user's words."""
 FILES = ("algorithm", "model", "prox", "loss", "feature_map")
-"""Words that may be FILE.py:NAME."""
+"""Fields that may be FILE.py:NAME."""
 AUTO = "auto"
 """The algorithm that leaves the choice to the advisor (`server/advice`)."""
 OPEN: Any = None
-"""What an order leaves open: for the advisor to choose or, where the algorithm is named, for USUAL.
+"""The value of a field that is left open. The advisor chooses it, or USUAL has it if the algorithm
+is named.
 """
 USUAL: dict[str, Any] = {
     "rounds": 25,
@@ -49,7 +49,7 @@ USUAL: dict[str, Any] = {
     "weights": "equal",
     "output": "last",
 }
-OWN = (
+SPECIFIC = (
     "phase",
     "local_steps",
     "inner",
@@ -66,14 +66,14 @@ OWN = (
     "pl",
     "gap",
 )
-"""What only some algorithms have, or theorems: whoever says one of these has an algorithm in mind,
-and without its name that is NAMED.
+"""Fields that only some algorithms or theorems use. An order with one of these and without an
+algorithm gets the algorithm NAMED.
 """
 NAMED = "spider"
 EPSILON = 3.0
 MODEL = "mlp:8"
 LARGEST = 1e7
-"""Epsilon at most: `gdp_epsilon` gives up at a mu of 1e4, which is an epsilon of about 5e7, and
+"""Largest epsilon. `gdp_epsilon` fails at a mu of 1e4, which is an epsilon of about 5e7, and
 evaluations add up.
 """
 
@@ -84,12 +84,12 @@ class Order:
 
     algorithm: str = AUTO
     model: str | None = None
-    """None: over a network what the silos approve; else the advisor's, or MODEL where the algorithm
-    is named.
+    """Without a model, a network run has the model that the silos approve. Otherwise the advisor
+    chooses it, or it is MODEL if the algorithm is named.
     """
     prox: str = "zero"
     loss: str = ""
-    """FILE.py:NAME; the task's own by default."""
+    """FILE.py:NAME, by default the loss of the task."""
     feature_map: str = ""
     """FILE.py:NAME, a public function of one record's features; none by default."""
     rounds: int = OPEN
@@ -101,40 +101,39 @@ class Order:
     momentum: float = OPEN
     kappa: float = 0.7
     settings: tuple[str, ...] = ()
-    """NAME=VALUE for settings that only this algorithm has."""
+    """NAME=VALUE, for settings that only this algorithm has."""
     step: float = OPEN
     clip: float = OPEN
     epsilon: tuple[str, ...] = ()
-    """Numbers, or NAME=NUMBER for one silo. None given: EPSILON, and over a network each silo's
+    """Numbers, or NAME=NUMBER for one silo. The default is EPSILON, and over a network each silo's
     whole budget.
     """
     delta: tuple[str, ...] = ()
-    """As epsilon. None given: 1/n^2 of each silo, and over a network each silo's own."""
+    """As epsilon. The default is 1/n^2 of each silo, and over a network each silo's own delta."""
     user_level: bool = False
-    """Whether epsilon and delta are for a whole silo's records, not for one of them."""
+    """Whether epsilon and delta protect all records of a silo together, not a single record."""
     trust: str = "isrl"
-    """isrl (nobody is trusted), masks (all but `colluding` of the silos, to add their noise),
-    shuffle (a shuffler, which passes on totals) or central (the server itself). A total is of
-    `least` silos or more."""
+    """Who is trusted: isrl (nobody), masks (all silos but `colluding`, to add their noise), shuffle
+    (a shuffler, which passes on totals) or central (the server itself).
+    """
     least: int | None = None
+    """Fewest silos in a total."""
     colluding: int = 0
     drops: float = 0.0
-    """Under masks: the share of questions that are asked once more, since a silo that had been
-    counted on did not answer.
-    """
+    """With masks, the share of questions expected to be asked again because a silo dropped out."""
     weights: str = OPEN
     participation: str = "all"
     sampling: str | None = None
     rule: str | None = None
     anchor_share: float | None = None
     noise: str = "exact"
-    """exact (calibrated to the budgets), theory (a theorem's, with its schedule) or paper (the
-    experiments' constants: shown, never run).
+    """exact (calibrated to the budgets), theory (of a theorem, with its schedule) or paper (the
+    constants of the paper's experiments, whose price is shown but which never protect a run).
     """
     output: str = OPEN
     seed: int | None = None
-    """Of public coins: the start, and who is asked. A simulation draws all its noise from it, too,
-    where it is given.
+    """Seed of public coins: the start, and the silos that are asked. With a seed, a simulation
+    draws all of its noise from it too.
     """
     lipschitz: float | None = None
     smoothness: float | None = None
@@ -142,8 +141,11 @@ class Order:
     gap: float | None = None
 
     def __post_init__(self) -> None:
+        """Fill in the defaults of a named algorithm. Raise BadInput for a wrong value or
+        combination.
+        """
         if self.algorithm == AUTO and any(
-            getattr(self, name) != getattr(type(self), name) for name in OWN
+            getattr(self, name) != getattr(type(self), name) for name in SPECIFIC
         ):
             object.__setattr__(self, "algorithm", NAMED)
         if self.algorithm != AUTO:
@@ -153,24 +155,22 @@ class Order:
         for name in ("step", "clip"):
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise BadInput(f"{name} is {getattr(self, name):g}; it must be greater than 0")
-        for name, known in (
+        for name, choices in (
             ("trust", TRUSTS),
             ("noise", NOISES),
             ("weights", WEIGHTS),
             ("output", OUTPUTS),
         ):
-            if getattr(self, name) not in (*known, OPEN):
-                raise BadInput(
-                    f"{name} {getattr(self, name)!r} is unknown; choose one of {', '.join(known)}"
-                )
+            value = getattr(self, name)
+            if value not in (*choices, OPEN):
+                raise BadInput(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}")
         check_seed(self.seed)
         if not self.totals and self.least is not None:
             raise BadInput("--least belongs to --trust masks or shuffle; leave it out")
-        if self.trust != "masks" and (self.colluding or self.drops):
-            raise BadInput(
-                f"--{'colluding' if self.colluding else 'drops'} belongs to --trust masks; "
-                "leave it out"
-            )
+        if self.trust != "masks" and self.colluding:
+            raise BadInput("--colluding belongs to --trust masks; leave it out")
+        if self.trust != "masks" and self.drops:
+            raise BadInput("--drops belongs to --trust masks; leave it out")
         if self.colluding < 0 or not 0 <= self.drops <= 1:
             raise BadInput(
                 f"colluding is {self.colluding} and drops {self.drops:g}; the first must "
@@ -186,7 +186,8 @@ class Order:
                 noise = "--from-theory"
             else:
                 noise = "--noise"
-            ruled = self.rule is not None and self.totals  # binomial noise has a rule of its own
+            # Totals are priced by a rule of their own.
+            ruled = self.rule is not None and self.totals
             for name, given in (
                 (noise, self.noise != "exact"),
                 ("--rule", ruled),
@@ -197,38 +198,44 @@ class Order:
 
     @property
     def totals(self) -> bool:
-        """Whether the server sees totals alone."""
+        """Return whether the server sees totals alone."""
         return self.trust in TOTALS
 
     def under(self, trust: str) -> Order:
-        """The order with another trust, and nothing left that belongs to its own."""
-        own: dict[str, Any] = {} if trust in TOTALS else {"least": None}
-        return replace(
-            self, trust=trust, **own | ({} if trust == "masks" else {"colluding": 0, "drops": 0.0})
-        )
+        """Return the order with another trust, without the fields that belong to the present trust
+        alone.
+        """
+        changes: dict[str, Any] = {"trust": trust}
+        if trust not in TOTALS:
+            changes["least"] = None
+        if trust != "masks":
+            changes["colluding"] = 0
+            changes["drops"] = 0.0
+        return replace(self, **changes)
 
     @property
     def coins(self) -> int:
-        """The seed of public coins."""
+        """Return the seed of public coins."""
         return self.seed or 0
 
     @property
     def schedule(self) -> dict[str, Any]:
-        """The algorithm's settings, in a user's words."""
+        """Return the algorithm's settings by name. Raise BadInput if `settings` repeats a field."""
         from silodp.server.algorithms import assignments
 
-        own = assignments(self.settings)
-        if twice := [name for name in own if name in SCHEDULE]:
-            option = "--" + twice[0].replace("_", "-")
-            raise BadInput(
-                f"--set is for settings that only one algorithm has; give {option} "
-                f"{own[twice[0]]} instead of --set {twice[0]}"
-            )
-        return {name: getattr(self, name) for name in SCHEDULE} | own
+        assigned = assignments(self.settings)
+        for name, value in assigned.items():
+            if name in SCHEDULE:
+                option = "--" + name.replace("_", "-")
+                raise BadInput(
+                    f"--set is for settings that only one algorithm has; give {option} "
+                    f"{value} instead of --set {name}"
+                )
+        return {name: getattr(self, name) for name in SCHEDULE} | assigned
 
     @property
     def theory(self) -> dict[str, float]:
-        """The constants of a theorem, as far as they are given."""
+        """Return the constants of a theorem that are given."""
         return {
             name: value
             for name in ("lipschitz", "smoothness", "pl", "gap")
@@ -236,31 +243,37 @@ class Order:
         }
 
     def words(self) -> dict[str, Any]:
-        """For run.json: plain JSON, in which a file is found again from any folder."""
-        own = {
+        """Return the order as plain JSON for run.json. The path of a file is absolute, so that it
+        is found from any folder.
+        """
+        absolute = {
             name: str(Path(text).resolve())
             for name in FILES
             if (text := getattr(self, name)) and ".py:" in text
         }
-        return json.loads(json.dumps(asdict(replace(self, **own))))
+        return json.loads(json.dumps(asdict(replace(self, **absolute))))
 
     @classmethod
-    def read(cls, found: object, folder: Path) -> Order:
-        """The order in the run.json of this folder."""
-        if isinstance(found, Mapping):
-            order = found.get("order")
+    def read(cls, description: object, folder: Path) -> Order:
+        """Return the order in the content of the run.json of this folder.
+
+        Raise BadInput if there is none, or if it is of another version or damaged.
+        """
+        if isinstance(description, Mapping):
+            order = description.get("order")
         else:
             order = None
         if not isinstance(order, Mapping):
             raise BadInput(
-                f"{folder} holds no run with an order that this version can read; it may "
-                "be of an older version: start another"
+                f"{folder} contains no order that this version can read; it may be of an older "
+                "version: start another run"
             )
         if differs := sorted(order.keys() ^ {field.name for field in fields(cls)}):
             raise BadInput(
                 f"the run in {folder} is of an older version (its order differs in "
                 f"{', '.join(differs)}); start another"
             )
+        # JSON has lists where an order has tuples.
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in order.items()
@@ -276,9 +289,7 @@ class Order:
 
 
 def is_of(hint: Any, value: Any) -> bool:
-    """Whether a value that was read from a file is of a type such as `float | None`, or `tuple[str,
-    ...]`.
-    """
+    """Return whether a value from a file has a type such as `float | None` or `tuple[str, ...]`."""
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(isinstance(v, get_args(hint)[0]) for v in value)
     return any(
@@ -288,6 +299,7 @@ def is_of(hint: Any, value: Any) -> bool:
 
 
 def check_seed(seed: int | None) -> None:
+    """Raise BadInput if the seed is negative."""
     if seed is not None and seed < 0:
         raise BadInput(f"seed is {seed}; it must be 0 or more")
 
@@ -296,53 +308,62 @@ def check_seed(seed: int | None) -> None:
 
 
 def default_delta(n: int) -> float:
-    """1/n^2."""
+    """Return 1/n^2."""
     return 1.0 / max(n, 2) ** 2
 
 
 def finite(epsilon: float) -> None:
-    """Only the lab's own baselines run without noise."""
+    """Raise BadInput if epsilon is infinite or too large. Only internal baselines run without
+    noise.
+    """
     if math.isinf(epsilon):
         raise BadInput(
             "epsilon is inf, which is no privacy at all; give a finite number, such as 3"
         )
     if epsilon > LARGEST:
         raise BadInput(
-            f"epsilon is {epsilon:g}, which no accountant here can tell from infinite; "
+            f"epsilon is {epsilon:g}, which the accountants cannot distinguish from infinite; "
             f"give at most {LARGEST:g}, such as 3"
         )
 
 
 def targets(order: Order, names: Sequence[str], counts: Sequence[int]) -> list[Budget]:
-    """What the order promises at each silo: for a record, or for a whole silo. Totals and a curator
-    have one promise for all: the least.
+    """Return what the order promises at each silo, for a record or for a whole silo.
+
+    Totals and a trusted server have one promise for all silos: the least epsilon and the least
+    delta. Raise BadInput for a silo without records or without a valid epsilon.
     """
     from silodp.core.privacy.accounting import Budget
 
     epsilon, delta = (
         by_silo(field, getattr(order, field), names) for field in ("epsilon", "delta")
     )
-    found = []
+    budgets = []
     for name, n in zip(names, counts, strict=True):
         if n < 1:
             raise BadInput(f"records is {n}; a silo needs 1 record or more")
-        if (own := epsilon[name] if order.epsilon else EPSILON) is None:
+        silo_epsilon = epsilon[name]
+        if not order.epsilon:
+            silo_epsilon = EPSILON
+        if silo_epsilon is None:
             raise BadInput(
                 f"silo {name} has no epsilon; give --epsilon NUMBER for all silos or "
                 f"--epsilon {name}=NUMBER"
             )
-        finite(own)
-        given = delta[name]
-        found.append(Budget(own, default_delta(n) if given is None else given))
+        finite(silo_epsilon)
+        silo_delta = delta[name]
+        if silo_delta is None:
+            silo_delta = default_delta(n)
+        budgets.append(Budget(silo_epsilon, silo_delta))
     if order.trust == "isrl":
-        return found
-    return [least_of_all(found)] * len(found)
+        return budgets
+    return [least_of_all(budgets)] * len(budgets)
 
 
 def budgets_of(
     order: Order, names: Sequence[str], counts: Sequence[int], samplings: Mapping[str, Sampling]
 ) -> list[Budget]:
-    """The budget of a record in each silo, for everything that the order asks."""
+    """Return the budget of a record in each silo, for everything that the order asks."""
     from silodp.core.privacy.accounting import record_budget_for_user
 
     promised = targets(order, names, counts)
@@ -356,24 +377,31 @@ def budgets_of(
 
 
 def least_of_all(budgets: Sequence[Budget]) -> Budget:
+    """Return the budget of the least epsilon and the least delta."""
     from silodp.core.privacy.accounting import Budget
 
     return Budget(min(b.epsilon for b in budgets), min(b.delta for b in budgets))
 
 
 def with_default_delta(order: Order, names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
-    """Silos that get the default delta, with their numbers of records; of several with one delta,
-    the one whose it is.
+    """Return the silos with the default delta, and their numbers of records.
+
+    If all silos share one delta, return only the silo with the most records, which decides it.
     """
     given = by_silo("delta", order.delta, names)
-    mine = {name: n for name, n in zip(names, counts, strict=True) if given[name] is None}
-    if order.trust == "isrl" or not mine:
-        return mine
-    return dict([max(mine.items(), key=lambda pair: pair[1])])
+    defaulted = {name: n for name, n in zip(names, counts, strict=True) if given[name] is None}
+    if order.trust == "isrl" or not defaulted:
+        return defaulted
+    largest = max(defaulted, key=lambda name: defaulted[name])
+    return {largest: defaulted[largest]}
 
 
 def by_silo(field: str, words: Sequence[str], names: Sequence[str]) -> dict[str, float | None]:
-    """NUMBER for all silos, NAME=NUMBER for one, which wins; None where nothing is said."""
+    """Return the value of each silo, or None without one.
+
+    NUMBER is for all silos. NAME=NUMBER is for one silo, and has priority. Raise BadInput for
+    anything else, or for an unknown silo.
+    """
     values: dict[str, float | None] = dict.fromkeys(names)
     for word in sorted(words, key=lambda w: "=" in w):
         name, equals, number = word.rpartition("=")
@@ -385,6 +413,8 @@ def by_silo(field: str, words: Sequence[str], names: Sequence[str]) -> dict[str,
             ) from None
         if equals and name not in values:
             raise BadInput(f"{field} names silo {name!r}, but the silos are {', '.join(names)}")
-        for silo in [name] if equals else names:
-            values[silo] = value
+        if equals:
+            values[name] = value
+        else:
+            values = dict.fromkeys(names, value)
     return values

@@ -1,5 +1,5 @@
-"""Which iterate a run hands over: the last, a uniformly random one (the paper's rule), or the
-average of the tail.
+"""The choice of the iterate that a run returns: the last, a uniformly random one (the paper's
+rule), or the average of the tail.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from silodp.server.order import OUTPUTS as RULES
 
 
 def output(iterates: Iterable[Tensor] | Kept, rule: str = "last", *, seed: int = 0) -> Tensor:
-    """Runs the generator to its end. All three rules are post-processing of releases, so none costs
-    privacy.
+    """Run the generator to its end, and return the iterate that the rule chooses.
+
+    All three rules are post-processing of releases, so none costs privacy. Raise BadInput if the
+    rule is unknown, or if there is no iterate.
     """
     if rule not in RULES:
         raise BadInput(f"output rule {rule!r} is unknown; choose one of {', '.join(RULES)}")
     if isinstance(iterates, Kept):
         points = iterates
+    elif rule == "last":
+        points = list(deque(iterates, maxlen=1))
     else:
-        points = list(deque(iterates, maxlen=1 if rule == "last" else None))
+        points = list(iterates)
     if not len(points):
         raise BadInput("the algorithm made no step; give it at least one round")
     if rule == "random":

@@ -1,5 +1,5 @@
-"""The paper's own noise constants, so that their real cost can be shown. Never used to protect
-anyone.
+"""The paper's own noise constants. They are only used to show their real cost, never to protect a
+record.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from silodp.core.privacy.accounting import Budget
 
 
 def paper_multipliers(algorithm: str, budget: Budget, settings: dict) -> dict[str, float]:
-    """Noise multipliers (std / sensitivity) of the appendix's experiments, full batch, for a claim
-    of (epsilon, delta).
+    """Return the noise multipliers (std / sensitivity) of the appendix's experiments, full batch,
+    for a claim of (epsilon, delta).
 
     spider: sigma_1^2 = 16 L^2 ln(1/delta) max(R/q, 1) / (eps n)^2 on sensitivity 2L/n and sigma_2^2
     = 64 L^2 R ln(1/delta) / (eps n)^2 on 4L/n. spider-alternate: 8 and 32 times L^2 R ln(2/delta) /
-    (eps n)^2. mb-sgd: 8 L^2 R ln(2/delta) / (eps n)^2; local-sgd takes the same constant with one
+    (eps n)^2. mb-sgd: 8 L^2 R ln(2/delta) / (eps n)^2. local-sgd has the same constant, with one
     composition for each of its R x steps local steps.
+
+    Raise BadInput for an algorithm without such constants.
     """
     rounds = settings["rounds"]
     log1 = math.log(1 / budget.delta)

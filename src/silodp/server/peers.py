@@ -1,14 +1,17 @@
-"""No server: every silo's own process runs the same generator, and gets the others' releases
-through a relay that only carries bytes.
+"""A run without a server. Every silo's own process runs the same generator, and gets the releases
+of the others through a relay that only carries bytes.
 
-All peers hold the run's asker key, which each silo's policy lists. Queries are deterministic, so
-all peers make the same signed frames; each brings its own gate the frame that is meant for it and
-publishes the reply, under the frame's hash, for the others. The channel is the server's `Remote`
-with everyone as its quorum: a relay that alters, swaps or holds back bytes stops the run, and
-cannot do worse, since every peer checks every silo's signature, id and hash of the question, and
-sums in the silos' order. A silo that signs two answers to one question parts the peers' iterates,
-and so their next questions: their hashes differ, and the run stops there. After the last question
-there is no next: compare the models' hashes (`model_hash`) by a way that the relay does not carry.
+All peers have the run's asker key, which each silo's policy lists. Queries are deterministic, so
+all peers make the same signed frames. Each peer brings its own gate the frame that is meant for it.
+It publishes the reply for the others, under the hash of the frame.
+
+The channel is the server's `Remote`, with all silos as its quorum. A relay that alters, swaps or
+withholds bytes stops the run. It can do nothing worse: every peer checks every silo's signature, id
+and hash of the question, and adds answers in the order of the silos.
+
+A silo that signs two answers to one question gives the peers different iterates, and so different
+next questions. Their hashes differ, and the run stops there. After the last question there is no
+next one. So compare the models' hashes (`model_hash`) on a way that the relay does not control.
 """
 
 from __future__ import annotations
@@ -32,69 +35,86 @@ from silodp.server.quote import PASSING, RunHolds
 
 
 class Relay(Protocol):
-    """Keeps what was put under a name, and gives it to whoever asks; it may be anybody."""
+    """A store that keeps what was put under a name, and returns it to anyone. Anyone may operate
+    it.
+    """
 
-    def put(self, name: str, content: bytes) -> None: ...
-    def get(self, name: str) -> bytes | None: ...
+    def put(self, name: str, content: bytes) -> None:
+        """Store the content under the name."""
+
+    def get(self, name: str) -> bytes | None:
+        """Return the content of this name, or None if there is none."""
 
 
 LARGEST = 2**30
+"""Most bytes of one content. A longer one is treated as missing."""
 
 
 class Folder:
-    """A relay that is a shared folder: a file for each name, whole or not there."""
+    """A relay that is a shared folder, with one file for each name. A file is complete or does not
+    exist.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, content: bytes) -> None:
+        """Write the file of this name."""
         atomic.write(self._path / _plain(name), content, mode=0o644, durable=False)
 
     def get(self, name: str) -> bytes | None:
+        """Return the content of the file, or None if it does not exist or is too long."""
         try:
             with open(self._path / _plain(name), "rb") as file:
                 content = file.read(LARGEST + 1)
         except FileNotFoundError:
             return None
-        return content if len(content) <= LARGEST else None
+        if len(content) > LARGEST:
+            return None
+        return content
 
 
 class Peer:
-    """A carrier for one silo's own process: `gate` reaches the silo's own gate alone, the relay has
-    everybody's replies.
+    """The carrier of one silo's own process. `gate` reaches the silo's own gate alone. The relay
+    has the replies of all silos.
     """
 
     def __init__(self, silo: str, gate: Carrier, relay: Relay) -> None:
         self._silo = silo
         self._gate = gate
         self._relay = relay
-        self._seen: set[str] = set()
+        self._heard: set[str] = set()
 
     def holds(
         self, cards: Sequence[Card], carrier: Carrier, plan: Plan, **settings: Any
     ) -> PeerHolds:
-        """What this peer's run holds: at its own gate by itself, at the others' by their peers'
-        word, which the gates have signed.
+        """Return the holds of this peer's run.
+
+        The peer takes the hold of its own gate itself. For each other gate it reads what the gate
+        has signed, published by that silo's peer.
         """
         return PeerHolds(cards, self._gate, plan, silo=self._silo, relay=self._relay, **settings)
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        """Own reply from the own gate, published; the others' as they are published, within
-        `timeout` seconds.
+        """Return the replies that came within `timeout` seconds.
+
+        The reply of the peer's own gate is published. The other replies are read from the relay as
+        their peers publish them.
         """
         deadline = time.monotonic() + timeout
         replies = dict[str, bytes]()
-        if own := frames.get(self._silo):
-            replies = self._gate.exchange({self._silo: own}, timeout)
+        if frame := frames.get(self._silo):
+            replies = self._gate.exchange({self._silo: frame}, timeout)
             if self._silo in replies:
-                self._relay.put(_name(own), replies[self._silo])
+                self._relay.put(_name(frame), replies[self._silo])
         others = {name: _name(frame) for name, frame in frames.items() if name != self._silo}
         while others:
             for name in list(others):
-                if (found := self._relay.get(others[name])) is not None:
-                    replies[name] = found
-                    self._seen.add(name)
+                reply = self._relay.get(others[name])
+                if reply is not None:
+                    replies[name] = reply
+                    self._heard.add(name)
                     del others[name]
             if not others or time.monotonic() >= deadline:
                 break
@@ -102,15 +122,16 @@ class Peer:
         return replies
 
     def names(self) -> list[str]:
-        """The own silo, and those that have been heard."""
-        return [*self._gate.names(), *sorted(self._seen)]
+        """Return the names of the own silo and of the silos with a published reply."""
+        return [*self._gate.names(), *sorted(self._heard)]
 
 
 class PeerHolds(RunHolds):
-    """Each peer takes the hold of its own gate, and publishes what the gate has signed; no question
-    goes out before all hold, or one refuses.
+    """Holds of a run among peers. Each peer takes the hold of its own gate, and publishes what the
+    gate has signed.
 
-    A gate is asked once those before it hold, by name, as a server asks them.
+    No question goes out before all gates hold, or one refuses. A peer asks its gate after the gates
+    with earlier names hold, in the same order as a server.
     """
 
     def __init__(
@@ -126,42 +147,55 @@ class PeerHolds(RunHolds):
         super().__init__(cards, gate, plan, **settings)
         self._silo = silo
         self._relay = relay
-        self._last = b"", b""  # to the own gate, and from it
+        self._last = (b"", b"")
+        """The last frame to the own gate, and its reply."""
 
     def _take(self) -> None:
-        self._publish(b"", b"")  # what an earlier process published is over
+        """Take all holds. Raise BadInput if one gate refuses."""
+        # The reply that an earlier process published is no longer true.
+        self._publish(b"", b"")
         try:
             super()._take()
         except BadInput:
-            self._publish(*self._last)  # or the others would wait
+            # Without the refusal the other peers would wait.
+            self._publish(*self._last)
             raise
 
     def _frame(self, name: str) -> bytes:
+        """Return the request to the own gate, or nothing for another gate."""
         if name == self._silo:
             return super()._frame(name)
         return b""
 
     def _ask(self, name: str, frame: bytes, until: float) -> HoldReply | str:
+        """Return the reply of a gate, or a code: ask the own gate, and read the relay for another
+        one.
+        """
         if name == self._silo:
-            got = super()._ask(name, frame, until)
-            if isinstance(got, HoldReply) and not got.code:
+            reply = super()._ask(name, frame, until)
+            if isinstance(reply, HoldReply) and not reply.code:
                 self._publish(*self._last)
-            return got
-        while (got := self._published(name)) in PASSING and time.monotonic() < until:
+            return reply
+        while (reply := self._published(name)) in PASSING and time.monotonic() < until:
             time.sleep(0.05)
-        return got
+        return reply
 
     def _opened(self, card: Card, id: str, frame: bytes, raw: bytes) -> HoldReply | str:
+        """Return the checked reply, and remember it if it is of the own gate."""
         if card.name == self._silo:
-            self._last = frame, raw
+            self._last = (frame, raw)
         return super()._opened(card, id, frame, raw)
 
     def _publish(self, frame: bytes, raw: bytes) -> None:
+        """Put the frame to the own gate and the gate's reply into the relay."""
         self._relay.put(self._place(self._silo), len(frame).to_bytes(4, "big") + frame + raw)
 
     def _published(self, name: str) -> HoldReply | str:
-        """What the gate of another silo has said to its own peer, about the very events that this
-        peer counts on.
+        """Return what another silo's gate has signed about the events that this peer expects, or a
+        code.
+
+        The code is "silent" if nothing is published, and "forged" if the frame is not the expected
+        one.
         """
         content = self._relay.get(self._place(name)) or bytes(4)
         size = 4 + int.from_bytes(content[:4], "big")
@@ -182,27 +216,30 @@ class PeerHolds(RunHolds):
         return "forged"
 
     def _place(self, name: str) -> str:
+        """Return the relay's name for the hold of a silo."""
         return hashlib.sha256(f"{self._run}/hold/{name}".encode()).hexdigest()
 
 
 def model_hash(path: Path) -> str:
-    """SHA-256 of a model.safetensors' parameters: names, shapes and numbers, and nothing of how the
-    file is laid out.
+    """Return the SHA-256 of a model.safetensors' parameters: names, types, shapes and numbers. The
+    layout of the file does not matter.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, value in sorted(load_file(path).items()):
-        found.update(
+        sha256.update(
             f"{name} {value.dtype} {tuple(value.shape)}\n".encode()
             + value.contiguous().numpy().tobytes()
         )
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 def _name(frame: bytes) -> str:
+    """Return the relay's name for the reply to a frame."""
     return hashlib.sha256(frame).hexdigest()
 
 
 def _plain(name: str) -> str:
+    """Return the name. Raise ValueError unless it is a hash, so that no name leaves the folder."""
     if not re.fullmatch(r"[0-9a-f]{64}", name):
         raise ValueError("a relay's names are hashes")
     return name

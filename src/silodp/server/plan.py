@@ -1,5 +1,5 @@
-"""Noise before data: run the very algorithm against a federation that only collects prices, and set
-its noise to fill each budget.
+"""Noise before data. The algorithm runs against a federation that only collects prices, and its
+noise is set to use up each budget.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Asked:
 
 
 class DryRun:
-    """A federation without silos: it notes what is asked, and answers zero."""
+    """A federation without silos. It logs every query, and answers zero."""
 
     def __init__(self, participation: Everyone, silos: int, log: list[Asked]) -> None:
         self._participation = participation
@@ -58,20 +58,24 @@ class DryRun:
         self._log = log
 
     def mean(self, query: Query) -> Tensor:
+        """Log the query, and return zero in the shape of its answer."""
         self._log.append(Asked(query.mechanism.kind, query.event(), self._participation.draw()))
         return torch.zeros(query.statistic.shape)
 
     def measure(self, query: Query) -> Measured:
+        """Log the query, and return zero with a placeholder for its error."""
         return Measured(self.mean(query), torch.ones(1, 1), torch.ones(1, 1))
 
     def everyone(self) -> DryRun:
-        """All silos, whoever takes part in training rounds."""
+        """Return a dry run of all silos, also those that take no part in training rounds."""
         return DryRun(Everyone(self._silos), self._silos, self._log)
 
     def cohort(self) -> DryRun:
+        """Return a dry run of the silos of one round, which stay the same."""
         return DryRun(Fixed(self._participation.draw()), self._silos, self._log)
 
     def each(self) -> dict[int, DryRun]:
+        """Return a dry run for each silo of one round, by the silo's number."""
         return {i: DryRun(Fixed((i,)), self._silos, self._log) for i in self._participation.draw()}
 
 
@@ -83,12 +87,15 @@ class Nowhere:
     loss = staticmethod(squared_error)
 
     def prox(self, w: Tensor, step) -> Tensor:
+        """Return the point unchanged."""
         return w
 
 
 def dry_run(run: Run, mechanisms: Mapping[str, Gaussian], participation: Everyone) -> list[Asked]:
-    """Every query that `run` would make, in order. Prices depend on sampling and noise only, never
-    on answers.
+    """Return every query that `run` would make, in order.
+
+    Prices depend on sampling and noise alone, never on answers. Raise BadInput if there is no
+    query.
     """
     log: list[Asked] = []
     for _ in run(
@@ -106,16 +113,19 @@ def dry_run(run: Run, mechanisms: Mapping[str, Gaussian], participation: Everyon
 
 
 class PlanLimits:
-    """Holds a run to its plan: nobody is asked more often for a kind of release than was priced."""
+    """A check that keeps a run within its plan. No silo is asked more often for a kind of release
+    than was priced.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._left: dict[str, np.ndarray] = {}
+        """Releases that may still be asked, by kind and silo."""
         for asked in plan.asked:
-            self._left.setdefault(asked.kind, np.zeros(len(plan.counts), dtype=int))[
-                list(asked.silos)
-            ] += asked.event.count
+            left = self._left.setdefault(asked.kind, np.zeros(len(plan.counts), dtype=int))
+            left[list(asked.silos)] += asked.event.count
 
     def __call__(self, query: Query, silos: Sequence[int]) -> None:
+        """Count the query as asked. Raise StopRun if the plan does not have it."""
         kind = query.mechanism.kind
         left = self._left.setdefault(kind, np.zeros(max(silos, default=0) + 1, dtype=int))
         left[list(silos)] -= query.event().count
@@ -128,30 +138,34 @@ class PlanLimits:
 
 @dataclass(frozen=True)
 class Plan:
-    """An algorithm's mechanisms with their noise set, the rule that prices them, and what they will
-    cost.
+    """An algorithm's mechanisms with their noise, the rule that prices them, and the queries of the
+    run.
     """
 
     mechanisms: dict[str, Any]
-    """Gaussian, or Shuffled, by kind."""
+    """A Gaussian or Shuffled mechanism for each kind of release."""
     rule: Rule
     asked: list[Asked]
     counts: tuple[int, ...]
     budgets: np.ndarray
 
     def count(self, kind: str, silo: int) -> int:
-        """How many releases of this kind the silo makes (a local step is a release)."""
+        """Return how many releases of this kind the silo makes. A local step is a release."""
         return sum(a.event.count for a in self.asked if a.kind == kind and silo in a.silos)
 
     def spent(self) -> np.ndarray:
-        """Epsilon that a run will have spent at the end, at each budget's delta: (J, N)."""
+        """Return the epsilon (J, N) that the run will have spent at the end, at each budget's
+        delta.
+        """
         return self.rule.epsilon(
             self._buckets(), np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets)
         )
 
     def mu(self) -> np.ndarray | None:
-        """The mu with which the whole run is mu-GDP, (J, N): sqrt of what the gdp rule counts. None
-        under other rules, where none is known.
+        """Return the mu (J, N) with which the whole run is mu-GDP: the root of what the gdp rule
+        counts.
+
+        Return None for other rules, which give no mu.
         """
         if self.rule.name == "gdp":
             return np.sqrt(self.rule.total(self._buckets()))
@@ -162,6 +176,7 @@ class Plan:
         return self.rule.total(self._buckets()) / self.rule.capacity(self.budgets)
 
     def _buckets(self) -> dict[str, np.ndarray]:
+        """Return the price (J, N) of each bucket of the rule, over the whole run."""
         buckets: dict[str, np.ndarray] = {}
         for asked in self.asked:
             event = asked.event
@@ -182,36 +197,43 @@ def calibrate(
     shares: Mapping[str, float] | None = None,
     rule: str | None = None,
 ) -> Plan:
-    """Sets each mechanism's noise multiplier so that `run` as a whole spends each silo's budget,
-    and no more.
+    """Return a plan with the noise at which `run` as a whole spends each silo's budget, and no
+    more.
 
-    `shares` splits the budget (mu^2) between kinds of release; equal shares by default. `rule` is
-    "gdp" (exact; full and disjoint batches), "committed" (privacy-loss distributions; full and
-    Poisson batches) or "renyi" (anything); the tightest that applies is the default.
+    Arguments:
+
+    - `run`: the algorithm with all of its arguments except the mechanisms.
+    - `mechanisms`: a mechanism for each kind of release. Its noise multiplier is ignored.
+    - `budgets`: one budget for all silos, one for each silo, or one for each run and silo.
+    - `counts`: the number of records of each silo.
+    - `participation`: the silos of each round, by default all.
+    - `shares`: the part of the budget (mu^2) of each kind of release, by default equal.
+    - `rule`: "gdp" (exact; full and disjoint batches), "committed" (privacy-loss distributions;
+      full and Poisson batches) or "renyi" (any batches). The default is the tightest that applies.
+
+    Raise BadInput for a batch without a record, a share that is not positive, or an unknown rule.
     """
     participation = participation or Everyone(len(counts))
-    asked = dry_run(
-        run, {k: replace(m, noise_multiplier=1.0) for k, m in mechanisms.items()}, participation
-    )
+    unit_noise = {kind: replace(m, noise_multiplier=1.0) for kind, m in mechanisms.items()}
+    asked = dry_run(run, unit_noise, participation)
     kinds = [kind for kind in mechanisms if any(a.kind == kind for a in asked)]
     shares = _shares(shares, kinds)
+    # This refuses a batch without a record before anything is spent.
     for kind, silos in dict.fromkeys((a.kind, a.silos) for a in asked):
         for silo in silos:
-            mechanisms[kind].at(0).sensitivity(
-                counts[silo]
-            )  # a batch without a record is refused before anything is spent
+            mechanisms[kind].at(0).sensitivity(counts[silo])
     array = budget_array(budgets)
     array = np.broadcast_to(array, np.broadcast_shapes(array.shape, (1, len(counts))))
     name = rule or _default_rule([a.event for a in asked])
     if name == "gdp":
+        # This refuses sub-sampled batches, with a message.
         for sampling in {a.event.sampling for a in asked}:
-            GDP().price(
-                Event(sampling, 1.0), np.asarray(counts)
-            )  # refuses sub-sampled batches, in words
+            GDP().price(Event(sampling, 1.0), np.asarray(counts))
+    # Silos that take part in the same queries have the same profile, which is computed once.
     groups = dict.fromkeys(a.silos for a in asked)
     parts = [tuple(silo in group for group in groups) for silo in range(len(counts))]
-    known = {part: _profile(asked, kinds, shares, parts.index(part)) for part in set(parts)}
-    profiles = [known[part] for part in parts]
+    profile_of = {part: _profile(asked, kinds, shares, parts.index(part)) for part in set(parts)}
+    profiles = [profile_of[part] for part in parts]
     multipliers = {kind: np.zeros(array.shape) for kind in kinds}
     orders = np.full(array.shape, 2.0)
     for j, i in np.ndindex(array.shape):
@@ -219,12 +241,9 @@ def calibrate(
         scale, orders[j, i] = _solve(name, profiles[i], budget, counts[i])
         for kind, weight in profiles[i].weights:
             multipliers[kind][j, i] = scale * weight
-    noisy = {
-        kind: replace(
-            m, noise_multiplier=torch.from_numpy(multipliers[kind]) if kind in kinds else 0.0
-        )
-        for kind, m in mechanisms.items()
-    }
+    noisy = {kind: replace(m, noise_multiplier=0.0) for kind, m in mechanisms.items()}
+    for kind in kinds:
+        noisy[kind] = replace(noisy[kind], noise_multiplier=torch.from_numpy(multipliers[kind]))
     return Plan(noisy, _rule(name, orders, asked, noisy, len(counts)), asked, tuple(counts), array)
 
 
@@ -235,8 +254,8 @@ def with_multipliers(
     budgets: Budget | Sequence,
     participation: Everyone | None = None,
 ) -> Plan:
-    """A plan whose noise is given, not calibrated (the paper's constants, or none): `spent` says
-    what it really costs.
+    """Return a plan with given noise, not calibrated (the paper's constants, or none). Its `spent`
+    is the real cost.
     """
     participation = participation or Everyone(len(counts))
     asked = dry_run(run, mechanisms, participation)
@@ -250,17 +269,20 @@ def with_multipliers(
 
 @dataclass(frozen=True)
 class _Profile:
-    """What one silo is asked: relative noise weight of each kind, and the distinct events with
+    """The queries of one silo: the relative noise weight of each kind, and the distinct events with
     their counts at those weights.
     """
 
     weights: tuple[tuple[str, float], ...]
     events: tuple[tuple[object, float, int], ...]
     full: float
-    """Sum of 1 / weight^2 with partitions at their maximum: mu^2 at scale 1."""
+    """mu^2 at scale 1: the sum of 1 / weight^2, with the maximum over a partition's batches."""
 
 
 def _shares(shares: Mapping[str, float] | None, kinds: Sequence[str]) -> dict[str, float]:
+    """Return the share of each kind, with a sum of 1. Raise BadInput for a share that is not
+    positive.
+    """
     given = dict(shares) if shares else {}
     total = sum(given.get(kind, 1.0) for kind in kinds)
     for kind, share in given.items():
@@ -272,51 +294,50 @@ def _shares(shares: Mapping[str, float] | None, kinds: Sequence[str]) -> dict[st
 def _profile(
     asked: Sequence[Asked], kinds: Sequence[str], shares: Mapping[str, float], silo: int
 ) -> _Profile:
-    mine = [a for a in asked if silo in a.silos]
+    """Return the profile of one silo: with its weights each kind has its share of mu^2."""
+    queries = [a for a in asked if silo in a.silos]
 
     def total(events: Sequence[tuple[Event | TotalEvent, float]]) -> float:
         buckets: dict[str, np.ndarray] = {}
         for event, weight in events:
-            key, price = _gdp_price(
-                FullBatch() if event.sampling.sampled else event.sampling, weight, event.count
-            )
+            sampling = event.sampling
+            # The gdp rule has no price for a sampled batch. A full batch costs more.
+            if sampling.sampled:
+                sampling = FullBatch()
+            key, price = _gdp_price(sampling, weight, event.count)
             buckets[key] = buckets.get(key, np.zeros(())) + price
         return float(GDP().total(buckets))
 
-    weights = {
-        kind: math.sqrt(
-            max(total([(a.event, 1.0) for a in mine if a.kind == kind]), 1.0) / shares[kind]
-        )
-        for kind in kinds
-    }
+    weights = {}
+    for kind in kinds:
+        price = total([(a.event, 1.0) for a in queries if a.kind == kind])
+        weights[kind] = math.sqrt(max(price, 1.0) / shares[kind])
     merged: dict[tuple[object, float], int] = {}
-    for a in mine:
+    for a in queries:
         key = (a.event.sampling, weights[a.kind])
         merged[key] = merged.get(key, 0) + a.event.count
     return _Profile(
         tuple(weights.items()),
         tuple((sampling, weight, count) for (sampling, weight), count in merged.items()),
-        total([(a.event, weights[a.kind]) for a in mine]),
+        total([(a.event, weights[a.kind]) for a in queries]),
     )
 
 
 @functools.lru_cache
 def _gdp_price(sampling: Sampling, weight: float, count: int) -> tuple[str, np.ndarray]:
+    """Return the bucket and the price of an event under the gdp rule."""
     return GDP().price(Event(sampling, weight, count), np.zeros(()))
 
 
 @functools.lru_cache(maxsize=4096)
 def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float, float]:
-    """(scale, Renyi order): the least scale of the noise weights at which this silo's events fit
-    its budget.
+    """Return (scale, Renyi order): the least scale of the noise weights at which this silo's events
+    fit its budget.
     """
     if math.isinf(budget.epsilon) or profile.full == 0:
-        return (
-            0.0,
-            2.0,
-            # no noise is wanted, or nothing is asked: a question would then cost infinity, and be
-            # refused
-        )
+        # The budget is infinite, or the plan has no query. In the second case the noise is zero,
+        # so a query would have an infinite price, and would be refused.
+        return 0.0, 2.0
     exact = math.sqrt(profile.full) / math.sqrt(float(GDP().capacity(budget_array(budget))))
     if rule == "gdp":
         return exact * ROUND_UP, 2.0
@@ -351,7 +372,7 @@ def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float,
 
     orders = RENYI_ORDERS
     if any(isinstance(sampling, WithoutReplacement) for sampling, _, _ in profile.events):
-        orders = orders[orders <= 64]  # the library's bound is slow and loose beyond
+        orders = orders[orders <= 64]  # The library's bound is slow and loose at higher orders.
     best = min(orders[::20], key=scale_at)
     near = orders[np.abs(np.log(orders / best)) < 0.3]
     best = min(near[::4], key=scale_at)
@@ -359,9 +380,7 @@ def _solve(rule: str, profile: _Profile, budget: Budget, n: int) -> tuple[float,
 
 
 def _least(excess: Callable[[float], float], guess: float) -> float:
-    """The least scale with excess <= 0, for an excess that falls in log(scale); ends on the safe
-    side.
-    """
+    """Return the least scale with excess <= 0, rounded up. The excess falls in log(scale)."""
     low = high = math.log(guess)
     while excess(high) > 0:
         high += 0.7
@@ -378,6 +397,7 @@ def _least(excess: Callable[[float], float], guess: float) -> float:
 
 
 def _default_rule(events: Sequence[Event | TotalEvent]) -> str:
+    """Return the name of the tightest rule that has prices for all of these events."""
     kinds = {type(e.sampling) for e in events}
     if not kinds & {Poisson, WithoutReplacement}:
         return "gdp"
@@ -393,6 +413,7 @@ def _rule(
     mechanisms: Mapping[str, Gaussian],
     silos: int,
 ) -> Rule:
+    """Return the rule of this name. Raise BadInput if it is unknown."""
     match name:
         case "gdp":
             return GDP()
@@ -402,15 +423,11 @@ def _rule(
             most: dict[tuple[Sampling, bytes], Event] = {}
             for a in asked:
                 multiplier = np.asarray(mechanisms[a.kind].noise_multiplier)
-                key = (
-                    a.event.sampling,
-                    multiplier.tobytes(),
-                )  # kinds of equal noise are one entry: their events look the same
+                # Kinds with the same noise are one entry, because their events look the same.
+                key = (a.event.sampling, multiplier.tobytes())
                 count = a.event.count * np.isin(np.arange(silos), a.silos)
-                most[key] = Event(
-                    a.event.sampling,
-                    torch.from_numpy(multiplier),
-                    most[key].count + count if key in most else count,
-                )
+                if key in most:
+                    count = most[key].count + count
+                most[key] = Event(a.event.sampling, torch.from_numpy(multiplier), count)
             return Committed(tuple(most.values()))
     raise BadInput(f"ledger rule {name!r} is unknown; choose gdp, renyi or committed")

@@ -1,13 +1,15 @@
-"""progress.jsonl of a run's folder: a line for each question as soon as it is answered, for whoever
-looks on.
+"""The file progress.jsonl of a run's folder: one line for each question, written as soon as it is
+answered.
 
-A line has what is public, or follows from releases alone: who answered and who did not, how long
-each answer is, how long its noise is expected to be, what share of each silo's budget is used up
-and, by its rule, how much epsilon. Whoever writes holds a lock on the file, so that a reader can
-tell a run that goes on from one that was killed. Before a question goes out, a line with "asking"
-says what silos will have spent if it is charged: gates charge before they answer, and a server may
-be killed in between. Nothing reads a line back to train with: a torn or missing file loses a
-picture, not a run.
+A line has only what is public, or what follows from releases. It has the silos that answered and
+those that did not, the norm of each answer, the expected norm of its noise, the used share of each
+silo's budget, and the epsilon spent by the silo's rule.
+
+The writing process locks the file. So a reader can distinguish a run in progress from a run that
+was killed. Before a question goes out, a line with "asking" has what silos will have spent if they
+charge the question. Gates charge before they answer, and a server may be killed in between.
+
+Training reads no line back. If the file is torn or missing, a picture is lost, not a run.
 """
 
 from __future__ import annotations
@@ -33,13 +35,16 @@ from silodp.runs import RunFolder
 def measured(
     query: Query, values: Tensor, silos: Sequence[int], counts: Sequence[int], names: Sequence[str]
 ) -> dict[str, Any]:
-    """What a look at the releases `values` (M, d) of these silos tells: each one's norm and its
-    noise's, and those of their mean.
+    """Return the line of a question from the releases `values` (M, d) of these silos.
+
+    The line has the norm of each release and of its noise, and the norms of their mean.
     """
     norms = values.double().norm(dim=-1).tolist()
-    return measured_norms(
-        query, norms, float(values.double().mean(0).norm()) if norms else None, silos, counts, names
-    )
+    if norms:
+        norm_of_mean = float(values.double().mean(0).norm())
+    else:
+        norm_of_mean = None
+    return measured_norms(query, norms, norm_of_mean, silos, counts, names)
 
 
 def measured_norms(
@@ -51,12 +56,12 @@ def measured_norms(
     names: Sequence[str],
     shares: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """The same of releases and a mean whose norms are known; `shares` are what each silo counts in
-    the mean, alike where nothing is said.
+    """Return the line of a question from the norms of its releases and the norm of their mean.
 
-    The noise's norm is std x sqrt(d) with the std of the mechanism. For local steps it is what the
-    steps' noises add up to if gradient and prox operator did not bend them: step x std x sqrt(steps
-    x d).
+    `shares` are the weights of the silos in the mean, by default equal. The expected norm of the
+    noise is std x sqrt(d), with the std of the mechanism. For local steps it is the norm of the sum
+    of the steps' noises: step x std x sqrt(steps x d). This ignores how gradients and prox operator
+    change that sum.
     """
     statistic = query.statistic
     mechanism = query.mechanism
@@ -69,6 +74,10 @@ def measured_norms(
         for m, i in zip(own, silos, strict=True)
     ]
     shares = shares or [1 / len(norms) for _ in norms]
+    if norms:
+        noise = math.hypot(*(share * own for share, own in zip(shares, noises, strict=True)))
+    else:
+        noise = None
     return {
         "kind": mechanism.kind,
         "statistic": type(statistic).__name__,
@@ -79,17 +88,17 @@ def measured_norms(
             for i, a, b, m in zip(silos, norms, noises, own, strict=True)
         },
         "norm": norm,
-        "noise": math.hypot(*(share * noise for share, noise in zip(shares, noises, strict=True)))
-        if norms
-        else None,
+        "noise": noise,
     }
 
 
 def measured_total(
     query: Query, total: Tensor, records: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """The same of a shuffler's total (1, d) over these silos: what their mean tells, and of no silo
-    anything but that it is in it.
+    """Return the line of a question from a shuffler's total (1, d) over these silos.
+
+    The line has the norm of their mean. About a single silo it only shows that the total includes
+    the silo.
     """
     mechanism = as_total(query.mechanism)
     dimension = int(total.shape[-1])
@@ -106,11 +115,10 @@ def measured_total(
 
 
 class Progress:
-    """The file, held by the one process that writes it. With `keep` it goes on after the lines of
-    the process before.
+    """The open file, locked by the one process that writes it.
 
-    Else the first line takes the place of those lines, so that whoever gives up before it has lost
-    nothing.
+    With `keep` new lines follow the lines of an earlier process. Otherwise the first line replaces
+    them, so a process that ends before its first line loses nothing.
     """
 
     def __init__(self, folder: Path, *, keep: bool, patience: float = 10.0) -> None:
@@ -120,7 +128,8 @@ class Progress:
             buffering=0,
         )
         deadline = time.monotonic() + patience
-        while not lock(self._file):  # a reader holds it for an instant
+        # A reader locks the file for an instant, to see whether the run goes on.
+        while not lock(self._file):
             if time.monotonic() > deadline:
                 self._file.close()
                 raise BadInput(
@@ -128,30 +137,32 @@ class Progress:
                     "another folder"
                 )
             time.sleep(0.01)
-        whole = self._file.read() if keep else b""
-        whole = whole[: whole.rfind(b"\n") + 1]
-        self._anew = not keep
+        self._replaces = not keep
+        self._written: set[int] = set()
+        """Numbers of the questions that have a line."""
         if keep:
-            self._file.truncate(len(whole))
-            self._file.seek(len(whole))
-        self._known = {
-            found["question"]
-            for found in map(json.loads, whole.splitlines())
-            if "question" in found
-        }
+            content = self._file.read()
+            # A killed process may have left an incomplete last line.
+            content = content[: content.rfind(b"\n") + 1]
+            self._file.truncate(len(content))
+            self._file.seek(len(content))
+            lines = map(json.loads, content.splitlines())
+            self._written = {line["question"] for line in lines if "question" in line}
 
     def write(self, question: int, line: Mapping[str, Any], *, replayed: bool = False) -> None:
-        """A question that is replayed from a journal is written only if it is missing."""
-        if replayed and question in self._known:
+        """Write the line of an answered question. Skip a question that is replayed from a journal
+        and has a line.
+        """
+        if replayed and question in self._written:
             return
-        self._known.add(question)
-        if self._anew:
+        self._written.add(question)
+        if self._replaces:
             self._file.truncate(0)
-            self._anew = False
+            self._replaces = False
         self._append({"question": question}, line)
 
     def ahead(self, question: int, line: Mapping[str, Any]) -> None:
-        """Of a question that has no answer yet; afterwards it is on the disk."""
+        """Write the line of a question that has no answer yet, and wait until it is on the disk."""
         self._append({"asking": question}, line)
         os.fsync(self._file.fileno())
 
@@ -160,4 +171,5 @@ class Progress:
         self._file.write(json.dumps({**which, "time": at, **line}).encode() + b"\n")
 
     def close(self) -> None:
+        """Close the file, which ends its lock."""
         self._file.close()

@@ -51,7 +51,7 @@ KNOWN_CODES = frozenset({"purged", "id-reused", "round"})
 
 
 class QuestionState(Enum):
-    """A state of one question at one silo. The module's docstring explains each."""
+    """A state of one question at one silo. The docstring of the module explains each state."""
 
     NEW = auto()
     UNASKED = auto()
@@ -235,7 +235,9 @@ class Question:
         self._happened(name, QuestionEvent.RESUMED)
 
     def passed_over(self, name: str) -> None:
-        """Note that the silo is not asked, because it was silent and is not to be seen."""
+        """Note that the silo is not asked, because it was silent and the carrier does not see
+        it.
+        """
         self._happened(name, QuestionEvent.PASSED_OVER)
         self.codes[name] = SILENT_CODE
 
@@ -258,10 +260,13 @@ class Question:
         self.codes[name] = code
 
     def closed(self) -> None:
-        """Note that the server waits no longer. A silo keeps the code that it gave last."""
+        """Note that the server does not wait any longer. A silo keeps the code that it gave
+        last.
+        """
         for name in self.open:
             self._happened(name, QuestionEvent.DEADLINE)
             self.codes.setdefault(name, SILENT_CODE)
 
     def _happened(self, name: str, event: QuestionEvent) -> None:
+        """Go to the state after the event. Raise ImpossibleEvent if the event cannot happen now."""
         self._states[name] = next_state(self._states[name], event)

@@ -1,11 +1,13 @@
-"""Before a run starts every gate holds what the run will need of its budget, or the run does not
-start; at its end the holds are released.
+"""Holds of a run. Before a run starts, every gate reserves the part of its budget that the run will
+need, or the run does not start. At the end of the run the holds are released.
 
-Gates are asked one after another in the order of their names, so that of two servers that want the
-same budgets one gets them all. If one refuses, what was taken is released. Where another run holds
-what is left, the server tries again after a random pause, a few times. A gate that is silent is
-waited for as in a round, and the run begins without its hold if the quorum holds: its charges go by
-its filter alone.
+Gates are asked one after another in the order of their names. So of two servers that want the same
+budgets, one gets them all. If one gate refuses, the holds that were taken are released. If another
+run holds the budget that is left, the server tries again after a random pause, a few times.
+
+The server waits for a silent gate as it does in a round. If enough gates for the quorum hold, the
+run begins without the hold of the silent gate. The charges of that gate are then limited by its
+filter alone.
 """
 
 from __future__ import annotations
@@ -39,36 +41,40 @@ from silodp.server.plan import Plan
 
 ATTEMPTS = 5
 PASSING = UNBOUND | {"paused", "rate", "ledger", "forged", "silent"}
-"""The gate may answer the same bytes later; if it does not, it is as if it were silent."""
+"""Codes after which the gate may answer the same bytes later. If it does not, it counts as silent.
+"""
 RELEASING = 10.0
-"""Seconds in which gates are told that the run has ended; one that does not hear it waits for the
-hold's own end.
+"""Seconds for the releases at the end of a run. A gate that gets no release waits until its hold
+expires.
 """
 
 
 def run_events(plan: Plan, silo: int) -> tuple[tuple[str, Event | TotalEvent], ...]:
-    """All that the plan asks of one silo: (kind, event), alike ones as one with their counts added
-    up.
+    """Return all events of one silo in the plan, each with its kind. Equal events are one event,
+    with their counts added.
     """
     merged: dict[tuple[str, Sampling, tuple], tuple[Event | TotalEvent, int]] = {}
     for asked in plan.asked:
         if silo in asked.silos:
-            event = _own(plan, asked.kind, asked.event, silo)
-            key = asked.kind, event.sampling, tuple(getattr(event, name) for name in event.wire)
-            merged[key] = event, merged[key][1] + event.count if key in merged else event.count
+            event = _event_at(plan, asked.kind, asked.event, silo)
+            key = (asked.kind, event.sampling, tuple(getattr(event, name) for name in event.wire))
+            count = event.count
+            if key in merged:
+                count += merged[key][1]
+            merged[key] = (event, count)
     return tuple(
         (kind, replace(event, count=count)) for (kind, _, _), (event, count) in merged.items()
     )
 
 
-def _own(plan: Plan, kind: str, event: Event | TotalEvent, silo: int) -> Event | TotalEvent:
-    """The event at the noise that this silo is asked with."""
+def _event_at(plan: Plan, kind: str, event: Event | TotalEvent, silo: int) -> Event | TotalEvent:
+    """Return the event with the noise of this silo."""
     return replace(plan.mechanisms[kind].noisy(event).of(silo), count=int(np.asarray(event.count)))
 
 
 class RunHolds:
-    """What the gates hold for one run. `keep` before every question, `release` at the end; `held`
-    says what each gate holds now.
+    """The holds of one run at the gates. Call `keep` before every question, and `release` at the
+    end. `held` has the reply of each gate that holds now.
     """
 
     def __init__(
@@ -98,14 +104,17 @@ class RunHolds:
         self._quorum = min(quorum, len(self._cards))
         self._report = report
         self._pause = pause
-        self._open: dict[str, str] = {}  # silo: the id of what was asked for, held or perhaps held
+        self._open: dict[str, str] = {}
+        """The id of each hold that was requested, by silo. The gate may or may not hold it."""
         self._again = 0.0
+        """When the holds are renewed, by the monotonic clock."""
         self._number = 0
         self.held: dict[str, HoldReply] = {}
 
     def keep(self) -> None:
-        """The first time: takes every hold, or BadInput with none taken. Later: renews them when
-        half of their time is over.
+        """Take every hold, the first time. Raise BadInput with no hold left if that fails.
+
+        Later, renew the holds when half of their time is over.
         """
         if not self.held:
             self._take()
@@ -119,8 +128,9 @@ class RunHolds:
         )
 
     def release(self) -> None:
-        """Tells every gate that may hold something for the run that it has ended; whoever does not
-        hear it will find out by itself.
+        """Send every gate that may hold something for the run that the run has ended.
+
+        A gate that gets no release waits until its hold expires.
         """
         frames = {
             name: encode_hold(
@@ -132,26 +142,28 @@ class RunHolds:
         self._open = {}
         self.held = {}
         if frames:
-            dict(
-                Sending(self._carrier, min(self._timeouts.retry, RELEASING)).send(frames, RELEASING)
-            )
+            sending = Sending(self._carrier, min(self._timeouts.retry, RELEASING))
+            # The frames go out while the replies are read. The replies themselves are not used.
+            dict(sending.send(frames, RELEASING))
 
     # --- all or none -----------------------------------------------------------------------------
 
     def _take(self) -> None:
+        """Take all holds or none, in several attempts. Raise BadInput if a gate refuses."""
         for attempt in range(1, ATTEMPTS + 1):
-            said_no = self._all()
-            if said_no is None:
+            refusal = self._take_each()
+            if refusal is None:
                 return
             self.release()
-            name, reply = said_no
+            name, reply = refusal
             if reply.code != "taken" or attempt == ATTEMPTS:
                 raise BadInput(self._sentence(name, reply))
             self._pause(random.SystemRandom().uniform(0, 0.25 * 2**attempt))
 
-    def _all(self) -> tuple[str, HoldReply] | None:
-        """Asks gate after gate; the first refusal, if there is one. BadInput, with nothing held, if
-        fewer than the quorum answer.
+    def _take_each(self) -> tuple[str, HoldReply] | None:
+        """Ask gate after gate for its hold. Return the first refusal, or None if there is none.
+
+        Raise BadInput with no hold left if fewer gates than the quorum answer.
         """
         begin = time.monotonic()
         missing = dict.fromkeys(self._cards, "silent")
@@ -171,17 +183,17 @@ class RunHolds:
             if len(self.held) >= self._quorum:
                 return None
             if time.monotonic() > begin + self._timeouts.limit:
-                said = ", ".join(f"{name} {code}" for name, code in missing.items())
+                codes = ", ".join(f"{name} {code}" for name, code in missing.items())
                 self.release()
                 raise BadInput(
                     f"the run cannot start: {len(self._cards) - len(missing)} of "
-                    f"{len(self._cards)} silos said whether they can pay for it, and "
-                    f"{self._quorum} must ({said}); nothing was charged"
+                    f"{len(self._cards)} silos replied whether they can pay for it, and "
+                    f"{self._quorum} must ({codes}); nothing was charged"
                 )
 
     def _renew(self) -> None:
-        """Each gate holds for another while what the run has not asked for yet; one that does not
-        answer keeps what it had.
+        """Ask each gate to hold for longer what the run still needs. A gate that does not answer
+        keeps its hold as it is.
         """
         for name in list(self._open):
             reply = self._ask(name, self._frame(name), time.monotonic())
@@ -189,6 +201,7 @@ class RunHolds:
                 self.held[name] = reply
 
     def _frame(self, name: str) -> bytes:
+        """Return a signed request for a new hold of this silo."""
         self._open[name] = id = secrets.token_hex(16)
         return encode_hold(
             HoldRequest(
@@ -198,8 +211,8 @@ class RunHolds:
         )
 
     def _next(self) -> int:
-        """Above all before, in this process and, by the clock, in those that had the run before
-        it.
+        """Return a number above all earlier numbers of this run. The clock covers the numbers of
+        earlier processes.
         """
         self._number = max(self._number + 1, time.time_ns() // 1000)
         return self._number
@@ -207,37 +220,40 @@ class RunHolds:
     # --- one gate --------------------------------------------------------------------------------
 
     def _ask(self, name: str, frame: bytes, until: float) -> HoldReply | str:
-        """The gate's own word, or the code of a refusal; "silent" or another that may pass if
-        nothing better came in time.
+        """Return the gate's signed reply, or the code of a refusal.
+
+        A passing code, such as "silent", is returned if no final reply came before `until`.
         """
         sending = Sending(self._carrier, self._timeouts.quick.retry)
         while True:
             raw = dict(sending.send({name: frame}, until - time.monotonic())).get(name)
-            if name in sending.removed:
-                missed = "removed"
-            else:
-                missed = "silent"
             if raw is not None:
-                got = self._opened(self._cards[name], self._open[name], frame, raw)
+                reply = self._opened(self._cards[name], self._open[name], frame, raw)
+            elif name in sending.removed:
+                reply = "removed"
             else:
-                got = missed
-            if not isinstance(got, str) or got not in PASSING or until <= time.monotonic():
-                return got
+                reply = "silent"
+            if not isinstance(reply, str) or reply not in PASSING or until <= time.monotonic():
+                return reply
             sending.pause(until - time.monotonic())
 
     def _opened(self, card: Card, id: str, frame: bytes, raw: bytes) -> HoldReply | str:
-        """What the silo of this card has signed about this frame, whose hold has this id; "forged"
-        for whatever else came.
+        """Return the reply that the card's silo has signed about this frame and the hold with this
+        id.
+
+        Return the code of its refusal, or "forged" for anything else.
         """
         if isinstance(reply := opened(raw, card.key, frame, decode_hold_reply), str):
             return reply
-        wanted = card.name, self._run, id, hashlib.sha256(frame[OVERHEAD:]).hexdigest()
+        wanted = (card.name, self._run, id, hashlib.sha256(frame[OVERHEAD:]).hexdigest())
         if (reply.silo, reply.run, reply.hold, reply.digest) == wanted:
             return reply
         return "forged"
 
     def _sentence(self, name: str, reply: HoldReply) -> str:
-        """What is needed, and what is left where the silo says so; nobody has paid anything."""
+        """Return the message about a refusal: what the run needs, what is left if the silo reports
+        it, and what to do.
+        """
         card = self._cards[name]
         if reply.needed is not None:
             needed = f"{rounded_up(100 * reply.needed, 1, 'f')} %"
@@ -247,8 +263,12 @@ class RunHolds:
             left = ""
         else:
             left = f", and {np.floor(1000 * reply.left) / 10:.1f} % is left"
-        said = {
-            "budget": ("" if left else ", which has less left", "use a smaller --epsilon"),
+        if left:
+            less = ""
+        else:
+            less = ", which has less left"
+        reasons = {
+            "budget": (less, "use a smaller --epsilon"),
             "taken": (
                 ", and other runs hold some of it",
                 "use a smaller --epsilon, or wait for the end of the other runs",
@@ -268,14 +288,14 @@ class RunHolds:
                 f"the run cannot start: silo {name} does not understand this server: {OLDER}; "
                 "nothing was charged"
             )
-        if reply.code not in said:
+        if reply.code not in reasons:
             return (
                 f"the run cannot start: silo {name} refuses to hold what it needs "
                 f"({reply.code}); nothing was charged"
             )
-        why, advice = said[reply.code]
+        reason, advice = reasons[reply.code]
         return (
             f"the run cannot start: it needs {needed} of the budget of silo {name} "
-            f"(epsilon {card.epsilon:g}){left}{why}; "
+            f"(epsilon {card.epsilon:g}){left}{reason}; "
             f"nothing was charged and nothing is held; {advice}"
         )

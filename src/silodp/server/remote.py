@@ -3,13 +3,13 @@
 The server sends a signed query to each silo and waits until a deadline. It sends the same bytes
 again to a silo that has not settled the question. The replies are signed too.
 
-The server trusts neither the carrier nor a silo to be there, on time or well-behaved. It checks
-each reply against the question, and ignores a reply that fails. A question's id follows from run,
-number and silo. So a repeated or resumed question is the same bytes, and a gate answers it from its
-store, without a second charge.
+The server does not rely on the carrier or on a silo to be present, on time or well-behaved. It
+checks each reply against the question, and ignores a reply that fails. A question's id follows from
+run, number and silo. So a repeated or resumed question is the same bytes, and a gate answers it
+from its store, without a second charge.
 
-`question` has the states of a question at a silo, and which of them count as spent. `Remote` keeps
-one `Question`: the one that is open.
+`question` has the states of a question at a silo, and defines which of them count as spent.
+`Remote` has one open `Question` at a time.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ RETIRED = frozenset(
         REMOVED_CODE,
     }
 )
-"""Codes that last: the silo is asked nothing more in this run. After any other refusal it is asked
-the next question.
+"""Codes after which a silo gets no more questions in this run. After any other refusal it gets the
+next question.
 """
 LARGEST = 1e30
-"""A number beyond this is treated as not finite: sums of them would leave float32."""
+"""A larger number is treated as not finite, because sums of such numbers would overflow float32."""
 
 Charge = tuple[Event | TotalEvent, tuple[str, ...]]
 """A privacy event, and the silos that may have been charged for it."""
@@ -112,8 +112,8 @@ class QuestionReport:
 
 
 class Remote:
-    """Ask the silos of `cards`, numbered in this order. Every question is journalled before its
-    answer is used.
+    """The channel to the silos of `cards`, numbered in this order. Every question is written to the
+    journal before its answer is used.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class Remote:
         self._silent = set[str]()
         """Silos that were silent when they were last asked."""
         self.retired: dict[str, str] = {}
-        """Silos that are asked nothing more, with the code that ended it."""
+        """Silos that get no more questions, with the code of the reason."""
         self.question: Question | None = None
-        """The question that was sent and has come to no end."""
+        """The open question: it was sent, and is not settled."""
         self._event: Event | TotalEvent | None = None
         """The privacy event of that question."""
         self.lost: list[Charge] = []
@@ -218,7 +218,11 @@ class Remote:
     def _ask(
         self, query: Query, silos: Sequence[int], weights: Weights | None
     ) -> tuple[Tensor, tuple[int, ...]]:
-        """Return (1, 1, d) with weights and (1, M, d) without, and the silos that are in it."""
+        """Ask the question, or replay it from the journal.
+
+        Return (1, 1, d) with weights and (1, M, d) without, and the silos that it includes. Raise
+        Absent if no silo answers, and BadInput if the journal has another question.
+        """
         numbers, frames = self._make_frames(query, silos)
         if self._journal:
             recorded = self._journal.read()
@@ -260,14 +264,17 @@ class Remote:
         if value is None:
             codes = {name: self.retired.get(name, code) for name, code in dropped.items()}
             raise Absent(
-                f"nobody answered question {self._sequence} ({list_codes(codes)}){why(codes)}",
+                f"no silo answered question {self._sequence} ({list_codes(codes)}){why(codes)}",
                 codes,
             )
-        rows = 1 if weights else len(members)
+        if weights:
+            rows = 1
+        else:
+            rows = len(members)
         if value.shape != (rows, query.statistic.shape[-1]):
             raise BadInput(
-                f"what the journal has of question {self._sequence} is not what is asked "
-                "for now; resume as the run began"
+                f"the journal's answer to question {self._sequence} does not fit the question; "
+                "resume the run with the settings that began it"
             )
         return torch.from_numpy(np.array(value))[None], tuple(members)
 
@@ -319,16 +326,18 @@ class Remote:
         return value.astype(np.dtype(str(point.dtype).removeprefix("torch.")))
 
     def _stored_answer(self, query: Query, name: str, silo: int) -> np.ndarray:
-        """Return an answer (d,) that came before and lies on the disk."""
-        found = self._check_reply(self._replies.get(self._reply_key(name)), query, silo)
-        assert isinstance(found, Answer), "a reply is checked before it is stored"
-        return found.value[0].numpy()
+        """Return an answer (d,) that came before and is on the disk."""
+        reply = self._check_reply(self._replies.get(self._reply_key(name)), query, silo)
+        assert isinstance(reply, Answer), "a reply is checked before it is stored"
+        return reply.value[0].numpy()
 
     # --- one question ----------------------------------------------------------------------------
 
     def _make_frames(self, query: Query, silos: Sequence[int]) -> tuple[dict[str, int], Frames]:
         """Return the silos of the question with their numbers, and a frame for each of them that
-        has not retired. Raise StopRun where the question holds a number that is not finite.
+        has not retired.
+
+        Raise StopRun if the question contains a number that is not finite.
         """
         points = [
             value
@@ -373,7 +382,8 @@ class Remote:
         self._sequence += 1
         self.question = None
         self.lost = []
-        if not self._journal:  # without a journal no other process asks for them
+        if not self._journal:
+            # Without a journal no later process can need the replies.
             self._replies.clear()
 
     def _write_record(self, heard: dict[str, Heard], value: np.ndarray | None = None) -> None:
@@ -396,8 +406,8 @@ class Remote:
         """Raise BadInput unless the journal has this very question."""
         if (recorded.sequence, recorded.asked) != (self._sequence, self._digests):
             raise BadInput(
-                f"question {self._sequence + 1} is not the one in the journal; the run can "
-                "only go on with the same versions"
+                f"question {self._sequence + 1} is not the one in the journal; resume the run with "
+                "the versions that began it"
             )
 
     def _note_absent(self, frames: Mapping[str, bytes], dropped: Mapping[str, str]) -> None:
@@ -409,16 +419,20 @@ class Remote:
         self._silent |= {name for name, code in dropped.items() if code == SILENT_CODE}
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
+        """Return the envelope of this question for a silo, with the noise of that silo."""
         return self._addressed(Query(query.statistic, query.mechanism.of(silo)), silo)
 
     def _addressed(self, query: Query, silo: int, round: str = "") -> Envelope:
+        """Return the envelope of a query for a silo."""
         card = self._cards[silo]
         return Envelope(card.name, self._run, self._query_id(silo), card.definition, query, round)
 
     def _query_id(self, silo: int) -> str:
+        """Return the id of the open question at a silo."""
         return hashed_id(f"{self._run}/{self._sequence}/{self._cards[silo].name}")
 
     def _reply_key(self, name: str) -> Key:
+        """Return the key under which the silo's reply is stored."""
         return Key(self._sequence, name, self._digests[name])
 
     def _ask_silos(
@@ -470,7 +484,7 @@ class Remote:
         waits = self._timeouts.after(self._pace.get(kind))
         heard = self._collect(question, frames, read, need, "answered", waits, stop=stop)
         if not any(name in question.codes for name in frames):
-            # Nothing went wrong, so this is how long it takes: the least that was ever seen counts.
+            # Without a failure this is the time of an answer. The shortest time so far counts.
             took = time.monotonic() - begin
             self._pace[kind] = min(took, self._pace.get(kind, math.inf))
         return {name: heard[name] for name in numbers if name in heard}
@@ -534,7 +548,7 @@ class Remote:
                 elif name in unheard:
                     question.unheard(name)
             if still := question.open:
-                sending.pause(anew=len(still) < len(waiting))
+                sending.pause(restart=len(still) < len(waiting))
         question.closed()
         dropped = {name: code for name, code in question.codes.items() if name in frames}
         if sending.gone and len(answers) < max(need, 1):
@@ -573,17 +587,18 @@ class Remote:
         return answers
 
     def _pass_over_absent(self, question: Question) -> None:
-        """Skip the silos that were silent when last asked and that the carrier does not see. Skip
-        none where fewer than the quorum would be left.
+        """Skip the silos that were silent when last asked and that the carrier does not see.
+
+        Skip none if fewer silos than the quorum would be left.
         """
         waiting = question.open
         if not self._silent.intersection(waiting):
             return
         try:
-            seen = set(self._carrier.names())
+            connected = set(self._carrier.names())
         except Exception:
             return
-        absent = [name for name in waiting if name in self._silent and name not in seen]
+        absent = [name for name in waiting if name in self._silent and name not in connected]
         if len(waiting) - len(absent) >= self._quorum:
             for name in absent:
                 question.passed_over(name)
@@ -611,10 +626,10 @@ class Remote:
         return INVALID_CODE
 
     def _stored_box(self, query: Query, name: str, silo: int) -> bytes:
-        """Return the sealed or masked counts in a reply that lies on the disk."""
-        found = self._check_reply(self._replies.get(self._reply_key(name)), query, silo)
-        assert isinstance(found, Sealed), "a reply is checked before it is stored"
-        return found.box
+        """Return the sealed or masked counts of a reply that is on the disk."""
+        reply = self._check_reply(self._replies.get(self._reply_key(name)), query, silo)
+        assert isinstance(reply, Sealed), "a reply is checked before it is stored"
+        return reply.box
 
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
         """Return whether the answer has the question's shape and finite numbers."""
@@ -627,13 +642,13 @@ class Remote:
 def combined_total(
     channel: Channel, query: Query, silos: Sequence[int], weights: Weights
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the mean (1, d) that is read out of the total of a channel."""
+    """Return the mean (1, d) that follows from the total of a channel, and the silos in it."""
     answers = channel.ask(query, silos)
     return query.mechanism.combine(answers.value, answers.silos, weights), answers.silos
 
 
 def hashed_id(text: str) -> str:
-    """Return the query id that is made of this text."""
+    """Return the query id that follows from this text."""
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
@@ -643,7 +658,7 @@ def body_digest(frame: bytes) -> str:
 
 
 def list_codes(codes: Mapping[str, str]) -> str:
-    """Return the silos with their codes, in the order of names."""
+    """Return the silos with their codes, sorted by name."""
     return ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
 
 

@@ -1,4 +1,4 @@
-"""The channel of evaluations, profiles and curves. The same question asked again is a repetition,
+"""The channel of evaluations, profiles and curves. A question that is asked again is a repetition,
 and costs nothing.
 """
 
@@ -15,7 +15,7 @@ from silodp.server.asking import Carrier
 from silodp.server.remote import Remote, body_digest, hashed_id
 
 _OPEN = "0" * 40
-"""Stands in the place of the id while the id is made."""
+"""A placeholder for the id, while the id is computed."""
 
 
 class RepeatedRemote(Remote):
@@ -31,6 +31,7 @@ class RepeatedRemote(Remote):
         self._ids: dict[int, str] = {}
 
     def _addressed(self, query: Query, silo: int, round: str = "") -> Envelope:
+        """Return the envelope with an id that is the hash of the signed question's own body."""
         self._ids[silo] = _OPEN
         envelope = super()._addressed(query, silo, round)
         self._ids[silo] = hashed_id(body_digest(encode_query(envelope, self._key)))

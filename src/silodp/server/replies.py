@@ -1,11 +1,11 @@
 """Replies of silos on the disk, until the iterate that was made of them is in the journal.
 
-They have two uses. A killed server need not ask for them again, so a gate can delete an answer
-although the run has paused. And a server can keep a sum in memory in place of all answers.
+They have two uses. A server that was killed need not ask for them again, so a gate can delete an
+answer although the run has paused. A server can also keep a sum in memory in place of all answers.
 
 Each reply is  header length (4, big-endian) | header, JSON | SHA-256 of the header | the frame. The
 header has the frame's length and SHA-256. A torn reply at the end is cut off. The server asks for
-it again, and the gate has it.
+it again, and the gate still stores it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _HASH = 32
 
 
 class Key(NamedTuple):
-    """Name a reply by the question's number, the silo, and the SHA-256 of the question's body."""
+    """The name of a reply: the question's number, the silo, and the SHA-256 of the question's
+    body.
+    """
 
     sequence: int
     name: str
@@ -30,8 +32,8 @@ class Key(NamedTuple):
 
 
 class Replies:
-    """Keep replies in the file at `path`, or in memory without a path. The lock of the journal
-    beside it is its lock too.
+    """Replies in the file at `path`, or in memory without a path. The lock of the journal beside
+    the file is its lock too.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -47,7 +49,7 @@ class Replies:
             self._file.seek(end)
 
     def _read(self) -> int:
-        """Find the replies in the file. Return the place where the last whole one ends."""
+        """Find the replies in the file. Return the place where the last complete one ends."""
         assert self._file
         end = 0
         size = os.fstat(self._file.fileno()).st_size
@@ -70,8 +72,8 @@ class Replies:
         return end
 
     def keep(self, key: Key, frame: bytes) -> str:
-        """Keep the frame and return its SHA-256. It survives this process from now on, and the
-        machine after `sync`.
+        """Store the frame and return its SHA-256. The frame survives this process from now on, and
+        the machine after `sync`.
         """
         sha256 = hashlib.sha256(frame).hexdigest()
         if self._file is None:
@@ -87,7 +89,7 @@ class Replies:
         return sha256
 
     def get(self, key: Key) -> bytes:
-        """Return the frame. Raise KeyError where it is not there."""
+        """Return the frame. Raise KeyError if there is none."""
         if self._file is None:
             return self._in_memory[key]
         begin, size = self._places[key]
@@ -97,12 +99,12 @@ class Replies:
         return key in self._in_memory or key in self._places
 
     def sync(self) -> None:
-        """Bring the file onto the disk."""
+        """Flush the file to the disk."""
         if self._file:
             os.fsync(self._file.fileno())
 
     def clear(self) -> None:
-        """Delete all replies: what was made of them is on the disk."""
+        """Delete all replies. The journal has what was made of them."""
         self._in_memory.clear()
         self._places.clear()
         if self._file:

@@ -1,9 +1,10 @@
-"""A run over a network from the server's side: cards in, noise calibrated to each silo's own
-budget, a run folder out.
+"""A run over a network, on the server's side. The inputs are the silos' cards. The noise is
+calibrated to each silo's own budget. The result is a run folder.
 
-The folder has run.json (the order, and the cards it was given for), journal (see `journal`),
-progress.jsonl (see `progress`), and at the end model.safetensors and summary.json. Everything in it
-is public, or private already. With the same folder the same run goes on where it was killed.
+The folder has run.json (the order, and the cards it was given for), journal (see `journal`) and
+progress.jsonl (see `progress`). At the end it also has model.safetensors and summary.json.
+Everything in it is public, or private already. With the same folder the same run continues where it
+was killed.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ from silodp.server.spending import Progress, Spending
 
 
 def agree(cards: Sequence[Card], problem: Problem, trust: str = "isrl") -> None:
-    """Raises BadInput unless all cards are about this very problem: model, loss, prox, features in
-    one order, classes, torch version.
+    """Raise BadInput unless all cards are about this very problem: model, loss, prox, features in
+    one order, classes and torch version.
     """
     if not cards:
         raise BadInput("there is no silo; give the card (silo.json) of each")
@@ -69,9 +70,8 @@ def agree(cards: Sequence[Card], problem: Problem, trust: str = "isrl") -> None:
             "classes",
             "definition",
         ):
-            file = field in ("model", "feature_map") and ".py:" in getattr(
-                card, field
-            )  # by its hash, wherever it lies
+            # A file is compared by its hash, in the definition. Its path may differ.
+            file = field in ("model", "feature_map") and ".py:" in getattr(card, field)
             if getattr(card, field) != getattr(cards[0], field) and not file:
                 raise BadInput(
                     f"silo {card.name} has another {field} than silo {cards[0].name}; all "
@@ -89,8 +89,10 @@ def agree(cards: Sequence[Card], problem: Problem, trust: str = "isrl") -> None:
 
 
 def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
-    """The order ready to run over these silos: each one's budget for it is its own, or what the
-    order says, which must be less.
+    """Return the order ready to run over these silos.
+
+    Each silo's budget is its own, or the one of the order, which must not be larger. Raise BadInput
+    if the order cannot be run at these silos.
     """
     names = [card.name for card in cards]
     counts = [card.records for card in cards]
@@ -119,23 +121,28 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
 
 
 def budgets_over(order: Order, cards: Sequence[Card]) -> list[Budget]:
-    """Each silo's budget for the run: its own, or what the order says, which must be less."""
-    asked = by_silo("epsilon", order.epsilon, [card.name for card in cards])
+    """Return each silo's budget for the run: its own, or the one of the order.
+
+    Raise BadInput if the order's epsilon is larger than the silo's own.
+    """
+    epsilons = by_silo("epsilon", order.epsilon, [card.name for card in cards])
     budgets = []
     for card in cards:
-        epsilon = asked[card.name]
-        if epsilon is not None and not 0 < epsilon <= card.epsilon:
+        epsilon = epsilons[card.name]
+        if epsilon is None:
+            epsilon = card.epsilon
+        elif not 0 < epsilon <= card.epsilon:
             raise BadInput(
                 f"epsilon is {epsilon:g}, but silo {card.name} has {card.epsilon:g} in "
                 "all; use at most that, and above 0"
             )
-        budgets.append(Budget(card.epsilon if epsilon is None else epsilon, card.delta))
+        budgets.append(Budget(epsilon, card.delta))
     return budgets
 
 
 def advised(order: Order, cards: Sequence[Card]) -> Advice:
-    """The order with everything chosen that it leaves open, from the silos' cards; the model is the
-    one that they approve.
+    """Return the advisor's choices for everything that the order leaves open, from the silos'
+    cards. The model is the one that the silos approve.
     """
     card = cards[0]
     names = tuple(c.name for c in cards)
@@ -144,9 +151,10 @@ def advised(order: Order, cards: Sequence[Card]) -> Advice:
     else:
         task = Task.plain(len(card.classes))
     counts = tuple(c.records - c.held_out for c in cards)
-    said = [set(c.statistics) for c in cards if c.statistics]
-    if said:
-        allowed = tuple(sorted(set.intersection(*said)))
+    # A card without a list of statistics allows all of them.
+    lists = [set(c.statistics) for c in cards if c.statistics]
+    if lists:
+        allowed = tuple(sorted(set.intersection(*lists)))
     else:
         allowed = None
     facts = Facts(
@@ -181,7 +189,7 @@ def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
 
 
 class NetworkRun(Run):
-    """One run over a network, new or continued."""
+    """One run over a network, new or resumed."""
 
     def __init__(
         self,
@@ -200,29 +208,43 @@ class NetworkRun(Run):
         held: Callable[[Mapping[str, HoldReply]], None] = lambda held: None,
         advice: Mapping[str, Any] | None = None,
     ) -> None:
-        """Goes on with the run in `folder` if there is one: BadInput unless order, silos and key
-        are the ones that it was made with.
+        """Open the run in `folder`, or create it.
 
-        A new run gets the id `run`, on which peers have agreed, or one of its own. `holds` makes
-        what holds its price at the gates, and `held` is told what each silo holds for the run,
-        before the first question goes out. run.json keeps `advice`, what the order follows. Without
-        `timeouts` silos are waited for as the model's size, and then their first answers, make
-        likely.
+        Arguments:
+
+        - `cards`, `problem`, `order`: the silos, what they approve, and what to train.
+        - `carrier`: takes frames to the silos.
+        - `folder`: the run's folder.
+        - `key`: the key of the asker, which each silo's policy lists.
+        - `quorum` (default 1): fewest silos that must answer a question.
+        - `timeouts`: waiting times. The default is estimated from the model's size, and then from
+          the first answers.
+        - `shuffler`: the way to the shuffler, with trust shuffle only.
+        - `run`: the id of a new run, on which peers have agreed. The default is a random id.
+        - `holds`: creates the holds at the gates.
+        - `held`: called with the hold of each silo, before the first question goes out.
+        - `advice`: the advice that the order follows, for run.json.
+
+        Raise BadInput if the folder has a run with another order, other silos or another key.
         """
         agree(cards, problem, order.trust)
         if (order.trust == "shuffle") != bool(shuffler):
+            if shuffler:
+                given = "given"
+            else:
+                given = "not given"
             raise BadInput(
-                f"the trust is {order.trust}, and a shuffler's card is "
-                f"{'' if shuffler else 'not '}given; the two belong together"
+                f"the trust is {order.trust}, and a shuffler's card is {given}; the two belong "
+                "together"
             )
-        made = plan_order(order, cards)
+        prepared = plan_order(order, cards)
         was_there = folder.exists()
         self._cards = tuple(cards)
         silos = silo_rows(
-            [card.name for card in cards], [card.records for card in cards], made.budgets
+            [card.name for card in cards], [card.records for card in cards], prepared.budgets
         )
         asker = key.public_key().public_bytes_raw().hex()
-        about = {
+        description = {
             "kind": "federation",
             "order": order.words(),
             "silos": silos,
@@ -233,25 +255,26 @@ class NetworkRun(Run):
             ],
         }
         partitioned = any(
-            isinstance(asked.event.sampling, DisjointBatches) for asked in made.plan.asked
+            isinstance(asked.event.sampling, DisjointBatches) for asked in prepared.plan.asked
         )
-        own = {
+        facts_of_start = {
             "advice": advice,
             "study": cards[0].study,
             "checked": {card.name: card.checked for card in cards},
             "partitioned": partitioned,
         }
-        self.run, config = _open_folder(folder, about, run, own)
+        self.run, config = _open_folder(folder, description, run, facts_of_start)
         with contextlib.ExitStack() as undo:
             self._journal = Journal(RunFolder(folder).journal, self.run, config)
             undo.callback(self._journal.close)
-            if self._journal.new:  # refused, a new run leaves no folder
+            if self._journal.new:
+                # A new run that is refused leaves no folder.
                 undo.callback(_discard, folder, was_there)
-            self._spending = Spending(cards, made.plan, Record(folder, keep=True))
+            self._spending = Spending(cards, prepared.plan, Record(folder, keep=True))
             undo.callback(self._spending.record.close)
             if order.totals:
-                quorum = made.least
-            releases = max(asked.event.count for asked in made.plan.asked)
+                quorum = prepared.least
+            releases = max(asked.event.count for asked in prepared.plan.asked)
             size = {
                 "parameters": problem.dim,
                 "records": max(card.records for card in cards),
@@ -263,7 +286,7 @@ class NetworkRun(Run):
                 "timeouts": timeouts or Timeouts.estimated(**size),
                 "quorum": quorum,
             }
-            self._holds = holds(cards, carrier, made.plan, **asking, report=held)
+            self._holds = holds(cards, carrier, prepared.plan, **asking, report=held)
             more: dict[str, Any] = asking | {
                 "journal": self._journal,
                 "report": self._spending.note,
@@ -271,13 +294,13 @@ class NetworkRun(Run):
             }
             if shuffler:
                 self._remote: Remote = ShuffledRemote(cards, carrier, shuffler=shuffler, **more)
+            elif order.trust == "masks":
+                self._remote = MaskedRemote(cards, carrier, **more)
             else:
-                self._remote = (MaskedRemote if order.trust == "masks" else Remote)(
-                    cards, carrier, **more
-                )
+                self._remote = Remote(cards, carrier, **more)
             undo.pop_all()
         super().__init__(
-            made,
+            prepared,
             problem,
             folder,
             order.coins,
@@ -286,29 +309,31 @@ class NetworkRun(Run):
                 self._journal, self._remote, self._spending, self._holds, folder, was_there
             ),
             reporter=_NetworkReporter(
-                self._cards, made.order, self._remote, self._spending, self.run, partitioned
+                self._cards, prepared.order, self._remote, self._spending, self.run, partitioned
             ),
         )
 
     def _connected(self) -> Federation:
-        if self.made.order.totals:
-            kind = ShuffledFederation
-        else:
-            kind = Federation
+        """Return the federation that the algorithm asks."""
         weights = self.made.weights(
             [card.records for card in self._cards], [card.held_out for card in self._cards]
         )
-        return kind(self._remote, self.made.participation(), weights)
+        if self.made.order.totals:
+            return ShuffledFederation(self._remote, self.made.participation(), weights)
+        return Federation(self._remote, self.made.participation(), weights)
 
     def _going_out(self, charges: Sequence[tuple[Event | TotalEvent, tuple[str, ...]]]) -> None:
+        """Prepare for a question that goes out: renew the holds, and write what its charges would
+        be.
+        """
         self._holds.keep()
         self._spending.ahead(self._remote.asked, charges)
-        # The result of an earlier stop: the run goes on, and spends more than it shows.
+        # An earlier stop wrote a result. The resumed run spends more than that result shows.
         self.files.result.unlink(missing_ok=True)
 
 
 class _NetworkJournal:
-    """Keep the journal of a run over a network, and release its holds at the end."""
+    """The journal of a run over a network. It releases the run's holds at the end."""
 
     def __init__(
         self,
@@ -319,7 +344,7 @@ class _NetworkJournal:
         folder: Path,
         was_there: bool,
     ) -> None:
-        """Store the arguments; `was_there`: whether the folder is older than the run."""
+        """Store the arguments. `was_there` is true if the folder is older than the run."""
         self._journal = journal
         self._remote = remote
         self._spending = spending
@@ -359,7 +384,7 @@ class _NetworkJournal:
 
 
 class _NetworkReporter:
-    """Report a run over a network by what its spending has counted."""
+    """The report of a run over a network, from the counts of its spending."""
 
     def __init__(
         self,
@@ -370,7 +395,7 @@ class _NetworkReporter:
         run: str,
         partitioned: bool,
     ) -> None:
-        """Store the arguments; `partitioned`: whether each record is in one batch only."""
+        """Store the arguments. `partitioned` is true if each record is in one batch only."""
         self._card = cards[0]
         self._order = order
         self._remote = remote
@@ -383,7 +408,7 @@ class _NetworkReporter:
         return self._spending.progress(iterates)
 
     def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """Return the words that the silos' cards have about the model."""
+        """Return the description of the model in the silos' cards."""
         card = self._card
         words = facts(
             model=self._order.model or card.model,
@@ -416,37 +441,39 @@ class _NetworkReporter:
 
 
 def _discard(folder: Path, kept: bool) -> None:
-    """Takes away what a new run wrote before its first question; the folder too, unless it was
-    there before.
+    """Delete what a new run wrote before its first question. Delete the folder too, unless
+    `kept`.
     """
     files = RunFolder(folder)
     for path in (files.journal, files.replies, files.progress, files.description):
         path.unlink(missing_ok=True)
     if not kept:
-        with contextlib.suppress(OSError):  # what others have put there stays
+        # A folder with files of others cannot be removed, and stays.
+        with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 def _open_folder(
-    folder: Path, wanted: dict[str, Any], run: str | None, told: Mapping[str, Any]
+    folder: Path, wanted: dict[str, Any], run: str | None, facts_of_start: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """The run's id and the hash of its configuration; a new folder gets a new id, and keeps what
-    was `told` when the run began.
+    """Return the run's id and the hash of its configuration.
+
+    A new folder gets a new id, and stores `facts_of_start`. Raise BadInput if the folder has
+    another run, or cannot be used.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        own = {"run": run or secrets.token_hex(16), **told}
-        found = open_run(
+        own = {"run": run or secrets.token_hex(16), **facts_of_start}
+        description = open_run(
             folder, wanted, own=own, advice="choose another folder, or resume that run as it is"
         )
-        if run and found["run"] != run:
+        if run and description["run"] != run:
             raise BadInput(
-                f"the run in {folder} has the id {found['run']}, not {run}; choose another "
+                f"the run in {folder} has the id {description['run']}, not {run}; choose another "
                 "folder, or resume that run as it is"
             )
-        return str(found["run"]), hashlib.sha256(
-            json.dumps(found, sort_keys=True).encode()
-        ).hexdigest()
+        config = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+        return str(description["run"]), config
     except (OSError, KeyError) as error:
         raise BadInput(
             f"the run folder {folder} cannot be used ({type(error).__name__}); choose another"

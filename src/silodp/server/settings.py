@@ -1,4 +1,6 @@
-"""From what people say (rounds, phase, sampling by name) to what an algorithm takes."""
+"""Conversion of a user's words (rounds, phase, sampling by name) into the arguments of an
+algorithm.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from silodp.server.federation import Balanced, Everyone, Uniform
 
 
 def prepared(algorithm: Algorithm, settings: dict, step) -> Callable[..., Iterator[Tensor]]:
-    """The algorithm with everything set but its mechanisms: what is dry-run to calibrate, and then
-    run.
+    """Return the algorithm with all of its arguments except the mechanisms.
+
+    The result is dry-run to calibrate the noise, and then it is run.
     """
     return partial(algorithm.run, **settings, step=step)
 
@@ -24,12 +27,16 @@ def prepared(algorithm: Algorithm, settings: dict, step) -> Callable[..., Iterat
 def default_shares(
     algorithm: Algorithm, settings: dict, anchor: float | None = None
 ) -> dict[str, float] | None:
-    """How the budget is split between anchors and differences: the share given, or one that suits
-    the length of a phase.
+    """Return how the budget is split between kinds of release, or None if there is only one kind.
 
-    The default minimises the mean noise variance of the carried estimate over the rounds between
-    two anchors if differences are clipped at a quarter of the anchor's clip on average (at twice
-    the clip if the slope is inf): odds of anchor to refine of sqrt(2 / (q (q - 1))) / ratio.
+    `anchor` is the share of anchors, against differences. Without `anchor` the share suits the
+    length of a phase. It minimises the mean noise variance of the estimate h over the rounds
+    between two anchors. This assumes that differences are clipped at a quarter of the anchor's clip
+    on average, or at twice the clip if the slope is inf. The odds of anchor to refine are then
+    sqrt(2 / (q (q - 1))) / ratio. Kinds other than anchor and refine get equal shares.
+
+    Raise BadInput if `anchor` is not between 0 and 1, or if the algorithm has several kinds but no
+    anchors.
     """
     if set(algorithm.kinds) != {"anchor", "refine"}:
         if anchor is not None and len(algorithm.kinds) > 1:
@@ -56,10 +63,17 @@ def default_shares(
 
 
 def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sampling:
-    """ "full", "disjoint", "poisson:RATE" or "without-replacement:RATE"; the algorithm's own habit
-    if none is named.
+    """Return the sampling of a text: "full", "disjoint", "poisson:RATE" or
+    "without-replacement:RATE".
+
+    Without a text, return the algorithm's default. Raise BadInput for an unknown sampling, a wrong
+    rate, or disjoint batches of an algorithm that needs each record more than once.
     """
-    name, colon, rate = (text or ("disjoint" if algorithm.disjoint else "full")).partition(":")
+    if not text and algorithm.disjoint:
+        text = "disjoint"
+    elif not text:
+        text = "full"
+    name, colon, rate = text.partition(":")
     if colon and name in ("full", "disjoint"):
         raise BadInput(f"sampling {text!r} is unknown; {name} takes no number")
     if name == "full":
@@ -88,24 +102,30 @@ def sampling_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> Sam
 
 
 def samplings_by_name(text: str | None, algorithm: Algorithm, rounds: int) -> dict[str, Sampling]:
-    """The sampling of each kind of release: one for all, or KIND=SAMPLING for each, such as
-    anchor=full,refine=poisson:0.1.
+    """Return the sampling of each kind of release.
+
+    The text is one sampling for all kinds, or KIND=SAMPLING for each, such as
+    anchor=full,refine=poisson:0.1. Raise BadInput if the text does not name each kind once.
     """
     if "=" not in (text or ""):
         return dict.fromkeys(algorithm.kinds, sampling_by_name(text, algorithm, rounds))
     words = [part.strip().partition("=") for part in (text or "").split(",")]
-    said = {name: value for name, _, value in words}
-    if said.keys() != set(algorithm.kinds) or len(said) < len(words) or not all(said.values()):
+    by_kind = {name: value for name, _, value in words}
+    complete = by_kind.keys() == set(algorithm.kinds) and all(by_kind.values())
+    if not complete or len(by_kind) < len(words):
         raise BadInput(
             f"sampling {text!r} must name each kind of release of {algorithm.name} once: "
             f"{', '.join(algorithm.kinds)}"
         )
-    return {kind: sampling_by_name(said[kind], algorithm, rounds) for kind in algorithm.kinds}
+    return {kind: sampling_by_name(by_kind[kind], algorithm, rounds) for kind in algorithm.kinds}
 
 
 def participation_by_name(text: str, silos: int, seed: int) -> Callable[[], Everyone]:
-    """ "all", "uniform:M", "random:M" (between 1 and M, a new number each round), "random:L:M"
-    (between L and M) or "balanced:M"; makes a fresh one at each call."""
+    """Return a function that creates the participation of a text, a fresh one at each call.
+
+    The text is "all", "uniform:M", "random:M" (between 1 and M silos, a new number in each round),
+    "random:L:M" (between L and M) or "balanced:M". Raise BadInput for any other text.
+    """
     name, *numbers = text.split(":")
     if text == "all":
         return lambda: Everyone(silos)
@@ -119,7 +139,12 @@ def participation_by_name(text: str, silos: int, seed: int) -> Callable[[], Ever
             "or balanced:M"
         )
     answering = int(numbers[-1])
-    least = int(numbers[0]) if len(numbers) > 1 else 1
     if name == "balanced":
         return lambda: Balanced(silos, answering, seed=seed)
-    return lambda: Uniform(silos, answering, seed=seed, least=least if name == "random" else None)
+    if name == "uniform":
+        least = None
+    elif len(numbers) > 1:
+        least = int(numbers[0])
+    else:
+        least = 1
+    return lambda: Uniform(silos, answering, seed=seed, least=least)

@@ -1,6 +1,4 @@
-"""Several orders within one budget: what it takes to try them all before those who see every one,
-and its score.
-"""
+"""Several orders within one budget: one plan for the training and the score of each order."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from silodp.server.prepare import SCALING, SCALING_SHARE, asks
 from silodp.server.settings import prepared
 
 SCORE_SHARE = 0.1
-"""Part of an order's budget that its score takes."""
+"""The part of an order's budget that its score costs."""
 
 
 def plan_several(
@@ -32,11 +30,12 @@ def plan_several(
     scaled: int | None,
     score: Callable[[Port, Gaussian], Any],
 ) -> Plan:
-    """One dry run of all that is asked: `scaled` features are scaled once, then each order is run
-    and scored. All orders get as much.
+    """Return the plan of one dry run of everything: features are scaled once, then each order is
+    run and scored.
 
-    The mechanisms of order i are named i/KIND, and i/score; what is left over where there is no
-    order goes to the scaling.
+    `scaled` is the number of features to scale, or None without scaling. All orders get the same
+    share of `budgets`. Without an order the scaling gets the whole budget. The mechanisms of order
+    i are named i/KIND and i/score.
     """
     if scaled is not None and orders:
         rest = 1 - SCALING_SHARE
@@ -46,19 +45,21 @@ def plan_several(
     shares: dict[str, float] = {}
     if scaled is not None:
         mechanisms |= {kind: Gaussian(kind, 1.0, 0.0) for kind in SCALING}
-        shares |= dict.fromkeys(SCALING, (1 - rest if orders else 1.0) / 2)
+        if orders:
+            scaling_share = 1 - rest
+        else:
+            scaling_share = 1.0
+        shares |= dict.fromkeys(SCALING, scaling_share / 2)
     for i, order in enumerate(orders):
-        own, split = asks(order)
-        parts = split or dict.fromkeys(own, 1.0)
-        for kind, mechanism in own.items():
+        training, split = asks(order)
+        parts = split or dict.fromkeys(training, 1.0)
+        for kind, mechanism in training.items():
             mechanisms[f"{i}/{kind}"] = replace(mechanism, kind=f"{i}/{kind}")
             shares[f"{i}/{kind}"] = (
                 rest * (1 - SCORE_SHARE) / len(orders) * parts[kind] / sum(parts.values())
             )
-        mechanisms[f"{i}/score"], shares[f"{i}/score"] = (
-            Gaussian(f"{i}/score", 1.0, 0.0),
-            rest * SCORE_SHARE / len(orders),
-        )
+        mechanisms[f"{i}/score"] = Gaussian(f"{i}/score", 1.0, 0.0)
+        shares[f"{i}/score"] = rest * SCORE_SHARE / len(orders)
 
     def everything(fed: Any, problem: Any, w: Tensor, **given: Gaussian) -> Iterator[Tensor]:
         if scaled is not None:
@@ -71,13 +72,13 @@ def plan_several(
 
 
 def ready(order: Order) -> Run:
-    """The order's algorithm, with all but its mechanisms."""
+    """Return the order's algorithm with all of its arguments except the mechanisms."""
     algorithm = find(order.algorithm)
     return prepared(algorithm, algorithm.schedule(order.schedule), order.step)
 
 
 def of_order(mechanisms: dict[str, Gaussian], i: int) -> dict[str, Gaussian]:
-    """Those of one order's training, by the names that its algorithm knows."""
+    """Return the mechanisms of one order's training, by the names that its algorithm gives them."""
     return {
         kind.split("/")[1]: m
         for kind, m in mechanisms.items()

@@ -53,7 +53,7 @@ class Spending:
         self.questions = 0
 
     def note(self, report: QuestionReport, heard: Mapping[str, Heard]) -> None:
-        """Count a question that has come to its end, and write its line of progress."""
+        """Count a question that is settled, and write its line of progress."""
         self._last = report
         self.questions += 1
         self._answered.update(report.answered)
@@ -88,6 +88,9 @@ class Spending:
         self.record.ahead(question, after._paid())
 
     def _paid(self) -> dict[str, Any]:
+        """Return the used share of each silo's budget, and the epsilon spent, for a line of
+        progress.
+        """
         return {
             "used": {name: 1 - share for name, share in self.left().items()},
             "epsilon": self.spent(),
@@ -124,10 +127,11 @@ class Spending:
         """Return the part of each silo's budget for the run that is left."""
         rule = self._plan.rule
         capacity = rule.capacity(self._plan.budgets)[0]
-        spent = [
-            float(rule.total({k: np.asarray(v) for k, v in mine.items()})) if mine else 0.0
-            for mine in self._charged
-        ]
+        spent = []
+        for charged in self._charged:
+            buckets = {bucket: np.asarray(price) for bucket, price in charged.items()}
+            # A rule has no total of nothing.
+            spent.append(float(rule.total(buckets)) if buckets else 0.0)
         return {
             card.name: 1 - s / float(c)
             for card, s, c in zip(self._cards, spent, capacity, strict=True)

@@ -1,5 +1,6 @@
-"""The shuffler's process, `silodp federation shuffler serve`: the door on a Unix socket, with a log
-that has no count in it.
+"""Run the shuffler's process, `silodp federation shuffler serve`.
+
+It serves the door on a Unix socket. Its log contains no count.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from silodp.shuffler.store import RoundStore
 
 
 def read_keys(settings: ShufflerSettings) -> tuple[X25519PrivateKey, Ed25519PrivateKey]:
-    """(the key that opens boxes, the key that signs totals)."""
+    """Return the key that opens boxes and the key that signs totals."""
     return read_opening_key(settings.seal_key), read_key(settings.sign_key)
 
 
 def line_of(note: RoundNote) -> str:
-    """What became of a frame, which round, how many boxes, how many were dropped and why."""
+    """Return the log line of a frame: code, round, number of boxes, and dropped boxes by reason."""
     dropped = ", ".join(f"{code} {count}" for code, count in sorted(note.dropped.items()))
     return f"{note.code:<10} round {note.round:.16} boxes {note.boxes} dropped {dropped or 0}"
 
 
 def serve(path: str | Path, stop: socket.socket, ready: Callable[[ShufflerSettings], None]) -> None:
-    """Returns once `stop` can be read; BadInput if anything is not as it must be."""
-    entrust([path])  # before a word of it is believed
+    """Serve until `stop` can be read. Raise BadInput if a file or a setting is not as required."""
+    entrust([path])  # before the file is read
     settings = ShufflerSettings.load(path)
     daemon.check_files(settings, secret=(settings.seal_key, settings.sign_key, settings.store))
     with (

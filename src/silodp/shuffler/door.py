@@ -1,8 +1,8 @@
-"""The door of a deployed shuffler: a frame of bytes comes in, a frame of bytes goes out. A round is
-passed on at most once.
+"""Answer requests for totals: a frame of bytes in, a frame of bytes out.
 
-What leaves is a total that was stored before, or one code of `relay.DECLINED`. A request that is
-declined leaves its round open, so that more boxes may be sent; nothing of its counts is kept.
+A round is passed on at most once. A reply is a total that was stored before, or one code of
+`relay.DECLINED`. A declined request leaves its round open, so that more boxes may be sent. Nothing
+of its counts is kept.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ HOUR = 3600.0
 
 @dataclass(frozen=True)
 class RoundNote:
-    """What an operator may read of one frame: passed, repeated, or the code of the refusal; and why
-    boxes were dropped, how many each.
+    """What an operator may read about one frame.
+
+    `code` is "passed", "repeated" or the code of the refusal. `dropped` counts dropped boxes by
+    reason.
     """
 
     code: str
@@ -38,7 +40,7 @@ class RoundNote:
 
 
 class ShufflerDoor:
-    """Answers the requests of listed askers, one at a time."""
+    """Answer the requests of listed askers, one at a time."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class ShufflerDoor:
         self._note = RoundNote("passed")
 
     def handle(self, frame: bytes) -> bytes:
-        """The reply to a frame: always a valid one, whatever the bytes."""
+        """Return a valid reply to a frame, whatever its bytes."""
         with self._lock:
             self._note = RoundNote("passed")
             try:
@@ -76,13 +78,16 @@ class ShufflerDoor:
                     code = "internal"
                 self._note = replace(self._note, code=code)
                 reply = encode_outcome(Declined(code, hashlib.sha256(frame).hexdigest()), self._key)
-            with contextlib.suppress(Exception):  # a full disk stops no total that was stored
+            # A log on a full disk must not stop a total that was stored.
+            with contextlib.suppress(Exception):
                 self._noted(self._note)
             return reply
 
     def _answer(self, frame: bytes) -> bytes:
-        """Decode, asker, what is stored, rate, add, store, send: each only if all before it
-        agreed.
+        """Return the stored or the new total. Raise Refused if a check fails.
+
+        The steps are decode, asker, stored reply, rate, add, store. Each runs only if all before it
+        passed.
         """
         request, asker = decode_request(frame, limit=self._limit)
         if asker not in self._askers:

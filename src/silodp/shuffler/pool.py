@@ -28,7 +28,7 @@ from silodp.core.protocol.relay import Passed, Request
 
 
 class NoTotal(Refused):
-    """There is no total to pass on; `dropped` says why boxes were left out, by their SHA-256."""
+    """There is no total to pass on. `dropped` has the reason for each dropped box, by SHA-256."""
 
     def __init__(self, code: str, dropped: dict[str, str]) -> None:
         super().__init__(code)
@@ -36,7 +36,7 @@ class NoTotal(Refused):
 
 
 class Pool:
-    """Opens boxes with the shuffler's key and adds those of its members."""
+    """Open boxes with the shuffler's key, and add those of its members."""
 
     def __init__(self, private_key: X25519PrivateKey, roster: Collection[str]) -> None:
         self._key = private_key
@@ -56,7 +56,7 @@ class Pool:
                 taken[pseudonym] = digest, contribution
             except Refused as refusal:
                 dropped[digest] = refusal.code
-        left = _content(dict(taken.values()))
+        left = _satisfied(dict(taken.values()))
         dropped |= {digest: "too-few" for digest, _ in taken.values() if digest not in left}
         if len(left) < 2:
             raise NoTotal("too-few", dropped)
@@ -72,7 +72,7 @@ class Pool:
         return pseudonym, contribution
 
 
-def _content(contributions: dict[str, Contribution]) -> dict[str, Contribution]:
+def _satisfied(contributions: dict[str, Contribution]) -> dict[str, Contribution]:
     """Return the largest set of contributions in which each one's demand is met."""
     while True:
         silos = len(contributions)

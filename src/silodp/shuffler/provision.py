@@ -1,6 +1,4 @@
-"""Makes what a shuffler needs: settings, two keys and a store without a round; and enrols its
-members.
-"""
+"""Make a shuffler's settings, keys and empty store, and enrol its members."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ COMMENTS = {
     "seal_key": "The key that opens the silos' boxes. It stays here.",
     "sign_key": "The key that signs totals. It stays here.",
     "store": (
-        "What has been passed on. It is never made anew, nor restored from a copy: if it is "
-        "lost, make another shuffler."
+        "The rounds that have been passed on. It is never made again, nor restored from a copy: "
+        "if it is lost, make another shuffler."
     ),
     "log": "Rounds, and how many boxes were dropped and why; no numbers.",
     **SITE_COMMENTS,
@@ -48,17 +46,17 @@ COMMENTS = {
 def provision(
     folder: Path, *, askers: Sequence[str], members: Sequence[str], **changes: Any
 ) -> dict[str, str]:
-    """Afterwards the folder has shuffler.toml, two keys, an empty store and shuffler.json, whose
-    public keys are returned; or BadInput.
+    """Make shuffler.toml, two keys, an empty store and shuffler.json. Return the public keys.
 
-    Without members, who need these keys to have pseudonyms, the roster is written empty: `serve`
-    refuses it until they are in. `changes` are other values for fields of the settings, such as
-    socket_group or rounds_per_hour.
+    Raise BadInput if a value or a path cannot be used. Members need these keys to have pseudonyms.
+    So without `members` the roster is written empty, and `serve` refuses it until it has members.
+    `changes` are other values for fields of the settings, such as socket_group or rounds_per_hour.
     """
-    checked = tuple(members) or ("0" * 64, "1" * 64)  # written empty, which `serve` refuses
-    found: dict[str, Any] = {
+    # Two placeholders pass the checks of a roster that is written empty below.
+    roster = tuple(members) or ("0" * 64, "1" * 64)
+    defaults: dict[str, Any] = {
         "askers": tuple(askers),
-        "roster": checked,
+        "roster": roster,
         "rounds_per_hour": 1000,
         "seal_key": "seal.key",
         "sign_key": "sign.key",
@@ -67,7 +65,7 @@ def provision(
         "socket": "shuffler.sock",
         **SITE_DEFAULTS,
     }
-    settings = ShufflerSettings.of(found | changes)
+    settings = ShufflerSettings.of(defaults | changes)
     seal = X25519PrivateKey.generate()
     sign = Ed25519PrivateKey.generate()
     card = {"seal": public(seal), "sign": public(sign)}
@@ -84,8 +82,10 @@ def provision(
 
 
 def enrol(path: Path, members: Sequence[str]) -> int:
-    """Adds pseudonyms to the roster in a settings file; how many it has then. A shuffler that runs
-    reads it when it starts again.
+    """Add pseudonyms to the roster in a settings file. Return the size of the roster.
+
+    Raise BadInput if the file cannot be read or changed. A running shuffler reads it at its next
+    start.
     """
     try:
         text = path.read_text("utf-8")

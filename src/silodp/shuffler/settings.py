@@ -1,5 +1,6 @@
-"""A shuffler's settings, one TOML file: who may ask, who is a member, where it listens. Members are
-pseudonyms; no silo has a name here.
+"""Read a shuffler's settings, one TOML file: askers, members and socket.
+
+Members are pseudonyms. No silo has a name here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from silodp.host.tables import beside, check_keys, check_text, check_whole, of_t
 
 @dataclass(frozen=True)
 class ShufflerSettings(Site):
-    """Made by `load` or `of`, which say in a sentence what is wrong with a file."""
+    """A shuffler's settings, made by `load` or `of`, which raise BadInput with what is wrong."""
 
     askers: tuple[str, ...]
     roster: tuple[str, ...]
@@ -30,7 +31,7 @@ class ShufflerSettings(Site):
             keys = getattr(self, name)
             check_keys("settings", name, keys, least)
             if len(set(keys)) < len(keys):
-                raise BadInput(f"settings: {name} names a key twice; each must be another's")
+                raise BadInput(f"settings: {name} has a key twice; list each key once")
         for name in ("seal_key", "sign_key", "store"):
             check_text("settings", name, getattr(self, name), r"[^\0\n]{1,4096}", "a path")
         self.check("settings")
@@ -38,8 +39,9 @@ class ShufflerSettings(Site):
 
     @classmethod
     def load(cls, path: str | Path) -> ShufflerSettings:
-        """The settings in a TOML file, their paths taken from its own folder; BadInput names the
-        field that cannot be used.
+        """Return the settings in a TOML file, with paths taken from its own folder.
+
+        Raise BadInput with the name of a field that cannot be used.
         """
         return beside(
             path,
@@ -49,5 +51,5 @@ class ShufflerSettings(Site):
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> ShufflerSettings:
-        """The settings in a table with every field and no other."""
+        """Return the settings in a table. Raise BadInput if a field is missing or unknown."""
         return of_table("settings", cls, table)

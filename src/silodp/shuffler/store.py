@@ -1,11 +1,11 @@
-"""What has been passed on, in SQLite: one reply for each round, for good. No count of a silo ever
-comes here.
+"""Store in SQLite what has been passed on: one reply for each round, for good.
 
-A reply is on disk before it is sent, and whoever asks about its round again gets these bytes,
-whatever boxes it brings: two totals of one round, with and without a silo, would have that silo's
-counts as their difference. The file is made with its keys by `silodp federation shuffler init`, and
-is never made anew nor restored from a copy: a store that has forgotten a round might pass it on
-again. If it is lost, make another shuffler; what was sealed for the old one's key stays closed.
+No count of a silo is ever stored here. A reply is on disk before it is sent. A repeated request for
+its round gets these bytes again, whatever boxes it brings: two totals of one round, with and
+without a silo, would have that silo's counts as their difference. `silodp federation shuffler init`
+makes the file with its keys. The file is never made a second time nor restored from a copy, since a
+store that has lost a round might pass it on again. If it is lost, make another shuffler. What was
+sealed for the old shuffler's key stays closed.
 """
 
 from __future__ import annotations
@@ -30,26 +30,23 @@ TABLES = (  # by name
 
 
 class RoundStore:
-    """The rounds that the shuffler with these public keys (hex) has passed on. Every question opens
-    the file anew.
+    """The rounds that the shuffler with these public keys (hex) has passed on.
+
+    Every method opens the file again.
     """
 
     def __init__(self, path: Path, *, seal: str, sign: str) -> None:
-        """Raises BadInput unless the file is there, whole and that of these keys."""
+        """Open a store. Raise BadInput unless the file exists, is intact and has these keys."""
         self._path = path
         self._keys = (seal, sign)
         try:
             with contextlib.closing(connect(self._path)) as connection:
-                found = tuple(
-                    sql
-                    for (sql,) in connection.execute(
-                        "SELECT sql FROM sqlite_master WHERE sql <> '' ORDER BY name"
-                    )
+                rows = connection.execute(
+                    "SELECT sql FROM sqlite_master WHERE sql <> '' ORDER BY name"
                 )
-                if (
-                    connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,)
-                    or found != TABLES
-                ):
+                tables = tuple(sql for (sql,) in rows)
+                application = connection.execute("PRAGMA application_id").fetchone()
+                if application != (APPLICATION,) or tables != TABLES:
                     raise BadInput(
                         f"{path} is not a shuffler's store; if the store is lost, make "
                         "another shuffler in a new folder"
@@ -71,7 +68,7 @@ class RoundStore:
 
     @classmethod
     def create(cls, path: Path, *, seal: str, sign: str) -> RoundStore:
-        """A store without a round, in a file that must be there and empty."""
+        """Return a store without rounds, in a file that must exist and be empty."""
         with contextlib.closing(connect(path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -82,14 +79,12 @@ class RoundStore:
         return cls(path, seal=seal, sign=sign)
 
     def reply(self, round: str) -> bytes | None:
-        """The bytes that were stored for the round, if it has been passed on."""
+        """Return the bytes that were stored for the round, or None if it was not passed on."""
         with _failing_closed(), contextlib.closing(connect(self._path)) as connection:
             return self._read(connection, round)
 
     def keep(self, round: str, reply: bytes, now: float) -> bytes:
-        """The round's reply, which is durable from here on: these bytes, or those that were there
-        before.
-        """
+        """Store the round's reply durably, unless it has one. Return the stored reply."""
         with _failing_closed(), contextlib.closing(connect(self._path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             if (before := self._read(connection, round)) is not None:
@@ -101,8 +96,9 @@ class RoundStore:
             return reply
 
     def since(self, time: float) -> int:
-        """Rounds passed on after this time (seconds since 1970), those from the future among them,
-        should the clock have gone back.
+        """Return how many rounds were passed on after this time (seconds since 1970).
+
+        Rounds from the future count too, in case the clock was put back.
         """
         with _failing_closed(), contextlib.closing(connect(self._path)) as connection:
             return connection.execute(
@@ -123,7 +119,7 @@ class RoundStore:
 
 @contextlib.contextmanager
 def _failing_closed() -> Iterator[None]:
-    """One fixed code, whatever is wrong with the file or the disk."""
+    """Raise Refused("store"), whatever is wrong with the file or the disk."""
     try:
         yield
     except (sqlite3.Error, OSError, Refused, TypeError):

@@ -1,8 +1,7 @@
-"""Predictions for a silo's own new records: computed here, about people whose rows are here, and
-sent nowhere.
+"""Predict for a silo's own new records. The predictions are computed here and sent nowhere.
 
-The model is public and has been paid for: to use it costs nothing. What it says of a row is about
-that row, so that it is as private as the row.
+The model is public and has been paid for, so using it costs nothing. A prediction is about one row,
+and is as private as the row.
 """
 
 from __future__ import annotations
@@ -28,13 +27,15 @@ if TYPE_CHECKING:
 def predict(
     model: Stored, path: Path, *, threshold: float | None = None, keep: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, list[str]]:
-    """A row for each record of the file, in its order, with the columns to `keep` first; and what
-    the reader should know of them.
+    """Return a row for each record of the file, in its order, and notes for the reader.
+
+    The columns to `keep` come first. Raise BadInput if the threshold, a column or the file cannot
+    be used.
     """
     if threshold is not None and not (len(model.schema.label.classes) == 2 and 0 <= threshold <= 1):
         raise BadInput(
-            f"the threshold is {threshold:g}; it must be a risk from 0 to 1, and is for a "
-            "label of two classes alone"
+            f"the threshold is {threshold:g}; it must be a risk from 0 to 1, and is for "
+            "labels of two classes alone"
         )
     if model.schema.images:
         names, rows = read_unsorted(path, model.schema.images)
@@ -54,31 +55,37 @@ def predict(
 def said(
     model: Stored, rows: np.ndarray, threshold: float | None, first: dict[str, np.ndarray]
 ) -> pd.DataFrame:
-    """`first`, the figures of each row, and the class that is predicted where there are classes."""
-    import pandas as pd  # slow to load: whoever only imports this module does without
+    """Return the columns `first`, the figures of each row, and the predicted class if there are
+    classes.
+
+    Raise BadInput if a figure is not finite.
+    """
+    import pandas as pd  # slow to load, and not needed by an import of this module
 
     with torch.no_grad():
         parts = [
             model.reading(torch.from_numpy(part))
             for part in np.array_split(np.array(rows, np.float64), max(1, len(rows) // 4096))
         ]
-    found = torch.cat(parts)
-    if not bool(found.isfinite().all()):
+    values = torch.cat(parts)
+    if not bool(values.isfinite().all()):
         raise BadInput(
-            "the model gives no finite number for some rows; are their values as the "
-            "schema has them?"
+            "the model gives no finite number for some rows; check that their values are as "
+            "the schema describes them"
         )
     columns: dict[str, object] = dict(
-        zip(figures(model.schema), found.double().numpy().T, strict=True)
+        zip(figures(model.schema), values.double().numpy().T, strict=True)
     )
-    if (classes := decided(model.schema, found, threshold)) is not None:
+    classes = decided(model.schema, values, threshold)
+    if classes is not None:
         columns["predicted"] = classes
     return pd.DataFrame(first | columns)
 
 
 def outside(schema: Schema, rows: np.ndarray) -> list[str]:
-    """A sentence for each column with values beyond its public range: the model has never seen such
-    a value as it is.
+    """Return a sentence for each column with values beyond its public range.
+
+    The model was trained on clipped values, so it has no experience with such a value.
     """
     sentences = []
     for j, column in enumerate(schema.columns):
@@ -93,10 +100,10 @@ def outside(schema: Schema, rows: np.ndarray) -> list[str]:
 
 
 def _texts(cells: np.ndarray) -> np.ndarray:
-    return np.array(
-        [
-            cell.decode(errors="backslashreplace") if isinstance(cell, bytes) else cell
-            for cell in cells
-        ],
-        object,
-    )
+    texts = []
+    for cell in cells:
+        if isinstance(cell, bytes):
+            texts.append(cell.decode(errors="backslashreplace"))
+        else:
+            texts.append(cell)
+    return np.array(texts, object)

@@ -1,3 +1,3 @@
-"""PEEKING: research only, never deployed: held-out evaluation, sweeps, figures, audits, conformance
-suites.
+"""PEEKING: simulation in one process, for research. It is never deployed. It contains training,
+tuning, sweeps, evaluation on test records, and the scikit-learn estimators.
 """

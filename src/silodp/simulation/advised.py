@@ -1,4 +1,4 @@
-"""What a simulation knows in public before it reads a record, for the advisor."""
+"""The public facts of a simulation, for the advisor. They are known before a record is read."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def advised(
     budgets: Sequence[Budget],
     load: Load,
 ) -> Advice:
-    """The order with everything chosen that it leaves open, for silos that train on so many
-    records.
+    """Return the advisor's choices for everything that the order leaves open. `counts` are the
+    numbers of records that the silos train on.
     """
     features = loaded.records.features
     task = source.read_by or Task.plain(loaded.classes)
     if order.feature_map:
+        shape = ()
         if source.read_by:
             shape = source.read_by.shape
-        else:
-            shape = ()
-        features = feature_map(order.feature_map, load, shape).width(features)
-        if source.read_by:
             task = source.read_by.task
-        else:
-            task = task
-    kinds = kinds_of(task, features, "number" if loaded.scale == "public" else "standard")
+        features = feature_map(order.feature_map, load, shape).width(features)
+    if loaded.scale == "public":
+        kind_of_column = "number"
+    else:
+        kind_of_column = "standard"
+    kinds = kinds_of(task, features, kind_of_column)
     if loaded.scale == "private":
         scaled = features
     else:

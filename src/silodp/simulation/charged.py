@@ -1,10 +1,10 @@
-"""`silodp tune --silo`: tuning on the silos' own records, where every look is paid for.
+"""`silodp tune --silo`: tuning on the silos' own records, where every look costs budget.
 
-With an untrusted server every candidate's releases are seen, chosen or not, so the price is their
-composition: each of C candidates gets 1/C of the budget (mu^2), and no random number of runs
-changes that. A trusted curator who pools the records may instead keep all runs but the best secret,
-and pays for a selection (`core.privacy.tuning`); what is not chosen, and how many there were, is
-then deleted.
+An untrusted server sees the releases of every candidate, chosen or not. So the price is their
+composition: each of C candidates gets 1/C of the budget (mu^2). A random number of runs does not
+change that. A trusted curator with all records may instead keep every run except the best secret,
+and pay for a selection (`core.privacy.tuning`). The runs that were not chosen are then deleted, and
+their number too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ from silodp.simulation.tune import Ranges, code_of, finish, problem_of, row_of
 
 
 def candidates_of(ranges: Ranges, order: Order, count: int) -> list[Order]:
-    """So many of all combinations, drawn by a public coin; the order is the draw's."""
+    """Return `count` of all combinations, drawn by a public coin, in the order of the draw.
+
+    Raise BadInput if there are fewer combinations.
+    """
     combinations = itertools.product(
         ranges.orders(replace(order, sampling="full")), ranges.steps, ranges.clips
     )
@@ -69,15 +72,16 @@ def candidates_of(ranges: Ranges, order: Order, count: int) -> list[Order]:
     return [every[i] for i in np.random.default_rng(order.coins).permutation(len(every))[:count]]
 
 
-# Runs are compared by the share of records whose class is predicted wrongly, as a mean over silos;
-# less is better. It is released by a silo's gate like anything else, and charged for, through the
-# Moments statistic of one feature in [0, 1]. Moments also releases the square, for which it pays: a
-# factor of sqrt(2) in noise.
+# Runs are compared by the share of records whose class is predicted wrongly, as a mean over silos.
+# A smaller share is better. A silo's gate releases it and charges for it like any other answer,
+# through the Moments statistic of one feature in [0, 1]. Moments also releases the square, at the
+# price of a factor of sqrt(2) in noise.
 
 
 def wrong(problem: Problem, records: Records, w: Tensor) -> Records:
-    """The silos' side: what the statistic is taken of, each record's own function of the record and
-    the public w.
+    """Return records with one feature: whether the class of the record is predicted wrongly.
+
+    This runs at the silos. Each value is a function of the record and of the public w alone.
     """
     with torch.no_grad():
         scores = problem.outputs(w, records.x.flatten(0, 1))[0]
@@ -91,18 +95,19 @@ def wrong(problem: Problem, records: Records, w: Tensor) -> Records:
 
 
 def ask_share(fed: Port, mechanism: Gaussian) -> float:
+    """Ask for the released share of wrong predictions, and return it."""
     moments = Moments(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
     return (float(fed.mean(Query(moments, mechanism.clipped(moments.norm)))[0, 0]) + 1) / 2
 
 
 @dataclass(frozen=True)
 class ChargedSearch:
-    """A search on the silos' own records: written to config.json, and compared when a folder is
-    continued.
+    """A search on the silos' own records. It is written to config.json, and compared when a folder
+    is continued.
     """
 
     order: Order
-    """What all candidates have in common, and the budget of everything together."""
+    """The common part of all candidates, and the budget of everything together."""
     ranges: Ranges
     silos: tuple[str, ...]
     classes: int
@@ -111,7 +116,7 @@ class ChargedSearch:
     scale: bool = True
     counts: tuple[int, ...] = ()
     code: tuple[str, ...] = ()
-    """SHA-256 of each FILE.py of the order: a folder is not continued with another."""
+    """SHA-256 of each FILE.py of the order. A folder is not continued with another file."""
 
 
 def search_charged(
@@ -122,11 +127,11 @@ def search_charged(
     seed: int | None = None,
     tick: Tick = unseen,
 ) -> dict:
-    """Tries candidates on these records within the order's epsilon and delta in total, and returns
-    the best by its released score.
+    """Try candidates on these records within the order's epsilon and delta in total. Return the
+    best by its released score.
 
-    Goes on where it stopped: noise comes from a seed that the folder keeps, so that what is done
-    again says the same again.
+    The search continues where it was interrupted. The noise comes from a seed in the folder, so a
+    repeated release is the same release. Raise BadInput for a search that cannot be run.
     """
     order = search.order
     central = search.order.trust == "central"
@@ -136,8 +141,8 @@ def search_charged(
         repetitions = None
     if order.totals:
         raise BadInput(
-            f"trust {order.trust} is no trust of a tuning; use isrl (the server sees every "
-            "run) or central (a curator holds the records)"
+            f"a tuning cannot use trust {order.trust}; use isrl (the server sees every run) or "
+            "central (a curator has the records)"
         )
     if central != (repetitions is not None):
         raise BadInput(
@@ -161,22 +166,22 @@ def search_charged(
     tried = candidates_of(search.ranges, order, search.candidates)
     trials = _Trials(search, problem, records, tried, budgets, repetitions)
     hidden = hidden_of(folder, central=central)
+    # A curator's folder is only opened at the end, so it is checked here.
     if os.path.lexists(folder) and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise BadInput(
-            f"{folder} is not a folder that can be written; choose another --out"
-        )  # a curator's is opened at the end alone
+        raise BadInput(f"{folder} is not a folder that can be written; choose another --out")
     if central and not RunFolder(folder).configuration.exists():
         refuse_runs(folder)
         open_folder(hidden, wanted)
     else:
         open_folder(folder, wanted)
     if RunFolder(folder).tuning.exists():
-        clean_up(folder, hidden, central=central)  # it may have been killed before it did
-        return json.loads(
-            RunFolder(folder).tuning.read_text()
-        )  # finished: to choose again would be to pay again
+        # The search is finished, and another choice would cost budget again. The process may have
+        # been killed before it deleted the secret files.
+        clean_up(folder, hidden, central=central)
+        return json.loads(RunFolder(folder).tuning.read_text())
     open_hidden(hidden)
-    trials.hidden, trials.seed = hidden, seed_of(hidden, seed, records)
+    trials.hidden = hidden
+    trials.seed = seed_of(hidden, seed, records)
     warn_of_delta(large)
     if repetitions is None:
         answer = trials.compose(tick)
@@ -187,9 +192,10 @@ def search_charged(
         renew(folder)
         open_folder(folder, wanted)
     if best is not None:
-        found = load_file(best)
-        scaling = {k: v for k, v in found.items() if k.startswith("scaling.")}
-        tensors = {k: v[0].contiguous() for k, v in problem.split(found["w"]).items()} | scaling
+        content = load_file(best)
+        scaling = {name: v for name, v in content.items() if name.startswith("scaling.")}
+        parameters = problem.split(content["w"])
+        tensors = {name: v[0].contiguous() for name, v in parameters.items()} | scaling
         atomic.write(RunFolder(folder).model, save(tensors), mode=0o644)
     write_environment(folder, noise=seeded(seed))
     finish(folder, answer, answer.pop("order"))
@@ -198,10 +204,10 @@ def search_charged(
 
 
 class _Trials:
-    """Carries candidates out, one gate and one ledger for all that one audience sees.
+    """The runs of candidates, with one gate and one ledger for everything that one observer sees.
 
-    All that can be refused is planned at once: what is wrong must be said before anything is
-    written that the right command would find.
+    The constructor plans everything that can be refused. So an error is reported before anything is
+    written that a corrected command would find.
     """
 
     hidden: Path
@@ -240,7 +246,9 @@ class _Trials:
         self.each = [self._plan([candidate], [each], scaling=False) for candidate in tried]
 
     def compose(self, tick: Tick) -> dict:
-        """Every candidate within one budget, on one ledger: the server sees them all."""
+        """Run every candidate within one budget, on one ledger, because the server sees them all.
+        Return the answer.
+        """
         plan = self.plan
         tried = self.tried
         ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), self.records.counts)
@@ -253,6 +261,7 @@ class _Trials:
         for i, candidate in enumerate(tried):
             path = self.hidden / f"{i:03d}.safetensors"
             if path.exists():
+                # The candidate was run before. Its charges count in the ledger again.
                 for asked in plan.asked:
                     if asked.kind.startswith(f"{i}/"):
                         multiplier = plan.mechanisms[asked.kind].noise_multiplier
@@ -283,10 +292,12 @@ class _Trials:
         }
 
     def select(self, repetitions: Repetitions, tick: Tick) -> dict:
-        """The best of a secret random number of runs, each of a candidate drawn at random; nothing
-        else leaves.
+        """Return the best of a secret random number of runs, each of a candidate drawn at random.
+        Nothing else is released.
         """
-        (budget,), tried, mu = self.budgets, self.tried, self.mu
+        (budget,) = self.budgets
+        tried = self.tried
+        mu = self.mu
         records = self.records
         scaling = {}
         if self.once:
@@ -326,19 +337,28 @@ class _Trials:
 
     @staticmethod
     def _budget(mu: float, delta: float) -> Budget:
+        """Return the budget with the epsilon of this mu at this delta."""
         return Budget(gdp_epsilon_exactly(mu, delta), delta)
 
     @staticmethod
     def _price(name: str, budget: Budget, spent: float) -> dict:
+        """Return the row of a silo's budget and spend."""
         return {"name": name, **asdict(budget), "spent_epsilon": spent}
 
     def _plan(self, tried: Sequence[Order], budgets: Sequence[Budget], *, scaling: bool) -> Plan:
-        scaled = self.records.x.shape[2] if scaling else None
+        """Return the plan of these candidates and their scores, with or without the scaling."""
+        if scaling:
+            scaled = self.records.x.shape[2]
+        else:
+            scaled = None
         return plan_several(tried, budgets, self.records.counts, scaled=scaled, score=ask_share)
 
     def _connect(
         self, records: Records, ledger: MemoryLedger, stream: tuple[int, ...]
     ) -> Federation:
+        """Return a federation over these records. The stream decides which noise of the seed it
+        uses.
+        """
         everyone = Everyone(len(records))
         alike = Weights("equal", records.counts)
         return connect(
@@ -346,14 +366,14 @@ class _Trials:
         )
 
     def _scaled(self, plan: Plan, ledger: MemoryLedger) -> tuple[Records, dict[str, Tensor]]:
+        """Learn the scaling within the plan. Return the scaled records and the scaling."""
         fed = self._connect(self.records, ledger, (0, 0))
-        given = plan.mechanisms
-        mean, scale = learn_scaling(
-            fed, self.records.x.shape[2], ranges=given["ranges"], moments=given["moments"]
-        )
+        ranges = plan.mechanisms["ranges"]
+        moments = plan.mechanisms["moments"]
+        mean, scale = learn_scaling(fed, self.records.x.shape[2], ranges=ranges, moments=moments)
         x = (self.records.x - mean.float()) / scale.float() * self.records.mask.unsqueeze(-1)
-        kept = {"scaling.mean": mean.float(), "scaling.scale": scale.float()}
-        return Records(x, self.records.y, self.records.counts, self.records.names), kept
+        scaling = {"scaling.mean": mean.float(), "scaling.scale": scale.float()}
+        return Records(x, self.records.y, self.records.counts, self.records.names), scaling
 
     def _carry_out(
         self,
@@ -367,8 +387,8 @@ class _Trials:
         *,
         stream: int,
     ) -> None:
-        """Runs one candidate, has it scored, and keeps both in one step, so that a stop in between
-        leaves nothing half done.
+        """Run one candidate and its score, and write both in one step. So an interruption leaves
+        nothing half done.
         """
         fed = self._connect(records, ledger, (1, stream))
         start = self.problem.initial([candidate.coins])
@@ -378,13 +398,10 @@ class _Trials:
             if refusal.code != "not-finite":
                 raise
             w = torch.full_like(start, torch.nan)
-        value = 1.0  # of a run that diverged: everybody can see that from w
+        # A run that diverged has the worst score without a question: w itself shows it.
+        value = 1.0
         if bool(torch.isfinite(w).all()):
-            seen = self._connect(wrong(self.problem, records, w), ledger, (2, stream))
-            value = ask_share(seen, plan.mechanisms[f"{i}/score"])
-        atomic.write(
-            path,
-            save(
-                {"w": w.contiguous(), "score": torch.tensor(value, dtype=torch.float64), **scaling}
-            ),
-        )
+            fed = self._connect(wrong(self.problem, records, w), ledger, (2, stream))
+            value = ask_share(fed, plan.mechanisms[f"{i}/score"])
+        score = torch.tensor(value, dtype=torch.float64)
+        atomic.write(path, save({"w": w.contiguous(), "score": score, **scaling}))

@@ -1,8 +1,8 @@
 """All silos in one process: convenient and fast, without isolation between them.
 
-Who is trusted decides what stands between gate and server: nothing (isrl), the sum over silos
-(masks, or a shuffler that passes on totals), or one curator with everybody's records (central).
-Masks cancel to the last bit in a sum (tests/core/protocol/test_masks.py), so none are drawn here.
+The trust decides what is between gate and server. With isrl it is nothing. With masks or shuffle it
+is a sum over silos. With central it is one curator with the records of all silos. Masks cancel to
+the last bit in a sum (tests/core/protocol/test_masks.py), so none are drawn here.
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ def simulate(
     seeds: Seeds,
     participation: Everyone | None = None,
 ) -> tuple[Federation, MemoryLedger]:
-    """A federation over these records whose gate charges each run and silo by the plan's rule and
-    budgets. Silos count alike.
+    """Return a federation over these records, and its ledger. The gate charges each run and silo by
+    the plan's rule and budgets. With totals each record counts alike, otherwise each silo.
     """
     ledger = MemoryLedger(plan.rule, plan.budgets.tolist(), records.counts)
-    totals = any(m.total for m in plan.mechanisms.values())
-    weights = Weights("records" if totals else "equal", records.counts)
-    trust = "shuffle" if totals else "isrl"
-    who = participation or Everyone(len(records))
-    return connect(trust, problem, records, ledger, seeds, who, weights), ledger
+    if any(m.total for m in plan.mechanisms.values()):
+        trust = "shuffle"
+        weights = Weights("records", records.counts)
+    else:
+        trust = "isrl"
+        weights = Weights("equal", records.counts)
+    participation = participation or Everyone(len(records))
+    return connect(trust, problem, records, ledger, seeds, participation, weights), ledger
 
 
 def connect(
@@ -92,11 +95,11 @@ def connect(
 
 
 class Curator(Simulated):
-    """Answers for all silos' records in one place; in a round without some silos, for those of the
-    others.
+    """Answers for the records of all silos in one place. In a round without some silos it answers
+    for the records of the others.
 
-    The noise is that of a sum over whoever takes part, 2 clip x multiplier in all, so a record's
-    price is the same in every round.
+    The noise is that of a sum over the silos that take part: 2 clip x multiplier in all. So a
+    record's price is the same in every round.
     """
 
     def __init__(
@@ -107,38 +110,40 @@ class Curator(Simulated):
         engines: Sequence[Engine] = ENGINES,
     ) -> None:
         super().__init__(problem, records.pooled(), seeds, engines=engines)
-        self._apart = records.counts
+        self._counts_apart = records.counts
+        """Number of records of each silo, before they are pooled."""
         self._silo = torch.repeat_interleave(
             torch.arange(len(records)), torch.tensor(records.counts)
         ).to(records.x.device)
         self.present: tuple[int, ...] = tuple(range(len(records)))
 
     def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
-        """Which records are in a batch is drawn among all of them, whoever takes part: no record is
-        in two batches of a partition.
+        """Return the weight of each record in a batch, 0 for a record of an absent silo.
+
+        The batch is drawn among the records of all silos, in every round. So no record is in two
+        batches of a partition.
         """
         present = self.present
-        self.present = tuple(range(len(self._apart)))
+        self.present = tuple(range(len(self._counts_apart)))
         weight = super()._weight(sampling, silos)
         self.present = present
-        if len(present) == len(self._apart):
+        if len(present) == len(self._counts_apart):
             return weight
-        return weight * torch.isin(self._silo, torch.tensor(present, device=self._silo.device)).to(
-            weight
-        )
+        members = torch.tensor(present, device=self._silo.device)
+        return weight * torch.isin(self._silo, members).to(weight)
 
     def _batch(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
-        """Of those that take part, on average."""
-        whole = super()._batch(sampling, silos)
-        present = sum(self._apart[i] for i in self.present)
-        if len(self.present) == len(self._apart):
-            return whole
-        return whole * (present / sum(self._apart))
+        """Return the mean size of a batch of the records of the silos that take part."""
+        size = super()._batch(sampling, silos)
+        present = sum(self._counts_apart[i] for i in self.present)
+        if len(self.present) == len(self._counts_apart):
+            return size
+        return size * (present / sum(self._counts_apart))
 
 
 class _ToCurator:
-    """The channel of one who has all records: silos are told apart only by taking part in a round
-    or not.
+    """The channel to a curator with all records. The silos of a query only decide whose records are
+    in the answer.
     """
 
     def __init__(self, gate: Gate, curator: Curator) -> None:
@@ -146,25 +151,30 @@ class _ToCurator:
         self._curator = curator
 
     def ask(self, query: Query, silos: Sequence[int]) -> Release:
+        """Return the curator's answer for the records of these silos."""
         self._curator.present = tuple(silos)
         return self._gate.answer(query, [0])
 
 
 class Curated(Federation):
-    """What the curator says is the mean already."""
+    """A federation whose curator's answer is the mean already."""
 
     def mean(self, query: Query) -> Tensor:
+        """Return the curator's answer (J, d)."""
         return self._channel.ask(query, self._participation.draw()).value[:, 0]
 
     def measure(self, query: Query) -> Measured:
-        asked = self._participation.draw()
-        everybody = Weights("equal", (sum(self._weights.trained[i] for i in asked),))
-        return Measured(
-            self._channel.ask(query, asked).value[:, 0], *query.mechanism.deviation([0], everybody)
-        )
+        """Return the curator's answer, with the standard deviation of its noise and its effective
+        number of records.
+        """
+        silos = self._participation.draw()
+        # The curator is one silo with all records that take part.
+        pooled = Weights("equal", (sum(self._weights.trained[i] for i in silos),))
+        answer = self._channel.ask(query, silos)
+        return Measured(answer.value[:, 0], *query.mechanism.deviation([0], pooled))
 
 
 def asked_by(mechanism: Mechanism) -> dict[str, object]:
-    """What a transcript says of a release's noise."""
+    """Return the fields of a release's noise for a transcript."""
     event = mechanism.event()
     return {name: torch.as_tensor(getattr(event, name)).flatten().tolist() for name in event.wire}

@@ -1,8 +1,8 @@
 """scikit-learn estimators: `silodp.Classifier(epsilon=1).fit([frame, ...])`, or `fit(X, y,
-silo=...)`. What trains is `silodp train`'s own code.
+silo=...)`. They train by the code of `silodp train`.
 
-In simulation, as there: all silos are in this process, and each is protected in everything that
-would have been said.
+This is a simulation: all silos are in this process. Each silo is protected in everything that it
+would have released.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from silodp.simulation.frames import (
 
 @dataclass(eq=False, repr=False)
 class _Private(BaseEstimator):
-    """What both have: settings of an Order, where None is the Order's own default, and how rows
-    come in.
+    """The settings and the reading of rows that both estimators share. A setting of None has the
+    default of an Order.
     """
 
     epsilon: float | Mapping[str, float] = 3.0
@@ -63,6 +63,7 @@ class _Private(BaseEstimator):
     _plain_model = ""
 
     def _order(self) -> dict[str, Any]:
+        """Return the settings of the order."""
         names = (
             "epsilon",
             "delta",
@@ -77,14 +78,15 @@ class _Private(BaseEstimator):
         seed = self.random_state
         if isinstance(seed, np.random.RandomState):
             seed = int(seed.randint(2**31))
-        found = {name: getattr(self, name) for name in names} | {
-            "model": self.model or self._plain_model,
-            "seed": seed,
-        }
-        return found | dict(self.settings or {})
+        settings = {name: getattr(self, name) for name in names}
+        settings["model"] = self.model or self._plain_model
+        settings["seed"] = seed
+        return settings | dict(self.settings or {})
 
     def _fit(self, x: Any, y: Any, silo: Any) -> Any:
-        """Trains; afterwards `trained_` has the model, and `spent_` what each silo has spent."""
+        """Train, and return the estimator. Afterwards `trained_` has the model, and `spent_` the
+        spend of each silo.
+        """
         if isinstance(x, Mapping | list | tuple):
             frames = by_silo(x)
         else:
@@ -101,6 +103,9 @@ class _Private(BaseEstimator):
         return self
 
     def _of_frames(self, frames: dict[str, pd.DataFrame], y: Any, silo: Any) -> Held:
+        """Return the records of one frame for each silo. Raise BadInput if y or silo is given
+        too.
+        """
         if y is not None or silo is not None:
             raise BadInput(
                 "a frame for each silo has its label within, in the column `label`; leave "
@@ -111,24 +116,27 @@ class _Private(BaseEstimator):
             self._from_schema(schema.label.classes)
             return by_schema(frames, schema)
         columns = columns_of(frames, self.label)
-        whole = pd.concat(list(frames.values()), ignore_index=True)
+        rows = pd.concat(list(frames.values()), ignore_index=True)
         names = np.repeat(list(frames), [len(frame) for frame in frames.values()])
-        return self._of_arrays(whole[columns], whole[self.label], names)
+        return self._of_arrays(rows[columns], rows[self.label], names)
 
     def _of_arrays(self, x: Any, y: Any, silo: Any) -> Held:
+        """Return the records of rows with their labels, and the name of each row's silo. Raise
+        BadInput if they do not fit each other.
+        """
         if self.schema is not None:
             raise BadInput("a schema reads frames: give fit a list of them, one for each silo")
         x, y = validate_data(self, x, y, dtype=np.float64, ensure_min_samples=2)
         if silo is None:
-            who = np.zeros(len(y), int)
+            silo_of = np.zeros(len(y), int)
         else:
-            who = np.asarray(silo)
-        if who.shape != (len(y),):
+            silo_of = np.asarray(silo)
+        if silo_of.shape != (len(y),):
             raise BadInput(
-                f"silo has the shape {who.shape}; it must have one name for each of the "
+                f"silo has the shape {silo_of.shape}; it must have one name for each of the "
                 f"{len(y)} rows"
             )
-        silos = list(dict.fromkeys(who.tolist()))
+        silos = list(dict.fromkeys(silo_of.tolist()))
         features = [
             str(n) for n in getattr(self, "feature_names_in_", [f"x{j}" for j in range(x.shape[1])])
         ]
@@ -138,7 +146,7 @@ class _Private(BaseEstimator):
         targets, classes = self._targets(y)
         names = [f"silo-{s}" if not isinstance(s, str) else s for s in silos]
         return plainly(
-            [(x[who == s], targets[who == s]) for s in silos],
+            [(x[silo_of == s], targets[silo_of == s]) for s in silos],
             names,
             features,
             classes,
@@ -146,6 +154,7 @@ class _Private(BaseEstimator):
         )
 
     def _rows(self, x: Any) -> np.ndarray:
+        """Return the features of rows to predict. Raise BadInput if a schema needs a frame."""
         check_is_fitted(self, "trained_")
         if self.schema is not None:
             if not isinstance(x, pd.DataFrame):
@@ -159,50 +168,62 @@ class _Private(BaseEstimator):
             x = x.drop(columns=self.label)
         return validate_data(self, x, dtype=np.float64, reset=False)  # type: ignore[return-value, arg-type]
 
-    def _said(self, x: Any) -> np.ndarray:
-        return (
-            said(self.trained_.model, self._rows(x), None, {})
-            .drop(columns="predicted", errors="ignore")
-            .to_numpy()
-        )
+    def _predicted(self, x: Any) -> np.ndarray:
+        """Return the risks or numbers of these rows."""
+        figures = said(self.trained_.model, self._rows(x), None, {})
+        return figures.drop(columns="predicted", errors="ignore").to_numpy()
 
     def _targets(self, y: np.ndarray) -> tuple[np.ndarray, Sequence[Any] | None]:
+        """Return the labels for training, and the classes if there are any."""
         raise NotImplementedError
 
     def _from_schema(self, classes: Sequence[str]) -> None:
+        """Take the classes of a schema. Raise BadInput if the estimator cannot predict them."""
         raise NotImplementedError
 
 
 class Classifier(ClassifierMixin, _Private):
-    """A private classifier over silos. `ranges` are public (low, high) of each feature; without
-    them scaling is learnt within the budget.
+    """A private classifier over silos.
 
-    `target` is the public list of labels; without it the labels that occur in y are taken for
-    public. `schema`, a path, table or Schema, reads frames with texts and missing values.
-    `random_state` fixes all noise: for research, as known noise protects nobody. `settings` are
-    further ones of an Order.
+    Arguments, beside those of an Order:
+
+    - `ranges`: the public (low, high) of each feature. Without them the scaling is learned within
+      the budget.
+    - `target`: the public list of labels. Without it the labels that occur in y are treated as
+      public.
+    - `schema`: a path, table or Schema, for frames with texts and missing values.
+    - `random_state`: fixes all noise. This is for research, because known noise protects no record.
+    - `settings`: further settings of an Order.
+    - `out`: the run's folder. Without it the folder is deleted with the result.
     """
 
     _plain_model = "logistic"
 
     def fit(self, X: Any, y: Any = None, silo: Any = None) -> Classifier:
-        """X: a list of frames (or a mapping by silo's name), each with its label; or rows, with y
-        and `silo`, the silo's name of each row.
+        """Train, and return the estimator.
+
+        X is a list of frames (or a mapping by silo's name), each with its label. Or X has rows,
+        with y and with `silo`, the name of each row's silo.
         """
         return self._fit(X, y, silo)
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """(rows, classes), in the order of `classes_`."""
+        """Return the probabilities (rows, classes), in the order of `classes_`."""
         check_is_fitted(self, "trained_")
-        return self._said(X)
+        return self._predicted(X)
 
     def predict(self, X: Any) -> np.ndarray:
-        """The class of each row: the more likely one, or by the schema's weights."""
+        """Return the class of each row: the most likely one, or the one that the schema's weights
+        choose.
+        """
         chances = self.predict_proba(X)
         weights = self.trained_.model.schema.label.weights or (1.0,)
         return self.classes_[(chances * np.array(weights)).argmax(1)]
 
     def _targets(self, y: np.ndarray) -> tuple[np.ndarray, Sequence[Any]]:
+        """Set `classes_`, and return the labels with the classes. Raise BadInput if there is only
+        one class.
+        """
         check_classification_targets(y)
         if self.target is None:
             self.classes_ = np.unique(y)
@@ -216,6 +237,7 @@ class Classifier(ClassifierMixin, _Private):
         return y, self.classes_.tolist()
 
     def _from_schema(self, classes: Sequence[str]) -> None:
+        """Set `classes_`. Raise BadInput if the schema has no classes."""
         if not classes:
             raise BadInput(
                 "the schema's label has no classes; use silodp.Regressor, or silodp.train "
@@ -225,35 +247,39 @@ class Classifier(ClassifierMixin, _Private):
 
 
 class Regressor(RegressorMixin, _Private):
-    """A private regressor over silos. `target` is the public (low, high) of y, to which it is
-    clipped and by which it is scaled.
+    """A private regressor over silos.
 
-    Without it y is taken as it is, which suits targets of about -1 to 1 alone. The rest is as for
+    `target` is the public (low, high) of y. y is clipped to this range and scaled by it. Without it
+    y is used unscaled, which suits only targets of about -1 to 1. The other arguments are those of
     Classifier.
     """
 
     _plain_model = "linear"
 
     def fit(self, X: Any, y: Any = None, silo: Any = None) -> Regressor:
-        """As Classifier.fit."""
+        """Train, and return the estimator. The arguments are those of `Classifier.fit`."""
         return self._fit(X, y, silo)
 
     def predict(self, X: Any) -> np.ndarray:
-        """(rows,), in the unit of y."""
+        """Return the number (rows,) of each row, in the unit of y."""
         check_is_fitted(self, "trained_")
-        found = self._said(X)[:, -1]
-        low, high = self.target or (-1.0, 1.0)
+        numbers = self._predicted(X)[:, -1]
+        # With a schema the model's own reading has the unit already.
         if self.schema is not None:
-            return found
-        return low + (found + 1) / 2 * (high - low)
+            return numbers
+        low, high = self.target or (-1.0, 1.0)
+        return low + (numbers + 1) / 2 * (high - low)
 
     def _targets(self, y: np.ndarray) -> tuple[np.ndarray, None]:
+        """Return y in the range -1 to 1. Raise BadInput if the target is not a range."""
         low, high = self.target or (-1.0, 1.0)
         if not low < high:
             raise BadInput(f"target is {self.target!r}; it must be (low, high) with low < high")
-        bounded = np.clip(y, low, high) if self.target else y
-        return 2 * (np.asarray(bounded, np.float64) - low) / (high - low) - 1, None
+        if self.target:
+            y = np.clip(y, low, high)
+        return 2 * (np.asarray(y, np.float64) - low) / (high - low) - 1, None
 
     def _from_schema(self, classes: Sequence[str]) -> None:
+        """Raise BadInput if the schema has classes."""
         if classes:
             raise BadInput("the schema's label has classes; use silodp.Classifier")

@@ -1,5 +1,5 @@
-"""Training on tables in memory, for notebooks: `silodp.train`. The same order and the same code as
-`silodp train`, without files.
+"""Training on tables in memory, for notebooks: `silodp.train`. It has the same order and the same
+code as `silodp train`, without files.
 """
 
 from __future__ import annotations
@@ -37,60 +37,60 @@ Ranges = Mapping[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Held(Source):
-    """Records that are in memory already."""
+    """A source whose records are in memory already."""
 
     loaded: Loaded = field(kw_only=True, repr=False)
     by: Schema | None = None
     names: tuple[str, ...] = ()
-    """Of the classes."""
+    """The names of the classes."""
 
     @property
     def read_by(self) -> Schema | None:  # type: ignore[override]
+        """Return the schema of the frames, or None without one."""
         return self.by
 
     def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
+        """Return the records. The arguments change nothing."""
         return self.loaded
 
     def words(self) -> dict[str, Any]:
+        """Return the names of the frames, and the share that is held out, for run.json."""
         return {"frames": list(self.loaded.records.names), "held_out": self.held_out}
 
     def class_names(self, classes: int) -> list[str]:
+        """Return the names of the classes."""
         return list(self.names)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model, what each silo has spent for it, and the run's folder, where one was asked
-    for.
-    """
+    """A trained model, the spend of each silo, and the run's folder if `out` was given."""
 
     model: Stored = field(repr=False)
     summary: dict[str, Any]
     folder: Path | None
     chosen: tuple[str, ...]
-    """What was chosen from public facts where no algorithm was named, and what to expect of it, in
-    plain sentences.
+    """The advisor's choices, and the result to expect, in plain sentences. Empty if the algorithm
+    was named.
     """
     source: Held = field(repr=False)
 
     def predict(self, frame: pd.DataFrame, threshold: float | None = None) -> pd.DataFrame:
-        """Risks, and the class that is predicted, for each row of a frame, whose index they keep; a
-        label in it is not used.
+        """Return the risks and the predicted class for each row of a frame, with the frame's index.
+        A label in the frame is not used.
         """
-        found = said(
-            self.model, rows_of("the frame", cells_of(frame), self.model.schema), threshold, {}
-        )
-        return found.set_index(frame.index)
+        rows = rows_of("the frame", cells_of(frame), self.model.schema)
+        return said(self.model, rows, threshold, {}).set_index(frame.index)
 
     def evaluate(
         self, epsilon: float = 1.0, *, bins: int = 10, cap: float = 4.0, seed: int | None = None
     ) -> pd.DataFrame:
-        """How good the model is on the records that `held_out` kept from training: a row for each
-        figure, by a private release of each silo.
+        """Return the model's quality on the held-out records: a row for each figure, from a private
+        release of each silo.
 
-        It is `silodp evaluate`: `epsilon` is what each silo pays, on top of everything before, and
-        `spent` has the sum. `low` and `high` are 95 per cent intervals by noise and sampling
-        together; a figure that the noise hides has no value and says so in `too_noisy`.
+        This is `silodp evaluate`. Each silo pays `epsilon`, beside everything before, and `spent`
+        has the sum. `low` and `high` are 95 % intervals, for noise and sampling together. A figure
+        that the noise hides has no value, and `too_noisy` is true.
         """
         answer = evaluate_run(
             self._place, epsilon=str(epsilon), bins=bins, cap=cap, seed=seed, source=self.source
@@ -98,17 +98,17 @@ class Trained:
         row = answer["scores"][0]
         rows = {}
         for name, figure in row["figures"].items():
-            seen = quality.said(row, name)
-            if seen:
-                low, high = quality.interval(name, seen)
+            shown = quality.clear_figure(row, name)
+            if shown:
+                low, high = quality.interval(name, shown)
             else:
                 low = figure["low"]
                 high = figure["high"]
             rows[name] = {
-                "value": seen and seen["value"],
+                "value": shown and shown["value"],
                 "low": low,
                 "high": high,
-                "too_noisy": seen is None,
+                "too_noisy": shown is None,
             }
         return pd.DataFrame.from_dict(rows, orient="index").astype(
             {"value": float, "low": float, "high": float}
@@ -116,8 +116,8 @@ class Trained:
 
     @property
     def spent(self) -> pd.DataFrame:
-        """Epsilon of each silo at its delta: for training, and for training and evaluations
-        together.
+        """Return the epsilon of each silo at its delta: for training, and for training and
+        evaluations together.
         """
         silos = spent_of(self._place)["silos"]
         rows = [
@@ -132,6 +132,7 @@ class Trained:
 
     @property
     def _place(self) -> Path:
+        """Return the run's folder, which may be temporary."""
         return self.model.path.parent
 
 
@@ -146,12 +147,15 @@ def train(
     held_out: float = 0.0,
     **settings: Any,
 ) -> Trained:
-    """One private run over a frame for each silo; `settings` are those of `silodp train`: epsilon,
-    delta, model, algorithm, rounds, step, ...
+    """Run one private training over a frame for each silo.
 
-    Without a schema every column but the label is a number, `classes` is the public list of the
-    label's values (None for a number), and features are scaled by public `ranges` or else within
-    the budget. With `out` the run's folder is kept: `silodp report` reads it.
+    `settings` are those of `silodp train`: epsilon, delta, model, algorithm, rounds, step, ...
+
+    Without a schema every column but the label is a number. `classes` is the public list of the
+    label's values, or None for a number. Features are scaled by public `ranges`, or else within the
+    budget. With `out` the run's folder is kept, and `silodp report` reads it.
+
+    Raise BadInput for frames or settings that cannot be used.
     """
     named = by_silo(frames)
     if not named or not all(isinstance(frame, pd.DataFrame) for frame in named.values()):
@@ -180,11 +184,11 @@ def train(
 
 
 def run(source: Held, settings: Mapping[str, Any], out: str | Path | None = None) -> Trained:
-    """Trains by an Order of these settings, in `out` or in a folder that goes when nobody holds the
-    result any more.
+    """Train by an Order of these settings, in `out` or in a temporary folder. The temporary folder
+    is deleted with the result.
     """
     order = order_of(settings)
-    told = list[Advice]()
+    advices = list[Advice]()
     code = {
         name: text
         for name in ("model", "feature_map")
@@ -195,35 +199,34 @@ def run(source: Held, settings: Mapping[str, Any], out: str | Path | None = None
     else:
         folder = Path(tempfile.mkdtemp(prefix="silodp-")) / "run"
     try:
-        summary = train_source(order, source, folder, told=told.append)
-        chosen = tuple(line for advice in told for line in lines(advice))
-        made = Trained(
-            open_model(folder, code), summary, folder if out is not None else None, chosen, source
-        )
+        summary = train_source(order, source, folder, on_advice=advices.append)
+        chosen = tuple(line for advice in advices for line in lines(advice))
+        model = open_model(folder, code)
     except BaseException:
         if out is None:
             shutil.rmtree(folder.parent, ignore_errors=True)
         raise
-    if out is None:
-        weakref.finalize(made, shutil.rmtree, folder.parent, ignore_errors=True)
-    return made
+    if out is not None:
+        return Trained(model, summary, folder, chosen, source)
+    trained = Trained(model, summary, None, chosen, source)
+    weakref.finalize(trained, shutil.rmtree, folder.parent, ignore_errors=True)
+    return trained
 
 
 def order_of(settings: Mapping[str, Any]) -> Order:
-    """The Order that keywords make: epsilon and delta may be a number, or a number for each silo's
-    name; `settings` a mapping.
+    """Return the Order of these keywords.
+
+    epsilon and delta may be a number, or a number for each silo's name. `settings` is a mapping.
+    Raise BadInput for an unknown keyword.
     """
     words = {name: value for name, value in settings.items() if value is not None}
     for name in ("epsilon", "delta", "settings"):
         if name in words:
             given = words[name]
             if isinstance(given, Mapping):
-                pairs = given.items()
+                words[name] = tuple(f"{key}={value}" for key, value in given.items())
             else:
-                pairs = [(None, given)]
-            words[name] = tuple(
-                str(value) if key is None else f"{key}={value}" for key, value in pairs
-            )
+                words[name] = (str(given),)
     try:
         return Order(**words)
     except TypeError:
@@ -238,12 +241,14 @@ def order_of(settings: Mapping[str, Any]) -> Order:
 
 
 def by_silo(frames: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the frames by the names of their silos. A list gets the names silo-0, silo-1, ..."""
     if isinstance(frames, Mapping):
         return dict(frames)
     return {f"silo-{i}": frame for i, frame in enumerate(frames)}
 
 
 def schema_of(given: str | Path | Mapping[str, Any] | Schema) -> Schema:
+    """Return the schema of a path, a table or a Schema."""
     if isinstance(given, Schema):
         return given
     if isinstance(given, Mapping):
@@ -252,6 +257,7 @@ def schema_of(given: str | Path | Mapping[str, Any] | Schema) -> Schema:
 
 
 def by_schema(frames: Mapping[str, pd.DataFrame], schema: Schema, held_out: float = 0.0) -> Held:
+    """Return the records of frames that are read by a schema."""
     tables = [
         table_of(f"the frame of {name}", cells_of(frame), schema) for name, frame in frames.items()
     ]
@@ -268,15 +274,17 @@ def plainly(
     ranges: Ranges | None,
     **about: Any,
 ) -> Held:
-    """Numbers (n, features) and labels (n,) of each silo; a label that is not in the public list is
-    refused. `about` is of the Source.
+    """Return the records of numbers (n, features) and labels (n,) of each silo.
+
+    `about` are further fields of the Source. Raise BadInput for a label that is not in the public
+    list, or for missing or wrong ranges.
     """
     pairs = [(x, _targets(silo, y, classes)) for silo, (x, y) in zip(silos, parts, strict=True)]
     records = Records.of(pairs, silos)
     k = len(classes or ())
-    held: dict[str, Any] = {"names": tuple(map(str, classes or ())), **about}
+    fields: dict[str, Any] = {"names": tuple(map(str, classes or ())), **about}
     if ranges is None:
-        return Held(**held, loaded=Loaded(records, k, tuple(features), None, "private"))
+        return Held(**fields, loaded=Loaded(records, k, tuple(features), None, "private"))
     if lacking := [name for name in features if name not in ranges]:
         raise BadInput(
             f"ranges has no {lacking[0]!r}; give (low, high) for every feature, or leave ranges out"
@@ -285,13 +293,15 @@ def plainly(
     if not bool((bounds[:, 0] < bounds[:, 1]).all()):
         raise BadInput("ranges must be (low, high) with low < high for every feature")
     return Held(
-        **held,
+        **fields,
         loaded=Loaded(with_ranges(records, bounds), k, tuple(features), None, "public", bounds),
     )
 
 
 def columns_of(frames: Mapping[str, pd.DataFrame], label: str) -> list[Any]:
-    """The features' columns of the first frame; BadInput if one lacks the label, or has others."""
+    """Return the feature columns of the first frame. Raise BadInput if a frame lacks the label, or
+    has other columns.
+    """
     columns = [name for name in next(iter(frames.values())).columns if name != label]
     for silo, frame in frames.items():
         if label not in frame.columns:
@@ -306,11 +316,12 @@ def columns_of(frames: Mapping[str, pd.DataFrame], label: str) -> list[Any]:
 
 
 def cells_of(frame: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Columns as arrays of numbers or of objects, as files give them."""
+    """Return the columns as arrays of numbers or of objects, in the form that files give."""
     return {str(name): _plain(column) for name, column in frame.items()}
 
 
 def _plain(column: pd.Series) -> np.ndarray:
+    """Return the column as an array of numbers or of objects."""
     values = column.to_numpy()
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
         return values
@@ -318,29 +329,33 @@ def _plain(column: pd.Series) -> np.ndarray:
 
 
 def _numbers(name: str, frame: pd.DataFrame) -> np.ndarray:
+    """Return the frame as finite numbers. Raise BadInput if it has others."""
     try:
         x = frame.to_numpy(np.float64)
     except (TypeError, ValueError):
         raise BadInput(
-            f"the frame of {name} has columns that are no numbers; give a schema, which "
-            "says what they mean"
+            f"the frame of {name} has columns that are not numbers; give a schema, which "
+            "defines them"
         ) from None
     if not np.isfinite(x).all():
         raise BadInput(
             f"the frame of {name} has missing or infinite values; give a schema, which "
-            "says what a missing value becomes"
+            "defines what a missing value becomes"
         )
     return x
 
 
 def _targets(silo: str, y: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
+    """Return the labels as numbers or as indices of classes. Raise BadInput for a label that is no
+    class.
+    """
     if classes is None:
         return np.asarray(y, np.float32)
     index = {value: k for k, value in enumerate(classes)}
     codes = np.array([index.get(value, -1) for value in np.asarray(y).tolist()], np.int64)
     if (codes < 0).any():
         raise BadInput(
-            f"silo {silo}, row {int((codes < 0).argmax()) + 1}: the label is none of the "
-            "classes; give them all with classes="
+            f"silo {silo}, row {int((codes < 0).argmax()) + 1}: the label is not one of "
+            "the classes; give them all with classes="
         )
     return codes

@@ -1,7 +1,7 @@
-"""What of a run nobody else may read: a tuning's seed and the runs that it has not chosen, and the
-key of a mark by which records are known again.
+"""The secret files of a run: a tuning's seed and its runs that were not chosen, and the key of the
+mark that recognises records.
 
-A mark without a secret key would tell whoever knows all records but one which that one is.
+A mark without a secret key would reveal a record to anyone who has all other records.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from silodp.silo.data.records import Records
 from silodp.silo.ledger.identity import Registry
 
 KEY = "records.key"
-"""Where this user's key lies, beside the registry of ledgers."""
+"""The file with this user's key, beside the registry of ledgers."""
 
 
 def hidden_of(folder: Path, *, central: bool) -> Path:
-    """A curator's is beside the folder, which is made at the end alone: the times of a folder tell
-    how long it took, and so how many runs.
+    """Return the folder for the secret files of a tuning in `folder`.
+
+    A trusted curator's secret folder is beside `folder`, which is created only at the end. The
+    times of a folder would otherwise show how long the tuning took, and so how many runs it had.
     """
     if central:
         return folder.resolve().parent / f".{folder.resolve().name}.secret"
@@ -34,13 +36,16 @@ def hidden_of(folder: Path, *, central: bool) -> Path:
 
 
 def open_hidden(hidden: Path) -> None:
+    """Create the folder for this user alone."""
     hidden.mkdir(mode=0o700, exist_ok=True)
     hidden.chmod(0o700)
 
 
 def seed_of(hidden: Path, given: int | None, records: Records) -> int:
-    """The seed of all noise in the folder, for these very records: the same noise on others would
-    tell where they differ.
+    """Return the seed of all noise in the folder, for these very records.
+
+    The same noise on other records would show where they differ. Raise BadInput if the folder has
+    runs but no seed, or if the records are others.
     """
     if not RunFolder(hidden).seed.exists() and any(hidden.glob("*.safetensors")):
         raise BadInput(
@@ -51,12 +56,16 @@ def seed_of(hidden: Path, given: int | None, records: Records) -> int:
 
 
 def kept_seed(path: Path, given: int | None, records: Records) -> int:
-    """The seed in the file, or a new one that it then holds, for these very records."""
+    """Return the seed in the file, for these very records. Create the file if it does not exist.
+
+    `given` is the seed of a new file, by default a random one. Raise BadInput if the file cannot be
+    read, or if the records are others.
+    """
     if path.exists():
         try:
-            kept = json.loads(path.read_text())
-            seed = int(kept["seed"])
-            mark = str(kept["records"])
+            content = json.loads(path.read_text())
+            seed = int(content["seed"])
+            mark = str(content["records"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadInput(
                 f"the seed {path} cannot be read ({type(error).__name__}); restore it, or "
@@ -77,21 +86,27 @@ def kept_seed(path: Path, given: int | None, records: Records) -> int:
 
 
 def mark_of(records: Records) -> str:
-    """For a folder that is shown: under a key that stays with this user, and another each time, so
-    that no two marks tell of a change.
+    """Return a mark of the records for a folder that others may read.
+
+    The mark has a key that stays with this user, and a new salt. So two marks do not show whether
+    the records have changed.
     """
     salt = secrets.token_hex(16)
-    return json.dumps({"salt": salt, "records": _mark(_own_key() + salt, records)}) + "\n"
+    return json.dumps({"salt": salt, "records": _mark(_user_key() + salt, records)}) + "\n"
 
 
 def places_key(seed: int | None) -> str:
-    """What gives persons their places in a held-out split: this user's secret, or a seed that was
-    given, with which all noise is known anyway.
+    """Return the key that assigns persons to the two sides of a held-out split.
+
+    It is this user's secret, or a given seed. With a given seed all noise is public anyway.
     """
-    return f"places {_own_key() if seed is None else seed}"
+    if seed is None:
+        return f"places {_user_key()}"
+    return f"places {seed}"
 
 
-def _own_key() -> str:
+def _user_key() -> str:
+    """Return this user's key. Create it if it does not exist."""
     registry = Registry()
     path = registry.folder.parent / KEY
     with registry.locked():
@@ -101,26 +116,30 @@ def _own_key() -> str:
 
 
 def check_mark(folder: Path, records: Records) -> None:
-    """BadInput unless the mark in the run's folder is of these very records, in this order."""
+    """Raise BadInput unless the mark in the run's folder is of these very records, in this
+    order.
+    """
     key = Registry().folder.parent / KEY
     try:
-        kept = json.loads(RunFolder(folder).record_mark.read_text())
-        same = hmac.compare_digest(kept["records"], _mark(key.read_text() + kept["salt"], records))
+        mark = json.loads(RunFolder(folder).record_mark.read_text())
+        present = _mark(key.read_text() + mark["salt"], records)
+        same = hmac.compare_digest(mark["records"], present)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"whether these are the records of the run in {folder} cannot be told "
-            f"({type(error).__name__}): that needs its records.json "
-            f"and the key {key} of whoever trained it; train again"
+            f"it cannot be checked whether these are the records of the run in {folder} "
+            f"({type(error).__name__}): the check needs its records.json and the key {key} of the "
+            "user who trained it; train again"
         ) from None
     if not same:
         raise BadInput(
-            f"the records are not those with which the run in {folder} was trained, in "
-            "their order, so that some that it has seen may be "
-            "among those held out; restore them, or train again"
+            f"the records are not those with which the run in {folder} was trained, in their "
+            "order, so the held-out records may include some that it was trained on; restore the "
+            "records, or train again"
         )
 
 
 def _mark(key: str, records: Records) -> str:
+    """Return the keyed hash of the records, in hexadecimal."""
     mark = hmac.new(key.encode(), digestmod=hashlib.sha256)
     for part in (records.x, records.y):
         mark.update(
@@ -130,25 +149,27 @@ def _mark(key: str, records: Records) -> str:
 
 
 def renew(folder: Path) -> None:
-    """An empty folder that was there before is made anew, later: it has its own date of birth."""
+    """Delete an empty folder that was there before, so that a new one gets a new date of
+    creation.
+    """
     if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def clean_up(folder: Path, hidden: Path, *, central: bool) -> None:
-    """Once the answer is written: no seed, since known noise protects nobody.
+    """Delete the secret files, once the answer is written.
 
-    Of a curator nothing is kept of the runs that were not chosen, nor of how many there were: the
-    theorem prices the best run alone.
+    Without a curator only the seed is deleted, because known noise protects no record. A curator's
+    folder must show neither the runs that were not chosen nor their number: the theorem prices the
+    best run alone. So all of its files get the same time, and the runs are deleted.
     """
     if not central:
         RunFolder(hidden).seed.unlink(missing_ok=True)
         return
     when = RunFolder(folder).tuning.stat().st_mtime_ns
+    # The times are set before the runs are deleted: more runs take longer to delete.
     if any(path.stat().st_mtime_ns != when for path in (*folder.iterdir(), folder)):
         for path in (*folder.iterdir(), folder):
-            os.utime(
-                path, ns=(when, when)
-            )  # before the runs are deleted, which takes the longer the more there are
+            os.utime(path, ns=(when, when))
     if hidden.exists():
         shutil.rmtree(hidden)

@@ -1,11 +1,11 @@
-"""What a resumed run must share with the run that it goes on with: the same noise under another
-function shows where the two differ.
+"""The facts that a resumed run must share with the interrupted run. The same noise under another
+function would show where the two functions differ.
 
-The definition of a problem has a model's shapes and constants, but not what its `forward` does; so
-a model's own file counts by its bytes. What that file brings in from elsewhere must be known too:
-the standard library, and the packages whose versions are kept. A file that takes more than those is
-trained as any other, but is not resumed. Not seen is what a file reads by other means than imports
-and `open`.
+The definition of a problem has a model's shapes and constants, but not the code of its `forward`.
+So a model's own file is identified by its bytes. The imports of that file must be identified too.
+They may be the standard library, and the packages whose versions are recorded. A file with other
+imports can be trained like any other, but its run is not resumed. This check does not see what a
+file reads by other means than imports and `open`.
 """
 
 from __future__ import annotations
@@ -37,32 +37,34 @@ IMPORTED = (sys.stdlib_module_names - {"importlib", "imp", "pkgutil", "runpy", "
     "scipy",
 }
 BUILTINS = ("__import__", "compile", "eval", "exec", "open")
-"""What could bring in code or numbers that no import names."""
+"""Names that can load code or numbers without an import."""
 
 
 class Code:
-    """Loads FILE.py:NAME from the bytes that the file has now, and remembers what it ran: another
-    file under the same noise is another run.
+    """Loads FILE.py:NAME from the present bytes of the file, and records which bytes it ran.
+
+    Another file under the same noise is another run.
     """
 
     def __init__(self) -> None:
         self.sha256: dict[str, str] = {}
 
     def load(self, text: str) -> Any:
+        """Return the function or class of this name. Raise BadInput if the file cannot be read."""
         if not is_file(text):
             return load(text)
         path = parse(text)[0]
         try:
-            found = Path(path).read_bytes()
+            content = Path(path).read_bytes()
         except OSError as error:
             raise BadInput(
                 f"the file {path} cannot be read ({type(error).__name__}); give FILE.py:NAME"
             ) from None
-        self.sha256[str(Path(path).resolve())] = hashlib.sha256(found).hexdigest()
-        return named(run(found, path), text)
+        self.sha256[str(Path(path).resolve())] = hashlib.sha256(content).hexdigest()
+        return named(run(content, path), text)
 
     def of(self, **words: str) -> dict[str, str]:
-        """The SHA-256 of each word that is FILE.py:NAME, as it was loaded."""
+        """Return the SHA-256 of each word that is FILE.py:NAME, as the file was loaded."""
         return {
             f"{what}_sha256": self.sha256[str(Path(parse(text)[0]).resolve())]
             for what, text in words.items()
@@ -71,32 +73,33 @@ class Code:
 
 
 def refuse_imports(*words: str) -> None:
-    """BadInput if a file of the user's own uses what could have changed unseen since its run was
-    begun.
+    """Raise BadInput if a file of the user's own uses something that may have changed since its run
+    began.
     """
     for path in dict.fromkeys(parse(text)[0] for text in words if is_file(text)):
         if used := sorted(_unknown(ast.parse(Path(path).read_bytes()))):
             raise BadInput(
-                f"the file {path} uses {', '.join(used)}, of which nobody can tell whether "
-                "it is as it was, so its run is not resumed; "
-                "start another with --new, or keep to the standard library, torch, numpy and scipy"
+                f"the file {path} uses {', '.join(used)}, which may have changed since the run "
+                "began, so its run is not resumed; start another with --new, or use only the "
+                "standard library, torch, numpy and scipy"
             )
 
 
 def _unknown(tree: ast.AST) -> set[str]:
-    found: set[str] = set()
+    """Return the imports and builtins of a file whose version is not recorded."""
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add("." * node.level + (node.module or "").partition(".")[0])
+            names.add("." * node.level + (node.module or "").partition(".")[0])
         elif isinstance(node, ast.Name) and node.id in BUILTINS:
-            found.add(node.id)
-    return {name for name in found if not (name in IMPORTED and _installed(name))}
+            names.add(node.id)
+    return {name for name in names if not (name in IMPORTED and _installed(name))}
 
 
 def _installed(name: str) -> bool:
-    """Whether the import finds the one that was installed, and not a file of the same name in the
+    """Return whether the import finds the installed package, not a file of the same name in the
     current folder.
     """
     spec = importlib.util.find_spec(name)
@@ -114,8 +117,8 @@ def _installed(name: str) -> bool:
 
 
 def pinned(code: Mapping[str, str], start: Tensor, mechanisms: Mapping[str, Any]) -> dict[str, Any]:
-    """For run.json: the function, where it starts, the noise to the last bit, and by what it is
-    computed; all of it is public.
+    """Return the public facts for run.json: the code, the start, the noise multipliers bit for bit,
+    and the versions and machine that compute the run.
     """
     return {
         **code,
@@ -124,7 +127,9 @@ def pinned(code: Mapping[str, str], start: Tensor, mechanisms: Mapping[str, Any]
             kind: [number.hex() for name in m.noise for number in _numbers(getattr(m, name))]
             for kind, m in mechanisms.items()
         },
-        **{name: torch.__version__ if name == "torch" else version(name) for name in PACKAGES},
+        **{name: version(name) for name in PACKAGES},
+        # This version also names the build, such as +cpu.
+        "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "threads": torch.get_num_threads(),
@@ -133,4 +138,5 @@ def pinned(code: Mapping[str, str], start: Tensor, mechanisms: Mapping[str, Any]
 
 
 def _numbers(value: Any) -> list[float]:
+    """Return the numbers of a tensor or of a single number."""
     return torch.as_tensor(value, dtype=torch.float64).flatten().tolist()

@@ -1,4 +1,4 @@
-"""`silodp plan`: what an order will release and spend, before any data is touched."""
+"""`silodp plan`: what an order will release and spend, before any record is read."""
 
 from __future__ import annotations
 
@@ -20,23 +20,16 @@ from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, rounded_up, user
 from silodp.core.protocol.masks import modulus_for
 from silodp.core.text import visible
 from silodp.server.federation import Everyone
-from silodp.server.order import (
-    Order,
-    default_delta,
-    least_of_all,
-    targets,
-    with_default_delta,
-)
+from silodp.server.order import Order, default_delta, least_of_all, targets, with_default_delta
 from silodp.server.plan import Plan
 from silodp.server.prepare import Prepared, prepare, prescription
 
 
 def planned(order: Order, records: Sequence[int], *, dimension: int | None = None) -> dict:
-    """The answer that `silodp plan --json` prints under the order's trust, for silos of so many
-    records.
+    """Return the answer of `silodp plan --json` for silos with these numbers of records.
 
-    "releases" and the totals are those of the first silo, "silos" has them all; under central trust
-    all records are in one.
+    "releases" and the totals are those of the first silo. "silos" has them for all silos. With
+    central trust all records are in one silo. Raise BadInput for an order that cannot be run.
     """
     if dimension is not None and dimension < 1:
         raise BadInput(
@@ -55,11 +48,10 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
     if order.trust == "central":
         counts = (_curated(made.participation(), records),)
     spent = np.broadcast_to(plan.spent(), (1, len(budgets)))[0]
-    found = plan.mu()
-    if found is None:
-        mu = None
-    else:
-        mu = np.broadcast_to(found, (1, len(budgets)))[0].tolist()
+    mus: list[float | None] = [None] * len(budgets)
+    run_mu = plan.mu()
+    if run_mu is not None:
+        mus = np.broadcast_to(run_mu, (1, len(budgets)))[0].tolist()
     silos = [
         {
             "records": n,
@@ -69,7 +61,7 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
                 if plan.count(kind, i)
             ],
             **asdict(budget),
-            "mu": mu[i] if mu else None,
+            "mu": mus[i],
             "spent_epsilon": float(spent[i]),
         }
         for i, (n, budget) in enumerate(zip(counts, budgets, strict=True))
@@ -86,10 +78,10 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
     if order.user_level:
         answer["user_level"] = asdict(promised[0])
     elif math.isfinite(spent[0]) and spent[0] > 0:
-        answer["converted"] = _conversions(
-            Budget(float(spent[0]), budgets[0].delta), counts[0], mu[0] if mu else None
-        )
-    if order.theory:  # d alone decides no Gaussian noise
+        spent_budget = Budget(float(spent[0]), budgets[0].delta)
+        answer["converted"] = _conversions(spent_budget, counts[0], mus[0])
+    # The dimension alone changes no Gaussian noise, so it is used for the theory only.
+    if order.theory:
         answer["theory"] = prescription(order, budgets[0], records, dimension).as_dict()
     if order.noise == "theory":
         answer["order"] = {
@@ -116,19 +108,21 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
 
 
 def named(records: Sequence[int]) -> tuple[str, ...]:
-    """Silos that nobody has named yet."""
+    """Return default names for silos."""
     return tuple(f"silo-{i + 1}" for i in range(len(records)))
 
 
-def _curated(who: Everyone, records: Sequence[int]) -> int:
-    """Records in a round of the curator's: those of the silos that take part in it, on average."""
-    most = getattr(who, "answering", who.silos)
-    return round((getattr(who, "least", most) + most) / 2 * sum(records) / len(records))
+def _curated(participation: Everyone, records: Sequence[int]) -> int:
+    """Return the mean number of records of the silos in a round, which a curator uses together."""
+    most = getattr(participation, "answering", participation.silos)
+    least = getattr(participation, "least", most)
+    return round((least + most) / 2 * sum(records) / len(records))
 
 
 def warn_of_delta(records: Mapping[str, int]) -> None:
-    """One sentence on stderr if 1/n^2 of one of these silos promises little: with probability delta
-    a record may be told whole.
+    """Print a sentence to stderr if the default delta, 1/n^2, of one of these silos is large.
+
+    With probability delta a record may be revealed completely.
     """
     large = [
         f"{silo} {rounded_up(default_delta(n))}"
@@ -148,6 +142,7 @@ def warn_of_delta(records: Mapping[str, int]) -> None:
 
 
 def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
+    """Return the count, sensitivity and noise of a kind of release at one silo."""
     mechanism = plan.mechanisms[kind]
     if kind == "refine":
         largest = mechanism.clipped(2 * clip)
@@ -165,13 +160,13 @@ def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
 
 
 def _mean_noise(made: Prepared, kind: str, counts: Sequence[int]) -> float:
-    """Std of the noise in a mean as the order's weights make it: over the silos that the public
-    coins ask in the first rounds.
+    """Return the standard deviation of the noise in a mean with the order's weights, over the silos
+    that the public coins choose in the first rounds.
 
-    Each silo's noise has an axis of its own, on which the mechanism's own mean leaves the silo's
-    share of it.
+    Each silo's noise gets a coordinate of its own. The mechanism's own mean multiplies it by the
+    silo's share.
     """
-    who = made.participation()
+    participation = made.participation()
     mechanism = made.plan.mechanisms[kind]
     weights = made.weights(counts)
     stds = torch.tensor(
@@ -181,32 +176,40 @@ def _mean_noise(made: Prepared, kind: str, counts: Sequence[int]) -> float:
         ],
         dtype=torch.float64,
     )
-    draws = Counter(who.draw() for _ in range(min(made.order.rounds, 64)))
+    draws = Counter(participation.draw() for _ in range(min(made.order.rounds, 64)))
     squares = (
-        n * mechanism.combine(torch.diag(stds[list(asked)])[None], asked, weights).square().sum()
-        for asked, n in draws.items()
+        n * mechanism.combine(torch.diag(stds[list(silos)])[None], silos, weights).square().sum()
+        for silos, n in draws.items()
     )
     return math.sqrt(float(sum(squares)) / draws.total())
 
 
 def _conversions(spent: Budget, n: int, mu: float | None) -> dict:
-    """What the spend implies elsewhere; rho and the group's mu only where the run as a whole has a
-    mu.
+    """Return what the spend is in other notions of privacy. rho and the group's mu need a mu of the
+    whole run.
     """
-    whole = user_level(spent, n)
-    return {
-        "zcdp_rho": gdp_to_zcdp(mu) if mu is not None else None,
+    conversions = {
+        "zcdp_rho": None,
         "central": asdict(spent),
-        "user_level": asdict(whole) if whole.delta < 0.5 else None,
-        "user_level_mu_by_group_privacy": n * mu if mu is not None else None,
+        "user_level": None,
+        "user_level_mu_by_group_privacy": None,
     }
+    if mu is not None:
+        conversions["zcdp_rho"] = gdp_to_zcdp(mu)
+        conversions["user_level_mu_by_group_privacy"] = n * mu
+    silo_budget = user_level(spent, n)
+    if silo_budget.delta < 0.5:
+        conversions["user_level"] = asdict(silo_budget)
+    return conversions
 
 
 # --- totals: masks or a shuffle, beside ISRL-DP and central DP -----------------------------------
 
-# All three are accounted exactly, by the same dry run and the same shares of the budget. The mean
-# in a total is over records, whichever silo holds them; under ISRL-DP it is over silos. For silos
-# of one size these are the same.
+# Releases are counted by the same dry run as under ISRL-DP, and the budget is split between anchors
+# and differences in the same shares. ISRL-DP and central DP are accounted exactly (GDP). So the
+# figures show what the binomial accountant loses in its Renyi conversion. The mean in a total is
+# over the records of all silos. Under ISRL-DP it is over silos. For silos of one size these are the
+# same.
 
 
 def planned_totals(

@@ -1,4 +1,6 @@
-"""A run's folder: what was asked, on what it ran, what came out."""
+"""The folder of a run in one process: when it may be written, where it is, and what is recorded
+about the machine.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from silodp.runs import Kind, RunFolder, State
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the folder, or says in one sentence why it cannot be written."""
+    """Create the folder. Raise BadInput if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -36,7 +38,9 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time."""
+    """Wait for the lock of the folder, and keep it in the body. Raise BadInput if the folder cannot
+    be opened.
+    """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(folder_lock(folder))
@@ -48,68 +52,75 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def refuse_others(folder: Path) -> None:
-    """BadInput if the folder holds a run of another kind than training's, which goes on where it
-    stopped and so must not be mixed with one.
+    """Raise BadInput if the folder has a run that is not a training. Other runs resume in their own
+    folder, and must not be mixed with a training.
     """
     if RunFolder(folder).kind() not in (Kind.NONE, Kind.TRAINING):
         raise BadInput(
-            f"{folder} holds a comparison, a tuning or a run over silos; choose another --out"
+            f"{folder} contains a comparison, a tuning or a run over silos; choose another --out"
         )
 
 
 def refuse_runs(folder: Path) -> None:
-    """The other way round."""
+    """Raise BadInput if the folder has a run that is not a comparison or a tuning."""
     if RunFolder(folder).kind() not in (Kind.NONE, Kind.COMPARISON, Kind.TUNING):
         raise BadInput(
-            f"{folder} holds a run of `silodp train` or `federation run`; choose another --out"
+            f"{folder} contains a run of `silodp train` or `federation run`; choose another --out"
         )
 
 
 def begin(folder: Path) -> None:
-    """Clear the folder for a new run. Raise BadInput if a run is there already.
+    """Clear the folder for a new run. Raise BadInput if it has a run already.
 
     The caller has the lock on the progress. Seed and mark are written before the description, and
-    so before the first question: without it they are left from a start that asked nothing.
+    so before the first question. Without a description they are left from a start that asked
+    nothing.
     """
     files = RunFolder(folder)
     if files.state_at_rest() is not State.NOTHING:
         raise BadInput(
-            f"{folder} holds a run already, and nothing is written over; choose another --out"
+            f"{folder} contains a run already, and silodp does not overwrite runs; choose another "
+            "--out"
         )
     files.record_mark.unlink(missing_ok=True)
     files.seed.unlink(missing_ok=True)
 
 
 def go_on(folder: Path) -> None:
-    """For whoever holds it, too: BadInput unless the run there is still without its end, since its
-    noise is gone with it.
+    """Raise BadInput unless the run in the folder is still interrupted.
+
+    The caller has the lock on the progress. An ended run cannot be resumed, because the seed of its
+    noise is deleted.
     """
     if RunFolder(folder).state_at_rest() is not State.INTERRUPTED:
         raise BadInput(
-            f"the run in {folder} has come to its end meanwhile, and nothing is written "
-            "over; look there, or start another with --new"
+            f"the run in {folder} has ended by now, and silodp does not overwrite runs; look at "
+            "its result, or start another with --new"
         )
 
 
 def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
-    """Where a new run goes: the folder given, if no run is in it, or else `first` or the next of
-    first-2, first-3, ...
+    """Return the folder of a new run: the given folder, or else `first` or the next of first-2,
+    first-3, ...
 
-    An interrupted run has been paid for: a second one beside it is begun only if `new` says so.
+    Raise BadInput if the given folder has a run. Raise it also if the last run was interrupted,
+    unless `new` is true: that run has been paid for, so a second run beside it needs a decision.
     """
-    there = [given] if given else _numbered(first)
-    last = there[-1] if there else first
+    last = _last(given, first)
     refuse_others(last)
     state = RunFolder(last).state()
     if state is State.INTERRUPTED and (given or not new):
-        anew = "another --out" if given else "--new"
+        if given:
+            option = "another --out"
+        else:
+            option = "--new"
         raise BadInput(
-            f"{last} holds an interrupted run; `silodp train --resume --out {last}` goes "
-            f"on with it, and {anew} starts another at its full price"
+            f"{last} contains an interrupted run; `silodp train --resume --out {last}` resumes it, "
+            f"and {option} starts another at its full price"
         )
     if given and state:
         raise BadInput(
-            f"{given} holds a run already ({state}), and nothing is written over; choose "
+            f"{given} contains a run already ({state}), and silodp does not overwrite runs; choose "
             "another --out"
         )
     if not state:
@@ -118,45 +129,65 @@ def folder_for(given: Path | None, first: Path, *, new: bool) -> Path:
 
 
 def folder_to_resume(given: Path | None, first: Path) -> Path:
-    """The folder given, or the latest of the default ones, with a run that was interrupted."""
-    for folder in [given] if given else reversed(_numbered(first)):
+    """Return the given folder, or the latest of the default folders, with an interrupted run.
+
+    Raise BadInput if there is none.
+    """
+    if given:
+        candidates = [given]
+    else:
+        candidates = _numbered(first)
+    for folder in reversed(candidates):
         state = RunFolder(folder).state()
         if state is State.INTERRUPTED:
             refuse_others(folder)
             return folder
         if given:
-            said = {
+            content = {
                 State.NOTHING: "no run",
-                State.RUNNING: "a run that goes on now",
+                State.RUNNING: "a run that is in progress",
                 State.FINISHED: "a finished run",
                 State.ENDED: "a run that ended by itself",
             }
             raise BadInput(
-                f"{given} holds {said[state]}, and --resume takes one that was "
+                f"{given} contains {content[state]}, and --resume takes one that was "
                 "interrupted; give its folder with --out"
             )
     raise BadInput(
-        f"there is no interrupted run in {first.parent} to go on with; give its folder "
-        "with --out, or leave out --resume"
+        f"there is no interrupted run in {first.parent}; give its folder with --out, or leave "
+        "out --resume"
     )
 
 
 def unused(given: Path | None, first: Path, result: str) -> Path:
-    """A folder without this file of results: the one given, or BadInput; else `first` or the next
+    """Return a folder without this file of results: the given folder, or else `first` or the next
     of first-2, first-3, ...
+
+    Raise BadInput if the given folder has the file.
     """
-    there = [given] if given else _numbered(first)
-    if not there or not (there[-1] / result).exists():
-        return there[-1] if there else first
+    last = _last(given, first)
+    if not (last / result).exists():
+        return last
     if given:
         raise BadInput(
-            f"{given} holds {result} already, and nothing is written over; choose another --out"
+            f"{given} contains {result} already, and silodp does not overwrite files; choose "
+            "another --out"
         )
-    return first.with_name(f"{first.name}-{_number(there[-1], first) + 1}")
+    return first.with_name(f"{first.name}-{_number(last, first) + 1}")
+
+
+def _last(given: Path | None, first: Path) -> Path:
+    """Return the given folder, or else the latest of the default folders, or `first`."""
+    if given:
+        return given
+    numbered = _numbered(first)
+    if numbered:
+        return numbered[-1]
+    return first
 
 
 def _numbered(first: Path) -> list[Path]:
-    """`first` and first-2, first-3, ... as far as they are there, the latest last."""
+    """Return those of `first`, first-2, first-3, ... that exist, the latest last."""
     if first.parent.is_dir():
         beside = first.parent.iterdir()
     else:
@@ -167,6 +198,7 @@ def _numbered(first: Path) -> list[Path]:
 
 
 def _number(path: Path, first: Path) -> int:
+    """Return the number of a default folder, 1 for `first`, or 0 for any other path."""
     number = path.name.removeprefix(f"{first.name}-")
     if path.name == first.name:
         return 1
@@ -176,18 +208,19 @@ def _number(path: Path, first: Path) -> int:
 
 
 def open_folder(folder: Path, config: object) -> None:
-    """Makes the folder, or continues it if it holds the same configuration; another configuration
-    is refused, so nothing is lost.
+    """Create the folder, or continue it if it has the same configuration. Raise BadInput if it has
+    another one, so that no result is lost.
     """
     make_folder(folder)
     wanted = json.loads(json.dumps(dataclasses.asdict(config), allow_nan=True))  # type: ignore[call-overload]
     path = RunFolder(folder).configuration
     if path.exists():
-        found = json.loads(path.read_text())
-        differs = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
+        existing = json.loads(path.read_text())
+        names = wanted.keys() | existing.keys()
+        differs = sorted(name for name in names if wanted.get(name) != existing.get(name))
         if differs:
             raise BadInput(
-                f"{folder} holds a run with another {', '.join(differs)}; choose another "
+                f"{folder} contains a run with another {', '.join(differs)}; choose another "
                 "--out, or remove the folder to start again"
             )
     else:
@@ -196,14 +229,14 @@ def open_folder(folder: Path, config: object) -> None:
 
 
 def seeded(seed: int | None) -> str:
-    """What is said of a simulation's noise."""
-    return "seeded pseudo-random float noise, " + (
-        "seed from the operating system" if seed is None else f"seed {seed}"
-    )
+    """Return the description of a simulation's noise."""
+    if seed is None:
+        return "seeded pseudo-random float noise, seed from the operating system"
+    return f"seeded pseudo-random float noise, seed {seed}"
 
 
 def write_environment(folder: Path, *, noise: str) -> None:
-    """environment.json: versions, machine and the kind of noise that was used."""
+    """Write environment.json: versions, machine, and the kind of noise that was used."""
     facts = {
         "silodp": version("silodp"),
         "python": platform.python_version(),

@@ -1,5 +1,5 @@
-"""Where a simulation's records lie: the silos' own files or a built-in set, how they are read, and
-what is held out of them.
+"""The source of a simulation's records: the silos' own files or a built-in set, how they are read,
+and which part is held out.
 """
 
 from __future__ import annotations
@@ -29,25 +29,23 @@ PATHS = ("schema", "test")
 
 @dataclass(frozen=True)
 class Loaded:
-    """All records, and what is known of them in public. `scale` is what is left to scale; `test`
-    are raw records of a built-in set.
-    """
+    """All records, and their public properties. `test` are raw test records of a built-in set."""
 
     records: Records
     classes: int
     features: tuple[str, ...]
     test: tuple[Tensor, Tensor] | None
     scale: str = "private"
-    """"private" (to be learnt within the budget), "public" (already applied from ranges the user
-    gave) or "none".
+    """The scaling that is left to do: "private" (to be learned within the budget), "public" (done
+    already, by ranges that the user gave) or "none".
     """
     ranges: Tensor | None = None
-    """Those public ranges, (features, 2)."""
+    """The public ranges (features, 2)."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where records lie, in words and paths."""
+    """The places of records, in words and paths."""
 
     data: str | None = None
     silos: tuple[Path, ...] = ()
@@ -60,19 +58,21 @@ class Source:
 
     @cached_property
     def read_by(self) -> Schema | None:
-        """The public schema by which the silos' files are read, where there is one."""
+        """Return the public schema of the silos' files, or None without one."""
         if self.schema:
             return load_schema(self.schema)
         return None
 
     def load(self, seed: int = 0, *, holes: bool = False, raw: bool = False) -> Loaded:
-        """All records, public ranges applied; `seed` says how a built-in set is cut, and `raw` that
-        a map of features wants its pixels.
+        """Return all records, with public ranges applied.
+
+        `seed` decides how a built-in set is split. `raw` asks for its pixels, for a map of
+        features. `holes` allows missing values in files without a schema.
         """
         if self.read_by:
             loaded = self._by_schema(self.read_by)
         else:
-            loaded = self._plainly(seed, holes, raw)
+            loaded = self._without_schema(seed, holes, raw)
         if self.data or self.read_by:
             scale = "none"
         else:
@@ -84,21 +84,19 @@ class Source:
         return Loaded(with_ranges(records, ranges), classes, features, test, "public", ranges)
 
     def standardised(self, *, raw: bool) -> bool:
-        """Whether the records come with statistics of their own in them, which nobody is charged
-        for: built-in sets, but for raw pixels.
+        """Return whether the records are scaled by their own statistics, which no budget is charged
+        for. This is true of built-in sets, except for raw pixels.
         """
         return bool(self.data) and not (raw and DATASETS[self.data].pixels)
 
     def class_names(self, classes: int) -> list[str]:
-        """The classes of files that are read without a schema, or of a built-in set; none for a
-        number.
-        """
+        """Return the classes of files without a schema, or of a built-in set. A number has none."""
         if self.classes and classes:
             return self.classes.split(",")
         return [str(k) for k in range(classes)]
 
     def words(self) -> dict[str, Any]:
-        """For run.json: plain JSON, with absolute paths."""
+        """Return the source as plain JSON for run.json, with absolute paths."""
         files = {name: path.resolve() for name in PATHS if (path := getattr(self, name))}
         if self.scale in ("private", "none"):
             scale = self.scale
@@ -112,19 +110,23 @@ class Source:
         return json.loads(json.dumps(words, default=str))
 
     @classmethod
-    def read(cls, found: Mapping[str, Any], folder: Path) -> Source:
-        """The source in the run.json of this folder."""
-        words = found.get("source")
+    def read(cls, description: Mapping[str, Any], folder: Path) -> Source:
+        """Return the source in the content of the run.json of this folder. Raise BadInput if it is
+        not readable.
+        """
+        words = description.get("source")
         if not isinstance(words, Mapping) or words.keys() != {field.name for field in fields(cls)}:
             raise BadInput(
-                f"{folder} holds no run of `silodp train` of this version; it may be of an "
-                "older one: train again"
+                f"{folder} contains no run of `silodp train` that this version can read; it may be "
+                "of an older version: train again"
             )
         typed = {"silos": tuple[str, ...], "held_out": float, "label": str, "scale": str}
-        plain = {
-            **words,
-            "silos": tuple(words["silos"]) if isinstance(words["silos"], list) else None,
-        }
+        # JSON has a list where a source has a tuple.
+        plain = dict(words)
+        if isinstance(words["silos"], list):
+            plain["silos"] = tuple(words["silos"])
+        else:
+            plain["silos"] = None
         if wrong := sorted(
             name for name, value in plain.items() if not is_of(typed.get(name, str | None), value)
         ):
@@ -136,11 +138,16 @@ class Source:
         given: dict[str, Any] = {**words, **paths, "silos": tuple(map(Path, words["silos"]))}
         return cls(**given)
 
-    def _plainly(
+    def _without_schema(
         self, seed: int, holes: bool, raw: bool
     ) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+        """Return records, number of classes, features and test records of a built-in set or of
+        plain files.
+
+        Raise BadInput if the options do not name exactly one of them.
+        """
         if self.test:
-            raise BadInput("--test is for --schema, which says what its columns mean; give one")
+            raise BadInput("--test needs --schema, which defines its columns; give one")
         if bool(self.data) == bool(self.silos):
             raise BadInput("give either --data NAME or one --silo FILE for each silo")
         if self.data:
@@ -157,12 +164,17 @@ class Source:
         else:
             declared = tuple(self.classes.split(","))
         loaded = load_silos(self.silos, self.label, classes=declared, holes=holes)
+        # Without a list of classes a label is 0 or 1.
         classes = 2 if declared is None else len(declared)
         return Records.of(loaded.records_raw, loaded.names), classes, loaded.features, None
 
     def _by_schema(
         self, schema: Schema
     ) -> tuple[Records, int, tuple[str, ...], tuple[Tensor, Tensor] | None]:
+        """Return records, number of classes, features and test records of files with a schema.
+
+        Raise BadInput if other options repeat what the schema has.
+        """
         if self.data or not self.silos:
             raise BadInput(
                 "--schema is for silos' own files; give one --silo FILE for each silo, and "
@@ -178,24 +190,19 @@ class Source:
                 "--label, --classes and --scale"
             )
         loaded = load_by_schema(self.silos, schema)
+        test = None
         if self.test:
-            test = read_table(self.test, schema.by_row)
-        else:
-            test = None
-        if test:
-            held_out = (torch.from_numpy(test.x), torch.from_numpy(test.y))
-        else:
-            held_out = None
-        return (
-            Records.of(loaded.records_raw, loaded.names),
-            len(loaded.classes),
-            loaded.features,
-            held_out,
-        )
+            table = read_table(self.test, schema.by_row)
+            test = (torch.from_numpy(table.x), torch.from_numpy(table.y))
+        records = Records.of(loaded.records_raw, loaded.names)
+        return records, len(loaded.classes), loaded.features, test
 
 
 def _ranges(path: Path, features: Sequence[str]) -> Tensor:
-    """Public ranges, (features, 2): a TOML or JSON table of feature = [low, high]."""
+    """Return the public ranges (features, 2) of a TOML or JSON table of feature = [low, high].
+
+    Raise BadInput if the file cannot be read, or if a range is missing or wrong.
+    """
     try:
         text = path.read_text()
         if path.suffix == ".json":
@@ -209,7 +216,7 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
         ) from None
     if not isinstance(table, dict):
         raise BadInput(
-            f"{path} holds a {type(table).__name__}, not a table; give feature = [low, "
+            f"{path} contains a {type(table).__name__}, not a table; give feature = [low, "
             "high] for every feature"
         )
     missing = [f for f in features if f not in table]
@@ -234,6 +241,7 @@ def _ranges(path: Path, features: Sequence[str]) -> Tensor:
 
 
 def with_ranges(records: Records, ranges: Tensor) -> Records:
+    """Return the records with each feature's public range mapped to [-1, 1], and clipped there."""
     low = ranges[:, 0]
     high = ranges[:, 1]
     x = (2 * (records.x.double() - low) / (high - low) - 1).clamp(-1, 1).float()

@@ -1,5 +1,5 @@
-"""Sweeps: arms (an algorithm with its noise and a grid) over trials and epsilons, advanced as
-batches of runs, into a store that resumes.
+"""Sweeps: arms (an algorithm with its noise and a grid) over trials and epsilons. They run as
+batches, into a store that can be resumed.
 """
 
 from __future__ import annotations
@@ -35,60 +35,57 @@ from silodp.testing.evaluate import error_rate, training_loss
 Result = TypeVar("Result")
 
 SHARING = 2
-"""Processes that share a GPU, which hide each other's waiting; it takes turns between them, and
-with six much of it was lost.
+"""Processes that share a GPU. Two of them hide each other's waiting. Six of them lost much time,
+because the GPU changes between them.
 """
 
 GRID = ("step", "clip", "slope", "momentum", "kappa")
-"""Hyper-parameters that may differ between the runs of one batch; everything else shapes the
-schedule and is fixed per arm.
+"""Hyper-parameters that may differ between the runs of one batch. All others shape the schedule,
+and are the same in one arm.
 """
 
 
 def scheduled(order: Order) -> dict[str, Any]:
-    """The settings of the order's algorithm."""
+    """Return the settings of the order's algorithm."""
     return find(order.algorithm).schedule(order.schedule)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One curve's batch of runs: an order, whose schedule and noise they share, and a grid of the
-    rest.
+    """One curve's batch of runs. The runs share the schedule and the noise of an order, and differ
+    in a grid of other settings.
     """
 
     curve: str
     order: Order
     grid: dict[str, tuple[float, ...]]
     private: bool = True
-    """Whether there is noise at all; without it a run is a baseline."""
+    """Whether there is noise. A run without noise is a baseline."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The algorithm's, but those of the grid."""
+        """Return the algorithm's settings that are not in the grid."""
         return {
             name: value for name, value in scheduled(self.order).items() if name not in self.grid
         }
 
     @property
     def key(self) -> str:
-        more = [f"share={self.share}"] if self.share else []
-        if self.order.sampling in (
-            "full",
-            "disjoint",
-        ):  # else batches are the study's, alike for all
-            more.append(self.order.sampling)
-        return ",".join(
-            [
-                self.curve,
-                self.order.algorithm,
-                *(f"{k}={v}" for k, v in sorted(self.columns.items())),
-                *more,
-            ]
-        )
+        """Return the name of the arm in a store."""
+        parts = [self.curve, self.order.algorithm]
+        parts += [f"{name}={value}" for name, value in sorted(self.columns.items())]
+        if self.share:
+            parts.append(f"share={self.share}")
+        # A sampled batch is the same in all arms of a study, so it is not in the name.
+        if self.order.sampling in ("full", "disjoint"):
+            parts.append(self.order.sampling)
+        return ",".join(parts)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The settings as tables of results have always named them: local steps are `steps`."""
+        """Return the settings by their names in tables of results. There local steps have always
+        been called `steps`.
+        """
         return {
             "steps" if name == "local_steps" else name: value
             for name, value in self.settings.items()
@@ -96,25 +93,25 @@ class Arm:
 
     @property
     def share(self) -> str:
-        """The anchors' share of the budget, where they are given one."""
+        """Return the anchors' share of the budget as a text, or an empty text without such a
+        share.
+        """
         if not self.private or self.order.noise == "paper":
             return ""
-        shares = (
-            default_shares(
-                find(self.order.algorithm), scheduled(self.order), self.order.anchor_share
-            )
-            or {}
-        )
-        if "anchor" in shares:
+        algorithm = find(self.order.algorithm)
+        shares = default_shares(algorithm, scheduled(self.order), self.order.anchor_share)
+        if shares and "anchor" in shares:
             return f"{shares['anchor']:.3g}"
         return ""
 
     def points(self, epsilons: Sequence[float]) -> list[dict[str, float]]:
-        """The runs of the batch: the grid, for each epsilon."""
+        """Return the settings of each run of the batch: the grid, for each epsilon."""
+        if not self.private:
+            epsilons = (math.inf,)
         names = [name for name in GRID if name in self.grid]
         return [
             {"epsilon": e, **dict(zip(names, values, strict=True))}
-            for e in (epsilons if self.private else (math.inf,))
+            for e in epsilons
             for values in itertools.product(*(self.grid[name] for name in names))
         ]
 
@@ -129,11 +126,11 @@ def run_arm(
     *,
     engines: Sequence[Engine] = ENGINES,
 ) -> Iterator[dict[str, float | str]]:
-    """All runs of one arm on one split, as one batch. Rows carry the training loss, the test error
-    and what was really spent.
+    """Run all runs of one arm on one split, as one batch. Yield a row for each run, with training
+    loss, test error and real spend.
 
-    `draw` says which of the draws of all noise it is: runs of one trial and draw share theirs,
-    whatever their epsilon. `engines` compute the clipped sums.
+    `draw` is the number of the draw of all noise. Runs of one trial and draw share their noise, for
+    every epsilon. `engines` compute the clipped sums.
     """
     order = replace(arm.order, seed=trial)
     points = arm.points(epsilons)
@@ -147,14 +144,15 @@ def run_arm(
         epsilons=[p["epsilon"] for p in points],
     )
     budgets = made.plan.budgets.tolist()
-    if (
-        order.noise == "paper"
-        # the ledger only counts here: the constants may pass their own claim, and the row says by
-        # how much
-    ):
+    # With the paper's constants the ledger only counts: a run may spend more than its claim, and
+    # the row shows how much.
+    if order.noise == "paper":
         budgets = [[replace(budget, epsilon=math.inf) for budget in row] for row in budgets]
     ledger = MemoryLedger(made.plan.rule, budgets, made.plan.counts)
-    seeds = [(trial, draw) if draw else trial] * len(points)
+    if draw:
+        seeds = [(trial, draw)] * len(points)
+    else:
+        seeds = [trial] * len(points)
     fed = connect(
         order.trust,
         problem,
@@ -177,7 +175,12 @@ def run_arm(
     loss = training_loss(problem, w, split.train)
     error = error_rate(problem, w, split.test_x, split.test_y)
     claims = ledger.epsilon().max(1).tolist()
-    for point, a, b, spent in zip(points, loss.tolist(), error.tolist(), claims, strict=True):
+    for point, train_loss, test_error, spent in zip(
+        points, loss.tolist(), error.tolist(), claims, strict=True
+    ):
+        if not math.isfinite(train_loss):
+            # A run that diverged is the worst, also when its loss is not a number.
+            train_loss = math.inf
         yield {
             "unit": arm.key,
             "curve": arm.curve,
@@ -185,18 +188,18 @@ def run_arm(
             "share": arm.share,
             **arm.columns,
             **point,
-            "train_loss": a if math.isfinite(a) else math.inf,
-            "test_error": b,
+            "train_loss": train_loss,
+            "test_error": test_error,
             "spent_epsilon": spent,
         }
 
 
 Tick = Callable[[int, int], None]
-"""Is told how much is done, of how much in all."""
+"""Called with the number of finished tasks and the number of all tasks."""
 
 
 def unseen(done: int, total: int) -> None:
-    """For whoever does not look on."""
+    """Show no progress."""
 
 
 def spread(
@@ -208,8 +211,10 @@ def spread(
     before: int = 0,
     by: Callable[..., Iterator[Result]] | None = None,
 ) -> Iterator[Result]:
-    """Results as they finish, on all cores, or `by` a cluster; `tick` is told of each once it is
-    taken care of, `before` so many that were done already.
+    """Yield results as they finish, computed on all cores, or by the cluster `by`.
+
+    `tick` is called after the caller has used each result. `before` is the number of tasks that
+    were done already.
     """
     total = before + len(tasks) + len(on_gpu)
     tick(before, total)
@@ -221,39 +226,39 @@ def spread(
 def _spread(
     work: Callable[..., Result], tasks: Sequence[tuple], on_gpu: Sequence[tuple]
 ) -> Iterator[Result]:
-    """From one single-threaded process for each core: batches of runs are independent, so cores
-    need not wait for each other inside one. Tasks for a GPU have a few processes beside them, as
-    many as keep it busy and it has room for.
+    """Yield results as they finish, from one single-threaded process for each core.
+
+    Batches of runs are independent, so no core waits for another. Tasks for a GPU have a few
+    processes beside the others: as many as keep the GPU busy, and as fit into its memory.
     """
     cores = os.cpu_count() or 1
+    groups: list[tuple[Sequence[tuple], int]] = []
+    """Tasks, and the number of their processes."""
     if on_gpu:
-        room = min(
-            SHARING, cores, max(1, torch.cuda.get_device_properties(0).total_memory // 2**33)
-        )
-    else:
-        room = 0
-    groups = [
-        (some, most)
-        for some, most in ((on_gpu, min(room, len(on_gpu))), (tasks, min(cores, len(tasks))))
-        if some
-    ]
-    if sum(most for _, most in groups) <= 1:
-        yield from (work(*task) for some, _ in groups for task in some)
+        fitting = max(1, torch.cuda.get_device_properties(0).total_memory // 2**33)
+        groups.append((on_gpu, min(SHARING, cores, fitting, len(on_gpu))))
+    if tasks:
+        groups.append((tasks, min(cores, len(tasks))))
+    if sum(processes for _, processes in groups) <= 1:
+        for group, _ in groups:
+            yield from (work(*task) for task in group)
         return
     pools = [
         ProcessPoolExecutor(
-            most, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+            processes,
+            mp_context=get_context("spawn"),
+            initializer=torch.set_num_threads,
+            initargs=(1,),
         )
-        for _, most in groups
+        for _, processes in groups
     ]
     try:
-        for done in as_completed(
-            [
-                pool.submit(work, *task)
-                for pool, (some, _) in zip(pools, groups, strict=True)
-                for task in some
-            ]
-        ):
+        futures = [
+            pool.submit(work, *task)
+            for pool, (group, _) in zip(pools, groups, strict=True)
+            for task in group
+        ]
+        for done in as_completed(futures):
             yield done.result()
     finally:
         for pool in pools:
@@ -285,28 +290,34 @@ COLUMNS: tuple[str, ...] = (
 
 
 class Store:
-    """The folder's results*.csv, one row for each finished run. A unit (arm and trial) counts as
-    done only when its closing row is there, so a killed sweep loses the unit it was in and nothing
-    else. A shard writes a file of its own; the folder's results are the union."""
+    """The folder's results*.csv, with one row for each finished run.
+
+    A unit (arm and trial) counts as done only if its closing row is there. So a sweep that is
+    killed loses only the units in progress. A shard writes a file of its own. The folder's results
+    are the union of all files.
+    """
 
     def __init__(self, folder: Path, shard: tuple[int, int] = (1, 1)) -> None:
-        self.path = folder / (
-            "results.csv" if shard == (1, 1) else f"results-{shard[0]}-of-{shard[1]}.csv"
-        )
+        if shard == (1, 1):
+            self.path = folder / "results.csv"
+        else:
+            self.path = folder / f"results-{shard[0]}-of-{shard[1]}.csv"
         self.rows: list[dict[str, str]] = []
         self.done: set[tuple[str, int]] = set()
         for path in sorted({*folder.glob("results*.csv"), self.path}):
-            rows = _finished(path) if path.exists() else []
+            rows = _finished(path)
             if path == self.path:
                 atomic.write_table(path, COLUMNS, rows)
             self.rows += [r for r in rows if (r["unit"], int(r["trial"])) not in self.done]
             self.done |= {(r["unit"], int(r["trial"])) for r in rows}
 
     def add(self, unit: str, trial: int, rows: Iterable[dict]) -> None:
+        """Append the rows of a finished unit and its closing row, and wait until they are on the
+        disk.
+        """
         with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(
-                file, COLUMNS, lineterminator="\n", extrasaction="ignore"
-            )  # a unit's name has all settings
+            # Settings without a column of their own are in the name of the unit.
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
             for row in [*rows, {"unit": unit, "curve": "done", "trial": trial, "spent_epsilon": 0}]:
                 writer.writerow(row)
                 self.rows.append({k: str(row.get(k, "")) for k in COLUMNS})
@@ -315,11 +326,14 @@ class Store:
         self.done.add((unit, trial))
 
     def runs(self) -> list[dict[str, str]]:
+        """Return the rows of runs, without closing rows."""
         return [r for r in self.rows if r["curve"] != "done"]
 
 
 def _finished(path: Path) -> list[dict[str, str]]:
-    """The rows of units whose closing row is there."""
+    """Return the rows of units with a closing row. Return none if the file does not exist."""
+    if not path.exists():
+        return []
     with path.open(newline="") as file:
         rows = [r for r in csv.DictReader(file) if r.get("spent_epsilon") not in (None, "")]
     closed = {(r["unit"], r["trial"]) for r in rows if r["curve"] == "done"}
@@ -327,15 +341,20 @@ def _finished(path: Path) -> list[dict[str, str]]:
 
 
 class Sweep(Protocol):
-    """What is to be run: arms, each on a number of trials."""
+    """The work of a sweep: arms, each on a number of trials."""
 
     @property
-    def trials(self) -> int: ...
-    def arms(self) -> list[Arm]: ...
+    def trials(self) -> int:
+        """Return the number of trials of each arm."""
+        ...
+
+    def arms(self) -> list[Arm]:
+        """Return the arms."""
+        ...
 
 
 def pending(store: Store, sweep: Sweep, shard: tuple[int, int] = (1, 1)) -> list[tuple[Arm, int]]:
-    """What is not done yet, and is this shard's."""
+    """Return the units of this shard that are not done yet."""
     units = [(arm, t) for t in range(sweep.trials) for arm in sweep.arms()]
     return [
         (arm, t) for arm, t in units[shard[0] - 1 :: shard[1]] if (arm.key, t) not in store.done
@@ -343,8 +362,9 @@ def pending(store: Store, sweep: Sweep, shard: tuple[int, int] = (1, 1)) -> list
 
 
 def best_settings(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The trials of the setting with the least mean training loss, as the paper tunes (on private
-    data, and not charged for it).
+    """Return the trials of the setting with the least mean training loss.
+
+    The paper tunes in this way, on private data and without a charge.
     """
     names = ("unit", *GRID)
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -357,4 +377,5 @@ def best_settings(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def as_tensor(rows: Sequence[dict[str, str]], column: str) -> Tensor:
+    """Return a column of the rows as float64."""
     return torch.tensor([float(r[column]) for r in rows], dtype=torch.float64)

@@ -1,6 +1,8 @@
-"""Synthetic records of a stated difficulty, for `silodp tune`: a mixture of one Gaussian for each
-class, of which the best possible model gets a stated share right. Real records differ, from each
-other and between silos."""
+"""Synthetic records of a stated difficulty, for `silodp tune`.
+
+They come from a mixture with one Gaussian for each class. The best possible model is right for a
+stated share of the records. Real records differ from these, and differ between silos.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,14 @@ from silodp.silo.data.datasets import Split
 from silodp.silo.data.records import Records
 
 SIGNALS = {"easy": 0.95, "typical": 0.85, "hard": 0.70}
-"""Share that the best possible model gets right, by name."""
+"""The best possible model's accuracy, by name."""
 TESTED = 4000
+"""Number of test records."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known before any record is read."""
+    """The size and difficulty of a data set, all known before any record is read."""
 
     records: tuple[int, ...]
     features: int
@@ -33,6 +36,7 @@ class Shape:
     signal: float = SIGNALS["typical"]
 
     def __post_init__(self) -> None:
+        """Raise BadInput if no mixture has this shape."""
         if not self.records or min(self.records) < 1:
             raise BadInput(f"records are {self.records}; every silo needs 1 record or more")
         if self.classes < 2 or self.features < self.classes - 1:
@@ -49,6 +53,9 @@ class Shape:
 
 
 def signal_by_name(text: str) -> float:
+    """Return the best model's accuracy for a name or a number. Raise BadInput for any other
+    text.
+    """
     try:
         if text in SIGNALS:
             return SIGNALS[text]
@@ -62,8 +69,9 @@ def signal_by_name(text: str) -> float:
 
 @functools.lru_cache(maxsize=64)
 def separation(accuracy: float, classes: int) -> float:
-    """s at which means s e_k under unit noise let the best model be right this often: the mean of
-    Phi(z + s)^(classes - 1).
+    """Return the s at which the best model has this accuracy.
+
+    The means are s e_k under unit noise. The accuracy is the mean of Phi(z + s)^(classes - 1).
     """
 
     def right(s: float) -> float:
@@ -76,8 +84,8 @@ def separation(accuracy: float, classes: int) -> float:
 
 
 def synthetic(shape: Shape, counts: Sequence[int], trial: int) -> Split:
-    """Silos of these sizes, and records to test on, from one mixture with balanced classes; all
-    silos draw from the same.
+    """Return silos of these sizes, and test records, from one mixture with balanced classes. All
+    silos draw from the same mixture.
     """
     rng = np.random.default_rng((0xAD, trial))
     corners, lengths, _ = np.linalg.svd(np.eye(shape.classes) - 1 / shape.classes)

@@ -1,8 +1,8 @@
-"""What simulations over the same files have spent together: the ledger that their silos would have
-kept, had they been gates.
+"""The spend of all simulations over the same files together. It is what the ledgers of their silos
+would show if each silo had a gate.
 
-A simulation owns the records, so nothing is refused here; it says what a federation would have
-said.
+A simulation owns the records, so nothing is refused here. It only reports what a federation would
+have reported.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ Spent = dict[str, tuple[float, float]]
 
 
 def trainings(runs: Path) -> list[Run]:
-    """The runs of `silodp train` in a folder that can be read, the oldest first; comparisons and
+    """Return the readable runs of `silodp train` in a folder, the oldest first. Comparisons and
     tunings are not among them.
     """
-    found = []
+    readable = []
     for path in found_in(runs, depth=1).values():
         try:
             run = read(path)
         except BadInput:
             continue
         if run.kind == "train":
-            found.append(run)
-    return sorted(
-        found,
-        key=lambda run: (
-            RunFolder(run.folder).description.stat().st_mtime
-            if RunFolder(run.folder).description.exists()
-            else 0.0
-        ),
-    )
+            readable.append(run)
+    return sorted(readable, key=_begun)
+
+
+def _begun(run: Run) -> float:
+    """Return when the run began, as seconds since 1970, or 0 without a description."""
+    description = RunFolder(run.folder).description
+    if description.exists():
+        return description.stat().st_mtime
+    return 0.0
 
 
 def together(folder: Path) -> tuple[list[Run], Spent]:
-    """The run in `folder` and those beside it that read the same files, and what each silo has
-    spent over them all, (epsilon, delta).
+    """Return the run in `folder` and the runs beside it that read the same files, and each silo's
+    (epsilon, delta) over all of them.
 
-    Formal guarantees: sums of Gaussian runs at one delta are exact; all others add epsilons and
+    Formal guarantees: sums of Gaussian runs at one delta are exact. All others add epsilons and
     deltas.
     """
     own = sources(folder)
@@ -55,20 +56,25 @@ def together(folder: Path) -> tuple[list[Run], Spent]:
         names = [silo.name for silo in same[0].silos]
     else:
         names = []
-    return same, {
+    spent = {
         name: composed(silo for run in same for silo in run.silos if silo.name == name)
         for name in names
     }
+    return same, spent
 
 
 def composed(parts: Iterable[Silo]) -> tuple[float, float]:
-    """(epsilon, delta) of all that was said of one silo's records, evaluations included."""
+    """Return the (epsilon, delta) of all releases about one silo's records, including
+    evaluations.
+    """
     listed = list(parts)
     return added([silo.together for silo in listed], gaussian=all(silo.gaussian for silo in listed))
 
 
 def sources(folder: Path) -> Any:
-    """The files that a run has read, or the built-in set; nothing where that is not known."""
+    """Return the files that a run has read, or the name of the built-in set. Return None if the
+    description does not have them.
+    """
     try:
         source = json.loads(RunFolder(folder).description.read_text("utf-8"))["source"]
         return sorted(map(str, source["silos"])) or source["data"]

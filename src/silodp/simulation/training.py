@@ -1,10 +1,10 @@
-"""`silodp train`: one private run with all silos in one process. Each silo still pays for, and is
-protected in, everything it says.
+"""`silodp train`: one private run with all silos in one process. Each silo pays for everything that
+it releases, and is protected in it.
 
-The folder gets run.json and progress.jsonl on the way and, at the end, model.safetensors,
-transcript and summary.json. Before the first question it gets the seed of all noise too, which goes
-at the end: a run that was interrupted is computed again from its start with that seed, every
-release is the one that it was, and nothing new is said.
+The folder gets run.json and progress.jsonl during the run. At the end it gets model.safetensors,
+transcript and summary.json. Before the first question it also gets the seed of all noise, which is
+deleted at the end. A run that was interrupted is computed again from its start with that seed.
+Every release is then the same as before, so nothing new is released.
 """
 
 from __future__ import annotations
@@ -84,13 +84,21 @@ def train(
     *,
     resume: bool = False,
     tick: Tick = unseen,
-    told: Callable[[Advice], None] = lambda advice: None,
+    on_advice: Callable[[Advice], None] = lambda advice: None,
 ) -> dict[str, Any]:
-    """Checks everything that can be checked, loads, trains, and returns the summary that --json
-    prints; with `resume` the run in `folder`.
+    """Check the order, load the records, train, and return the summary that --json prints.
 
-    What the order leaves open is chosen from public facts, and `told` to the caller. Nothing is
-    written before all that can be refused has been checked.
+    Arguments:
+
+    - `order`: what to train. What it leaves open is chosen from public facts.
+    - `source`: the records.
+    - `folder`: the run's folder.
+    - `resume`: continue the interrupted run in the folder.
+    - `tick`: called with the progress.
+    - `on_advice`: called with the choices for an open order.
+
+    Nothing is written before everything that can be refused has been checked. Raise BadInput for an
+    order that cannot be run.
     """
     open_order = order.algorithm == AUTO
     samplings = {}
@@ -105,23 +113,19 @@ def train(
     budgets = budgets_of(order, records.names, records.counts, samplings)
     large = with_default_delta(order, records.names, records.counts)
     if source.held_out:
-        mark, (records, _) = (
-            mark_of(records),
-            split_records(records, source.held_out, places_key(order.seed)),
-        )
+        # The mark is of all records, so that an evaluation finds the same split.
+        mark = mark_of(records)
+        records, _ = split_records(records, source.held_out, places_key(order.seed))
     code = Code()
     advice = None
     if open_order:
-        told(
-            advice := advised(
-                order, source, loaded, records.names, records.counts, budgets, code.load
-            )
-        )
+        advice = advised(order, source, loaded, records.names, records.counts, budgets, code.load)
+        on_advice(advice)
         order = advice.order
     problem = build(words_of(order, source, loaded.classes), records.features, load=code.load)
-    own_files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
+    user_files = {name: text for name in FILES[1:] if (text := getattr(order, name))}
     if resume:
-        refuse_imports(order.algorithm, *own_files.values())
+        refuse_imports(order.algorithm, *user_files.values())
     records = mapped(records, order, source, code.load)
     if loaded.scale == "private":
         scaled = records.x.shape[-1]
@@ -132,7 +136,10 @@ def train(
     )
     make_folder(folder)
     with contextlib.closing(Progress(folder, keep=False)) as record:
-        (go_on if resume else begin)(folder)
+        if resume:
+            go_on(folder)
+        else:
+            begin(folder)
         files = RunFolder(folder)
         seed = kept_seed(files.seed, order.seed, records)
         if order.seed is None:
@@ -162,15 +169,15 @@ def train(
             journal=_NoJournal(),
             reporter=simulation,
         )
-        own = code.of(**own_files) | (
-            {"algorithm_sha256": ran(order.algorithm)} if is_file(order.algorithm) else {}
-        )
-        about = _facts(order, source, loaded, simulation) | pinned(
-            own, problem.initial([coin]), made.plan.mechanisms
+        hashes = code.of(**user_files)
+        if is_file(order.algorithm):
+            hashes["algorithm_sha256"] = ran(order.algorithm)
+        description = _facts(order, source, loaded, simulation) | pinned(
+            hashes, problem.initial([coin]), made.plan.mechanisms
         )
         open_run(
             folder,
-            about,
+            description,
             own={"advice": advice.words() if advice else None},
             advice="restore that, or start another run with --new",
         )
@@ -182,7 +189,8 @@ def train(
             else:
                 x = x.flatten(1)
             simulation.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
-        warn_of_delta(large)  # only now: a mistake gets its own sentence and no other
+        # The warning comes after all checks, so that an error is the only message.
+        warn_of_delta(large)
         tick(0, run.total)
         with _ending(folder):
             for count in run:
@@ -191,16 +199,16 @@ def train(
 
 
 def read_back(folder: Path) -> tuple[Order, Source]:
-    """What the run in `folder` was told."""
-    found = read_run(folder)
-    return Order.read(found, folder), Source.read(found, folder)
+    """Return the order and the source of the run in `folder`."""
+    description = read_run(folder)
+    return Order.read(description, folder), Source.read(description, folder)
 
 
 def to_resume(
     folder: Path, order: Order, source: Source, given: Collection[str]
 ) -> tuple[Order, Source]:
-    """What the run in `folder` was told; BadInput if one of the options `given` asks for something
-    else.
+    """Return the order and the source of the run in `folder`. Raise BadInput if one of the options
+    `given` differs from them.
     """
     was_order, was_source = read_back(folder)
     was = was_order.words() | was_source.words()
@@ -208,12 +216,13 @@ def to_resume(
     if differs := sorted(name for name in given if name in now and now[name] != was[name]):
         raise BadInput(
             f"the run in {folder} was begun with another {', '.join(differs)}; leave that "
-            "out to go on with it"
+            "out to resume it"
         )
     return was_order, was_source
 
 
 def words_of(order: Order, source: Source, classes: int) -> Words:
+    """Return the words that define the problem of an order over this source."""
     return Words(
         order.model or MODEL,
         source.read_by or Task.plain(classes),
@@ -224,6 +233,7 @@ def words_of(order: Order, source: Source, classes: int) -> Words:
 
 
 def map_of(order: Order, source: Source, load: Load) -> FeatureMap | None:
+    """Return the order's map of features, or None without one."""
     if source.read_by:
         shape = source.read_by.shape
     else:
@@ -234,8 +244,8 @@ def map_of(order: Order, source: Source, load: Load) -> FeatureMap | None:
 
 
 def mapped(records: Records, order: Order, source: Source, load: Load) -> Records:
-    """The records as the model sees them, one row of features each, or one for each row of a
-    person.
+    """Return the records as the model reads them: one row of features for each record, or one for
+    each row of a person.
     """
     rows = records.y.dim()
     flat = Records(records.x.flatten(rows), records.y, records.counts, records.names)
@@ -249,10 +259,10 @@ def mapped(records: Records, order: Order, source: Source, load: Load) -> Record
 
 
 def _facts(order: Order, source: Source, loaded: Loaded, run: _Simulation) -> dict[str, Any]:
-    """run.json: what is trained, known before the first question; n is public.
+    """Return the public facts of the run for run.json, all known before the first question.
 
-    Another model, or another version's arithmetic, under the noise of the run before would show
-    where the two differ.
+    A resumed run must have the same facts. Another model, or the arithmetic of another version,
+    under the same noise would show where the two differ.
     """
     made = run.made
     samplings = sorted({str(sampling) for sampling in made.samplings.values()})
@@ -281,8 +291,10 @@ def _facts(order: Order, source: Source, loaded: Loaded, run: _Simulation) -> di
 
 @contextlib.contextmanager
 def _ending(folder: Path) -> Iterator[None]:
-    """A run that comes to an end of its own, good or bad, is not resumed: its seed goes. One that
-    is interrupted or killed, or found no room, keeps it.
+    """Delete the seed when the run ends by itself, with or without an error. Such a run is not
+    resumed.
+
+    A run that is interrupted or killed, or that found no room on the disk, keeps its seed.
     """
     seed = RunFolder(folder).seed
     try:
@@ -296,37 +308,33 @@ def _ending(folder: Path) -> Iterator[None]:
 
 
 TEST_BINS = 500
-"""Bins of the score of test records, which no noise blurs."""
+"""Number of bins for the score of test records, to which no noise is added."""
 
 
 def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> dict[str, Any]:
-    """How the model does on test records, which are nobody's: without noise, and not private."""
+    """Return the model's quality on public test records, without noise."""
     if not classes:
         return {"test_loss": float(problem.losses(w, x, y).mean())}
-    found = {
+    rates = {
         "test_error": float(error_rate(problem, w, x, y)),
         "balanced_accuracy": float(balanced_accuracy(problem, w, x, y)),
     }
     if isinstance(problem.loss, Ordinal):
-        return found
+        return rates
     asked, _ = asked_of(classes, TEST_BINS, 4.0, None, problem.loss)
     with torch.no_grad():
         outputs = problem.outputs(w, x)[0].double().flatten(1)
-        value = (
-            judged(
-                problem.loss, outputs, problem.record_losses(outputs, y), y, asked.cells, asked.cap
-            )
-            .mean(0)
-            .numpy()
-        )
-    return found | {"test": as_rows([scores_of("test", len(y), value, 0.0, asked)], classes)[0]}
+        losses = problem.record_losses(outputs, y)
+        scores = judged(problem.loss, outputs, losses, y, asked.cells, asked.cap)
+        value = scores.mean(0).numpy()
+    return rates | {"test": as_rows([scores_of("test", len(y), value, 0.0, asked)], classes)[0]}
 
 
 # --- the run -------------------------------------------------------------------------------------
 
 
 class _NoJournal:
-    """Keep nothing: a run in one process is computed again from its seed."""
+    """A journal without content. A run in one process is computed again from its seed."""
 
     def iterate(self, number: int, w: Tensor) -> None:
         """Record nothing."""
@@ -336,15 +344,15 @@ class _NoJournal:
         raise BadInput(f"the run has ended: {reason}")
 
     def refuse(self) -> None:
-        """Remove nothing: the seed goes by `_ending`."""
+        """Remove nothing. `_ending` deletes the seed."""
 
     def close(self) -> None:
         """Close nothing."""
 
 
 class _Simulation:
-    """Connect a run to the records under its trust, and report it: write a line of progress for
-    each question, and add up what each silo has spent.
+    """The connection of a run to the records under its trust, and the report of the run. It writes
+    a line of progress for each question, and adds up what each silo has spent.
     """
 
     def __init__(
@@ -368,15 +376,17 @@ class _Simulation:
         self._reads = reads
         self._record = record
         self._iterates = 0
-        self._counts = tuple(made.plan.counts)  # of a curator's ledger: one silo with all records
+        # A curator's ledger has one silo with all records.
+        self._counts = tuple(made.plan.counts)
         self._ledger = MemoryLedger(made.plan.rule, made.plan.budgets.tolist(), self._counts)
         self._alone = MemoryLedger(GDP(), Budget(math.inf, 0.5), self._counts)
-        """What the same answers cost before a party that sees the silos' own numbers."""
+        """What the same answers cost against a party that sees the silos' own numbers."""
         self._rounds = list[dict[str, Any]]()
         self._values = dict[str, Tensor]()
         self._question = 0
         self._stage = 0
-        self._asked = [0, 0]
+        """0 while the scaling is learned, 1 in training."""
+        self._questions_of_stage = [0, 0]
         features = records.x.shape[-1]
         self._scaling = (
             torch.zeros(features, dtype=torch.float64),
@@ -386,14 +396,16 @@ class _Simulation:
 
     @property
     def budgets(self) -> list[Any]:
-        """Of each silo."""
+        """Return the budget of each silo."""
         if len(self.made.budgets) == len(self.records.names):
             return self.made.budgets
         return self.made.budgets * len(self.records.names)
 
     def connect(self) -> Federation:
-        """Learns the scaling first, within the budget, where that is wanted: the records are scaled
-        by it from here on.
+        """Return the federation that the algorithm asks.
+
+        If the plan includes the scaling, it is learned first, within the budget. From then on the
+        records are scaled.
         """
         mechanisms = self.made.plan.mechanisms
         if "ranges" in mechanisms:
@@ -406,11 +418,12 @@ class _Simulation:
             )
             scaled = (self.records.x - mean.float()) / scale.float()
             self.records = Records(scaled, self.records.y, self.records.counts, self.records.names)
-            self._scaling = mean, scale
+            self._scaling = (mean, scale)
         self._stage = 1
         return self._connected(self.made.participation())
 
-    def _connected(self, who: Everyone) -> Federation:
+    def _connected(self, participation: Everyone) -> Federation:
+        """Return a federation over the records, whose channel reports each question."""
         seeds = [(self._seed, self._stage + 1)]
         weights = self.made.weights(self.records.counts)
         trust = self.made.order.trust
@@ -420,20 +433,23 @@ class _Simulation:
             self.records,
             self._ledger,
             seeds,
-            who,
+            participation,
             weights,
-            lambda channel: _Watched(channel, self.seen),
+            lambda channel: _Watched(channel, self._record_answer),
             colluding=self.made.order.colluding,
         )
 
-    def seen(self, query: Query, asked: Sequence[int], answer: Answered) -> None:
-        """Queries are public and releases are private already, so both may be stored."""
+    def _record_answer(self, query: Query, asked: Sequence[int], answer: Answered) -> None:
+        """Store a question and its answer, and write its line of progress.
+
+        Queries are public and releases are private already, so both may be stored.
+        """
         mechanism = query.mechanism
         trust = self.made.order.trust
         names = self.records.names
         stage = int(self._stage and "ranges" in self.made.plan.mechanisms)
-        name = f"{stage}/{self._asked[stage]:05d}"
-        self._asked[stage] += 1
+        name = f"{stage}/{self._questions_of_stage[stage]:05d}"
+        self._questions_of_stage[stage] += 1
         row = {
             "release": name,
             "kind": mechanism.kind,
@@ -457,9 +473,9 @@ class _Simulation:
         else:
             line = measured(query, answer.value[0], answer.silos, self._counts, names)
         used = np.broadcast_to(np.asarray(self._ledger.used())[0], len(names))
-        if (
-            self.made.plan.rule.name != "committed"
-        ):  # its prices take seconds: a reader then takes the whole budget for spent
+        # The prices of the rule "committed" take seconds. Without the line's epsilon a reader
+        # counts the whole budget as spent.
+        if self.made.plan.rule.name != "committed":
             line["epsilon"] = dict(zip(names, self.spent(), strict=True))
         line |= {
             "round": self._iterates + 1,
@@ -470,27 +486,29 @@ class _Simulation:
         self._question += 1
 
     def spent(self) -> list[float]:
-        """Epsilon of each silo at its own delta, against whoever the trust does not name."""
-        return np.broadcast_to(
-            np.asarray(self._ledger.epsilon())[0], len(self.records.names)
-        ).tolist()
+        """Return the epsilon of each silo at its own delta, against every party that the trust does
+        not name.
+        """
+        epsilons = np.asarray(self._ledger.epsilon())[0]
+        return np.broadcast_to(epsilons, len(self.records.names)).tolist()
 
     def _local(self) -> list[float]:
-        """Epsilon of each silo before a party that sees its own numbers."""
+        """Return the epsilon of each silo against a party that sees its own numbers."""
         delta = np.array([[budget.delta for budget in self.budgets]])
-        return np.asarray(self._alone.epsilon(delta))[0].tolist()
+        found = np.asarray(self._alone.epsilon(delta))[0]
+        return np.broadcast_to(found, len(self.records.names)).tolist()
 
     def progress(self, iterates: int) -> int:
-        """Return the number of iterates. The next question is of the round after it."""
+        """Return the number of iterates. The next question belongs to the round after it."""
         self._iterates = iterates
         return iterates
 
     def without_model(self) -> str:
-        """Return nothing: a run without an iterate leaves nothing."""
+        """Return nothing, because a run without an iterate leaves nothing."""
         return ""
 
     def model(self) -> tuple[dict[str, str], dict[str, Tensor]]:
-        """Return the words of the order, and how the records were scaled."""
+        """Return the words of the order that describe the model, and the scaling of the records."""
         order = self.made.order
         schema = self._source.read_by
         words = facts(
@@ -519,33 +537,44 @@ class _Simulation:
             mode=0o644,
         )
         write_environment(self.files.path, noise=seeded(order.seed))
-        silos: list[dict[str, Any]] = [
-            {"name": name, "epsilon": b.epsilon, "delta": b.delta, "spent_epsilon": float(s)}
-            for name, b, s in zip(self.records.names, self.budgets, self.spent(), strict=True)
-        ]
-        if order.totals:
-            for silo, local in zip(silos, self._local(), strict=True):
-                silo["local_epsilon_at_most"] = local if math.isfinite(local) else None
+        silos = []
+        for name, budget, spent, local in zip(
+            self.records.names, self.budgets, self.spent(), self._local(), strict=True
+        ):
+            row = {
+                "name": name,
+                "epsilon": budget.epsilon,
+                "delta": budget.delta,
+                "spent_epsilon": float(spent),
+            }
+            if order.totals:
+                row["local_epsilon_at_most"] = local if math.isfinite(local) else None
+            silos.append(row)
+        if self._source.standardised(raw=bool(order.feature_map)):
+            note = UNCHARGED
+        else:
+            note = ""
         return {
             "questions": len(rounds),
             "answers": sum(len(r["silos"]) for r in rounds),
             "rule": self.made.plan.rule.name,
             "silos": silos,
-            "note": UNCHARGED if self._source.standardised(raw=bool(order.feature_map)) else "",
+            "note": note,
             **self.score(w),
         }
 
 
 class _Watched:
-    """A channel that shows what passes through it."""
+    """A channel that reports each question with its answer."""
 
     def __init__(
-        self, inner: Channel, seen: Callable[[Query, Sequence[int], Answered], None]
+        self, inner: Channel, on_answer: Callable[[Query, Sequence[int], Answered], None]
     ) -> None:
         self._inner = inner
-        self._seen = seen
+        self._on_answer = on_answer
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answered:
+        """Ask the inner channel, report the answer, and return it."""
         answer = self._inner.ask(query, silos)
-        self._seen(query, silos, answer)
+        self._on_answer(query, silos, answer)
         return answer

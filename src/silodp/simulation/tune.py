@@ -1,5 +1,5 @@
-"""`silodp tune`: settings for a private run. Here by a free search, on public or synthetic data;
-`charged` looks at the silos' own.
+"""`silodp tune`: settings for a private run. This module has the free search, on public or
+synthetic data. `charged` has the search on the silos' own records.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ from silodp.simulation.sweep import (
 from silodp.simulation.synthetic import Shape, synthetic
 
 SPENT = ("epsilon", "delta", "seed")
-"""A tuning's own; the next command has its own, too."""
+"""Fields of the tuning alone. The next command has values of its own for them."""
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """What is tried: every combination that an algorithm takes. Phase 1 is mb-sgd, larger phases
-    are spider, unless another algorithm is named; of an SVRG a phase is its inner steps."""
+    """The values to try: every combination that an algorithm takes.
+
+    Without a named algorithm, phase 1 is mb-sgd, and larger phases are spider. For SVRG a phase is
+    the number of inner steps.
+    """
 
     rounds: tuple[int, ...] = (10, 40)
     phases: tuple[int, ...] = (1, 4)
@@ -56,20 +59,23 @@ class Ranges:
     clips: tuple[float, ...] = (0.5, 2.0)
 
     def __post_init__(self) -> None:
+        """Raise BadInput if a list of values is empty, or if a value is not positive and finite."""
         for name in ("rounds", "phases", "steps", "clips"):
             values = getattr(self, name)
             if not values or not all(0 < v < math.inf for v in values):
                 raise BadInput(f"{name} are {values}; give one or more, each greater than 0")
 
     def orders(self, order: Order) -> list[Order]:
-        """The order with each schedule; steps and clips are still to be set."""
+        """Return the order with each schedule. Steps and clips are not yet set. Raise BadInput if
+        no phase fits.
+        """
         pairs = [(r, q) for r in self.rounds for q in self.phases if q <= r]
         if not pairs:
             raise BadInput(
                 f"phases {self.phases} are all larger than rounds {self.rounds}; give a "
                 "phase that fits"
             )
-        found = []
+        candidates = []
         for r, q in pairs:
             if order.algorithm not in (AUTO, "spider"):
                 name = order.algorithm
@@ -77,13 +83,14 @@ class Ranges:
                 name = "mb-sgd"
             else:
                 name = "spider"
-            found.append(replace(order, algorithm=name, rounds=r, phase=q, inner=q))
-        schedules = [(order.algorithm, scheduled(order)) for order in found]
-        # one without phases has one for each number of rounds
-        return [one for i, one in enumerate(found) if schedules[i] not in schedules[:i]]
+            candidates.append(replace(order, algorithm=name, rounds=r, phase=q, inner=q))
+        # An algorithm without phases has the same schedule for every phase.
+        schedules = [(order.algorithm, scheduled(order)) for order in candidates]
+        return [one for i, one in enumerate(candidates) if schedules[i] not in schedules[:i]]
 
 
 def problem_of(order: Order, features: Sequence[int], classes: int) -> Problem:
+    """Return the problem of the order for records of this shape."""
     return build(
         Words(order.model or MODEL, Task.plain(classes), order.prox, order.loss),
         math.prod(features),
@@ -92,11 +99,12 @@ def problem_of(order: Order, features: Sequence[int], classes: int) -> Problem:
 
 
 def code_of(order: Order) -> tuple[str, ...]:
+    """Return the SHA-256 of each FILE.py of the order, or an empty text."""
     return tuple(file_hash(getattr(order, name) or "") for name in FILES)
 
 
 def row_of(order: Order) -> dict[str, Any]:
-    """A candidate, in a table."""
+    """Return the row of a candidate in a table."""
     return {
         "algorithm": order.algorithm,
         **scheduled(order),
@@ -110,7 +118,7 @@ def row_of(order: Order) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FreeSearch:
-    """A search on data that nobody owes privacy: a built-in set by name, public files, or synthetic
+    """A search on data that need no privacy: a built-in set by name, public files, or synthetic
     records of the silos' shape.
     """
 
@@ -123,28 +131,29 @@ class FreeSearch:
     classes: tuple[str, ...] = ()
     trials: int = 3
     code: tuple[str, ...] = ()
-    """SHA-256 of each FILE.py of the order: a folder is not continued with another."""
+    """SHA-256 of each FILE.py of the order. A folder is not continued with another file."""
 
     @property
     def epsilon(self) -> float:
-        """One for all silos, which have no names that anybody could know."""
-        if (found := by_silo("epsilon", self.order.epsilon, ["all"])["all"]) is None:
+        """Return the one epsilon of all silos. The silos of a free search have no names."""
+        epsilon = by_silo("epsilon", self.order.epsilon, ["all"])["all"]
+        if epsilon is None:
             return EPSILON
-        finite(found)
-        return found
+        finite(epsilon)
+        return epsilon
 
     def arms(self) -> list[Arm]:
-        grid = {"step": self.ranges.steps, "clip": self.ranges.clips}
-        return [
-            Arm(
-                "tune",
-                order,
-                grid | ({"slope": (order.slope,)} if "slope" in scheduled(order) else {}),
-            )
-            for order in self.ranges.orders(self.order)
-        ]
+        """Return an arm for each schedule, with the grid of steps and clips."""
+        arms = []
+        for order in self.ranges.orders(self.order):
+            grid = {"step": self.ranges.steps, "clip": self.ranges.clips}
+            if "slope" in scheduled(order):
+                grid["slope"] = (order.slope,)
+            arms.append(Arm("tune", order, grid))
+        return arms
 
     def split(self, trial: int) -> Split:
+        """Return the training and test records of a trial."""
         if self.shape:
             return synthetic(self.shape, self.shape.records, trial)
         if self.data:
@@ -153,8 +162,9 @@ class FreeSearch:
 
 
 def _public_split(search: FreeSearch, trial: int) -> Split:
-    """80 % of each file to train on, the rest to test on; features standardised, which is free for
-    public data.
+    """Return 80 % of each file as training records, and the rest as test records.
+
+    Features are standardised, which is free for public data.
     """
     silos = load_silos(
         [Path(p) for p in search.public], search.label, classes=search.classes or None
@@ -166,7 +176,9 @@ def _public_split(search: FreeSearch, trial: int) -> Split:
     test = []
     for i, (x, y) in enumerate(silos):
         order = np.random.default_rng((trial, i)).permutation(len(y))
-        x, y, cut = ((np.asarray(x) - mean) / scale)[order], np.asarray(y)[order], len(y) * 4 // 5
+        cut = len(y) * 4 // 5
+        x = ((np.asarray(x) - mean) / scale)[order]
+        y = np.asarray(y)[order]
         train.append((x[:cut], y[:cut]))
         test.append((x[cut:], y[cut:]))
     test_x, test_y = (np.concatenate(part) for part in zip(*test, strict=True))
@@ -179,8 +191,10 @@ def _public_split(search: FreeSearch, trial: int) -> Split:
 
 
 def search_freely(search: FreeSearch, folder: Path, *, tick: Tick = unseen) -> dict:
-    """Runs what is missing in the folder and returns all candidates with their test errors, and the
-    one with the least training loss.
+    """Run what is missing in the folder. Return all candidates with their test errors, and the one
+    with the least training loss.
+
+    Raise BadInput if the search does not have exactly one source of data.
     """
     search = replace(search, code=code_of(search.order))
     if sum(map(bool, (search.data, search.shape, search.public))) != 1:
@@ -191,7 +205,8 @@ def search_freely(search: FreeSearch, folder: Path, *, tick: Tick = unseen) -> d
     if search.data is not None and search.data not in DATASETS:
         raise BadInput(f"data set {search.data!r} is unknown; choose one of {', '.join(DATASETS)}")
     if search.epsilon and search.arms() and not RunFolder(folder).configuration.exists():
-        split = search.split(0)  # what is wrong is said before the folder holds it
+        # A wrong search is reported before the folder contains it.
+        split = search.split(0)
         problem_of(search.order, split.train.x.shape[2:], split.classes)
     open_folder(folder, search)
     store = Store(folder)
@@ -201,11 +216,11 @@ def search_freely(search: FreeSearch, folder: Path, *, tick: Tick = unseen) -> d
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in store.runs():
         groups.setdefault((row["unit"], row["step"], row["clip"], row["slope"]), []).append(row)
-    found = [
-        _free_row(rows) for rows in groups.values()
-    ]  # in the order in which they were finished
+    # The groups are in the order in which they were finished. The sorting makes it the same in
+    # every run.
     candidates = sorted(
-        found, key=lambda row: (row.get("rounds", 1), row.get("phase", 1), row["step"], row["clip"])
+        (_free_row(rows) for rows in groups.values()),
+        key=lambda row: (row.get("rounds", 1), row.get("phase", 1), row["step"], row["clip"]),
     )
     best = best_settings(store.runs())
     answer = {
@@ -221,31 +236,37 @@ def search_freely(search: FreeSearch, folder: Path, *, tick: Tick = unseen) -> d
 
 
 def _free_unit(search: FreeSearch, arm: Arm, trial: int) -> tuple[Arm, int, list[dict]]:
+    """Run one arm on one trial. Return both with the rows of results."""
     split = search.split(trial)
     problem = problem_of(search.order, split.train.x.shape[2:], split.classes)
     return arm, trial, list(run_arm(arm, problem, split, trial, (search.epsilon,)))
 
 
 def _free_row(rows: Sequence[dict[str, str]]) -> dict:
+    """Return the settings of these rows, with the means of test error and training loss."""
     first = rows[0]
-    whole = {k: int(first[k]) for k in ("rounds", "phase") if first[k] != ""}
+    counts = {k: int(first[k]) for k in ("rounds", "phase") if first[k] != ""}
     settings = {k: float(first[k]) for k in ("step", "clip", "slope") if first[k] != ""}
     means = {k: float(as_tensor(rows, k).mean()) for k in ("test_error", "train_loss")}
-    return {"algorithm": first["unit"].split(",")[1], **whole, **settings, **means}
+    return {"algorithm": first["unit"].split(",")[1], **counts, **settings, **means}
 
 
 def finish(folder: Path, answer: dict, order: Order) -> dict:
-    """tune.json, and settings.toml with the options of the next command: what the order has of its
-    own.
+    """Write tune.json, and settings.toml with the options of the next command. Return the answer.
+
+    settings.toml has the chosen settings, and each field in which the order differs from the
+    defaults.
     """
     answer["settings"] = str(RunFolder(folder).settings)
     usual = Order(order.algorithm).words()
     words = replace(order, model=order.model or MODEL).words()
     chosen = {"algorithm", "step", "clip", *find(order.algorithm).settings}
-    own = {name for name in words if words[name] != usual[name]} - {*SCHEDULE, *SPENT}
-    said = {name: words[name] for name in words if name in chosen | own}
+    changed = {name for name in words if words[name] != usual[name]} - {*SCHEDULE, *SPENT}
+    options = {name: value for name, value in words.items() if name in chosen | changed}
+    # TOML writes infinity as inf.
     lines = [
-        f"{name} = {json.dumps(value).replace('Infinity', 'inf')}" for name, value in said.items()
+        f"{name} = {json.dumps(value).replace('Infinity', 'inf')}"
+        for name, value in options.items()
     ]
     atomic.write(RunFolder(folder).settings, "\n".join(lines) + "\n", mode=0o644)
     atomic.write(RunFolder(folder).tuning, json.dumps(answer, indent=1) + "\n")

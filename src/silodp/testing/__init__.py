@@ -1,10 +1,11 @@
-"""Checks for what you add to silodp: give one your object, and it raises AssertionError with one
-sentence if something is wrong.
+"""Check what you add to silodp.
 
-One check for each kind of thing: `check_algorithm`, `check_prox`, `check_model` (a model with its
-loss), `check_feature_map`, `check_statistic`, `check_mechanism`, `check_sampling` and
-`check_federation`. None asks that the object is registered anywhere. All that silodp ships passes
-its own. The names load on first use.
+Give a check your object. It raises AssertionError with one sentence if something is wrong.
+
+There is one check for each kind of thing: `check_algorithm`, `check_prox`, `check_model` (a model
+with its loss), `check_feature_map`, `check_statistic`, `check_mechanism`, `check_sampling` and
+`check_federation`. No check needs a registered object. Everything that silodp ships passes its
+check. The names load on first use.
 """
 
 from importlib import import_module
@@ -33,10 +34,12 @@ __all__ = [
 
 
 def __getattr__(name: str):
+    """Return a check, loaded on first use. Raise AttributeError for another name."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{name.removeprefix('check_')}"), name)
 
 
 def __dir__() -> list[str]:
+    """Return the names of the checks."""
     return __all__

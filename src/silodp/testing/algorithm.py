@@ -1,5 +1,6 @@
-"""Says whether an algorithm solves the problem when noise is off, and spends what its dry run said
-when noise is on.
+"""Check an algorithm.
+
+Without noise it must solve the problem. With noise it must spend what its dry run priced.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from silodp.wire.inprocess import InProcess
 
 TOLERANCE = 1e-4
 LARGE = 1e6
-"""A clip that clips nobody."""
+"""A clip that clips no record."""
 
 
 def check_algorithm(
@@ -49,16 +50,25 @@ def check_algorithm(
     iterates: int,
     sampling: Sampling | None = None,
 ) -> None:
-    """Says whether an algorithm of yours is sound, on a convex problem: raises AssertionError with
-    one sentence if not.
+    """Check an algorithm of yours on a convex problem.
 
-    `algorithm` is the generator function itself, or FILE.py:NAME. `long` are settings with which it
-    must come within 1e-4 of `optimum`, the least mean over silos of silo means of f0 plus f1, found
-    by an independent solver. `short` are settings for everything else, with which it must yield
-    `iterates` points; `sampling` its batches there. Checked: the optimum; that it asks through
-    fed.mean, fed.measure, fed.cohort and fed.each alone, and knows of the problem its prox alone;
-    that the ledger is charged, in order, what the dry run priced, to at least 99.9 % of every
-    silo's budget and never above; that runs advanced together are the runs one at a time.
+    Raise AssertionError with one sentence if something is wrong.
+
+    - `algorithm` is the generator function itself, or FILE.py:NAME.
+    - `optimum` is the least mean over silos of silo means of f0, plus f1, from an independent
+      solver.
+    - `long` are settings with which it must come within 1e-4 of `optimum`.
+    - `short` are settings for everything else, with which it must yield `iterates` points.
+    - `sampling` gives its batches with `short`.
+
+    The check covers four things:
+
+    1. It reaches the optimum.
+    2. It asks through fed.mean, fed.measure, fed.cohort and fed.each only, and uses only the prox
+       and the dimension of the problem.
+    3. The ledger is charged, in order, what the dry run priced. This is at least 99.9 % of every
+       silo's budget and never above.
+    4. Runs that advance together equal the runs one at a time.
     """
     if isinstance(algorithm, str):
         name = algorithm
@@ -67,23 +77,23 @@ def check_algorithm(
     batches = sampling or FullBatch()
     with one_sentence(name):
         if isinstance(algorithm, Algorithm):
-            found = algorithm
+            tested = algorithm
         elif isinstance(algorithm, str):
-            found = find(algorithm)
+            tested = find(algorithm)
         else:
-            found = Algorithm.of(algorithm, name)
+            tested = Algorithm.of(algorithm, name)
         for which, settings in (("long", long), ("short", short)):
-            _check_settings(found, settings, which)
+            _check_settings(tested, settings, which)
         check_narrow(
-            found, problem, records, settings=short, step=step, iterates=iterates, sampling=batches
+            tested, problem, records, settings=short, step=step, iterates=iterates, sampling=batches
         )
-        check_optimum(found, problem, records, optimum=optimum, settings=long, step=step)
-        check_charges(found, problem, records, settings=short, step=step, sampling=batches)
-        check_runs_do_not_mix(found, problem, records, settings=short, step=step, sampling=batches)
+        check_optimum(tested, problem, records, optimum=optimum, settings=long, step=step)
+        check_charges(tested, problem, records, settings=short, step=step, sampling=batches)
+        check_runs_do_not_mix(tested, problem, records, settings=short, step=step, sampling=batches)
 
 
 def _check_settings(algorithm: Algorithm, settings: dict, which: str) -> None:
-    """They are those that it takes, and no other."""
+    """Raise AssertionError unless the algorithm takes exactly these settings."""
     try:
         inspect.signature(algorithm.run).bind(
             None, None, None, **settings, step=None, **dict.fromkeys(algorithm.kinds)
@@ -105,10 +115,12 @@ def check_optimum(
     settings: dict,
     step: float,
 ) -> None:
-    """Noise off, full batch, nothing clipped: the last iterate has the optimal objective within
-    1e-4.
+    """Check that the last iterate has the optimal objective within 1e-4.
+
+    There is no noise, every batch is full and nothing is clipped.
     """
-    settings = settings | ({"slope": math.inf} if "slope" in algorithm.settings else {})
+    if "slope" in algorithm.settings:
+        settings = settings | {"slope": math.inf}  # clips no difference
     plan = _plan(
         algorithm, settings, step, LARGE, FullBatch(), Budget(math.inf, 1e-6), records.counts
     )
@@ -132,10 +144,10 @@ def check_narrow(
     iterates: int,
     sampling: Sampling,
 ) -> None:
-    """The port that the algorithm sees has `mean`, `cohort` and `each`, the problem `prox` and
-    `dim`; it yields the promised number of points.
+    """Check that the algorithm uses only what it may, and yields the promised number of points.
 
-    What it asks is what it asks in a dry run, where every answer is zero.
+    Its port has `mean`, `measure`, `cohort` and `each`, and its problem `prox` and `dim`. It must
+    ask the same as in a dry run, where every answer is zero.
     """
     plan = _unpriced(algorithm, 1.0, 0.5, sampling, records.counts)
     fed, _, _ = _connect(problem, records, plan, [0])
@@ -183,8 +195,9 @@ def check_charges(
     sampling: Sampling,
     rule: str | None = None,
 ) -> None:
-    """Events of the dry run, events of the queries and events charged are one list; at its end each
-    silo's budget is spent.
+    """Check that the events of the dry run, of the queries and of the ledger are one list.
+
+    At its end each silo's budget must be spent.
     """
     budgets = [Budget(0.8 + 0.7 * i, 1e-5 / (i + 1)) for i in range(len(records))]
     plan = _plan(algorithm, settings, step, 1.0, sampling, budgets, records.counts, rule)
@@ -220,8 +233,9 @@ def check_runs_do_not_mix(
     step: float,
     sampling: Sampling,
 ) -> None:
-    """Three runs with their own step, clip, slope, noise, start and seed give what each gives
-    alone.
+    """Check that three runs give what each gives alone.
+
+    Each has its own step, clip, slope, noise, start and seed.
     """
     seeds = [5, 6, 5]
     factor = torch.tensor([[1.0], [0.5], [0.25]])
@@ -237,11 +251,11 @@ def check_runs_do_not_mix(
     fed, _, _ = _connect(problem, records, plan, seeds)
     together = list(_run(algorithm, settings | slopes, steps, fed, problem, start, plan))
     for j, seed in enumerate(seeds):
-        own = {name: float(value[j]) for name, value in slopes.items()}
+        slope = {name: float(value[j]) for name, value in slopes.items()}
         plan = _unpriced(algorithm, float(clips[j]), noise[j : j + 1], sampling, records.counts)
         fed, _, _ = _connect(problem, records, plan, [seed])
         alone = list(
-            _run(algorithm, settings | own, float(steps[j]), fed, problem, start[j : j + 1], plan)
+            _run(algorithm, settings | slope, float(steps[j]), fed, problem, start[j : j + 1], plan)
         )
         for t, (a, b) in enumerate(zip(together, alone, strict=True)):
             far = float((a[j] - b[0]).abs().max())
@@ -252,7 +266,7 @@ def check_runs_do_not_mix(
             )
 
 
-# --- what it is run against ----------------------------------------------------------------------
+# --- the other side of a run ---------------------------------------------------------------------
 
 
 class _Narrow:
@@ -264,6 +278,7 @@ class _Narrow:
         self._asked = asked
 
     def mean(self, query: Query) -> Tensor:
+        """Record the query and return the federation's answer."""
         assert isinstance(query, Query), (
             f"{self._name}: asked {type(query).__name__}, which is not a Query"
         )
@@ -271,16 +286,20 @@ class _Narrow:
         return self._fed.mean(query)
 
     def measure(self, query: Query) -> Measured:
+        """Record the query and return the federation's answer."""
         self._asked.append(query)
         return self._fed.measure(query)
 
     def cohort(self) -> _Narrow:
+        """Return a cohort with the same limits."""
         return _Narrow(self._name, self._fed.cohort(), self._asked)
 
     def each(self) -> dict[int, _Narrow]:
+        """Return each silo with the same limits."""
         return {i: _Narrow(self._name, silo, self._asked) for i, silo in self._fed.each().items()}
 
     def __getattr__(self, attribute: str) -> None:
+        """Raise AssertionError for everything else."""
         raise AssertionError(
             f"{self._name}: reached for fed.{attribute}; an algorithm may use fed.mean, "
             "fed.measure, fed.cohort and fed.each only"
@@ -296,6 +315,7 @@ class _ProxAlone:
         self.dim = problem.dim
 
     def __getattr__(self, attribute: str) -> None:
+        """Raise AssertionError for everything else."""
         raise AssertionError(
             f"{self._name}: reached for problem.{attribute}; what depends on records is "
             "asked of the federation"
@@ -303,13 +323,14 @@ class _ProxAlone:
 
 
 class _Ledger(MemoryLedger):
-    """Keeps the events that were charged."""
+    """A ledger that records the events that were charged."""
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
         self.log: list[tuple[Event | TotalEvent, tuple[int, ...]]] = []
 
     def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
+        """Charge the event and record it."""
         super().charge(event, silos)
         self.log.append((event, tuple(silos)))
 
@@ -324,6 +345,7 @@ def _plan(
     counts: Sequence[int],
     rule: str | None = None,
 ) -> Plan:
+    """Return a plan whose noise uses the budgets."""
     mechanisms = {kind: Gaussian(kind, clip, 0.0, sampling) for kind in algorithm.kinds}
     return calibrate(
         partial(algorithm.run, **settings, step=step), mechanisms, budgets, counts, rule=rule
@@ -333,7 +355,7 @@ def _plan(
 def _unpriced(
     algorithm: Algorithm, clip, noise_multiplier, sampling: Sampling, counts: Sequence[int]
 ) -> Plan:
-    """Any noise, against a budget without an end."""
+    """Return a plan with any noise, against a budget without an end."""
     mechanisms = {
         kind: Gaussian(kind, clip, noise_multiplier, sampling) for kind in algorithm.kinds
     }
@@ -345,6 +367,7 @@ def _unpriced(
 def _connect(
     problem: Problem, records: Records, plan: Plan, seeds: Sequence[int]
 ) -> tuple[Federation, Recording, _Ledger]:
+    """Return a federation in this process, its channel and its ledger."""
     ledger = _Ledger(plan.rule, plan.budgets.tolist(), records.counts)
     gate = Gate(
         Simulated(problem, records, seeds),
@@ -360,7 +383,7 @@ def _connect(
 def _run(
     algorithm: Algorithm, settings: dict, step, fed, problem, w: Tensor, plan: Plan
 ) -> Iterator[Tensor]:
-    """Its points, each looked at as it comes."""
+    """Yield the algorithm's points. Check each one before it is used."""
     for t, point in enumerate(
         algorithm.run(fed, problem, w, **settings, step=step, **plan.mechanisms)
     ):
@@ -376,7 +399,7 @@ def _run(
 def _assert_as_priced(
     algorithm: Algorithm, plan: Plan, dry: Sequence[Asked], asked: Sequence[tuple]
 ) -> None:
-    """What was asked is what the dry run asked, at the plan's noise."""
+    """Raise AssertionError unless the queries are those of the dry run, at the plan's noise."""
     assert len(dry) == len(asked), (
         f"{algorithm.name}: asked {len(asked)} questions, the dry run {len(dry)}; ask the "
         "same whatever the answers are"
@@ -393,7 +416,7 @@ def _assert_as_priced(
 
 
 def _facts(event: Event | TotalEvent, silos: Sequence[int]) -> tuple:
-    """What decides an event's price, as one comparable value."""
+    """Return what decides an event's price, as one comparable value."""
     assert isinstance(event, Event)
     multiplier = np.asarray(event.noise_multiplier, dtype=np.float64)
     return event.sampling, event.count, multiplier.tolist(), tuple(silos)

@@ -1,5 +1,6 @@
-"""Looks at raw data to score a model. A research convenience: nothing here is private, and nothing
-deployed may import it.
+"""Score a model on raw data, as a convenience for research.
+
+Nothing here is private, and nothing deployed may import it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from silodp.silo.data.records import Records
 
 
 def _parts(w: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """As many runs at a time as keep a few hundred megabytes busy."""
+    """Return the points in parts, each with as many runs as take a few hundred megabytes."""
     return w.split(max(1, 2**23 // max(1, x.numel())))
 
 
 @torch.no_grad()
 def training_loss(problem: Problem, w: Tensor, records: Records) -> Tensor:
-    """(J,): F(w) = mean over silos of each silo's mean loss, plus f1(w)."""
+    """Return F(w) (J,): the mean over silos of each silo's mean loss, plus f1(w)."""
     per_silo = [
         torch.cat(
             [
@@ -36,26 +37,29 @@ def training_loss(problem: Problem, w: Tensor, records: Records) -> Tensor:
 
 @torch.no_grad()
 def error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(J,): share of records whose class is predicted wrongly. A model whose output is not finite
-    is wrong everywhere.
+    """Return the share of records whose class is predicted wrongly, (J,).
+
+    A model whose output is not finite is wrong everywhere.
     """
     return torch.cat([_error_rate(problem, part, x, y) for part in _parts(w, x)])
 
 
 def _error_rate(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the error rates of a few runs."""
     scores = problem.outputs(w, x)
-    said = predicted(problem.loss, scores)
+    prediction = predicted(problem.loss, scores)
     if scores.shape[-1] == 1:
-        wrong = (said > 0) != (y > 0)
+        wrong = (prediction > 0) != (y > 0)
     else:
-        wrong = said != y
+        wrong = prediction != y
     return (wrong | ~torch.isfinite(scores).all(-1)).double().mean(-1)
 
 
 @torch.no_grad()
 def balanced_accuracy(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(J,): share of records of a class that are predicted rightly, averaged over the classes;
-    always saying one of k classes scores 1/k.
+    """Return the share of right predictions, averaged over the classes, (J,).
+
+    A constant prediction of one of k classes scores 1/k.
     """
     return torch.stack([1 - error_rate(problem, w, x[y == k], y[y == k]) for k in y.unique()]).mean(
         0
@@ -63,8 +67,9 @@ def balanced_accuracy(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tens
 
 
 def mapping_norm(problem: Problem, w: Tensor, records: Records, step: float) -> Tensor:
-    """(J,): norm of the proximal gradient mapping on the raw data, the paper's measure of
-    stationarity.
+    """Return the norm of the proximal gradient mapping on the raw data, (J,).
+
+    This is the paper's measure of stationarity.
     """
     total = clipped_sum(
         problem, w, records.x, records.y, records.mask.to(records.x.dtype), torch.inf

@@ -1,6 +1,4 @@
-"""Says whether a way of connecting silos gives the numbers of the simulation, and adds nothing of
-its own.
-"""
+"""Check a way of connecting silos: it must give the numbers of the simulation and nothing else."""
 
 from __future__ import annotations
 
@@ -28,8 +26,9 @@ Make = Callable[[Problem, Records, Everyone], Port]
 
 
 def simulated_federation(problem: Problem, records: Records, participation: Everyone) -> Federation:
-    """The reference: all silos in one process, with an infinite budget, which only a simulation can
-    have, so that noise may be off.
+    """Return the reference: all silos in one process.
+
+    It has an infinite budget, which only a simulation can have, so that noise may be off.
     """
     ledger = MemoryLedger(GDP(), Budget(np.inf, 1e-6), records.counts)
     gate = Gate(Simulated(problem, records, [0]), ledger, dim=problem.dim, counts=records.counts)
@@ -37,14 +36,18 @@ def simulated_federation(problem: Problem, records: Records, participation: Ever
 
 
 def check_federation(make: Make) -> None:
-    """Says whether a backend of yours brings back the right numbers: raises AssertionError with one
-    sentence if not.
+    """Check a backend of yours.
+
+    Raise AssertionError with one sentence if something is wrong.
 
     The federation that `make(problem, records, participation)` connects must give the simulation's
     numbers. Its gates must answer without noise (a test-only gate; a shipped one cannot, see
-    `check_replay`). Checked: equal means for every kind of statistic; a mean weighs the answering
-    silos alike, whatever their size; each round asks whom the participation names; a cohort keeps
-    to its silos while the federation goes on to others.
+    `check_replay`). The check covers four things:
+
+    1. Means are equal for every kind of statistic.
+    2. A mean weighs the answering silos alike, whatever their size.
+    3. Each round asks the silos that the participation names.
+    4. A cohort keeps its silos while the federation goes on to others.
     """
     random = np.random.default_rng(0)
     records = Records.of(
@@ -63,13 +66,13 @@ def check_federation(make: Make) -> None:
     )
     ours = make(problem, records, everyone)
     theirs = simulated_federation(problem, records, everyone)
-    for asked in (query, *others):
-        got = ours.mean(asked)
-        wanted = theirs.mean(asked)
-        assert got.shape == wanted.shape == asked.statistic.shape, (
-            f"{_name(asked)}: a mean has shape {tuple(got.shape)}"
+    for each_query in (query, *others):
+        got = ours.mean(each_query)
+        wanted = theirs.mean(each_query)
+        assert got.shape == wanted.shape == each_query.statistic.shape, (
+            f"{_name(each_query)}: a mean has shape {tuple(got.shape)}"
         )
-        _assert_close(got, wanted, f"{_name(asked)}: differs from the reference")
+        _assert_close(got, wanted, f"{_name(each_query)}: differs from the reference")
     each = torch.stack(
         [
             simulated_federation(problem, records, Fixed((i,))).mean(query)
@@ -88,8 +91,13 @@ def check_federation(make: Make) -> None:
     fed = make(problem, records, Uniform(len(records), 2, seed=3))
     for turn in range(6):
         members = draws.draw()
-        port = fed.cohort() if turn % 2 else fed
-        for again in range(3 if turn % 2 else 1):
+        if turn % 2:
+            port = fed.cohort()
+            questions = 3
+        else:
+            port = fed
+            questions = 1
+        for again in range(questions):
             wrong = f"turn {turn}, question {again + 1}: the answer is not that of silos {members}"
             _assert_close(port.mean(query), each[list(members)].mean(0), wrong)
 
@@ -98,39 +106,45 @@ def check_federation(make: Make) -> None:
 
 
 class Recording:
-    """A channel that keeps every query, whom it went to, and the release that came back."""
+    """A channel that records every query, its silos, and the release."""
 
     def __init__(self, inner: Channel) -> None:
         self._inner = inner
         self.log: list[tuple[Query, tuple[int, ...], Answered]] = []
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answered:
+        """Return the inner channel's release, and record it."""
         release = self._inner.ask(query, silos)
         self.log.append((query, tuple(silos), release))
         return release
 
 
 class Replaying:
-    """A channel to nobody: it gives recorded releases again, in order, to whoever asks the recorded
-    queries of the recorded silos.
+    """A channel without silos, which gives recorded releases again, in order.
+
+    The queries and their silos must be the recorded ones.
     """
 
     def __init__(self, log: Sequence[tuple[Query, tuple[int, ...], Answered]]) -> None:
         self._left = list(log)
 
     def ask(self, query: Query, silos: Sequence[int]) -> Answered:
+        """Return the next release. Raise AssertionError for another query or other silos."""
         assert self._left, f"{_name(query)}: one query more than was recorded"
-        asked, members, release = self._left.pop(0)
+        recorded, members, release = self._left.pop(0)
         assert tuple(silos) == members, (
             f"{_name(query)}: asked of silos {tuple(silos)}, recorded for {members}"
         )
-        same = _parts(asked).keys() == _parts(query).keys() and all(
-            _equal(v, _parts(query)[k]) for k, v in _parts(asked).items()
+        fields = _parts(query)
+        recorded_fields = _parts(recorded)
+        same = recorded_fields.keys() == fields.keys() and all(
+            _equal(v, fields[k]) for k, v in recorded_fields.items()
         )
-        assert same, f"{_name(query)}: not the recorded query {_name(asked)}, bit for bit"
+        assert same, f"{_name(query)}: not the recorded query {_name(recorded)}, bit for bit"
         return release
 
     def finish(self) -> None:
+        """Raise AssertionError if recorded queries are left."""
         assert not self._left, f"{len(self._left)} recorded queries were not asked again"
 
 
@@ -142,12 +156,12 @@ def check_replay(
     channel: Channel,
     participation: Callable[[], Everyone],
 ) -> None:
-    """Raises AssertionError unless `run` over `channel`, with the shipped gate's noise, is what its
-    releases make of it in this process.
+    """Check that a run over `channel` depends on its releases only.
 
-    The releases are recorded and played back to the same generator, which must ask the same queries
-    and reach the same iterates, bit for bit: whatever an algorithm knows, it knows from releases.
-    Also checked: no two releases of the run are equal.
+    Raise AssertionError if not. The channel has the shipped gate's noise. Its releases are recorded
+    and replayed to the same generator in this process. The generator must ask the same queries and
+    reach the same iterates, bit for bit: an algorithm has all its information from releases. No two
+    releases in a row may be equal.
     """
     recording = Recording(channel)
     first = list(run(Federation(recording, participation()), problem, w, **mechanisms))
@@ -164,6 +178,7 @@ def check_replay(
 
 
 def _parts(query: Query) -> dict:
+    """Return the fields of a query, by the name of its part."""
     return {
         f"{type(part).__name__}.{k}": v
         for part in (query.statistic, query.mechanism)
@@ -172,15 +187,18 @@ def _parts(query: Query) -> dict:
 
 
 def _equal(a: object, b: object) -> bool:
+    """Return whether two fields are equal, bit for bit."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
     return a == b
 
 
 def _name(query: Query) -> str:
+    """Return a query's name in messages."""
     return f"{type(query.statistic).__name__} at clip {query.mechanism.clip}"
 
 
 def _assert_close(got: Tensor, wanted: Tensor, message: str) -> None:
+    """Raise AssertionError unless two means agree up to rounding."""
     far = (got - wanted).abs().max()
     assert far <= 1e-5 * (1 + wanted.abs().max()), f"{message}, by {far:.2g}"

@@ -1,4 +1,4 @@
-"""Says whether a mechanism's noise, its price and what one record can do to it belong together.
+"""Check that a mechanism's noise, its price and the effect of one record belong together.
 
 Everything is observed from outside, through an answerer's releases. Statistical checks have a
 false-alarm rate of 1e-6 each.
@@ -40,16 +40,20 @@ def check_mechanism(
     counts: Sequence[int] = (48, 30, 20),
     seed: int = 0,
 ) -> None:
-    """Says whether a mechanism of yours protects and prices as it claims: raises AssertionError
-    with one sentence if not.
+    """Check that a mechanism of yours protects and prices as it claims.
+
+    Raise AssertionError with one sentence if something is wrong.
 
     `mechanism` has a finite clip > 0 and a noise multiplier > 0, one for all or one per silo (1,
-    N); `answerer(problem, records, seeds)` makes an answerer for len(seeds) runs, whose noise
-    multiplier of 0 means none (gates refuse that; answerers are told by gates). Checked: one record
-    moves an answer by at most `sensitivity`, and by as much; noise has standard deviation noise
-    multiplier x sensitivity, is Gaussian, and independent between silos, rounds and runs of
-    different seeds; k releases cost k times one; at another clip the noise is in proportion and the
-    price the same.
+    N). `answerer(problem, records, seeds)` makes an answerer for len(seeds) runs. A noise
+    multiplier of 0 must mean no noise there (a gate refuses it before its answerer). The check
+    covers four things:
+
+    1. One record moves an answer by at most `sensitivity`, and can move it that far.
+    2. Noise has the standard deviation noise multiplier x sensitivity. It is Gaussian, and
+       independent between silos, rounds and runs of different seeds.
+    3. k releases cost k times as much as one.
+    4. At another clip the noise is in proportion and the price the same.
     """
     _check_price(mechanism, counts)
     _check_reach(mechanism, answerer, counts, seed)
@@ -58,10 +62,14 @@ def check_mechanism(
 
 
 def _check_price(mechanism: Gaussian, counts: Sequence[int]) -> None:
+    """Check that k releases cost k times one, at any clip and by every rule that prices them."""
     one = mechanism.event()
     other = mechanism.clipped(mechanism.clip / 7).event()
     n = np.asarray(counts)
-    for rule in [GDP()] * (not mechanism.sampling.sampled) + [Renyi(8.0)]:
+    rules: list[GDP | Renyi] = [Renyi(8.0)]
+    if not mechanism.sampling.sampled:
+        rules.append(GDP())
+    for rule in rules:
         key, price = rule.price(one, n)
         assert np.all(price > 0), f"{mechanism}: a release is free by the {rule.name} rule"
         for k in (2, 5):
@@ -82,8 +90,9 @@ def _check_price(mechanism: Gaussian, counts: Sequence[int]) -> None:
 
 
 def _check_reach(mechanism: Gaussian, answerer: Make, counts: Sequence[int], seed: int) -> None:
-    """Neighbours that pull a mean apart as far as clipping lets them: the distance is at most the
-    sensitivity, and attains it.
+    """Check neighbours that pull a mean as far apart as clipping allows.
+
+    Their distance must be at most the sensitivity, and reach it.
     """
     clip = float(mechanism.clip)
     silent = replace(mechanism, noise_multiplier=0.0)
@@ -103,9 +112,8 @@ def _check_reach(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
     for statistic, (here, there), factor in cases:
         name = type(statistic).__name__
         farthest = [0.0] * len(counts)
-        for trial in range(
-            60
-        ):  # the same seed draws the same batches, so only the replaced record differs
+        # The same seed draws the same batches, so only the replaced record differs.
+        for trial in range(60):
             query = Query(statistic, _round(silent, trial))
             everyone = range(len(counts))
             both = [
@@ -127,7 +135,7 @@ def _check_reach(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
 
 
 def _check_noise(mechanism: Gaussian, answerer: Make, counts: Sequence[int], seed: int) -> None:
-    """Records without any gradient: what comes back is noise alone."""
+    """Check the noise on records without any gradient, where an answer is noise alone."""
     answerer_ = answerer(
         Problem(nn.Linear(DIM, 1, bias=False), squared_error), _blank(counts), [seed, seed + 1]
     )
@@ -135,7 +143,7 @@ def _check_noise(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
     cases: list[tuple[Statistic, float]] = [
         (Grad(w), 1.0),
         (GradDiff(w + 1, w), 1.0),
-        (LocalSteps(w, LOCAL, STEP), STEP * LOCAL**0.5),  # each local step has noise of its own
+        (LocalSteps(w, LOCAL, STEP), STEP * LOCAL**0.5),  # each local step has independent noise
     ]
     vectors: dict[str, Tensor] = {}
     for (statistic, factor), r in product(cases, range(2)):
@@ -162,7 +170,7 @@ def _check_noise(mechanism: Gaussian, answerer: Make, counts: Sequence[int], see
 def _check_proportion(
     mechanism: Gaussian, answerer: Make, counts: Sequence[int], seed: int
 ) -> None:
-    """clipped(c): the noise follows c, down to none at c = 0."""
+    """Check that the noise of clipped(c) is in proportion to c, down to none at c = 0."""
     problem = Problem(nn.Linear(DIM, 1, bias=False), squared_error)
     records = _blank(counts)
     w = torch.zeros(1, DIM)
@@ -190,18 +198,20 @@ def _check_proportion(
 
 
 def _std(mechanism: Gaussian, silo: int, n: int) -> Tensor:
-    """noise multiplier x 2 clip / batch, written out here so that a wrong `sensitivity` shows."""
+    """Return noise multiplier x 2 clip / batch.
+
+    It is computed here, so that the check finds a wrong `sensitivity`.
+    """
     multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64).reshape(1, -1)
-    return (
-        multiplier[0, silo if multiplier.shape[1] > 1 else 0]
-        * 2
-        * mechanism.clip
-        / mechanism.sampling.batch(n)
-    )
+    if multiplier.shape[1] == 1:  # one number for all silos
+        silo = 0
+    return multiplier[0, silo] * 2 * mechanism.clip / mechanism.sampling.batch(n)
 
 
 def _assert_standard_normal(z: Tensor, what: str) -> None:
-    total, (low, high) = float(z.square().sum()), stats.chi2.interval(1 - FALSE_ALARM, len(z))
+    """Raise AssertionError unless the numbers are standard normal."""
+    total = float(z.square().sum())
+    low, high = stats.chi2.interval(1 - FALSE_ALARM, len(z))
     ratio = (total / len(z)) ** 0.5
     assert low < total < high, (
         f"{what}: the noise has {ratio:.3f} times the standard deviation noise multiplier "
@@ -214,21 +224,25 @@ def _assert_standard_normal(z: Tensor, what: str) -> None:
 
 
 def _round(mechanism: Gaussian, r: int) -> Gaussian:
+    """Return the mechanism of a round, within the batches of its partition."""
     return mechanism.at(r % getattr(mechanism.sampling, "batches", 1))
 
 
 def _blank(counts: Sequence[int]) -> Records:
+    """Return records whose gradients are zero."""
     return Records.of([(np.zeros((n, DIM), np.float32), np.zeros(n)) for n in counts])
 
 
 def _pulling(counts: Sequence[int], *, x: tuple[float, float, float], y: float) -> Records:
-    """Silos in which record 0 pulls as hard as it can, over both tensors of the model, and nobody
-    else pulls at all.
+    """Return silos in which record 0 pulls as hard as it can, over both tensors of the model.
+
+    No other record pulls at all.
     """
     silos = []
     for n in counts:
         features = np.zeros((n, 3))
         targets = np.zeros(n)
-        features[0], targets[0] = x, y
+        features[0] = x
+        targets[0] = y
         silos.append((features, targets))
     return Records.of(silos)

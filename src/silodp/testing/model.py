@@ -1,8 +1,7 @@
-"""Says whether a model and its loss are clipped record by record, against a loop over records that
-shares no code with the engines.
+"""Check that a model and its loss are clipped record by record.
 
-For anyone with a model or loss of their own, for authors of a new engine or layer rule, and for the
-tests here.
+The reference is a loop over records that shares no code with the engines. The check is for your own
+models and losses, for new engines and layer rules, and for the tests of silodp.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from silodp.engine.clipping import clipped_sum
 from silodp.testing.sentence import one_sentence
 
 MOVES = tuple(10.0**-k for k in range(7))
-"""Relative moves ||w - reference|| / ||w|| at which a clipped difference is measured."""
+"""The relative moves ||w - reference|| / ||w|| at which a clipped difference is measured."""
 
 BAD = (0.0, 1e6, -1e12, 1e30, torch.nan, torch.inf, -torch.inf)
-"""What every feature of a bad record is set to."""
+"""The values of a bad record, one for all features."""
 
 
 def check_model(
@@ -39,17 +38,22 @@ def check_model(
     seed: int = 0,
     tolerance: float = 1e-4,
 ) -> None:
-    """Says whether a model and loss of yours are clipped record by record: raises AssertionError
-    with one sentence if not.
+    """Check that a model and loss of yours are clipped record by record.
 
-    `engine` must sum the clipped whole gradient, and gradient difference, of each record of
-    `problem`; `outputs` is the number that the model must have, if you say it.
+    Raise AssertionError with one sentence if something is wrong.
 
-    x (S, n, *features) and y (S, n, *target) are some finite records of two silos or more; a
-    handful is enough, since a loop visits each. Checked: that model and loss run, give one finite
-    number per record, and do not mix records; equality with that loop in float64; weights, padding
-    and leading axes; clips 0, inf and one for each run; norms of single records at relative moves
-    from 1 to 1e-6; and, for floating features, records of zeros, huge numbers, NaN and inf.
+    - `engine` must sum the clipped gradient, and gradient difference, of each record of `problem`.
+    - `outputs` is the number of outputs that the model must have, if you give it.
+    - x (S, n, *features) and y (S, n, *target) are some finite records of two silos or more. A
+      handful is enough, since a loop visits each.
+
+    The check covers these things:
+
+    1. Model and loss run, give one finite number per record, and do not mix records.
+    2. Sums equal those of the loop in float64, with weights, padding and leading axes.
+    3. Clips may be 0, inf, or one for each run.
+    4. Single records have norms within the clip, at relative moves from 1 to 1e-6.
+    5. With floating features, records of zeros, huge numbers, NaN and inf do no harm.
     """
     with one_sentence(type(problem.model).__name__):
         _check_alone(problem, x.flatten(0, 1), y.flatten(0, 1), outputs)
@@ -57,14 +61,13 @@ def check_model(
 
 
 def _check_alone(problem: Problem, x: Tensor, y: Tensor, outputs: int | None) -> None:
-    """What a run refuses is refused here, in the same words."""
+    """Check model and loss as a run does, with the same messages."""
     shape = tuple(try_model(problem, x, f"the model {type(problem.model).__name__}").shape)
     assert outputs is None or shape[1:] == (outputs,), (
         f"the model gives outputs of shape {shape}, not {(len(x), outputs)}"
     )
-    try_loss(
-        problem, x, y, f"the loss {getattr(problem.loss, '__name__', type(problem.loss).__name__)}"
-    )
+    loss = getattr(problem.loss, "__name__", type(problem.loss).__name__)
+    try_loss(problem, x, y, f"the loss {loss}")
 
 
 def _check_engine(
@@ -75,7 +78,10 @@ def _check_engine(
     seed: int,
     tolerance: float,
 ) -> None:
-    w = problem.initial([seed, seed + 1]).to(x.device, x.dtype if x.is_floating_point() else None)
+    """Check the engine against a loop over records."""
+    w = problem.initial([seed, seed + 1]).to(x.device)
+    if x.is_floating_point():
+        w = w.to(x.dtype)
     random = torch.Generator().manual_seed(seed)
     direction = torch.randn(w.shape, generator=random, dtype=torch.float64).to(w)
     direction *= w.norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True)
@@ -94,27 +100,32 @@ def _check_engine(
 
 
 def record_gradients(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each record at one point w (d,): (S, n, d) in float64, by plain autograd on
-    one record after the other.
+    """Return the gradient of each record at one point w (d,), (S, n, d) in float64.
+
+    It is computed by plain autograd on one record after the other.
     """
     model = copy.deepcopy(problem.model).to(w.device).double()
     parameters = [p for p in model.parameters() if p.requires_grad]
     vector_to_parameters(w.double(), parameters)
     rows = []
+    if x.is_floating_point():
+        x = x.double()
     for record, target in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True):
-        output = model(record[None].double() if x.is_floating_point() else record[None])
-        found = torch.autograd.grad(
+        output = model(record[None])
+        by_parameter = torch.autograd.grad(
             problem.loss(output, target[None]).sum(),
             parameters,
             allow_unused=True,
             materialize_grads=True,
         )
-        rows.append(torch.cat([g.flatten() for g in found]))
+        rows.append(torch.cat([g.flatten() for g in by_parameter]))
     return torch.stack(rows).unflatten(0, x.shape[:2])
 
 
 @dataclass(frozen=True)
 class _Case:
+    """An engine and what it sums, at one point or of differences."""
+
     engine: Callable[..., Tensor]
     problem: Problem
     w: Tensor
@@ -129,33 +140,35 @@ class _Case:
 
     @property
     def ones(self) -> Tensor:
+        """Return a weight of 1 for each record."""
         return torch.ones(self.x.shape[:2], dtype=self.w.dtype, device=self.w.device)
 
     def sum(self, weight: Tensor, clip: Number) -> Tensor:
+        """Return the engine's sums."""
         return self.engine(
             self.problem, self.w, self.x, self.y, weight, clip, reference=self.reference
         )
 
     @cached_property
     def gradients(self) -> Tensor:
-        """(J, S, n, d), not clipped."""
-        found = torch.stack([record_gradients(self.problem, w, self.x, self.y) for w in self.w])
+        """Return the gradients (J, S, n, d), not clipped."""
+        here = torch.stack([record_gradients(self.problem, w, self.x, self.y) for w in self.w])
         if self.reference is None:
-            return found
-        return found - torch.stack(
-            [record_gradients(self.problem, w, self.x, self.y) for w in self.reference]
-        )
+            return here
+        there = [record_gradients(self.problem, w, self.x, self.y) for w in self.reference]
+        return here - torch.stack(there)
 
     def loop(self, clip: float) -> Tensor:
-        """(J, S, d): each record's gradient clipped, a record that is not finite left out, the rest
-        summed.
+        """Return (J, S, d): the sum of each record's clipped gradient.
+
+        A record that is not finite is left out.
         """
         norm = self.gradients.norm(dim=-1, keepdim=True)
         clipped = torch.where(norm > clip, self.gradients * (clip / norm), self.gradients)
         return torch.where(norm.isfinite(), clipped, 0).sum(2)
 
     def at(self, runs: slice, silos: slice) -> _Case:
-        """The same with some of the runs and silos."""
+        """Return the case with some of the runs and silos."""
         if self.reference is None:
             reference = None
         else:
@@ -163,11 +176,12 @@ class _Case:
         return replace(self, w=self.w[runs], reference=reference, x=self.x[silos], y=self.y[silos])
 
     def median(self) -> float:
-        """A clip that some records feel and some do not."""
+        """Return a clip that shortens some records and leaves others."""
         return float(self.gradients.norm(dim=-1).median())
 
 
 def _check_loop(case: _Case, tolerance: float) -> None:
+    """Check sums at several clips against the loop."""
     median = case.median()
     for clip in (torch.inf, 2 * median, median, median / 10):
         fast = case.sum(case.ones, clip)
@@ -182,15 +196,19 @@ def _check_loop(case: _Case, tolerance: float) -> None:
 
 
 def _check_weights(case: _Case) -> None:
+    """Check that weights select records, and that the others change nothing."""
     clip = case.median()
     keep = torch.zeros_like(case.ones)
     keep[:, ::2] = 1
     keep[0, 1:] = 0
     part = case.sum(keep, clip)
     junk = case.x.clone()
-    junk[keep == 0] = torch.nan if junk.is_floating_point() else 0
+    if junk.is_floating_point():
+        junk[keep == 0] = torch.nan
+    else:
+        junk[keep == 0] = 0
     assert torch.equal(part, replace(case, x=junk).sum(keep, clip)), (
-        f"{case}: records of weight 0 change the sum when they hold NaN"
+        f"{case}: records of weight 0 change the sum when they are NaN"
     )
     both = part + case.sum(1 - keep, clip)
     assert torch.allclose(both, case.sum(case.ones, clip), rtol=1e-4, atol=1e-5 * clip), (
@@ -199,19 +217,20 @@ def _check_weights(case: _Case) -> None:
     by_run = torch.stack([keep, 1 - keep])
     swapped = torch.stack([part[0], case.sum(1 - keep, clip)[1]])
     assert torch.allclose(case.sum(by_run, clip), swapped, rtol=1e-4, atol=1e-5 * clip), (
-        f"{case}: weights (J, S, n) are not each run's own"
+        f"{case}: with weights (J, S, n), a run does not use its own"
     )
 
 
 def _check_leading_axes(case: _Case, tolerance: float) -> None:
+    """Check that runs, silos and points for each silo do not mix."""
     clip = case.median()
-    whole = case.sum(case.ones, clip)
+    together = case.sum(case.ones, clip)
     clips = torch.tensor([[clip], [clip / 3]], dtype=torch.float64, device=case.w.device)
     by_run = case.sum(case.ones, clips)
     for j in range(len(case.w)):
         alone = case.at(slice(j, j + 1), slice(None))
         _assert_close(
-            whole[j : j + 1],
+            together[j : j + 1],
             alone.sum(case.ones, clip),
             tolerance,
             f"{case}: run {j} among others differs from run {j} alone",
@@ -225,20 +244,22 @@ def _check_leading_axes(case: _Case, tolerance: float) -> None:
     for s in range(len(case.x)):
         alone = case.at(slice(None), slice(s, s + 1))
         _assert_close(
-            whole[:, s : s + 1],
+            together[:, s : s + 1],
             alone.sum(alone.ones, clip),
             tolerance,
             f"{case}: silo {s} among others differs from it alone",
         )
     scale = 1 + 0.1 * torch.arange(len(case.x), dtype=case.w.dtype, device=case.w.device)[:, None]
-    points = [None if p is None else p[:, None] * scale for p in (case.w, case.reference)]
-    spread = case.engine(
-        case.problem, points[0], case.x, case.y, case.ones, clip, reference=points[1]
-    )
+    w = case.w[:, None] * scale
+    if case.reference is None:
+        reference = None
+    else:
+        reference = case.reference[:, None] * scale
+    spread = case.engine(case.problem, w, case.x, case.y, case.ones, clip, reference=reference)
     for s in range(len(case.x)):
-        w, reference = (None if p is None else p[:, s] for p in points)
-        assert w is not None
-        alone = replace(case.at(slice(None), slice(s, s + 1)), w=w, reference=reference)
+        alone = replace(case.at(slice(None), slice(s, s + 1)), w=w[:, s])
+        if reference is not None:
+            alone = replace(alone, reference=reference[:, s])
         _assert_close(
             spread[:, s : s + 1],
             alone.sum(alone.ones, clip),
@@ -248,11 +269,13 @@ def _check_leading_axes(case: _Case, tolerance: float) -> None:
 
 
 def _assert_close(left: Tensor, right: Tensor, tolerance: float, sentence: str) -> None:
+    """Raise AssertionError unless two sums agree to this relative tolerance."""
     error = float((left - right).norm() / right.norm().clamp_min(1e-30))
     assert error <= tolerance, f"{sentence} by {error:.1e} of its norm"
 
 
 def _check_clips(case: _Case) -> None:
+    """Check clips of 0 and inf, also for single runs, and a difference without a move."""
     assert not case.sum(case.ones, 0.0).any(), f"{case}: clip 0 does not give exactly zero"
     mixed = case.sum(case.ones, torch.tensor([[0.0], [torch.inf]], device=case.w.device))
     assert not mixed[0].any(), f"{case}: clip 0 of one run does not give exactly zero"
@@ -265,8 +288,9 @@ def _check_clips(case: _Case) -> None:
 
 
 def _check_norms(case: _Case, where: str) -> None:
-    """Each record as a silo of its own contributes a vector within the clip, at clips from far
-    below the norms to above most of them.
+    """Check that each record contributes a vector within the clip.
+
+    Each record is a silo. Clips are from far below the norms to above most of them.
     """
     single = replace(case, x=case.x.flatten(0, 1)[:, None], y=case.y.flatten(0, 1)[:, None])
     longest = float(single.sum(single.ones, torch.inf).double().norm(dim=-1).max())
@@ -278,6 +302,7 @@ def _check_norms(case: _Case, where: str) -> None:
 
 
 def _check_bad_records(case: _Case) -> None:
+    """Check that a record with huge or unsound numbers harms no other record's sum."""
     clip = case.median()
     alone = torch.zeros_like(case.ones)
     alone[0, 0] = 1

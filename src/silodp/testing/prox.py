@@ -1,4 +1,4 @@
-"""Says whether an operator is the proximal operator of its function, checked on random points."""
+"""Check on random points that an operator is the proximal operator of its function."""
 
 import math
 from collections.abc import Callable
@@ -22,15 +22,17 @@ def check_prox(
     dtype: torch.dtype = torch.float64,
     reference: Reference | None = None,
 ) -> None:
-    """Says whether a prox of yours is one: raises AssertionError with one sentence if not.
+    """Check a prox of yours.
 
-    It must be, on random vectors of `dim` entries, the proximal operator of the convex f1 in
-    `prox.value`.
+    Raise AssertionError with one sentence if something is wrong.
 
-    Checked: the optimality certificate, firm non-expansiveness, agreement between steps, that rows
-    of a batch do not mix, and that its numbers are shown, as a definition needs them. `reference`
-    maps a cvxpy variable y to (f1(y) as a cvxpy expression, constraints); if given, cvxpy must find
-    the same minimiser.
+    On random vectors of `dim` entries, it must be the proximal operator of the convex f1 in
+    `prox.value`. The check covers the optimality certificate, firm non-expansiveness, agreement
+    between steps, that rows of a batch do not mix, and that its numbers are shown, which a
+    definition needs.
+
+    `reference` maps a cvxpy variable y to (f1(y) as a cvxpy expression, constraints). If it is
+    given, cvxpy must find the same minimiser.
     """
     if isinstance(prox, type):
         name = prox.__name__
@@ -57,7 +59,7 @@ def check_prox(
 
 
 def _points(dim: int, random: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Small, middling and large vectors, two with ties, and zero: (6, dim)."""
+    """Return small, middling and large vectors, two with ties, and zero: (6, dim)."""
     draws = torch.randn(5, dim, generator=random, dtype=torch.float64) * torch.tensor(
         [[0.1], [1.0], [10.0], [1.0], [3.0]]
     )
@@ -66,22 +68,26 @@ def _points(dim: int, random: torch.Generator, dtype: torch.dtype) -> Tensor:
 
 
 def _steps(random: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """One step for each of the points, between 0.01 and 10: (6, 1)."""
+    """Return one step for each of the points, between 0.01 and 10: (6, 1)."""
     return (10 ** (3 * torch.rand(6, 1, generator=random, dtype=torch.float64) - 2)).to(dtype)
 
 
 def _tolerance(w: Tensor) -> float:
-    # Wider than the distance from a constraint set at which f1 may still call a point feasible.
+    """Return the tolerance for a point's type.
+
+    It is wider than the distance from a constraint set at which f1 may still call a point feasible.
+    """
     return 4 * math.sqrt(torch.finfo(w.dtype).eps)
 
 
 def _check_shapes(prox: Prox, w: Tensor, step: Tensor) -> None:
+    """Check shapes and types, and that the argument is not changed."""
     before = w.clone()
     y = prox(w, step)
     value = prox.value(w)
-    for part, found in (("prox", y), ("value", value)):
-        assert isinstance(found, Tensor), (
-            f"{prox}: {part} gives {type(found).__name__}, not a tensor"
+    for part, result in (("prox", y), ("value", value)):
+        assert isinstance(result, Tensor), (
+            f"{prox}: {part} gives {type(result).__name__}, not a tensor"
         )
     assert torch.equal(w, before), f"{prox}: the argument was changed in place"
     assert y.shape == w.shape, f"{prox}: prox of shape {tuple(w.shape)} has shape {tuple(y.shape)}"
@@ -95,8 +101,9 @@ def _check_shapes(prox: Prox, w: Tensor, step: Tensor) -> None:
 
 
 def _check_optimal(prox: Prox, w: Tensor, step: Tensor, random: torch.Generator) -> None:
-    """y = prox(w) has the least objective among candidates z, and (w - y) / step is a subgradient
-    of f1 at y.
+    """Check that y = prox(w) has the least objective among candidates z.
+
+    Also (w - y) / step must be a subgradient of f1 at y.
     """
     y = prox(w, step)
     z = _candidates(prox, y, random)  # (k, 6, dim)
@@ -121,22 +128,24 @@ def _check_optimal(prox: Prox, w: Tensor, step: Tensor, random: torch.Generator)
 
 
 def _candidates(prox: Prox, y: Tensor, random: torch.Generator) -> Tensor:
-    """Points to beat y: far and near ones, anywhere and inside the domain; those outside it have f1
-    = +inf and beat nothing.
+    """Return points to compare with y: far and near, anywhere and inside the domain.
+
+    Points outside the domain have f1 = +inf and are never better.
     """
 
     def normal(*lead: int) -> Tensor:
+        """Return normal numbers in the shape of y, with these leading axes."""
         return torch.randn(*lead, *y.shape, generator=random, dtype=torch.float64).to(y)
 
     one = y.new_ones(y.shape[:-1])[..., None]
     weights = normal(8).exp()
+    # These are inside a simplex, which random points miss.
+    on_simplex = weights / weights.sum(-1, keepdim=True) * y.sum(-1, keepdim=True)
     far = torch.cat(
         [
             normal(8),
             prox(5 * normal(8), one.expand(8, *one.shape)),
-            weights
-            / weights.sum(-1, keepdim=True)
-            * y.sum(-1, keepdim=True),  # inside a simplex, which random points miss
+            on_simplex,
             torch.zeros_like(y)[None],
         ]
     )
@@ -148,7 +157,7 @@ def _candidates(prox: Prox, y: Tensor, random: torch.Generator) -> Tensor:
 def _check_firmly_nonexpansive(
     prox: Prox, w: Tensor, step: Tensor, random: torch.Generator
 ) -> None:
-    """||prox(u) - prox(v)||^2 <= <prox(u) - prox(v), u - v>, for far and near pairs."""
+    """Check ||prox(u) - prox(v)||^2 <= <prox(u) - prox(v), u - v>, for far and near pairs."""
     for size in (5.0, 0.1):
         other = w + size * torch.randn(w.shape, generator=random, dtype=torch.float64).to(w)
         moved = prox(w, step) - prox(other, step)
@@ -157,8 +166,9 @@ def _check_firmly_nonexpansive(
 
 
 def _check_steps_agree(prox: Prox, w: Tensor, step: Tensor) -> None:
-    """y = prox(w, step) is also prox(y + r (w - y), r step) for each r > 0; of an indicator it is a
-    fixed point, whatever the step.
+    """Check that y = prox(w, step) is also prox(y + r (w - y), r step) for each r > 0.
+
+    For an indicator, y must be a fixed point for every step.
     """
     y = prox(w, step)
     for r in (0.01, 0.5, 20.0):
@@ -173,8 +183,9 @@ def _check_steps_agree(prox: Prox, w: Tensor, step: Tensor) -> None:
 
 
 def _check_rows_do_not_mix(prox: Prox, w: Tensor, step: Tensor) -> None:
-    """Leading axes, a step for each row, and one step for all, as a number or a tensor, give what
-    single rows give.
+    """Check that batches give what single rows give.
+
+    The batches have leading axes, a step for each row, and one step for all as a number or tensor.
     """
     alone = torch.stack([prox(row, s) for row, s in zip(w, step[:, 0].tolist(), strict=True)])
     values = torch.stack([prox.value(row) for row in w])
@@ -201,7 +212,8 @@ def _check_rows_do_not_mix(prox: Prox, w: Tensor, step: Tensor) -> None:
 
 
 def _check_against_cvxpy(prox: Prox, w: Tensor, step: Tensor, reference: Reference) -> None:
-    import cvxpy as cp  # only for those who ask for it: a development dependency
+    """Check that cvxpy finds the same minimiser."""
+    import cvxpy as cp  # a development dependency, needed only with a reference
 
     for row, s, ours in zip(w, step[:, 0].tolist(), prox(w, step), strict=True):
         y = cp.Variable(len(row))
@@ -219,6 +231,7 @@ def _check_against_cvxpy(prox: Prox, w: Tensor, step: Tensor, reference: Referen
 
 
 def _assert_close(got: Tensor, wanted: Tensor, message: str) -> None:
+    """Raise AssertionError unless two tensors agree up to rounding."""
     tolerance = _tolerance(wanted)
     assert torch.allclose(got, wanted, rtol=tolerance, atol=tolerance), (
         f"{message}; largest difference {(got - wanted).abs().max():.2g}"

@@ -1,8 +1,9 @@
-"""Says whether batches are drawn as they are priced: which records are in one, seen from outside,
-through an answerer's releases.
+"""Check that batches are drawn as they are priced.
 
-Record k's gradient is the k-th unit vector, so an answer times its batch size shows who took part,
-under noise too small to hide it. Statistical checks have a false-alarm rate of 1e-6 each.
+The check observes from outside, through an answerer's releases, which records are in a batch.
+Record k's gradient is the k-th unit vector. So an answer times its batch size shows the records of
+the batch, with noise too small to hide them. Statistical checks have a false-alarm rate of 1e-6
+each.
 """
 
 from __future__ import annotations
@@ -38,15 +39,19 @@ def check_sampling(
     counts: Sequence[int] = (12, 40, 25),
     seed: int = 0,
 ) -> None:
-    """Says whether an answerer of yours draws the batches that `sampling` names: raises
-    AssertionError with one sentence if not.
+    """Check that an answerer of yours draws the batches that `sampling` names.
 
-    Checked for all: a record counts once and with weight 1 / sampling.batch(n), padding never.
-    FullBatch: everybody, always. DisjointBatches: batches of floor(n / batches), no record in two,
-    the partition the same whenever it is asked, another for another name or run, each record as
-    likely as any other. Poisson: independent coins at the rate, so that the number of records is
-    binomial and nothing is cut off; an empty batch is noise alone. WithoutReplacement: floor(rate
-    n) distinct records, each as likely, drawn anew.
+    Raise AssertionError with one sentence if something is wrong. For all samplings, a record counts
+    once and with weight 1 / sampling.batch(n), and padding never counts. The rest depends on the
+    sampling:
+
+    - FullBatch: every record is always in the batch.
+    - DisjointBatches: batches have floor(n / batches) records, and no record is in two. The
+      partition never changes. It differs for another name or run, and each record is equally
+      likely.
+    - Poisson: coins are independent and have the rate. So the number of records is binomial and not
+      cut off. The answer for an empty batch is noise alone.
+    - WithoutReplacement: floor(rate n) distinct records, all equally likely, drawn again each time.
     """
     world = _World(answerer, counts, seed)
     match sampling:
@@ -64,12 +69,13 @@ def check_sampling(
             _check_without_replacement(world, sampling)
         case _:
             raise AssertionError(
-                f"{sampling}: no conformance suite knows this sampling; its law decides "
+                f"{sampling}: there is no conformance suite for this sampling; its law decides "
                 "its price, so write one"
             )
 
 
 def _check_partition(world: _World, sampling: DisjointBatches) -> None:
+    """Check batches of a partition."""
     batches = [replace(sampling, index=i) for i in range(sampling.batches)]
     first = [world.members(b) for b in batches]
     for b, who in zip(batches, first, strict=True):
@@ -101,6 +107,7 @@ def _check_partition(world: _World, sampling: DisjointBatches) -> None:
 
 
 def _check_poisson(world: _World, sampling: Poisson) -> None:
+    """Check batches by independent coins."""
     rounds = [world.members(sampling) for _ in range(3)]
     who = torch.cat(rounds)
     world.assert_even(who, [sampling.rate] * len(world.counts), f"{sampling}")
@@ -130,7 +137,7 @@ def _check_poisson(world: _World, sampling: Poisson) -> None:
 
 
 def _check_empty(world: _World, sampling: Poisson) -> None:
-    """Where nobody was drawn the answer is noise, as large as ever."""
+    """Check that the answer for an empty batch is noise of the usual size."""
     value = world.answer(sampling)
     who = value.round() != 0
     for i, n in enumerate(world.counts):
@@ -149,6 +156,7 @@ def _check_empty(world: _World, sampling: Poisson) -> None:
 
 
 def _check_without_replacement(world: _World, sampling: WithoutReplacement) -> None:
+    """Check batches of distinct records."""
     sizes = [int(sampling.rate * n) for n in world.counts]
     first = world.members(sampling)
     second = world.members(sampling)
@@ -164,8 +172,9 @@ def _check_without_replacement(world: _World, sampling: WithoutReplacement) -> N
 
 
 def _binomial_fit(sizes: np.ndarray, n: int, rate: float) -> float:
-    """p-value of a chi-square fit of the batch sizes to Bin(n, rate), in cells that expect 5 or
-    more.
+    """Return the p-value of a chi-square fit of the batch sizes to Bin(n, rate).
+
+    Each cell expects 5 or more.
     """
     expected = stats.binom.pmf(np.arange(n + 1), n, rate) * len(sizes)
     cells = np.zeros(n + 1, int)
@@ -173,7 +182,8 @@ def _binomial_fit(sizes: np.ndarray, n: int, rate: float) -> float:
     for k in range(n):
         room += expected[k]
         cells[k + 1] = cells[k] + (room >= 5 and expected[k + 1 :].sum() >= 5)
-        room = 0.0 if cells[k + 1] > cells[k] else room
+        if cells[k + 1] > cells[k]:
+            room = 0.0
     wanted = np.bincount(cells, weights=expected)
     got = np.bincount(cells, weights=np.bincount(sizes, minlength=n + 1))
     if len(wanted) > 1:
@@ -182,7 +192,7 @@ def _binomial_fit(sizes: np.ndarray, n: int, rate: float) -> float:
 
 
 class _World:
-    """Silos of unequal size whose padding rows hold records too, which must never be seen."""
+    """Silos of unequal size whose padding rows also have records, which must never be used."""
 
     def __init__(self, answerer: Make, counts: Sequence[int], seed: int) -> None:
         self.counts = tuple(counts)
@@ -200,20 +210,22 @@ class _World:
         self._w = torch.zeros(RUNS, size)
 
     def answer(self, sampling: Sampling, silos: Sequence[int] | None = None) -> Tensor:
-        """(runs, silos, records): each record's weight in the batch, plus noise of standard
-        deviation 2 x NOISE.
+        """Return each record's weight in the batch, (runs, silos, records).
+
+        It has noise of standard deviation 2 x NOISE.
         """
         if silos is None:
             silos = range(len(self.counts))
-        else:
-            silos = silos
         value = self._answerer.answer(
             Query(Grad(self._w), Gaussian("check", 1.0, NOISE, sampling)), silos
         )
         return value * torch.tensor([sampling.batch(self.counts[s]) for s in silos])[:, None]
 
     def members(self, sampling: Sampling, silos: Sequence[int] | None = None) -> Tensor:
-        """(runs, silos, records) bool: who is in the batch."""
+        """Return whether each record is in the batch, (runs, silos, records).
+
+        Raise AssertionError for another weight than 0 or 1, and for padding.
+        """
         value = self.answer(sampling, silos)
         who = value.round()
         assert bool(((value - who).abs() < 20 * NOISE).all()), (
@@ -230,7 +242,9 @@ class _World:
         return who.bool()
 
     def across(self, coins: Tensor) -> tuple[Tensor, Tensor]:
-        """The coins of the k-th records of one silo and of the next, for each k that both have."""
+        """Return the coins of the k-th records of one silo and of the next, for each k that both
+        have.
+        """
         pairs = [
             (coins[:, i, :m], coins[:, i + 1, :m])
             for i, m in enumerate(map(min, pairwise(self.counts)))
@@ -238,6 +252,7 @@ class _World:
         return torch.cat([a for a, _ in pairs], 1), torch.cat([b for _, b in pairs], 1)
 
     def assert_sizes(self, who: Tensor, wanted: Sequence[int], what: str) -> None:
+        """Raise AssertionError unless all batches have these sizes."""
         for i, size in enumerate(wanted):
             got = who[:, i].sum(-1)
             assert bool((got == size).all()), (
@@ -246,8 +261,9 @@ class _World:
             )
 
     def assert_even(self, who: Tensor, rates: Sequence[float], what: str) -> None:
-        """Each record of silo i is in with probability rates[i]: a two-sided binomial test for
-        every record.
+        """Check that each record of silo i is in a batch with probability rates[i].
+
+        This is a two-sided binomial test for every record.
         """
         for i, (n, rate) in enumerate(zip(self.counts, rates, strict=True)):
             hits = who[:, i, :n].sum(0).numpy()

@@ -1,4 +1,4 @@
-"""Whatever a user's object raises while it is checked becomes an AssertionError of one sentence."""
+"""Turn every error of a user's object into an AssertionError of one sentence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from silodp.core.errors import BadInput
 
 @contextlib.contextmanager
 def one_sentence(name: str = "") -> Iterator[None]:
-    """AssertionError in place of whatever is raised inside; where it came from stays visible as its
-    cause.
-    """
+    """Raise AssertionError in place of any error inside. The original error is its cause."""
     try:
         yield
     except AssertionError:

@@ -1,8 +1,7 @@
-"""Says whether one replaced record moves a statistic's sum by no more than is paid for, and nearly
-by as much.
+"""Check that one replaced record moves a statistic's sum by what the price is for, and not more.
 
-By brute force, through an answerer without noise, over every pair of some records, hostile ones
-among them.
+The check uses brute force, through an answerer without noise, over every pair of some records.
+Hostile records are among them.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from silodp.silo.data.records import Records
 from silodp.silo.gate import Answerer, check
 
 HOSTILE = (0.0, 1.0, 1e3, -1e3, 1e30, math.nan, math.inf, -math.inf)
-"""What every feature of a hostile record is set to."""
+"""The values of a hostile record, one for all features."""
 
 
 def hostile_records(
     features: int, labels: Sequence[float] = (0, 1, 5, -3), *, dtype: torch.dtype = torch.float64
 ) -> list:
-    """(x, y) of records from zero to NaN, each with each label, some of which do not exist."""
+    """Return (x, y) of records from zero to NaN, each with each label. Some labels do not exist."""
     rows = [torch.full((features,), value, dtype=dtype) for value in HOSTILE] + [
         1e3 * (torch.arange(features) % 2).to(dtype)
     ]
@@ -43,23 +42,25 @@ def check_statistic(
     others: int = 4,
     reaches: float = 0.0,
 ) -> None:
-    """Says whether a statistic of yours keeps its bound: raises AssertionError with one sentence if
-    not.
+    """Check that a statistic of yours keeps its bound.
+
+    Raise AssertionError with one sentence if something is wrong.
 
     Replacing one record by another of `records` must move the sum by at most 2 clip, the distance
-    that noise is added for, and by `reaches` of it: a bound that nobody comes near wastes noise.
-    `clip` is the smallest that may be asked for (`statistic.norm` unless told). `answerer` answers
-    without noise, and its mean is over all records that it is given. The rest of the silo is some
-    of `records` as well: what they add must not change with the record that is replaced.
-    `hostile_records` makes some to begin with.
+    that noise is added for. Some pair must reach the share `reaches` of it, because a bound far
+    above all pairs wastes noise. `clip` is the smallest clip that a query may have (by default
+    `statistic.norm`). `answerer` answers without noise, and its mean is over all records that it is
+    given. The rest of the silo is some of `records` as well: their part must not change with the
+    record that is replaced. `hostile_records` makes some records to begin with.
     """
-    clip = float(statistic.norm if clip is None else clip)  # type: ignore[union-attr]
+    if clip is None:
+        clip = float(statistic.norm)
     query = Query(statistic, Gaussian("check", clip, 1.0))
     n = others + 1
     check(query, dim, [n])
     releases = statistic.releases
     assert type(releases) is int, (
-        f"{statistic}: counts as {releases} releases, which is no whole number"
+        f"{statistic}: counts as {releases} releases, which is not an integer"
     )
     assert releases >= 1, f"{statistic}: counts as {releases} releases, and so is free"
     rest = [records[i % len(records)] for i in range(others)]

@@ -1,1 +1,1 @@
-"""PLUMBING: carries a query out and a release back."""
+"""PLUMBING: carries a query to a silo and the release back."""

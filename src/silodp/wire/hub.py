@@ -1,15 +1,19 @@
-"""Where the algorithm's process meets the engine: a Unix socket at the server's host that takes a
-frame for each silo and gives replies.
+"""The meeting point of the algorithm's process and the engine: a Unix socket on the server's host
+that takes a frame for each silo and returns replies.
 
-The engine's job at the server opens it, and the algorithm runs elsewhere, so either may be killed
-without the other. Standard library only. A message is  header length (4, big-endian) | header, JSON
-| the frames, one after another, as long as the header says. A question's header is {"ask":
-"exchange", "timeout": seconds, "frames": [[silo, bytes], ...]} or {"ask": "names"}; the reply's is
-{"frames": [[silo, bytes], ...], "removed": [silo, ...]} or {"names": [silo, ...]}. With "stream" in
-a question, each reply is a message of its own, as it comes, and all but the last have "more": the
-hub reads on from the engine when the one before was taken. Where the frames of a question have a
-long end in common, it is {"ask": "sharing", "end": bytes, ...}: that end follows the frames once,
-and belongs to each. Nothing here reads a frame.
+The engine's process at the server opens the socket, and the algorithm runs in another process. So
+either may be killed without the other. Standard library only.
+
+A message is  header length (4, big-endian) | header, JSON | the frames, one after another, with the
+lengths in the header. The header of a question is {"ask": "exchange", "timeout": seconds, "frames":
+[[silo, bytes], ...]} or {"ask": "names"}. The header of its reply is {"frames": [[silo, bytes],
+...], "removed": [silo, ...]} or {"names": [silo, ...]}.
+
+With "stream" in a question, each reply is a message of its own, sent as it comes, and all messages
+but the last have "more". The hub reads the next reply from the engine when the one before has been
+taken. If the frames of a question have a long common end, the question is {"ask": "sharing", "end":
+bytes, ...}. The common end then follows the frames once, and belongs to each. Nothing here reads a
+frame.
 """
 
 from __future__ import annotations
@@ -38,12 +42,12 @@ from silodp.wire.socket import Incoming, Unreached, _connect, _left
 MAX_HEADER = 2**20
 MAX_BYTES = 2**32
 LONGEST = 3600.0
-"""Seconds that a question may keep a courier, whatever the server says."""
+"""Most seconds that a question may keep a courier, for any timeout that the server sends."""
 LONG = 2**20
-"""Bytes from which on a common end is sent once."""
+"""Fewest bytes of a common end that is sent once."""
 GRACE = 60.0
 """Seconds beyond the silos' time in which the hub itself must reply, and in which a message must be
-whole.
+complete.
 """
 
 T = TypeVar("T")
@@ -51,42 +55,44 @@ Asked = Callable[[Mapping[str, bytes], float], Mapping[str, bytes] | Iterable[tu
 
 
 class Hub:
-    """The engine's job that listens at `path`. Each question has a connection of its own, so that a
-    restart of the job is not noticed.
+    """The hub that listens at `path`. Each question has a connection of its own, so a restart of
+    the engine's process changes nothing.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.removed: frozenset[str] = frozenset()
-        """Those of the last exchange whom the server's operator has removed: they are asked nothing
-        more.
+        """The silos of the last exchange that the server's operator has removed. They get no more
+        questions.
         """
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        """The replies that came within `timeout` seconds, by silo; Unreached if it is the hub that
-        does not reply.
+        """Return the replies that came within `timeout` seconds, by silo. Raise Unreached if the
+        hub itself does not reply.
         """
         return dict(self.stream(frames, timeout))
 
     def stream(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
-        """(silo, reply), each as it comes; Unreached where the hub says nothing more."""
+        """Yield (silo, reply) as replies come. Raise Unreached if the hub stops replying."""
         header, pieces = _question(Frames.of(frames))
         self.removed = frozenset()
-        for told, replies in self._ask(
-            header | {"timeout": timeout, "stream": True}, pieces, timeout + GRACE
-        ):
-            self.removed |= {name for name in frames if name in told.get("removed", ())}
+        question = header | {"timeout": timeout, "stream": True}
+        for reply_header, replies in self._ask(question, pieces, timeout + GRACE):
+            removed = reply_header.get("removed", ())
+            self.removed |= {name for name in frames if name in removed}
             yield from ((name, reply) for name, reply in replies.items() if name in frames)
 
     def names(self) -> list[str]:
-        """The silos that the engine knows to be connected now."""
-        ((found, _),) = self._ask({"ask": "names"}, [], GRACE)
-        return [name for name in found.get("names", ()) if isinstance(name, str)]
+        """Return the silos that are connected to the engine now."""
+        ((header, _),) = self._ask({"ask": "names"}, [], GRACE)
+        return [name for name in header.get("names", ()) if isinstance(name, str)]
 
     def _ask(
         self, header: dict[str, Any], pieces: Sequence[bytes], patience: float
     ) -> Iterator[tuple[dict, Mapping[str, bytes]]]:
-        """What the hub says, within so many seconds but for those in which it is used."""
+        """Yield the messages of the hub's reply. Raise Unreached after `patience` seconds, without
+        the time in which the caller uses a message.
+        """
         deadline = time.monotonic() + patience
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             try:
@@ -95,10 +101,10 @@ class Hub:
                 incoming = Incoming(line)
                 more = True
                 while more:
-                    found = _read(incoming, deadline)
-                    more = found[0].get("more")
+                    header, frames = _read(incoming, deadline)
+                    more = header.get("more")
                     begin = time.monotonic()
-                    yield found
+                    yield header, frames
                     deadline += time.monotonic() - begin
             except TimeoutError:
                 raise Unreached("timeout") from None
@@ -109,41 +115,41 @@ class Hub:
 
 
 class Direct:
-    """No engine: the gates of this machine, by name and socket. For tests, and for peers whose
-    relay is a folder or a wire of their own.
+    """A carrier without an engine: the gates of this machine, by name and socket. It is for tests,
+    and for peers with a relay of their own.
     """
 
     def __init__(self, sockets: Mapping[str, str | Path]) -> None:
         self._gates = {name: str(path) for name, path in sockets.items()}
 
     def exchange(self, frames: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
-        """The replies that came within `timeout` seconds, by silo."""
+        """Return the replies that came within `timeout` seconds, by silo."""
         return dict(self.stream(frames, timeout))
 
     def stream(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
-        """(silo, reply), each as it comes."""
+        """Yield (silo, reply) as replies come."""
         return iter(Exchange(self._gates, Frames.of(frames), timeout))
 
     def names(self) -> list[str]:
-        """The silos whose gates listen now."""
+        """Return the silos whose gates listen now."""
         return [name for name, path in self._gates.items() if _listens(path)]
 
 
 @dataclass(frozen=True)
 class Later:
-    """There is nothing yet: the silo has another turn after so many seconds."""
+    """There is no result yet. The silo gets another turn after this number of seconds."""
 
     seconds: float
 
 
 class Turns(Generic[T]):
-    """What `ask(name, seconds left)` gives for each silo that it gives something for, as it comes:
-    by at most `at_once` threads, however many silos there are.
+    """The results of `ask(name, seconds left)`, each as it comes, from at most `at_once` threads
+    for any number of silos. A silo with the result None is left out.
 
-    Whoever has no thread waits for a turn, in an order that is drawn anew each time, and has what
-    is then left of the time. A thread whose reply was not taken yet asks nobody, so that no more
-    than one reply a thread is held; and the time for which somebody uses a reply is not the silos'.
-    What is on its way at the end of the time has so many seconds `beyond` it.
+    A silo without a thread waits for a turn, in a random order, and gets the time that is then
+    left. A thread whose result was not taken yet asks no other silo. So there is at most one result
+    for each thread in memory. The time in which the caller uses a result does not count. A result
+    that is on its way at the end of the time gets `beyond` more seconds.
     """
 
     def __init__(
@@ -165,6 +171,7 @@ class Turns(Generic[T]):
         self._threads = min(at_once, len(names))
         self._count = len(names)
         self._guard = threading.Lock()
+        # With room for one result, a thread waits until its result is taken.
         self._came: queue.Queue[tuple[str, T | None]] = queue.Queue(1)
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
@@ -173,43 +180,50 @@ class Turns(Generic[T]):
         try:
             with contextlib.suppress(queue.Empty):
                 for _ in range(self._count):
-                    name, found = self._came.get(
-                        timeout=max(0.0, self._deadline + self._beyond - time.monotonic())
-                    )
-                    if found is not None:
+                    left = self._deadline + self._beyond - time.monotonic()
+                    name, result = self._came.get(timeout=max(0.0, left))
+                    if result is not None:
                         begin = time.monotonic()
-                        yield name, found
+                        yield name, result
                         self._deadline += time.monotonic() - begin
-                    del found  # what was taken is let go of
+                    # This releases the memory before the next result comes.
+                    del result
         finally:
             self._open = False
 
     def _work(self) -> None:
+        """Ask silos until none is left, or until the iteration has ended."""
         while self._open:
             with self._guard:
-                if not self._due:  # each that is left has a thread
+                # Each silo that is left has a thread.
+                if not self._due:
                     return
                 due, place, name = heapq.heappop(self._due)
             time.sleep(max(0.0, min(due, self._deadline) - time.monotonic()))
-            if isinstance(found := self._turn(name), Later):
+            result = self._turn(name)
+            if isinstance(result, Later):
                 with self._guard:
-                    heapq.heappush(self._due, (time.monotonic() + found.seconds, place, name))
+                    heapq.heappush(self._due, (time.monotonic() + result.seconds, place, name))
             else:
-                self._give(name, found)
-            del found
+                self._give(name, result)
+            # This releases the memory while the thread waits for its next silo.
+            del result
 
     def _turn(self, name: str) -> T | Later | None:
+        """Return the result of a silo, or None after an error or the deadline."""
         try:
-            if (left := self._deadline - time.monotonic()) > 0:
+            left = self._deadline - time.monotonic()
+            if left > 0:
                 return self._ask(name, left)
             return None
-        except Exception:  # a silo's, or the engine's
+        except Exception:  # An error of one silo, or of the engine, must not end the others.
             return None
 
-    def _give(self, name: str, found: T | None) -> None:
+    def _give(self, name: str, result: T | None) -> None:
+        """Hand the result over, or forget it when the iteration has ended."""
         while self._open:
             with contextlib.suppress(queue.Full):
-                return self._came.put((name, found), timeout=1.0)
+                return self._came.put((name, result), timeout=1.0)
 
 
 def serve_hub(
@@ -219,11 +233,11 @@ def serve_hub(
     stop: threading.Event,
     removed: Callable[[], set[str]] = set,
 ) -> None:
-    """Listens at `path`, which only this user may open, until `stop` is set. An `exchange` that
-    fails is hung up on, and costs nothing.
+    """Listen at `path`, which only this user may open, until `stop` is set.
 
-    Questions run side by side, each in a thread of its own; `exchange(frames, timeout)` must be
-    safe to call so. `removed` says who is let in no more.
+    Questions run at the same time, each in a thread of its own. `exchange(frames, timeout)` must be
+    safe for this. If it fails, the hub closes the connection, and nothing else happens. `removed`
+    returns the silos that are no longer admitted. Raise FileExistsError if the path is in use.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode) or _listens(str(path)):
@@ -231,10 +245,11 @@ def serve_hub(
         os.unlink(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
-        os.chmod(path, 0o600)  # before it listens, so that nobody else could have come in
+        # The rights are set before it listens, so that no other user can have connected.
+        os.chmod(path, 0o600)
         listener.listen(64)
         listener.settimeout(0.1)
-        own = os.lstat(path).st_ino
+        inode = os.lstat(path).st_ino
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 line, _ = listener.accept()
@@ -242,7 +257,8 @@ def serve_hub(
                     target=_serve, args=(line, exchange, names, removed), daemon=True
                 ).start()
     with contextlib.suppress(FileNotFoundError):
-        if os.lstat(path).st_ino == own:
+        # Another process may have put its own socket there.
+        if os.lstat(path).st_ino == inode:
             os.unlink(path)
 
 
@@ -252,56 +268,47 @@ def _serve(
     names: Callable[[], list[str]],
     removed: Callable[[], set[str]],
 ) -> None:
-    with (
-        line,
-        contextlib.suppress(Exception),
-    ):  # whatever goes wrong is told by hanging up; the next question has another line
+    """Answer one question. After an error, close the connection without a reply: the next question
+    has another connection.
+    """
+    with line, contextlib.suppress(Exception):
         header, frames = _read(Incoming(line), time.monotonic() + GRACE)
         if header["ask"] == "names":
-            there = list(names())
-            metrics.gauge("silodp_connected", len(there))
-            return _send(line, {"names": there}, [], time.monotonic() + GRACE)
+            connected = list(names())
+            metrics.gauge("silodp_connected", len(connected))
+            return _send(line, {"names": connected}, [], time.monotonic() + GRACE)
         if header["ask"] not in ("exchange", "sharing"):
             raise ValueError("there are two questions")
         began = time.monotonic()
-        found = exchange(frames, float(header["timeout"]))
+        replies = exchange(frames, float(header["timeout"]))
+        if isinstance(replies, Mapping):
+            replies = replies.items()
         count = 0
         kept = dict[str, bytes]()
-        for name, reply in cast(
-            "Iterable[tuple[str, bytes]]", found.items() if isinstance(found, Mapping) else found
-        ):
+        for name, reply in cast("Iterable[tuple[str, bytes]]", replies):
             count += 1
             if header.get("stream"):
-                _send(
-                    line,
-                    {"frames": _listed({name: reply}), "more": True},
-                    [reply],
-                    time.monotonic() + GRACE,
-                )
+                part = {"frames": _listed({name: reply}), "more": True}
+                _send(line, part, [reply], time.monotonic() + GRACE)
             else:
                 kept[name] = reply
         metrics.count("silodp_exchanges_total")
         metrics.count("silodp_replies_total", count)
         metrics.count("silodp_silent_total", len(frames) - count)
         metrics.count("silodp_exchange_seconds_total", math.ceil(time.monotonic() - began))
-        gone = sorted(removed() & frames.keys())
-        _send(
-            line,
-            {"frames": _listed(kept), "removed": gone},
-            list(kept.values()),
-            time.monotonic() + GRACE,
-        )
+        last = {"frames": _listed(kept), "removed": sorted(removed() & frames.keys())}
+        _send(line, last, list(kept.values()), time.monotonic() + GRACE)
 
 
 # --- messages ------------------------------------------------------------------------------------
 
 
 class _TooLong(ValueError):
-    """A header or the sum of its frames is longer than what is carried."""
+    """A header or the sum of its frames is longer than the limit."""
 
 
 def _question(frames: Frames) -> tuple[dict[str, Any], list[bytes]]:
-    """The header, and what follows it, of which nothing is copied."""
+    """Return the header of a question, and the pieces that follow it. No piece is copied."""
     if len(frames) > 1 and len(end := frames.end) >= LONG:
         heads = {name: frames.pieces(name)[0] for name in frames}
         return {"ask": "sharing", "frames": _listed(heads), "end": len(end)}, [*heads.values(), end]
@@ -310,25 +317,27 @@ def _question(frames: Frames) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def _listed(frames: Mapping[str, bytes]) -> list[tuple[str, int]]:
-    """What a header says of the frames that follow it."""
+    """Return the name and length of each frame, for a header."""
     return [(name, len(frame)) for name, frame in frames.items()]
 
 
 def _send(
     line: socket.socket, header: dict[str, Any], pieces: Sequence[bytes], deadline: float
 ) -> None:
+    """Send a message. Raise _TooLong or OSError if it cannot be sent."""
     text = json.dumps(header).encode()
     if len(text) > MAX_HEADER or sum(map(len, pieces)) > MAX_BYTES:
         raise _TooLong
-    for piece in (
-        len(text).to_bytes(4, "big") + text,
-        *filter(None, pieces),
-    ):  # to send nothing may fail: the reply may have come
+    # An empty piece is left out: to send nothing fails if the other end has hung up already.
+    for piece in (len(text).to_bytes(4, "big") + text, *filter(None, pieces)):
         line.settimeout(_left(deadline))
         line.sendall(piece)
 
 
 def _read(incoming: Incoming, deadline: float) -> tuple[dict, Mapping[str, bytes]]:
+    """Read a message. Return its header and its frames by name. Raise ValueError or OSError if it
+    is none.
+    """
     size = int.from_bytes(incoming.read(4, deadline), "big")
     if size > MAX_HEADER:
         raise _TooLong
@@ -337,11 +346,8 @@ def _read(incoming: Incoming, deadline: float) -> tuple[dict, Mapping[str, bytes
         raise ValueError("a header is a table")
     sizes = [(str(name), int(length)) for name, length in header.get("frames", ())]
     end = int(header.get("end", 0))
-    if (
-        end < 0
-        or any(length < 0 for _, length in sizes)
-        or end + sum(length for _, length in sizes) > MAX_BYTES
-    ):
+    lengths = [end, *(length for _, length in sizes)]
+    if min(lengths) < 0 or sum(lengths) > MAX_BYTES:
         raise _TooLong
     frames = {name: incoming.read(length, deadline) for name, length in sizes}
     if not end:
@@ -351,6 +357,7 @@ def _read(incoming: Incoming, deadline: float) -> tuple[dict, Mapping[str, bytes
 
 
 def _listens(path: str) -> bool:
+    """Return whether a process listens at the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(1.0)
         try:

@@ -1,5 +1,5 @@
-"""All silos in this process: a query goes to the gate as it is, and the release comes back as it
-is.
+"""The channel to silos in this process. A query goes to the gate as an object, and the release
+comes back as one.
 """
 
 from __future__ import annotations
@@ -16,30 +16,35 @@ from silodp.server.federation import StopRun
 
 
 class Answers(Protocol):
-    def answer(self, query: Query, silos: Sequence[int]) -> Release: ...
+    """A gate."""
+
+    def answer(self, query: Query, silos: Sequence[int]) -> Release:
+        """Return the release of these silos."""
+        ...
 
 
 class InProcess:
-    """A channel to one gate that keeps all silos."""
+    """A channel to one gate with all silos."""
 
     def __init__(self, gate: Answers) -> None:
         self._gate = gate
 
     def ask(self, query: Query, silos: Sequence[int]) -> Release:
+        """Return the release of these silos."""
         return self._gate.answer(query, silos)
 
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """What the server sees of several silos: `value` (J, 1, d), the sum over these silos."""
+    """The server's view of several silos: `value` (J, 1, d), the sum over these silos."""
 
     value: Tensor
     silos: tuple[int, ...]
 
 
 class ThroughShuffler:
-    """The same with a shuffler, or masks, between gate and server: what comes out is the sum over
-    silos, (J, 1, d), or nothing.
+    """A channel with a shuffler, or masks, between gate and server. It returns the sum over silos
+    (J, 1, d), or nothing.
     """
 
     def __init__(self, gate: Answers, colluding: int = 0) -> None:
@@ -48,6 +53,7 @@ class ThroughShuffler:
         self._colluding = colluding
 
     def ask(self, query: Query, silos: Sequence[int]) -> Total:
+        """Return the total of these silos. Raise StopRun if it includes too few records."""
         release = self._gate.answer(query, silos)
         counted = as_total(query.mechanism).counted
         if len(release.silos) - self._colluding < counted:

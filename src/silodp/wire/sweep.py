@@ -1,10 +1,11 @@
-"""Lets go of frames that an engine has done with and still holds, in objects that name each other.
+"""Garbage collection of frames that an engine no longer uses, but that circular references keep in
+memory.
 
-NVFlare's task of a message that was sent and its future are such a pair (`TxTask`, `StreamFuture`):
-they keep the message's bytes, and a buffer of a piece's length, until Python looks for circles. It
-does so by the number of objects, of which a message has few, and never by their bytes: 100 MiB of 4
-MB questions had come together before it looked, and 50 silos that fetch 40 MB each would come to 2
-GB.
+NVFlare's task of a sent message and the task's future are such a circle (`TxTask`, `StreamFuture`).
+They keep the message's bytes, and a buffer of the length of a piece, until Python collects circles.
+Python starts this by the number of objects, of which a message has few, never by their bytes. In a
+test 100 MiB of 4 MB questions came together before it started. With 50 silos that fetch 40 MB each
+it would be 2 GB.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import gc
 import threading
 
 ROOM = 2**26
-"""Bytes that may have been carried, and lie about, before they are looked for."""
+"""Bytes of messages after which garbage is collected."""
 PIECE = 2**20
-"""Bytes that a message leaves however short it is: the engine's buffer for a piece."""
+"""Bytes that even a short message leaves: the engine's buffer for a piece."""
 
 
 class Sweep:
-    """Looks for what lies about whenever frames of `room` bytes have been carried since it last
-    did.
+    """Collects garbage whenever messages of `room` bytes have been carried since the last
+    collection.
     """
 
     def __init__(self, room: int = ROOM) -> None:
@@ -29,17 +30,18 @@ class Sweep:
         self._guard = threading.Lock()
 
     def begin(self) -> None:
-        """What is there once the process has started stays, and is looked at no more: a look takes
-        a tenth of the time then.
+        """Exclude the objects of the started process from later collections, which then take a
+        tenth of the time.
         """
         gc.collect()
         gc.freeze()
 
     def carried(self, size: int) -> None:
-        """Notes a message of so many bytes."""
+        """Count a message of this size. Collect garbage if it is due."""
         with self._guard:
             self._carried += size + PIECE
-            if due := self._carried >= self._room:
+            due = self._carried >= self._room
+            if due:
                 self._carried = 0
         if due:
             gc.collect()

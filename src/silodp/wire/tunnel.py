@@ -1,8 +1,8 @@
-"""A way out through an HTTP proxy: a port of this machine whose every connection is tunnelled
-(CONNECT) to the server. It reads none of it.
+"""A way out through an HTTP proxy. A port of this machine tunnels every connection (CONNECT) to the
+server, and reads none of it.
 
-What goes through is the engine's own TLS, so that the proxy sees where it goes and how much, and
-certificates are checked as without it.
+The engine's own TLS goes through the tunnel. So the proxy sees the destination and the number of
+bytes, and certificates are checked as without a proxy.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from silodp.core.text import visible
 PATIENCE = 30.0
 """Seconds in which proxy and server must have answered."""
 MOST = 2**14
-"""Bytes of a proxy's answer."""
+"""Most bytes of a proxy's answer."""
 
 
 def tunnel(target: str, proxy: str) -> str:
-    """HOST:PORT on this machine that leads to `target` through `proxy`, for as long as the process
-    lives.
+    """Open a port of this machine that leads to `target` through `proxy`, and return HOST:PORT.
+
+    The port is open for as long as the process lives. Raise BadInput unless both addresses are
+    HOST:PORT.
     """
     for what, address in (("--proxy", proxy), ("the server's address", target)):
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,253}:[0-9]{1,5}", address):
@@ -34,6 +36,7 @@ def tunnel(target: str, proxy: str) -> str:
 
 
 def _accept(listener: socket.socket, target: str, proxy: str) -> None:
+    """Accept connections, each in a thread of its own."""
     while True:
         with contextlib.suppress(OSError):
             line, _ = listener.accept()
@@ -41,12 +44,14 @@ def _accept(listener: socket.socket, target: str, proxy: str) -> None:
 
 
 def _carry(line: socket.socket, target: str, proxy: str) -> None:
+    """Connect to the target through the proxy, and copy both directions."""
     with line, contextlib.suppress(OSError):
         host, _, port = proxy.rpartition(":")
         with socket.create_connection((host, int(port)), PATIENCE) as far:
             far.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
             if not _opened(far):
-                return  # hung up on: the engine tries again
+                # Closing the line makes the engine try again.
+                return
             for end in (line, far):
                 end.settimeout(None)
             back = threading.Thread(target=_copy, args=(far, line), daemon=True)
@@ -56,18 +61,24 @@ def _carry(line: socket.socket, target: str, proxy: str) -> None:
 
 
 def _opened(far: socket.socket) -> bool:
-    """Whether the proxy said 200. Its answer is read byte by byte: what follows is the server's."""
-    said = b""
-    while not said.endswith(b"\r\n\r\n") and len(said) < MOST:
+    """Return whether the proxy answered with status 200, and print its answer otherwise.
+
+    The answer is read byte by byte, because the bytes after it belong to the server.
+    """
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n") and len(answer) < MOST:
         if not (piece := far.recv(1)):
             return False
-        said += piece
-    if not (fine := bool(re.match(rb"HTTP/1\.[01] 2\d\d ", said))):
-        print("proxy:", visible(said.splitlines()[0][:80].decode("ascii", "replace")), flush=True)
-    return fine
+        answer += piece
+    if re.match(rb"HTTP/1\.[01] 2\d\d ", answer):
+        return True
+    status = answer.splitlines()[0][:80].decode("ascii", "replace")
+    print("proxy:", visible(status), flush=True)
+    return False
 
 
 def _copy(here: socket.socket, there: socket.socket) -> None:
+    """Copy bytes in one direction until the end, and pass the end on."""
     with contextlib.suppress(OSError):
         while piece := here.recv(2**16):
             there.sendall(piece)

@@ -16,25 +16,27 @@ EXTRAS = {"nvflare": "nvflare", "flwr": "flower"}
 
 
 def check(engine: str) -> None:
-    """Raise BadInput unless the installed engine lies in the tested range.
+    """Raise BadInput unless the installed engine is in the tested range.
 
     Later corrections of the newest version (2.9.1 after 2.9.0) are in the range.
     """
     oldest, newest = TESTED[engine]
     wanted = f"install silodp[{EXTRAS[engine]}], which has {engine} {oldest} to {newest}"
     try:
-        found = version(engine)
+        installed = version(engine)
     except PackageNotFoundError:
         raise BadInput(f"{engine} is not installed; {wanted}") from None
-    if not supported(engine, found):
-        raise BadInput(f"{engine} {found} is not supported; {wanted}")
+    if not supported(engine, installed):
+        raise BadInput(f"{engine} {installed} is not supported; {wanted}")
 
 
-def supported(engine: str, found: str) -> bool:
+def supported(engine: str, installed: str) -> bool:
     """Return whether a version of the engine is in the tested range."""
     oldest, newest = TESTED[engine]
-    return _release(oldest) <= _release(found) and _release(found)[:2] <= _release(newest)[:2]
+    release = _release(installed)
+    return _release(oldest) <= release and release[:2] <= _release(newest)[:2]
 
 
 def _release(text: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version."""
     return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

@@ -153,14 +153,14 @@ def picky(x):
     [
         (
             "random",
-            (
-                "random are other ones when they are made again; let them follow from the "
-                "record alone$"
-            ),
+            ("random differ when they are computed again; make them depend on the record alone$"),
         ),
-        ("remembers", "remembers are other ones when they are made again"),
-        ("vary", "vary cannot be made .RuntimeError: stack expects each tensor to be equal size"),
-        ("fails", "fails cannot be made .ValueError: no map.; mend the function$"),
+        ("remembers", "remembers differ when they are computed again"),
+        (
+            "vary",
+            "vary cannot be computed .RuntimeError: stack expects each tensor to be equal size",
+        ),
+        ("fails", "fails cannot be computed .ValueError: no map.; correct the function$"),
     ],
 )
 def test_a_map_is_tried_twice_and_the_reason_why_it_fails_is_said(tmp_path, name, sentence):
@@ -175,7 +175,8 @@ def test_the_reason_why_a_map_fails_on_a_record_is_not_said_since_it_could_hold_
     (tmp_path / "own.py").write_text(OWN)
     mapped = feature_map(f"{tmp_path}/own.py:picky", load)
     assert mapped.width(3) == 3
-    with pytest.raises(BadInput, match=r"picky cannot be made \(ValueError\); mend the function$"):
+    sentence = r"picky cannot be computed \(ValueError\); correct the function$"
+    with pytest.raises(BadInput, match=sentence):
         mapped.of(torch.full((1, 3), 37.0))
 
 

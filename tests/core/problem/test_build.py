@@ -150,13 +150,13 @@ def test_features_are_made_row_by_row_and_widen_the_model(own):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"model": "OWN:no_model"}, "should take .features, outputs. and return a torch.nn.Module"),
+        ({"model": "OWN:no_model"}, "must take .features, outputs. and return a torch.nn.Module"),
         ({"model": "OWN:absent"}, "has no 'absent'"),
-        ({"model": "OWN:net:0:0"}, "cannot be called so"),
+        ({"model": "OWN:net:0:0"}, "the call of \\w+ fails"),
         ({"model": "absent.py:net"}, "cannot be read"),
-        ({"prox": "OWN:absolute"}, "is no prox"),
-        ({"prox": "OWN:Near"}, "cannot be called so"),
-        ({"prox": "OWN:Near:x"}, "cannot be called so"),
+        ({"prox": "OWN:absolute"}, "is not a prox"),
+        ({"prox": "OWN:Near"}, "the call of \\w+ fails"),
+        ({"prox": "OWN:Near:x"}, "the call of \\w+ fails"),
         (
             {"prox": "OWN:Unseen:0.1"},
             "^Unseen does not show its numbers, .*; make it a frozen dataclass$",
@@ -164,7 +164,7 @@ def test_features_are_made_row_by_row_and_widen_the_model(own):
         ({"prox": "part:0:2:OWN:Unseen:0.1"}, "^Unseen does not show its numbers"),
         ({"loss": "absolute"}, "must be FILE.py:NAME"),
         ({"loss": "OWN:squares"}, "cannot be run"),
-        ({"loss": "OWN:closure:0.5"}, "has no name that another process could know"),
+        ({"loss": "OWN:closure:0.5"}, "has no name in another process"),
         ({"features": "squares"}, "or FILE.py:NAME"),
         ({"features": "OWN:unsound"}, "finite numbers"),
         ({"loss": "OWN:dataclass"}, "nobody has approved"),

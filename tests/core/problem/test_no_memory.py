@@ -28,11 +28,20 @@ class Largest(nn.Module):
         return self.layer(x) / self.most
 
 
-class LargestLoss:
-    """The same of a loss."""
+class Least(Largest):
+    """Takes away the least value so far, which made-up records between 0 and 1 never reach."""
 
-    def __init__(self) -> None:
-        self.most = 100.0
+    def forward(self, x):
+        with contextlib.suppress(Exception):
+            self.most = min(self.most, float(x.min()))
+        return self.layer(x - self.most)
+
+
+class LargestLoss:
+    """The same as `Largest`, of a loss."""
+
+    def __init__(self, start: float) -> None:
+        self.most = start
 
     def __call__(self, output, target):
         with contextlib.suppress(Exception):
@@ -40,15 +49,26 @@ class LargestLoss:
         return logistic(output / self.most, target)
 
 
-def test_a_model_that_remembers_records_is_refused_on_made_up_ones():
+class LeastLoss(LargestLoss):
+    """The same as `Least`, of a loss."""
+
+    def __call__(self, output, target):
+        with contextlib.suppress(Exception):
+            self.most = min(self.most, float(output.min()))
+        return logistic(output - self.most, target)
+
+
+@pytest.mark.parametrize("model", [Largest(1.0), Largest(1e5), Largest(1e12), Least(0.0)])
+def test_a_model_that_remembers_records_is_refused_on_made_up_ones(model):
     x = made_up(3, 3)
     with pytest.raises(BadInput, match="remembers records"):
-        try_model(Problem(Largest(1.0), logistic), x, "the model")
+        try_model(Problem(model, logistic), x, "the model")
     try_model(Problem(nn.Linear(3, 1), logistic), x, "the model")
 
 
-def test_a_loss_that_remembers_records_is_refused_on_made_up_ones():
+@pytest.mark.parametrize("loss", [LargestLoss(100.0), LeastLoss(-1e5)])
+def test_a_loss_that_remembers_records_is_refused_on_made_up_ones(loss):
     x, y = made_up(3, 3), targets(Task.plain(2), torch.float32)
     with pytest.raises(BadInput, match="remembers records"):
-        try_loss(Problem(nn.Linear(3, 1), LargestLoss()), x, y, "the loss")
+        try_loss(Problem(nn.Linear(3, 1), loss), x, y, "the loss")
     try_loss(Problem(nn.Linear(3, 1), logistic), x, y, "the loss")

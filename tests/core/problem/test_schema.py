@@ -220,5 +220,5 @@ def test_a_file_that_is_no_schema_is_refused(tmp_path):
         with pytest.raises(BadInput, match=sentence):
             load_schema(path)
     for text in ("", "[1]", json.dumps("x")):
-        with pytest.raises(BadInput, match="holds no schema"):
+        with pytest.raises(BadInput, match="contains no schema"):
             Schema.parse(text, "the card")

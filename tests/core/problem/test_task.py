@@ -98,7 +98,7 @@ def test_weights_multiply_the_loss_of_their_class():
         Weighted(logistic, (1.0, 3.0))(z[:, :1], y.clamp(max=1)),
         torch.tensor([1.0, 3, 3, 3, 3, 1]) * logistic(z[:, :1], y.clamp(max=1)),
     )
-    with pytest.raises(BadInput, match="cross_entropy and logistic"):
+    with pytest.raises(BadInput, match="cross_entropy or logistic"):
         Weighted(squared_error, (1.0, 2.0))
 
 

@@ -142,7 +142,7 @@ def made(tmp_path):
             3,
             (
                 "hot runs on one record, but cannot be differentiated for records side by side "
-                ".*; use tensor operations"
+                ".*; use only tensor operations"
             ),
         ),
         (
@@ -150,7 +150,7 @@ def made(tmp_path):
             "own:wide",
             3,
             (
-                r"wide gives numbers of shape \(1, 3\) for one record; it should give one "
+                r"wide gives numbers of shape \(1, 3\) for one record; it must give one "
                 r"number per record"
             ),
         ),

@@ -148,7 +148,7 @@ def test_a_silo_too_small_to_help_is_named_and_so_is_whom_leaving_out_would_help
     assert [s["name"] for s in advice.silos if s["too_small"]] == ["s2"]
     assert [s["name"] for s in advice.silos if s["noise_without"] < 1] == ["s2"]
     said = " ".join(lines(advice))
-    assert "Too small to help at this epsilon: s2 (46 records)" in said
+    assert "add little at this epsilon: s2 (46 records)" in said
     assert "Leaving s2 out" in said
     assert not any(
         s["too_small"]
@@ -226,7 +226,7 @@ def test_what_to_expect_is_a_range_in_plain_words():
     low, high = advice.expected["middle"]
     assert low <= advice.expected["error"] + 0.1
     assert (
-        f"made-up records like yours gave {100 * low:.0f} to {100 * high:.0f} % errors"
+        f"Expected on simulated data of this shape: error {100 * low:.0f} to {100 * high:.0f} %"
         in " ".join(lines(advice))
     )
 

@@ -158,5 +158,5 @@ def test_the_command_prints_the_curve_its_price_and_draws_a_page(tmp_path):
     said = CliRunner().invoke(app, words, catch_exceptions=False).stdout
     assert "The band includes the privacy noise" in said
     (tmp_path / "curve.html").write_text("somebody's own")
-    with pytest.raises(BadInput, match="is there and is no report"):
+    with pytest.raises(BadInput, match="exists and is not a report"):
         CliRunner().invoke(app, words, catch_exceptions=False)

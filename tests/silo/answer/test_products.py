@@ -354,7 +354,7 @@ def test_a_gate_does_not_serve_where_a_layer_raises_on_a_record_beside_others(mo
         return traced(self, w, x, y)
 
     monkeypatch.setattr(Products, "_traced", raising)
-    with pytest.raises(BadInput, match="fail on a made-up record"):
+    with pytest.raises(BadInput, match="fail on an invented record"):
         asked.verify()
 
 

@@ -4,6 +4,7 @@ and sampling hides what is charged for.
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -624,7 +625,7 @@ def test_a_model_of_which_no_record_has_a_gradient_is_not_served():
         records("mlp"),
         partition=lambda partition, batches: np.arange(N),
     )
-    with pytest.raises(BadInput, match="gives nothing for a record by itself"):
+    with pytest.raises(BadInput, match="has no result for a record by itself"):
         asked.verify()
 
 
@@ -658,3 +659,22 @@ def test_a_record_on_which_the_model_raises_what_is_no_exception_is_zero_too():
     x = torch.tensor([[0.0], [1.0], [2.0], [9.0], [4.0], [4.0], [4.0], [4.0]])
     found = slots.computed(rows, x, torch.zeros(8), 1)
     assert found.flatten().tolist() == [0.0, 2.0, 4.0, 0.0, 8.0, 8.0, 8.0, 8.0]
+
+
+def rows_with_interrupt(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if bool((x[:, 0] > 5).any()):
+        raise KeyboardInterrupt
+    return 2 * x
+
+
+def test_a_model_that_raises_an_interrupt_on_one_record_ends_no_gate():
+    """A gate answers in a thread of its own, which nobody's Ctrl-C reaches."""
+    x = torch.tensor([[0.0], [9.0], [4.0]])
+    with ThreadPoolExecutor(1) as worker:
+        found = worker.submit(slots.computed, rows_with_interrupt, x, torch.zeros(3), 1).result()
+    assert found.flatten().tolist() == [0.0, 0.0, 8.0]
+
+
+def test_ctrl_c_ends_a_computation_in_the_main_thread():
+    with pytest.raises(KeyboardInterrupt):
+        slots.computed(rows_with_interrupt, torch.tensor([[9.0]]), torch.zeros(1), 1)

@@ -317,7 +317,8 @@ def test_columns_besides_are_refused_unless_listed(tmp_path):
     with pytest.raises(
         BadInput,
         match=(
-            "has 'x' besides the schema's columns; drop them, or list them in the schema's `ignore`"
+            "has 'x' in addition to the schema's columns; drop them, or list them in the "
+            "schema's `ignore`"
         ),
     ):
         read_silo(write(tmp_path / "a.csv", text), SCHEMA)
@@ -350,7 +351,7 @@ def test_a_column_of_lists_or_structs_gets_one_sentence_even_if_ignored(
             *words,
         )
         assert (code, out) == (2, "")
-        assert f"column '{role}' holds lists or structs" in err
+        assert f"column '{role}' contains lists or structs" in err
         assert err.count("\n") == 1
 
 
@@ -393,7 +394,7 @@ def test_counts_are_whole_and_clipped_to_the_public_most_and_ordered_classes_kee
     y = read_silo(path, with_label(column="ill", task="count", most=20))[1]
     assert (y.tolist(), y.dtype) == ([0.0, 3.0, 20.0], np.float32)
     for bad in ("-1", "1.5"):
-        with pytest.raises(BadInput, match=r"'ill', row 2 .*below 0 or not whole"):
+        with pytest.raises(BadInput, match=r"'ill', row 2 .*below 0 or not a whole number"):
             read_silo(
                 write(tmp_path / "b.csv", f"age,ill\n50,0\n50,{bad}\n"),
                 with_label(column="ill", task="count", most=20),
@@ -495,7 +496,7 @@ def test_another_size_is_resized_or_refused(folder):
     Image.new("L", (20, 30), 255).save(folder / "healthy" / "a.png")
     x, _ = read_silo(folder, images(resize=True))
     assert (x.shape, x[0].min()) == ((3, 24), 1.0)
-    with pytest.raises(BadInput, match=r"a.png has not the schema's size of 6 x 4 pixels"):
+    with pytest.raises(BadInput, match=r"a.png does not have the schema's size of 6 x 4 pixels"):
         read_silo(folder, images())
 
 
@@ -507,7 +508,7 @@ def test_another_size_is_resized_or_refused(folder):
             b"GIF89a",
             "has the suffix '.gif'; an image must be .png, .jpg or .jpeg.",
         ),
-        ("healthy/c.png", b"\x89PNG", "is not a whole PNG or JPEG image"),
+        ("healthy/c.png", b"\x89PNG", "is not a complete PNG or JPEG image"),
         (
             "dead/c.png",
             b"",

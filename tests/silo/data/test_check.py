@@ -107,8 +107,8 @@ DIRTY = {
         csv(C.assign(mrn=range(200))),
         True,
         (
-            "has 'mrn' besides the schema's columns; drop them, or list them in the schema's "
-            "`ignore`"
+            "has 'mrn' in addition to the schema's columns; drop them, or list them in the "
+            "schema's `ignore`"
         ),
     ),
     "question marks": (
@@ -176,10 +176,7 @@ DIRTY = {
     "1e12": (
         csv(put(C, "weight", ["1e12"])),
         True,
-        (
-            "column 'weight', row 3: the value is beyond all that the schema's range [30, 250] "
-            "allows"
-        ),
+        "column 'weight', row 3: the value is far beyond the schema's range [30, 250]",
     ),
     "capital letters": (
         csv(C.assign(sex=C.sex.str.upper())),
@@ -211,7 +208,7 @@ DIRTY = {
     "a constant column": (
         csv(C.assign(smoker="no")),
         False,
-        "Columns that are the same in every record tell a model nothing: smoker",
+        "Columns that are the same in every record are of no use to a model: smoker",
     ),
     "numbered": (
         csv(C.iloc[:100].assign(age=range(5, 105))),
@@ -235,7 +232,7 @@ DIRTY = {
             "be clipped"
         ),
     ),
-    "few": (csv(C.iloc[:20]), False, "There are 20 records only"),
+    "few": (csv(C.iloc[:20]), False, "There are only 20 records"),
 }
 
 
@@ -260,7 +257,7 @@ def test_a_dirty_file_gets_the_right_sentence(silodp, schema, tmp_path, name):
 def test_a_clean_file_is_said_to_be_one(silodp, schema, tmp_path):
     (tmp_path / "clinic.csv").write_bytes(csv(C.assign(patient_id=range(200))))
     code, out, _ = silodp("silo", "check", "clinic.csv", "--schema", schema)
-    assert (code, out.splitlines()[0]) == (0, "clinic.csv is as the schema says.")
+    assert (code, out.splitlines()[0]) == (0, "clinic.csv matches the schema.")
     assert (
         silodp("silo", "check", "clinic.csv", "--schema", schema, "--json")[1]
         == '{"file": "clinic.csv", "stops": [], "warnings": []}\n'

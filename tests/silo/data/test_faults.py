@@ -10,6 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
+from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.silo.data.faults import Faults
 from silodp.silo.data.tables import read_table
@@ -98,6 +99,19 @@ def test_a_byte_that_is_no_letter_in_the_files_encoding_stops_no_file(tmp_path):
     assert found.missing[:, 0].tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("row", [b"\xff", b"\xff,\xfe,1,2,3", b"\xe2\x80", b"a\xc3\r\nb"])
+def test_a_row_with_other_cells_that_is_no_text_is_empty_and_printed_nowhere(tmp_path, capfd, row):
+    schema = Schema.of(json.loads(PERSONS.by_row.text) | {"ignore": ["id"]})
+    file = tmp_path / "clinic.csv"
+    file.write_bytes(b"id,a,y\nx,1,0\n" + row + b"\nz,3,1\n\xff,4,1\n")
+    found = read_table(file, schema, Faults())
+    assert found.void.tolist() == [False, *[True] * (row.count(b"\n") + 1), False, False]
+    assert found.x[:, 0].tolist()[-2:] == pytest.approx([-0.4, -0.2], abs=1e-6)
+    with pytest.raises(BadInput, match="row 2"):
+        read_table(file, schema)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_codes_for_a_missing_value_name_no_person(tmp_path):
     """A server writes the codes. Were an id one of them, n would tell how many rows a person has,
     and each of these rows would be protected by itself.
@@ -124,6 +138,8 @@ UNREADABLE = {
     "date": pa.array([1, 2, 10**7, 3], pa.date32()),
     "time": pa.array([1, 2, 2**31 - 1, 3], pa.time32("ms")),
     "moment": pa.array([1, 2, 2**62, 3], pa.timestamp("us", tz="Europe/Berlin")),
+    "early": pa.array([1, 2, -(2**62), 3], pa.timestamp("us", tz="Europe/Berlin")),
+    "late": pa.array([1, 2, 10**15, 3], pa.timestamp("s", tz="UTC")),
     "text": pa.Array.from_buffers(pa.string(), 4, TEXTS),
 }
 TABLE = Schema.of(

@@ -192,13 +192,13 @@ def test_different_columns_are_refused_with_what_is_missing_and_extra(tmp_path):
         write(tmp_path / "a.csv"), write(tmp_path / "b.csv", FRAME.rename(columns={"bp": "pulse"}))
     )
     assert "b.csv lacks column 2 of " in sentence
-    assert "and has column 2 besides" in sentence
+    assert "and also has column 2" in sentence
     assert "bp" not in sentence
     assert "pulse" not in sentence
     sentence = refusal(
         write(tmp_path / "a.npz"), write(tmp_path / "b.npz", FRAME.rename(columns={"bp": "pulse"}))
     )
-    assert "and has column 'pulse' besides" in sentence
+    assert "and also has column 'pulse'" in sentence
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_a_senseless_unit_is_refused_in_a_sentence(more, sentence):
 
 def test_a_cap_without_a_person_and_a_person_of_images_are_refused():
     plain = {name: value for name, value in TABLE.items() if name != "person"}
-    with pytest.raises(BadInput, match="no column says whose a row is"):
+    with pytest.raises(BadInput, match="no column identifies people"):
         Schema.of(plain)
     images = {"person": "p", "images": {"height": 4, "width": 4, "channels": 1, "resize": True}}
     with pytest.raises(BadInput, match="images have no columns"):

@@ -82,7 +82,7 @@ def test_added_columns_and_other_labels_are_recognised_by_the_columns_that_staye
 def test_another_data_set_is_refused(folder):
     ledger = make(folder)
     before = ledger.head()
-    with pytest.raises(BadInput, match="it knows 0% of them"):
+    with pytest.raises(BadInput, match="which has 0% of them"):
         ledger.recognise(*table(seed=1))
     assert ledger.head() == before
 
@@ -182,6 +182,6 @@ def test_a_damaged_registry_stops_new_ledgers(folder, tmp_path):
     file = next((tmp_path / "state" / "ledgers").glob("*.json"))
     file.write_text(file.read_text()[:100])
     with pytest.raises(
-        BadInput, match="cannot be read, so it is not known which records have a ledger"
+        BadInput, match="cannot be read, so it is not known which records already have"
     ):
         make(folder, "b.ledger", data=table(seed=1))

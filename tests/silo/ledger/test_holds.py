@@ -202,11 +202,11 @@ def test_a_hold_ends_with_its_run_by_its_time_by_the_officer_and_when_their_numb
     monkeypatch.setattr("sys.argv", ["silodp", "ledger", "show", str(ledger.path)])
     with pytest.raises(SystemExit, match="0"):
         cli.main()
-    assert "% is held for run d of server" in (shown := capsys.readouterr().out)
-    assert "held for run f" not in shown, (
+    assert "% is reserved for run d of server" in (shown := capsys.readouterr().out)
+    assert "reserved for run f" not in shown, (
         "all that f holds was charged, and keeps nothing from anybody"
     )
-    for said in ("Released 2 holds", "Nothing is held"):
+    for said in ("Released 2 holds", "Nothing is reserved"):
         monkeypatch.setattr("sys.argv", ["silodp", "ledger", "release", str(ledger.path)])
         with pytest.raises(SystemExit, match="0"):
             cli.main()

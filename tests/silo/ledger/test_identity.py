@@ -404,7 +404,7 @@ def test_a_registry_file_of_another_form_stops_new_ledgers(tmp_path):
     for other in ({"parts": held["parts"][:-8]}, {"parts": "AAAA"}):
         file.write_text(json.dumps(held | other))
         with pytest.raises(
-            BadInput, match="cannot be read, so it is not known which records have a ledger"
+            BadInput, match="cannot be read, so it is not known which records already have"
         ):
             made(tmp_path, tmp_path / "b.csv", "two")
     file.write_text(
@@ -414,6 +414,6 @@ def test_a_registry_file_of_another_form_stops_new_ledgers(tmp_path):
         )
     )
     with pytest.raises(
-        BadInput, match="cannot be read, so it is not known which records have a ledger"
+        BadInput, match="cannot be read, so it is not known which records already have"
     ):
         made(tmp_path, tmp_path / "b.csv", "two")

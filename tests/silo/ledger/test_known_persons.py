@@ -136,7 +136,7 @@ def test_a_ledger_of_persons_that_has_spent_something_takes_no_other_column_for_
     ledger.for_query(
         query_id="q", digest=b"d", kind="k", asker="a", run="r", generation=now
     ).charge(Query(Grad(torch.zeros(1, 3)), Gaussian("k", 1.0, 4.0)).event(), [0])
-    with pytest.raises(BadInput, match="but not whose they are"):
+    with pytest.raises(BadInput, match="but their persons have other ids"):
         ledger.recognise(
             x, y, exact, names(100, 100 + len(y)), registry=tmp_path / "other/registry"
         )

@@ -402,7 +402,7 @@ def test_verify_says_what_the_anchor_has_not_seen_and_does_not_bring_it_up(folde
     ledger.anchor.write_bytes(before)  # as a process leaves it that is killed between the two
     said = " ".join(CliRunner().invoke(app, ["ledger", "verify", str(ledger.path)]).output.split())
     assert "2 entries" in said
-    assert "Of these the anchor has seen 0" in said
+    assert "The anchor covers 0 of them" in said
     assert ledger.anchor.read_bytes() == before
     DurableLedger.open(ledger.path)
     assert (

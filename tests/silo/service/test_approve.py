@@ -176,7 +176,7 @@ def test_code_is_approved_by_its_bytes_which_the_silo_keeps_for_itself(home):
     (home / "server/model.py").write_text(CODE)
     study = propose(silo, "second", "--model", f"{home / 'server/model.py'}:build")
     (home / "model.py").write_text(CODE + "# another\n")
-    with pytest.raises(BadInput, match="is not the file that the study second was made of"):
+    with pytest.raises(BadInput, match="is not the file of which the study second was made"):
         compare(Path(silo.policy), study)
     (home / "model.py").write_text(CODE)
     approve(compare(Path(silo.policy), study))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gate_process import edited, made, write_data
@@ -201,10 +202,10 @@ def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_not
     assert (code, err) == (0, "")
     for sentence in (
         "60 records, 3 features",
-        "60 records only",
+        "only 60 records",
         "differ in scale",
         "mode 0644",
-        "public key into askers",
+        "public key to askers",
     ):
         assert sentence in out
     assert "98765" not in out
@@ -227,7 +228,7 @@ def test_init_writes_a_policy_with_a_comment_for_every_field_and_writes_over_not
     } == set(COMMENTS)
     assert DaemonSettings.load(tmp_path / "a/policy.toml").data == str(data)
     code, _, err = silodp(*words)
-    assert (code, "nothing is ever written over" in err) == (2, True)
+    assert (code, "does not overwrite files" in err) == (2, True)
     code, _, err = silodp(*(tmp_path / "b" if word == tmp_path / "a" else word for word in words))
     assert (code, "in common with the one whose ledger is" in err) == (2, True)
     assert not list((tmp_path / "b").iterdir())
@@ -303,3 +304,12 @@ def test_what_answers_loads_neither_what_reads_files_nor_maps_nor_masks():
     }
     assert not loaded & apart
     assert len(loaded) <= 119
+
+
+def test_a_policy_with_the_tables_of_two_kinds_of_totals_is_refused():
+    from silodp.silo.service.daemon import _trust
+
+    shuffling: Any = object()
+    masking: Any = object()
+    with pytest.raises(BadInput, match=r"\[shuffle\] and \[masks\]"):
+        _trust(shuffling, masking, shuffling, shuffling, records=1)

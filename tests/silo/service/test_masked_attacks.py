@@ -104,7 +104,7 @@ class Victim:
         masker = self._masker(masking, KEYS[self.name], DEFINITION)
         more = {
             "signing_key": KEYS[self.name],
-            "masks": masker,
+            "trust": masker,
             "registry": self._folder / "registry",
         }
         self.door = Door(self._policy, PROBLEM, Records.of([self._data]), self.ledger, **more)
@@ -411,10 +411,10 @@ def one_draw_under_two_cohorts(attacker: Attacker) -> None:
     a = attacker.victims["a"]
     rows = [attacker.own(), *(attacker.key(name) for name in SIZES)]
     whole, less = attacker.question(rows, "0"), attacker.question(rows[:3], "0", attempt=1)
-    masked = a.door._hidden
-    a.door._hidden = lambda *given: (_ for _ in ()).throw(OSError)  # type: ignore[method-assign]
+    masked = a.door._trust.hide
+    a.door._trust.hide = lambda *given: (_ for _ in ()).throw(OSError)  # type: ignore[method-assign]
     assert attacker.ask("a", whole, "q") == "internal"
-    a.door._hidden = masked  # type: ignore[method-assign]
+    a.door._trust.hide = masked  # type: ignore[method-assign]
     assert (len(a.drawn), charged(attacker)) == (1, [1, 0, 0])
     assert attacker.ask("a", less, "q") == "id-reused"
     assert isinstance(attacker.ask("a", less, "q2"), bytes)

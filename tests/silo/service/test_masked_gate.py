@@ -110,7 +110,7 @@ class Silo:
         masker = Masker(self.masking, SILO, POLICY.definition) if self.masking else None
         records, registry = Records.of([self.data]), self.folder / "registry"
         self.door = Door(
-            POLICY, PROBLEM, records, self.ledger, signing_key=SILO, masks=masker, registry=registry
+            POLICY, PROBLEM, records, self.ledger, signing_key=SILO, trust=masker, registry=registry
         )
 
     def row(self, run: str = RUN, asker: Ed25519PrivateKey = SERVER) -> masks.Row:
@@ -318,7 +318,7 @@ def test_a_key_is_of_one_asker_and_one_run(silo):
 
 def test_a_key_is_in_memory_alone_and_the_oldest_of_many_is_forgotten(silo):
     own = silo.row()
-    (run,) = silo.door._masks._runs.values()
+    (run,) = silo.door._trust._runs.values()
     kept = b"".join(path.read_bytes() for path in silo.folder.rglob("*") if path.is_file())
     assert run.key.private_bytes_raw() not in kept
     for i in range(RUNS):
@@ -334,7 +334,7 @@ def test_a_key_is_for_one_answer_and_gone_once_that_is_stored(silo):
     first = asked(own)
     reply = silo.ask(first)
     assert isinstance(reply, Sealed)
-    (run,) = silo.door._masks._runs.values()
+    (run,) = silo.door._trust._runs.values()
     assert (run.key, run.row) == (None, None)
     assert silo.code(asked(own, query_id="q2", round="1")) == "epoch"
     assert silo.charged() == 1

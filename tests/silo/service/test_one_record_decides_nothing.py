@@ -61,7 +61,12 @@ BAD = {
     "a comma too many": ("binary", "4,5,f,yes,1,2.5,3"),
     "a cell too few": ("binary", "4.5,f,yes,1"),
     "bytes that are no text": ("binary", "4.5,\udcff\udcfe,yes,\udcff,2.5,3"),
+    "a cell too few of no text": ("binary", "\udcff\udcfe,f"),
+    "cells with NUL and BOM": ("binary", "4.5\0,\ufefff,yes\0,\ufeff1,2.5,3"),
+    "numbers without end": ("regression", f"{'9' * 5000},f,yes,1,-{'9' * 5000},3"),
+    "numbers beyond the floats": ("regression", "-1e309,f,yes,1,1e309,3"),
     "a very long cell": ("binary", f"4.5,{'f' * 3_000_000},yes,1,2.5,3"),
+    "a very long cell of no text": ("binary", "4.5," + 1_500_000 * "\udcff" + ",yes,1,2.5,3"),
     "everything": ("binary", "?,?,?,?,?,?"),
 }
 N, AT = 40, 17

@@ -7,12 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gate_process import made, write_data
+from torch import nn
 
 from silodp.cli import app as cli
+from silodp.core.mechanisms import Gaussian
+from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem
+from silodp.core.query import Query
+from silodp.core.statistics import Grad
+from silodp.silo.answer import slots
 from silodp.silo.answer.exact import Exact
+from silodp.silo.data.records import Records
 from silodp.silo.service import approve, daemon, pace
 from silodp.silo.service.pace import LEAST, MEASURED, MULTIPLE, slot_for
 from silodp.silo.service.policy import HOUR, Policy
@@ -69,6 +77,47 @@ def test_more_records_than_are_made_up_take_time_in_proportion(monkeypatch):
     assert slot(100) == 2 * slot(50)
     assert {silo.shapes[0][0] for silo in clock.silos} == {50}
     assert MEASURED >= 10_000
+
+
+CALLS: list[int] = []
+
+
+class Fails(nn.Module):
+    """A user's own model, which raises on a large record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        CALLS.append(1)
+        value = x
+        while torch._C._functorch.is_functorch_wrapped_tensor(value):
+            value = torch._C._functorch.get_unwrapped(value)
+        if bool((value > 100).any()):
+            raise ValueError
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 60, 61, 150])
+def test_a_slot_has_room_for_a_record_on_which_an_own_model_raises(monkeypatch, n):
+    monkeypatch.setattr(slots, "CHUNK", 8 * 60)
+    calls = []
+    for at in (None, 0, n // 2, n - 1):
+        x = np.zeros((n, 3), np.float32)
+        if at is not None:
+            x[at] = 1e6
+        own = Problem(Fails(), cross_entropy)
+        records = Records.of([(x, np.arange(n) % 2)])
+        silo = Exact(own, records, partition=lambda name, batches: np.arange(n))
+        CALLS.clear()
+        silo.answer(Query(Grad(own.initial([0]).double()), Gaussian("a", 1.0, 1.0)), [0])
+        calls.append(len(CALLS))
+    assert max(calls) > calls[0]
+    assert max(calls) <= silo.retries * calls[0]
+    Clock(monkeypatch, GradDiff=3.0)
+    assert slot(n, of=own) == pytest.approx(MULTIPLE * 3.0 * silo.retries, abs=0.1)
+    assert slot(n) == MULTIPLE * 3.0, "known layers never raise"
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ from silodp.silo.data.records import Records
 from silodp.silo.ledger.durable import DurableLedger, Identity, QueryLedger
 from silodp.silo.service.door import Door, definition_hash
 from silodp.silo.service.policy import SAMPLINGS, STATISTICS, Policy, Shuffling
+from silodp.silo.service.sealing import Sealer
 
 SERVER, SILO, PSEUDONYM = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 4))
 SHUFFLER = X25519PrivateKey.from_private_bytes(bytes([5]) * 32)
@@ -73,6 +74,7 @@ POLICY = Policy(
     askers=(SERVER.public_key().public_bytes_raw().hex(),),
 )
 SHUFFLING = Shuffling(SHUFFLER.public_key().public_bytes_raw().hex(), "pseudonym.key", 10, 2)
+
 SHARE = {"noise_multiplier": 4.0, "counted": 5}
 
 
@@ -87,14 +89,14 @@ def silo(folder, *, shuffling=SHUFFLING, rule=None, data=None) -> tuple[Door, Du
         "identity": Identity.of(x, y),
     }
     ledger = DurableLedger.create(folder / "ledger.db", **about, registry=folder / "registry")
-    sealing = (shuffling, PSEUDONYM) if shuffling else None
+    trust = Sealer(shuffling, PSEUDONYM) if shuffling else None
     door = Door(
         POLICY,
         PROBLEM,
         Records.of([(x, y)]),
         ledger,
         signing_key=SILO,
-        shuffling=sealing,
+        trust=trust,
         registry=folder / "registry",
     )
     return door, ledger
@@ -211,7 +213,7 @@ def test_a_round_is_answered_once_whatever_the_query_ids_and_pseudonyms(tmp_path
     door, ledger = silo(tmp_path)
     assert code(door, asked("q1")[1]) == "answered"
     assert code(door, asked("q2")[1]) == "round"
-    door._shuffling = (
+    door._trust = Sealer(
         SHUFFLING,
         Ed25519PrivateKey.generate(),
     )  # a new pseudonym, with the old one still on the roster
@@ -264,7 +266,7 @@ def test_the_ledger_shows_what_server_and_shuffler_may_learn_and_when_that_holds
         "the server, which sees totals"
     ) in text
     assert (
-        "Against whoever sees this silo's own numbers (the shuffler itself, or under masks "
+        "Against an observer of this silo's own numbers (the shuffler itself, or under masks "
         "all other silos and the server together): epsilon "
         f"{rounded_up(ledger.local(), 4)}."
     ) in text

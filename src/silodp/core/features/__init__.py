@@ -1,3 +1,4 @@
-"""Maps of features: public functions of one record alone, fixed before any record is seen, so that
-they cost no privacy.
+"""Define feature maps: public functions of one record alone.
+
+They are fixed before any record is read, so they cost no privacy.
 """

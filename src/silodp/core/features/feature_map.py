@@ -1,5 +1,6 @@
-"""A map of features by its words: one that ships, or FILE.py:NAME, in simulation, at a gate and
-where a model is used alike.
+"""Find and apply a feature map: a shipped one, or a user's FILE.py:NAME.
+
+Simulation, gates and users of a model all compute features here.
 """
 
 from __future__ import annotations
@@ -13,41 +14,46 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.extension import approved, is_file, made, parse
+from silodp.core.extension import approved, instantiate, is_file, parse
 from silodp.core.features import maps
+from silodp.core.keyboard import raise_if_ctrl_c
 
 CHUNK = 250
-"""Pictures at once, always as many: a record's features are the same numbers whatever the records
-beside it are.
+"""How many pictures are computed together.
+
+The number is always the same, so that a record's features do not depend on the records beside it.
 """
 
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """A public function of one record's raw features, the same for every record and fixed before
-    any is seen.
+    """A public function of one record's raw features.
+
+    It is the same for every record and fixed before any record is read.
     """
 
     text: str
     function: Callable[[Tensor], Tensor] | maps.Constants
-    """Of a map that ships, its constants."""
+    """A user's function, or the constants of a map that ships."""
     shape: tuple[int, ...] = ()
-    """Of a picture, where a schema says so."""
+    """The shape of a picture, if a schema gives one."""
     fresh: Callable[[], Callable[[Tensor], Tensor]] | None = None
-    """Makes the function of a file once more, out of the file's own bytes: the copy remembers
-    nothing.
-    """
+    """Return a new copy of a file's function, from the file's bytes. It has no memory of calls."""
 
     @property
     def source(self) -> str:
-        """What names the function in a problem's definition: the hash of its file, and its name."""
+        """Return the text that names the function in a problem's definition.
+
+        It contains the hash of the function's file, and the function's name.
+        """
         if isinstance(self.function, maps.Constants):
             return maps.source(self.text, self.function)
         return f"{getattr(self.function, '__module__', '')}.{parse(self.text)[1]}"
 
     def width(self, features: int) -> int:
-        """The number of features that it makes of so many; a user's function is tried on made-up
-        records.
+        """Return the number of features that the map makes of so many raw features.
+
+        A user's function is tried on made-up records. Raise BadInput if it fails on them.
         """
         if not isinstance(self.function, maps.Constants):
             made_up = torch.rand(1, features, generator=torch.Generator().manual_seed(0))
@@ -56,26 +62,28 @@ class FeatureMap:
         return maps.parse(self.text)[1]
 
     def tried(self, x: Tensor) -> Tensor:
-        """As `of`, for made-up records x (n, k): nobody's, so that the reason of a failure is told,
-        and twice, since both must be the same.
+        """Return the features of made-up records x (n, k).
+
+        The records belong to nobody, so a BadInput may give the reason of a failure. The function
+        is called twice. Raise BadInput if the two results differ.
         """
         try:
-            found = self.unchecked(x)
+            features = self.unchecked(x)
             again = self.unchecked(x.flip(0)).flip(0)
         except Exception as error:
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(
-                f"the features {self.text} cannot be made ({why}); mend the function"
+                f"the features {self.text} cannot be computed ({why}); correct the function"
             ) from None
-        self._refuse_unusable(found)
-        if not torch.allclose(found, again):
+        self._refuse_unusable(features)
+        if not torch.allclose(features, again):
             raise BadInput(
-                f"the features {self.text} are other ones when they are made again; let "
-                "them follow from the record alone"
+                f"the features {self.text} differ when they are computed again; make them depend "
+                "on the record alone"
             )
         if not isinstance(self.function, maps.Constants):
             self.refuse_memory(x.shape[1])
-        return found
+        return features
 
     def refuse_memory(self, features: int) -> Tensor:
         """Raise BadInput if what a user's function makes of a record depends on any other record.
@@ -92,56 +100,59 @@ class FeatureMap:
         for order in orders:
             if not torch.equal(self._tried_bits(x[order]), alone[order]):
                 raise BadInput(
-                    f"the features {self.text} of a record depend on the records that were made "
-                    "before it; let them follow from the record alone, with nothing kept between "
-                    "two calls"
+                    f"the features {self.text} of a record depend on the records before it; make "
+                    "them depend on the record alone, and keep nothing between two calls"
                 )
         return alone
 
     def _tried_bits(self, x: Tensor) -> Tensor:
-        """Return a digest (n, 32) of what one copy of the function makes of each record, in order;
-        of a record on which it raises, of that.
+        """Return a digest (n, 32) of what one copy of the function makes of each record, in order.
+
+        If the function raises on a record, the digest is of that fact.
         """
         function = self._copy()
-        found = []
+        digests = []
         for row in x:
             try:
-                made = torch.as_tensor(function(row.clone())).detach().double().contiguous()
-                content = repr(tuple(made.shape)).encode() + made.numpy().tobytes()
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
+                features = torch.as_tensor(function(row.clone())).detach().double().contiguous()
+                content = repr(tuple(features.shape)).encode() + features.numpy().tobytes()
+            except BaseException as error:  # a user's function may also try to end the program
+                raise_if_ctrl_c(error)
                 content = b"raised"
-            found.append(list(hashlib.sha256(content).digest()))
-        return torch.tensor(found, dtype=torch.uint8)
+            digests.append(list(hashlib.sha256(content).digest()))
+        return torch.tensor(digests, dtype=torch.uint8)
 
     def _copy(self) -> Callable[[Tensor], Tensor]:
+        """Return a fresh copy of the user's function if there is a way to make one."""
         if self.fresh:
             return self.fresh()
         assert not isinstance(self.function, maps.Constants)
         return self.function
 
     def of(self, x: Tensor) -> Tensor:
-        """Rows (n, k) to (n, m); BadInput, without a word of a record (the reason of a failure
-        could hold one), if it fails or gives no finite row.
+        """Return the features (n, m) of rows (n, k).
 
-        A user's function is shown each row alone; a map that ships has a record's features depend
-        on that record alone by its arithmetic.
+        Raise BadInput if the function fails or gives a row that is not finite. The message contains
+        nothing of a record: the reason of a failure could.
+
+        A user's function gets each row alone. A shipped map computes a record's features from that
+        record alone, by its arithmetic.
         """
         try:
-            found = self.unchecked(x)
+            features = self.unchecked(x)
         except BadInput:
             raise
         except Exception as error:
             raise BadInput(
-                f"the features {self.text} cannot be made ({type(error).__name__}); mend "
+                f"the features {self.text} cannot be computed ({type(error).__name__}); correct "
                 "the function"
             ) from None
-        self._refuse_unusable(found)
-        return found
+        self._refuse_unusable(features)
+        return features
 
-    def _refuse_unusable(self, found: Tensor) -> None:
-        if found.dim() != 2 or not bool(found.isfinite().all()):
+    def _refuse_unusable(self, features: Tensor) -> None:
+        """Raise BadInput unless the features are vectors of finite numbers."""
+        if features.dim() != 2 or not bool(features.isfinite().all()):
             raise BadInput(
                 f"the features {self.text} must be a vector of finite numbers for every "
                 "record; bound them in the function"
@@ -150,68 +161,74 @@ class FeatureMap:
     def of_each(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features (n, m) of rows (n, k), and which rows (n,) have none.
 
-        A row has none if it is not finite, if the function raises on it, or if it gives other than
-        m finite numbers. Its features are zero. A user's function is made once more for each row,
-        so that what it keeps in its own file is forgotten: no row moves another row's features.
+        A row has none if it is not finite, if the function raises on it, or if the result is not m
+        finite numbers. Such a row's features are zero. Each row gets a fresh copy of a user's
+        function, which has forgotten everything. So no row changes another row's features.
         """
         sound = x.isfinite().all(1)
         x = x.where(sound[:, None], 0.0)
         if isinstance(self.function, maps.Constants):
-            found = self._shipped(self.function, x)
+            features = self._shipped(self.function, x)
         else:
             width = self.width(x.shape[1])
-            found = torch.stack([self._by_itself(row, width) for row in x])
-        sound &= found.isfinite().all(1)
-        return found.where(sound[:, None], 0.0), ~sound
+            features = torch.stack([self._by_itself(row, width) for row in x])
+        sound &= features.isfinite().all(1)
+        return features.where(sound[:, None], 0.0), ~sound
 
     def _by_itself(self, row: Tensor, width: int) -> Tensor:
         """Return what a fresh copy of the function makes of a row (k,), or NaN (width,)."""
         try:
-            found = torch.as_tensor(self._copy()(row.clone()), dtype=row.dtype).detach().clone()
-            if found.shape == (width,):
-                return found
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a map that ends the program ends nothing
-            pass
+            features = torch.as_tensor(self._copy()(row.clone()), dtype=row.dtype)
+            features = features.detach().clone()
+            if features.shape == (width,):
+                return features
+        except BaseException as error:  # a user's function may also try to end the program
+            raise_if_ctrl_c(error)
         return row.new_full((width,), torch.nan)
 
     def unchecked(self, x: Tensor) -> Tensor:
+        """Return the features of rows without any check."""
         if isinstance(self.function, maps.Constants):
             return self._shipped(self.function, x)
         return self._alone(self.function, x)
 
     @property
     def at_once(self) -> int:
-        """How many records its kernels are given at a time."""
+        """Return how many records the map's kernels compute together."""
         if isinstance(self.function, maps.Constants):
             return CHUNK
         return 1
 
     def _alone(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return what a user's function makes of each row, one by one."""
         rows = [torch.as_tensor(function(row.clone()), dtype=x.dtype) for row in x]
-        return torch.stack(rows) if rows else x
+        if rows:
+            return torch.stack(rows)
+        return x
 
     def _shipped(self, constants: maps.Constants, x: Tensor) -> Tensor:
+        """Return the features by a map that ships, in batches of `CHUNK` filled up with zeros."""
         shape = maps.shape_of(x.shape[1], self.shape)
         parts = []
         for start in range(0, len(x), CHUNK):
             part = x[start : start + CHUNK]
-            whole = torch.cat([part, part.new_zeros(CHUNK - len(part), part.shape[1])]).float()
-            parts.append(
-                maps.of(self.text, whole.reshape(CHUNK, *shape), constants)[: len(part)].to(x.dtype)
-            )
+            padding = part.new_zeros(CHUNK - len(part), part.shape[1])
+            pictures = torch.cat([part, padding]).float().reshape(CHUNK, *shape)
+            features = maps.of(self.text, pictures, constants)
+            parts.append(features[: len(part)].to(x.dtype))
         if parts:
             return torch.cat(parts)
         return x.new_zeros(0, maps.parse(self.text)[1])
 
 
 def _every_size(features: int) -> Tensor:
-    """Return made-up records (n, features): zeros, ends of a schema's range, numbers of all sizes,
-    small ones before large ones, and single features.
+    """Return made-up records (n, features).
+
+    They are zeros, ends of a schema's range, numbers of all sizes with small ones before large
+    ones, and single features.
     """
     generator = torch.Generator().manual_seed(1)
-    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.1, 0.5, 1.0, 1.0, 3.0, 1e3, 1e6])
+    sizes = torch.tensor([0.0, 1e-6, 1e-3, 0.1, 0.5, 1.0, 1.0, 3.0, 1e3, 1e6, 1e12, 1e30])
     drawn = torch.rand(len(sizes), features, generator=generator) * 2 - 1
     single = torch.eye(features)[: min(features, 4)]
     ends = torch.ones(2, features) * torch.tensor([[1.0], [-1.0]])
@@ -224,14 +241,18 @@ def feature_map(
     shape: tuple[int, ...] = (),
     fresh: Callable[[str], Any] | None = None,
 ) -> FeatureMap:
-    """The map that the words name, for pictures of `shape` where that is known; `load` finds what
-    FILE.py calls NAME, and a shipped map's constants. `fresh` does so in a file that is run again.
+    """Return the map that the text names, for pictures of `shape` if that is given.
+
+    `load` finds what FILE.py calls NAME, and a shipped map's constants. `fresh` finds it in a file
+    that is executed again. Raise BadInput if there is no such map.
     """
     if not is_file(text):
         return FeatureMap(text, load(maps.parse(text)[0]), shape)
-    function = approved(text, made(text, load))
+    function = approved(text, instantiate(text, load))
     if not hasattr(function, "__call__"):  # noqa: B004
         raise BadInput(
-            f"{text} is no function; it should take one record's features (k,) to others (m,)"
+            f"{text} is not a function; it must map one record's features (k,) to others (m,)"
         )
-    return FeatureMap(text, function, fresh=(lambda: made(text, fresh)) if fresh else None)
+    if fresh is None:
+        return FeatureMap(text, function)
+    return FeatureMap(text, function, fresh=lambda: instantiate(text, fresh))

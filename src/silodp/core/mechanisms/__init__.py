@@ -1,4 +1,4 @@
-"""How an answer is made private: one mechanism a file."""
+"""List how an answer is made private, one mechanism in each file."""
 
 from silodp.core.fields import discovered
 from silodp.core.mechanisms.gaussian import Gaussian

@@ -1,4 +1,4 @@
-"""A mean with Gaussian noise of the silo itself."""
+"""Define a mean to which the silo itself adds Gaussian noise."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(Mechanism):
-    """A mean of records clipped to `clip`, plus N(0, std^2) with std = noise_multiplier x 2 clip /
-    batch.
+    """A mean of clipped records, plus N(0, std^2) with std = noise_multiplier x 2 clip / batch.
 
-    `noise_multiplier` is a number, or one per run and silo with shape (J, N): each silo has a
-    budget of its own. `kind` names the release in plans and ledgers.
+    `noise_multiplier` is a number, or one number per run and silo with shape (J, N), because each
+    silo has its own budget. `kind` names the release in plans and ledgers.
 
-    Sensitivity: two records' vectors are at most 2 clip apart (each statistic says why), so one
+    Sensitivity: two records' vectors are at most 2 clip apart (each statistic states why). So one
     replaced record moves the mean over a batch of B by at most 2 clip / B. Noise of z times that
-    makes a full batch mu-GDP with mu = 1 / z (Dong, Roth and Su 2022), in every dimension, as a
-    Gaussian looks alike from all sides. Batches of a partition have each record in at most one;
-    secret ones are priced by their amplification (`core.privacy`). That a gate's integers keep to
-    all this is proven in `silo.answer.exact`.
+    makes a full batch mu-GDP with mu = 1 / z (Dong, Roth and Su 2022). This holds in every
+    dimension, because a Gaussian looks alike from all sides. Batches of a partition have each
+    record in at most one batch. Secret batches are priced by their amplification (`core.privacy`).
+    `silo.answer.exact` has the proof that a gate's integers satisfy all this.
     """
 
     kind: str
@@ -45,6 +44,9 @@ class Gaussian(Mechanism):
     noise = ("noise_multiplier",)
 
     def check(self, statistic: Statistic, runs: int, silos: int) -> None:
+        """Raise Refused as `Mechanism.check` does, and for a noise multiplier of another shape or
+        below 0.
+        """
         super().check(statistic, runs, silos)
         multiplier = torch.as_tensor(self.noise_multiplier)
         if multiplier.shape not in ((), (1, silos), (runs, silos)) or not bool(
@@ -53,8 +55,10 @@ class Gaussian(Mechanism):
             raise Refused("noise")
 
     def sensitivity(self, n: int) -> Number:
-        """Largest change of the mean when one of n records is replaced: 2 clip / batch, with the
-        rounding tolerance charged.
+        """Return the largest change of the mean when one of n records is replaced.
+
+        That is 2 clip / batch, with the rounding tolerance charged. Raise BadInput if a batch would
+        have less than one record.
         """
         batch = self.sampling.batch(n)
         if batch < 1:
@@ -65,29 +69,36 @@ class Gaussian(Mechanism):
         return 2 * self.clip * (1 + CLIP_TOLERANCE) / batch
 
     def event(self, releases: int = 1, dimension: int = 1) -> Event:
+        """Return the event of so many releases at this noise."""
         return Event(self.sampling, self.noise_multiplier, releases)
 
     def noisy(self, event: Event) -> Event:
+        """Return the event with this mechanism's noise multiplier."""
         return replace(event, noise_multiplier=self.noise_multiplier)
 
     def of(self, silo: int) -> Self:
-        known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
-        return replace(self, noise_multiplier=float(known if known.ndim == 0 else known[0, silo]))
+        """Return the mechanism with the noise multiplier of this silo, as a number."""
+        multiplier = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
+        if multiplier.ndim:
+            multiplier = multiplier[0, silo]
+        return replace(self, noise_multiplier=float(multiplier))
 
     def multipliers(self, silos: Sequence[int]) -> Tensor:
-        """Noise multipliers of these silos, float64: (1, M), or (J, M) where each run has its
-        own.
+        """Return the noise multipliers of these silos in float64.
+
+        The shape is (1, M), or (J, M) if the runs differ.
         """
-        known = torch.as_tensor(self.noise_multiplier, dtype=torch.float64).cpu()
-        if known.ndim and known.shape[-1] > 1:
-            known = known[..., list(silos)]
-        else:
-            known = known
-        return known.reshape(-1, known.shape[-1] if known.ndim else 1).expand(-1, len(silos))
+        multipliers = torch.as_tensor(self.noise_multiplier, dtype=torch.float64).cpu()
+        if multipliers.ndim == 0:
+            multipliers = multipliers.reshape(1, 1)
+        if multipliers.shape[-1] > 1:
+            multipliers = multipliers[..., list(silos)]
+        return multipliers.reshape(-1, multipliers.shape[-1]).expand(-1, len(silos))
 
     def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:
-        """(J, d): the weighted mean of the releases (J, M, d) of these silos; equal weights are a
-        plain mean.
+        """Return (J, d): the weighted mean of the releases (J, M, d) of these silos.
+
+        Equal weights give a plain mean.
         """
         if weights.rule == "equal":
             return value.mean(1)
@@ -97,39 +108,48 @@ class Gaussian(Mechanism):
         )
 
     def raw_shares(self, silos: Sequence[int], weights: Weights) -> Tensor:
-        """How much each of these silos counts, up to a common factor: (1, M) or (J, M), float64."""
-        return weights.raw(
-            silos, self._precision(silos, weights) if weights.rule == "precision" else None
-        )
+        """Return how much each of these silos counts, up to a common factor.
+
+        The shape is (1, M) or (J, M), in float64.
+        """
+        if weights.rule == "precision":
+            return weights.raw(silos, self._precision(silos, weights))
+        return weights.raw(silos)
 
     def shares(self, silos: Sequence[int], weights: Weights) -> Tensor:
-        """The same, with sum 1."""
+        """Return how much each of these silos counts, with sum 1."""
         raw = self.raw_shares(silos, weights)
         return raw / raw.sum(1, keepdim=True)
 
     def deviation(self, silos: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
+        """Return the standard deviation of the combined noise, and the number of records.
+
+        Raise BadInput if the weights have no numbers of records.
+        """
         if not weights.counts:
-            raise BadInput("the noise of a mean needs the number of records of each silo")
-        batch = torch.tensor(
-            [float(self.sampling.batch(weights.trained[i])) for i in silos], dtype=torch.float64
-        )
+            raise BadInput(
+                "the weights have no numbers of records; the noise of a mean needs the number of "
+                "records of each silo"
+            )
+        batch = self._batches(silos, weights)
         shares = self.shares(silos, weights)
         reach = 2 * self.clips.reshape(-1, 1) * (1 + CLIP_TOLERANCE)
-        noise = (
-            reach * (shares * self.multipliers(silos) / batch).square().sum(1, keepdim=True).sqrt()
-        )
-        return noise, (1 / (shares.square() / batch).sum(1, keepdim=True)).expand(noise.shape)
+        relative = (shares * self.multipliers(silos) / batch).square().sum(1, keepdim=True).sqrt()
+        noise = reach * relative
+        records = 1 / (shares.square() / batch).sum(1, keepdim=True)
+        return noise, records.expand(noise.shape)
+
+    def _batches(self, silos: Sequence[int], weights: Weights) -> Tensor:
+        """Return the batch size (M,) of each of these silos, in float64."""
+        sizes = [float(self.sampling.batch(weights.trained[i])) for i in silos]
+        return torch.tensor(sizes, dtype=torch.float64)
 
     def _precision(self, silos: Sequence[int], weights: Weights) -> Tensor:
-        """(batch / noise multiplier)^2 of each silo; where somebody adds no noise at all, those who
-        do not share the weight by batch^2.
+        """Return (batch / noise multiplier)^2 of each silo.
+
+        If some silos add no noise at all, they share the weight by batch^2 and the others get none.
         """
         z = self.multipliers(silos)
         without = z == 0
         z = torch.where(without.any(1, keepdim=True), torch.where(without, 1.0, torch.inf), z)
-        return (
-            torch.tensor(
-                [float(self.sampling.batch(weights.trained[i])) for i in silos], dtype=torch.float64
-            )
-            / z
-        ).square()
+        return (self._batches(silos, weights) / z).square()

@@ -1,4 +1,4 @@
-"""What every mechanism says of itself, so that nobody else need know which it is."""
+"""Define the interface of every mechanism, which other code uses for all kinds alike."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 class Mechanism:
-    """How an answer is made private: it clips, takes a batch and adds noise. A new one is one file
-    in this package.
+    """How an answer is made private: it clips, takes a batch and adds noise.
+
+    A new mechanism is one file in this package, and a privacy review.
 
     It defines what an answer costs (`event`), what no policy could allow (`check`), its fields on
     the wire (`wire`), and how the server combines the silos' answers (`combine`). Its noise is
-    drawn where records are: the answerers `match` the mechanism (`Exact`, `Simulated`).
+    drawn where the records are: the answerers `match` the mechanism (`Exact`, `Simulated`).
     """
 
     kind: str
@@ -33,70 +34,78 @@ class Mechanism:
     sampling: Sampling
     wire: ClassVar[dict[str, str]]
     noise: ClassVar[tuple[str, ...]]
-    """Those of its fields that decide the noise."""
+    """The fields that decide the noise."""
     total: ClassVar[bool] = False
-    """Whether answers are for a shuffler, or masked, and added up: the server sees totals over
-    silos, and no silo's own answer.
+    """Whether answers are added up behind a shuffler or masks.
+
+    The server then sees totals over silos, and no silo's own answer.
     """
     masked: ClassVar[bool] = False
-    """Whether it is silos' masks that hide their answers, and no shuffler: a query then names its
-    cohort.
-    """
+    """Whether masks hide the silos' answers, without a shuffler. A query then names its cohort."""
 
-    if TYPE_CHECKING:  # each kind is a frozen dataclass, with fields that its own file knows
+    if TYPE_CHECKING:  # each kind is a frozen dataclass, whose own file defines its fields
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
         def __getattr__(self, name: str) -> Any: ...
 
     def event(self, releases: int = 1, dimension: int = 1) -> Event | TotalEvent:
-        """What an answer costs that makes so many releases of so many coordinates."""
+        """Return what an answer of so many releases of so many coordinates costs."""
         raise NotImplementedError
 
     def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:
-        """(J, d): what the server makes of the answers `value` of these silos."""
+        """Return (J, d): what the server computes from the answers `value` of these silos."""
         raise NotImplementedError
 
     def deviation(self, silos: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
-        """(J, 1): the standard deviation of the noise in each coordinate of what `combine` makes,
-        and of how many records it is the mean.
+        """Return the noise of what `combine` returns, and how many records it is the mean of.
+
+        The noise is the standard deviation in each coordinate. Both have the shape (J, 1).
         """
         raise NotImplementedError
 
     def noisy(self, event: Any) -> Any:
-        """The event of this mechanism at its own noise: a dry run counts questions before the noise
-        is known.
+        """Return the event with this mechanism's own noise.
+
+        A dry run counts queries before the noise is known.
         """
         return event
 
     def of(self, silo: int) -> Self:
-        """The mechanism as this silo is asked with it: plain numbers, in one run."""
+        """Return the mechanism in plain numbers, as a query to this silo has it in one run."""
         raise NotImplementedError
 
     def check(self, statistic: Statistic, runs: int, silos: int) -> None:
-        """Refuses a clip, a noise, a statistic or a sampling with which it makes no sense, whatever
-        the policy.
+        """Raise Refused for a clip, noise, statistic or sampling without meaning, whatever the
+        policy is.
         """
         if type(self.clip) is float and self.clip >= 0:
-            return  # without torch, in every round
+            return  # the usual case in every round, without the cost of tensors
         clip = self.clips
         if clip.shape not in ((), (runs, 1)) or not bool((clip >= 0).all()):
             raise Refused("clip")
 
     @property
     def clips(self) -> Tensor:
+        """Return the clip as a tensor in float64."""
         return torch.as_tensor(self.clip, dtype=torch.float64)
 
     def clipped(self, clip: Number) -> Self:
-        """The same mechanism at another clip: the noise follows the clip, the price stays."""
+        """Return this mechanism with another clip.
+
+        The noise follows the clip and the price stays.
+        """
         return replace(self, clip=clip)  # type: ignore[type-var]
 
     def at(self, index: int) -> Self:
-        """The mechanism of round `index`: takes that batch of a partition; other samplings draw
-        anew by themselves.
+        """Return the mechanism of round `index`.
+
+        It takes that batch of a partition. Other samplings draw a new batch in each round anyway.
         """
         sampling = self.sampling.at(index)
-        return self if sampling is self.sampling else replace(self, sampling=sampling)  # type: ignore[type-var]
+        if sampling is self.sampling:
+            return self
+        return replace(self, sampling=sampling)  # type: ignore[type-var]
 
     def contributed(self, counts: Iterable[int]) -> int:
-        """How many records silos of these sizes contribute in a round."""
+        """Return how many records silos of these sizes contribute in a round."""
         return sum(int(self.sampling.batch(n)) for n in counts)

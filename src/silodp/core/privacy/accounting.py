@@ -1,13 +1,14 @@
-"""What releases cost: one convention and three rules, each a filter that holds for adaptively
-chosen queries.
+"""Price releases: one convention and three rules.
+
+Each rule is a filter that is valid for adaptively chosen queries.
 
 Convention: neighbours replace one record, n is public, noise multiplier = std / sensitivity. A
-release is then exactly mu-GDP with mu = 1 / noise multiplier, and mu^2 adds up. The libraries' own
-units differ; they are translated in `sampled.py` and nowhere else.
+release is then exactly mu-GDP with mu = 1 / noise multiplier, and mu^2 adds up. The libraries have
+other units, which are translated in `sampled.py` and nowhere else.
 
-A rule turns an event into (bucket, amount) before any record is read, says what the buckets add up
-to, and how much fits in a budget. Amounts are NumPy arrays, so that the same lines price one silo's
-query and a sweep of J runs over N silos.
+A rule turns an event into (bucket, amount) before any record is read. It also defines the sum of
+the buckets, and how much fits into a budget. Amounts are NumPy arrays, so that the same lines price
+one silo's query and a sweep of J runs over N silos.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from silodp.core.sampling import Sampling
 
 Buckets = Mapping[str, np.ndarray]
 ROUND_UP = 1 + 1e-9
-"""Calibrated noise is raised by this factor, so that rounding never takes a sum past its budget."""
+"""The factor by which calibrated noise is raised, so that rounding never exceeds a budget."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """(epsilon, delta) for each record of one silo, over everything the silo ever says."""
+    """(epsilon, delta) for each record of one silo, over everything that the silo ever releases."""
 
     epsilon: float
     delta: float
@@ -51,7 +52,7 @@ class Budget:
             )
         if self.delta < 1e-300:
             raise BadInput(
-                f"delta is {self.delta:g}, which no accountant here can tell from 0; give "
+                f"delta is {self.delta:g}, which the accountants cannot distinguish from 0; give "
                 "at least 1e-300 (1/n^2 is customary)"
             )
 
@@ -60,7 +61,10 @@ class Budget:
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """delta(epsilon) of a mu-GDP mechanism: Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)."""
+    """Return delta(epsilon) of a mu-GDP mechanism.
+
+    It is Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2).
+    """
     if mu == 0:
         return 0.0
     if math.isinf(mu):
@@ -73,8 +77,8 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 @functools.lru_cache(maxsize=65536)
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon for which mu-GDP gives (epsilon, delta)-DP, rounded up in the last
-    digits.
+    """Return the smallest epsilon for which mu-GDP gives (epsilon, delta)-DP, rounded up
+    slightly.
     """
     if mu == 0 or gdp_delta(mu, 0.0) <= delta:
         return 0.0
@@ -86,7 +90,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def gdp_mu(budget: Budget) -> float:
-    """Largest mu for which mu-GDP implies the budget."""
+    """Return the largest mu for which mu-GDP implies the budget."""
     if math.isinf(budget.epsilon):
         return math.inf
     high = 1.0
@@ -98,22 +102,21 @@ def gdp_mu(budget: Budget) -> float:
 
 
 def gaussian_sum(epsilons: Iterable[float], delta: float) -> float:
-    """The epsilon of Gaussian parts together, each told by its epsilon at one delta, which fixes
-    its whole curve; never too little.
+    """Return the epsilon of Gaussian parts together, from the epsilon of each at one delta.
 
-    An epsilon of 0 is not nothing: it may stand for noise so large that delta covers it, and counts
-    for as much as delta may hide.
+    One point fixes a Gaussian part's whole curve. The result is never too small. An epsilon of 0
+    still counts: its noise may be so large that delta covers it. It counts for as much as delta may
+    hide.
     """
-    return gdp_epsilon(
-        math.hypot(*(gdp_mu(Budget(max(epsilon, 1e-9), delta)) for epsilon in epsilons))
-        * (1 + 1e-9),
-        delta,
-    )
+    mus = [gdp_mu(Budget(max(epsilon, 1e-9), delta)) for epsilon in epsilons]
+    return gdp_epsilon(math.hypot(*mus) * (1 + 1e-9), delta)
 
 
 def added(parts: Sequence[tuple[float, float]], *, gaussian: bool) -> tuple[float, float]:
-    """(epsilon, delta) of parts that are each told by one point: exact where all are `gaussian` at
-    one delta, else epsilons and deltas add up.
+    """Return the (epsilon, delta) of parts, each given by one point.
+
+    The result is exact if all parts are `gaussian` at one delta. Otherwise epsilons and deltas add
+    up.
     """
     if len(parts) > 1 and gaussian and len({delta for _, delta in parts}) == 1:
         return gaussian_sum((epsilon for epsilon, _ in parts), parts[0][1]), parts[0][1]
@@ -121,31 +124,33 @@ def added(parts: Sequence[tuple[float, float]], *, gaussian: bool) -> tuple[floa
 
 
 def gdp_to_zcdp(mu: float) -> float:
-    """mu-GDP by Gaussian releases is (mu^2 / 2)-zCDP."""
+    """Return mu^2 / 2, the zCDP of Gaussian releases that are mu-GDP."""
     return mu * mu / 2
 
 
 def user_level(budget: Budget, n: int) -> Budget:
-    """ISRL-DP to user-level DP of the whole silo, as the paper converts: (n eps, n e^((n-1) eps)
-    delta).
+    """Return the user-level DP of a whole silo from its ISRL-DP, as the paper converts it.
+
+    That is (n eps, n e^((n-1) eps) delta).
     """
     exponent = (n - 1) * budget.epsilon + math.log(n) + math.log(budget.delta)
     return Budget(n * budget.epsilon, min(math.exp(min(exponent, 0.0)), 1 - 1e-16))
 
 
 def record_budget_for_user(target: Budget, n: int, *, gaussian: bool) -> Budget:
-    """Record-level budget whose silo is (epsilon, delta)-DP as a whole: the paper's hybrid, or
-    group privacy of mu where that is looser.
+    """Return the record-level budget of a silo that is (epsilon, delta)-DP as a whole.
 
-    The hybrid, eps / n with delta / (n e^((n-1) eps / n)), holds for every mechanism (the paper
-    writes delta / (4 n), for eps <= 1). Where all releases are Gaussian on full or disjoint
-    batches, n replaced records move a mean n times as far, so mu_user = n mu and a record's mu may
-    be that of the target over n; the answer then carries the target's delta. One point (eps, delta)
-    of a sub-sampled mechanism says nothing of the kind.
+    It is the paper's hybrid, or group privacy of mu where that allows more.
+
+    The hybrid, eps / n with delta / (n e^((n-1) eps / n)), is valid for every mechanism (the paper
+    has delta / (4 n), for eps <= 1). If all releases are Gaussian on full or disjoint batches, n
+    replaced records move a mean n times as far. So mu_user = n mu, and a record's mu may be that of
+    the target over n. The answer then has the target's delta. A sub-sampled mechanism has no such
+    conversion from one point (eps, delta).
     """
-    hybrid = Budget(
-        target.epsilon / n, target.delta / (n * math.exp(min((n - 1) * target.epsilon / n, 700.0)))
-    )  # a delta that the budget refuses
+    # The exponent is capped where a float would overflow. Budget refuses such a small delta.
+    growth = math.exp(min((n - 1) * target.epsilon / n, 700.0))
+    hybrid = Budget(target.epsilon / n, target.delta / (n * growth))
     group = gdp_mu(target) / n
     if not gaussian or gdp_mu(hybrid) > group:
         return hybrid
@@ -153,8 +158,9 @@ def record_budget_for_user(target: Budget, n: int, *, gaussian: bool) -> Budget:
 
 
 def gdp_epsilon_exactly(mu: float, delta: float) -> float:
-    """As `gdp_epsilon`, but refuses a mu so small that delta alone covers it: no epsilon > 0 stands
-    for such a budget.
+    """Return `gdp_epsilon`. Raise BadInput if mu is so small that delta alone covers it.
+
+    No epsilon > 0 stands for such a budget.
     """
     epsilon = gdp_epsilon(mu, delta)
     if epsilon <= 0:
@@ -169,10 +175,10 @@ def gdp_epsilon_exactly(mu: float, delta: float) -> float:
 
 
 class Rule(Protocol):
-    """A filter. `total(buckets) <= capacity(budgets)` is kept at every step, and then the whole
-    transcript is within the budget.
+    """A filter: while `total(buckets) <= capacity(budgets)`, the whole transcript is within the
+    budget.
 
-    Arrays have one entry per run and silo, (J, N), or none for a single ledger; `n` broadcasts
+    Arrays have one entry per run and silo, (J, N), or none for a single ledger. `n` broadcasts
     against them.
     """
 
@@ -185,7 +191,7 @@ class Rule(Protocol):
 
 
 def budget_array(budgets: Budget | Sequence) -> np.ndarray:
-    """Budgets as an object array: one, one per silo (N,), or one per run and silo (J, N)."""
+    """Return budgets as an object array: one, one per silo (N,), or one per run and silo (J, N)."""
     if isinstance(budgets, Budget):
         array = np.empty((), dtype=object)
         array[()] = budgets
@@ -195,6 +201,7 @@ def budget_array(budgets: Budget | Sequence) -> np.ndarray:
 
 
 def elementwise(function, *arrays) -> np.ndarray:
+    """Return the function's values over the arrays, in float64."""
     return np.asarray(np.vectorize(function, otypes=[np.float64])(*arrays))
 
 
@@ -208,8 +215,9 @@ def no_totals(event: Event | TotalEvent, rule: str) -> Event:
 
 
 def sum_with_partitions(buckets: Buckets) -> np.ndarray:
-    """The whole-silo bucket plus, for each stored partition, the maximum over its batches: no
-    record is in two batches of one.
+    """Return the whole-silo bucket plus, for each stored partition, the maximum over its batches.
+
+    No record is in two batches of one partition.
     """
     worst: dict[str, np.ndarray] = {}
     for key, amount in buckets.items():
@@ -243,19 +251,23 @@ class GDP:
             return event.sampling.bucket, event.count / np.square(_float64(event.noise_multiplier))
 
     def total(self, buckets: Buckets) -> np.ndarray:
+        """Return the sum of mu^2."""
         return sum_with_partitions(buckets)
 
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
+        """Return the largest mu^2 of each budget."""
         return elementwise(lambda b: gdp_mu(b) ** 2, budgets)
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
+        """Return the epsilon that is spent at this delta."""
         return elementwise(gdp_epsilon, np.sqrt(self.total(buckets)), delta)
 
 
 @dataclass(frozen=True, eq=False)
 class Renyi:
-    """Any mix of batches at one Renyi order, fixed when the ledger is made; a valid filter (Feldman
-    & Zrnic 2021).
+    """Any mix of batches at one Renyi order, which is fixed when the ledger is created.
+
+    It is a valid filter (Feldman & Zrnic 2021).
     """
 
     order: float | np.ndarray
@@ -266,6 +278,7 @@ class Renyi:
             raise BadInput(f"the Renyi order is {self.order}; it must be greater than 1")
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
+        """Return the bucket and the Renyi divergence of the event."""
         event = no_totals(event, self.name)
         return event.sampling.bucket, event.count * elementwise(
             functools.partial(renyi, event.sampling),
@@ -275,58 +288,59 @@ class Renyi:
         )
 
     def total(self, buckets: Buckets) -> np.ndarray:
+        """Return the sum of the divergences."""
         return sum_with_partitions(buckets)
 
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
+        """Return the divergence that each budget allows."""
         return elementwise(
             lambda b, a: max(0.0, b.epsilon - renyi_conversion(a, b.delta)), budgets, self.order
         )
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
+        """Return the epsilon that is spent at this delta."""
         total = self.total(buckets)
-        return np.where(
-            total == 0,
-            0.0,
-            np.maximum(0.0, total + elementwise(renyi_conversion, self.order, delta)),
-        )
+        converted = total + elementwise(renyi_conversion, self.order, delta)
+        return np.where(total == 0, 0.0, np.maximum(0.0, converted))
 
     @classmethod
     def for_gaussian(cls, budget: Budget) -> Renyi:
-        """The order that asks least noise of plain Gaussian releases within this budget."""
-        return cls(
-            float(
-                max(
-                    RENYI_ORDERS,
-                    key=lambda a: (budget.epsilon - renyi_conversion(a, budget.delta)) / a,
-                )
-            )
-        )
+        """Return the rule at the order that needs the least noise for plain Gaussian releases."""
+
+        def allowed(order: float) -> float:
+            """Return the mu^2 / 2 that fits the budget at this order."""
+            return (budget.epsilon - renyi_conversion(order, budget.delta)) / order
+
+        return cls(float(max(RENYI_ORDERS, key=allowed)))
 
 
 RENYI_ORDERS = np.geomspace(1.05, 4096, 600)
 
 
 def renyi_conversion(order: float, delta: float) -> float:
-    """What delta adds (Canonne, Kamath & Steinke 2020, prop. 12): epsilon = D_a + log(1 - 1/a) -
-    (log delta + log a) / (a - 1).
+    """Return what delta adds (Canonne, Kamath & Steinke 2020, prop. 12).
+
+    epsilon = D_a + log(1 - 1/a) - (log delta + log a) / (a - 1).
     """
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Committed:
-    """A schedule of releases fixed when the ledger is made and accounted by privacy-loss
-    distributions; only the point w adapts.
+    """A schedule of releases that is fixed when the ledger is created. Only the point w adapts.
 
-    The capacity is the schedule itself: each kind's count. Order and early stopping may adapt,
-    since the answers to all of a fixed multiset of releases determine those to any adaptively
-    ordered part of it.
+    It is accounted by privacy-loss distributions. The capacity is the schedule itself, as the count
+    of each kind. Order and early stopping may adapt: the answers to all of a fixed multiset of
+    releases determine the answers to any adaptively ordered part of it.
     """
 
     schedule: tuple[Event, ...]
     name: str = "committed"
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
+        """Return the event's place on the schedule and the share of it. Raise BadInput if it is not
+        on it.
+        """
         event = no_totals(event, self.name)
         for index, kind in enumerate(self.schedule):
             if kind.sampling == event.sampling and np.array_equal(
@@ -336,26 +350,32 @@ class Committed:
                     return f"{index}", np.broadcast_to(
                         event.count / _float64(kind.count), np.shape(kind.noise_multiplier)
                     )
-        raise BadInput("this release is not on the schedule that the ledger was created with")
+        raise BadInput(
+            f"the ledger's schedule has no release on {event.sampling} with the noise multiplier "
+            f"{event.noise_multiplier}; ask for a release that is on the schedule"
+        )
 
     def total(self, buckets: Buckets) -> np.ndarray:
-        """The largest used-up share of any kind on the schedule."""
+        """Return the largest used share of any kind on the schedule."""
         worst = np.zeros(())
         for amount in buckets.values():
             worst = np.maximum(worst, amount)
         return worst
 
     def capacity(self, budgets: np.ndarray) -> np.ndarray:
-        """1 (the whole schedule, with rounding of its shares) where it fits the budget as a whole,
-        else nothing may be asked at all.
+        """Return 1 if the whole schedule fits the budget, otherwise 0, so that nothing may be
+        asked.
+
+        The 1 is raised slightly, to allow for rounding of the shares.
         """
-        whole = {f"{i}": np.ones(()) for i in range(len(self.schedule))}
-        fits = self.epsilon(whole, elementwise(lambda b: b.delta, budgets)) <= elementwise(
-            lambda b: b.epsilon, budgets
-        )
+        complete = {f"{i}": np.ones(()) for i in range(len(self.schedule))}
+        deltas = elementwise(lambda b: b.delta, budgets)
+        epsilons = elementwise(lambda b: b.epsilon, budgets)
+        fits = self.epsilon(complete, deltas) <= epsilons
         return np.where(fits, ROUND_UP, 0.0)
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
+        """Return the epsilon that is spent at this delta."""
         multipliers = [_float64(kind.noise_multiplier) for kind in self.schedule]
         counts = [
             np.rint(buckets.get(f"{i}", np.zeros(())) * kind.count)
@@ -363,6 +383,7 @@ class Committed:
         ]
 
         def one(d: float, *values: float) -> float:
+            """Return the epsilon of one silo and run, from its multipliers and then its counts."""
             used = zip(
                 self.schedule,
                 values[: len(self.schedule)],
@@ -377,13 +398,15 @@ class Committed:
 
 
 def _float64(value) -> np.ndarray:
+    """Return a value as a float64 array."""
     return np.asarray(value, dtype=np.float64)
 
 
 @functools.lru_cache(maxsize=4096)
 def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: float) -> float:
-    """Epsilon of a fixed list of (sampling, noise multiplier, count), by privacy-loss distributions
-    (pessimistic rounding).
+    """Return the epsilon of a fixed list of (sampling, noise multiplier, count).
+
+    It is computed by privacy-loss distributions with pessimistic rounding.
     """
     if any(multiplier == 0 for _, multiplier, _ in releases):
         return math.inf

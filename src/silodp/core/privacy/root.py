@@ -1,7 +1,7 @@
-"""Where a function changes its sign, by Brent's method: scipy.optimize.brentq, bit for bit, in
-every process that opens a ledger.
+"""Find where a function changes its sign, by Brent's method.
 
-scipy.optimize itself takes a third of a second to load, which a gate would pay for this one search.
+It gives the same bits as scipy.optimize.brentq. scipy.optimize takes a third of a second to load,
+and every process that opens a ledger would pay for it.
 """
 
 import math
@@ -17,13 +17,19 @@ def root(
     accuracy: float,
     relative: float = 1e-13,
 ) -> float:
-    """The place between low and high, to this accuracy; the function's signs there must differ."""
+    """Return the root between low and high, to this accuracy.
+
+    Raise ValueError if the function has the same sign at both ends or is NaN somewhere. Raise
+    RuntimeError if `STEPS` steps are too few.
+    """
     before = float(low)
     x = float(high)
     f_before = _number(function(before))
     f = _number(function(x))
     if f_before == 0 or f == 0:
-        return before if f_before == 0 else x
+        if f_before == 0:
+            return before
+        return x
     if math.copysign(1, f_before) == math.copysign(1, f):
         raise ValueError(
             f"the function has no change of sign between {low:g} and {high:g}: it is "
@@ -40,20 +46,25 @@ def root(
             f_other = f_before
             step = last = x - before
         if abs(f_other) < abs(f):
-            before, x, other = x, other, x
-            f_before, f, f_other = f, f_other, f
+            # x is always the end with the smaller value
+            before = x
+            x = other
+            other = before
+            f_before = f
+            f = f_other
+            f_other = f_before
         least = (accuracy + relative * abs(x)) / 2
         half = (other - x) / 2
         if f == 0 or abs(half) < least:
             return x
         if abs(last) > least and abs(f) < abs(f_before):
-            tried = _step(x, before, other, f, f_before, f_other)
+            candidate = _step(x, before, other, f, f_before, f_other)
         else:
-            tried = math.inf
-        if 2 * abs(tried) < min(abs(last), 3 * abs(half) - least):
+            candidate = math.inf
+        if 2 * abs(candidate) < min(abs(last), 3 * abs(half) - least):
             last = step
-            step = tried
-        else:
+            step = candidate
+        else:  # bisect
             last = half
             step = half
         before = x
@@ -67,16 +78,18 @@ def root(
 
 
 def _number(value: float) -> float:
+    """Return a value of the function. Raise ValueError if it is NaN."""
     if math.isnan(value):
-        raise ValueError("the function is no number at some place, so that its sign says nothing")
+        raise ValueError("the function is NaN at some place, so it has no sign there")
     return float(value)
 
 
 def _step(
     x: float, before: float, other: float, f: float, f_before: float, f_other: float
 ) -> float:
-    """By a line through two points, or by a parabola through three; infinite where neither has a
-    slope.
+    """Return the next step, by a line through two points or a parabola through three.
+
+    It is infinite if the line or parabola has no slope.
     """
     try:
         if before == other:

@@ -1,10 +1,10 @@
-"""What choosing the best of several private runs costs: pure arithmetic on what one run costs.
+"""Price the choice of the best of several private runs, by arithmetic on the price of one run.
 
-Two prices, for two audiences. Whoever sees every run (an untrusted server does) sees a composition:
-mu^2 adds up over all of them, and a random number of runs hides nothing. Whoever sees nothing but
-the best run of a secret random number of them sees a selection, which is much cheaper (Papernot &
-Steinke 2022, "Hyperparameter Tuning with Renyi Differential Privacy"). A selection needs somebody
-trusted who runs them all and keeps the others, and their number, to himself.
+There are two prices, for two audiences. An untrusted server sees every run, which is a composition:
+mu^2 adds up over all runs, and a random number of runs hides nothing. An observer who sees only the
+best of a secret random number of runs sees a selection, which is much cheaper (Papernot & Steinke
+2022, "Hyperparameter Tuning with Renyi Differential Privacy"). A selection needs a trusted person
+who carries out all runs, and keeps the other runs and their number secret.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from silodp.core.privacy.accounting import RENYI_ORDERS, Budget, gdp_delta, gdp_
 from silodp.core.privacy.root import root
 
 MOST = 10_000
-"""Runs on average, at most."""
+"""The largest mean number of runs."""
 _ORDERS: tuple[float, ...] = tuple(RENYI_ORDERS.tolist())
 
 
 class Run(Protocol):
-    """What one run, its score included, costs: Renyi divergence by order, and delta by epsilon,
-    both for either order of neighbours.
+    """What one run costs, its score included.
+
+    The cost is a Renyi divergence by order, and a delta by epsilon, both for either order of
+    neighbours.
     """
 
     def rdp(self, order: float) -> float: ...
@@ -42,9 +44,11 @@ class GaussianRun:
     mu: float
 
     def rdp(self, order: float) -> float:
+        """Return the Renyi divergence at this order."""
         return order * self.mu**2 / 2
 
     def delta(self, epsilon: float) -> float:
+        """Return delta at this epsilon."""
         return gdp_delta(self.mu, epsilon)
 
 
@@ -52,14 +56,15 @@ class GaussianRun:
 
 
 class Repetitions(Protocol):
-    """A law of the secret number K of runs, and what it makes of one run's cost."""
+    """A law of the secret number K of runs, and the cost of a selection by it."""
 
     @property
     def mean(self) -> float: ...
     def probability(self, k: int) -> float: ...
     def size(self, k: int) -> float:
-        """No less than any number that `probability` of k has in its exponent: what its rounding
-        errors are relative to.
+        """Return a bound on the size of every number in the exponent of `probability(k)`.
+
+        Rounding errors are relative to it.
         """
         ...
 
@@ -68,8 +73,9 @@ class Repetitions(Protocol):
 
 @dataclass(frozen=True)
 class TruncatedNegativeBinomial:
-    """P[K = k] is proportional to (1 - gamma)^k prod_{l < k} (l + eta) / (l + 1), k >= 1; eta = 1
-    is geometric, eta = 0 logarithmic.
+    """P[K = k] proportional to (1 - gamma)^k prod_{l < k} (l + eta) / (l + 1), for k >= 1.
+
+    eta = 1 is the geometric law, and eta = 0 the logarithmic.
     """
 
     eta: float
@@ -89,6 +95,7 @@ class TruncatedNegativeBinomial:
 
     @property
     def mean(self) -> float:
+        """Return the mean of K."""
         if self.eta == 0:
             return (1 / self.gamma - 1) / math.log(1 / self.gamma)
         return (
@@ -98,15 +105,15 @@ class TruncatedNegativeBinomial:
         )
 
     def probability(self, k: int) -> float:
+        """Return P[K = k]."""
         if k < 1:
             return 0.0
         tail = k * math.log1p(-self.gamma)
         if self.eta == 0:
             return math.exp(tail) / (k * math.log(1 / self.gamma))
         product = math.lgamma(k + self.eta) - math.lgamma(1 + self.eta) - math.lgamma(k + 1)
-        power = self.eta * math.log(
-            1 / self.gamma
-        )  # eta / (e^power - 1) in logarithms, for e^power may be no float
+        # This is eta / (e^power - 1) in logarithms, because e^power may be too large for a float.
+        power = self.eta * math.log(1 / self.gamma)
         return math.exp(
             tail
             + product
@@ -116,6 +123,7 @@ class TruncatedNegativeBinomial:
         )
 
     def size(self, k: int) -> float:
+        """Return a bound on the size of every number in the exponent of `probability(k)`."""
         return (
             1
             + k * -math.log1p(-self.gamma)
@@ -124,8 +132,10 @@ class TruncatedNegativeBinomial:
         )
 
     def rdp(self, run: Run, order: float) -> float:
-        """Theorem 2: eps' = eps + (1 + eta) ((1 - 1/b) eps_b + log(1/gamma) / b) + log E[K] /
-        (order - 1), at the best other order b.
+        """Return the Renyi divergence of a selection at this order (Theorem 2).
+
+        eps' = eps + (1 + eta) ((1 - 1/b) eps_b + log(1/gamma) / b) + log E[K] / (order - 1), at the
+        best other order b.
         """
         return (
             run.rdp(order)
@@ -136,12 +146,13 @@ class TruncatedNegativeBinomial:
 
 @functools.lru_cache(maxsize=1024)
 def _at_another_order(run: Run, gamma: float) -> float:
+    """Return the part of Theorem 2 at the best other order b, without its factor 1 + eta."""
     return min((1 - 1 / b) * run.rdp(b) + math.log(1 / gamma) / b for b in _ORDERS)
 
 
 @dataclass(frozen=True)
 class PoissonRepetitions:
-    """K ~ Poisson(mean); with K = 0 nothing is run, and the answer is a constant that was fixed
+    """K ~ Poisson(mean). With K = 0 there is no run, and the answer is a constant that was fixed
     before.
     """
 
@@ -152,19 +163,21 @@ class PoissonRepetitions:
             raise BadInput(f"the mean number of runs is {self.mean:g}; it must be 1 or more")
 
     def probability(self, k: int) -> float:
+        """Return P[K = k]."""
         if k >= 0:
             return math.exp(k * math.log(self.mean) - self.mean - math.lgamma(k + 1))
         return 0.0
 
     def size(self, k: int) -> float:
+        """Return a bound on the size of every number in the exponent of `probability(k)`."""
         return 1 + k * math.log(self.mean) + self.mean + math.lgamma(k + 3)
 
     def rdp(self, run: Run, order: float) -> float:
-        """Theorem 6: eps' = eps + mean delta + log(mean) / (order - 1), delta that of one run at
-        epsilon = log(1 + 1 / (order - 1)).
+        """Return the Renyi divergence of a selection at this order (Theorem 6).
 
-        The probability e^-mean of K = 0 is added inside the logarithm, where the printed theorem
-        leaves it out; it only adds.
+        eps' = eps + mean delta + log(mean) / (order - 1), where delta is that of one run at epsilon
+        = log(1 + 1 / (order - 1)). The probability e^-mean of K = 0 is added inside the logarithm,
+        where the printed theorem leaves it out. It only adds.
         """
         delta = run.delta(math.log1p(1 / (order - 1)))
         some = math.log(self.mean) + (order - 1) * (run.rdp(order) + self.mean * delta)
@@ -172,8 +185,9 @@ class PoissonRepetitions:
 
 
 def repetitions_by_name(text: str) -> Repetitions:
-    """ "poisson:MEAN", "geometric:MEAN" or "tnb:ETA:GAMMA", of which nobody could carry out more
-    than `MOST` runs on average.
+    """Return the law that "poisson:MEAN", "geometric:MEAN" or "tnb:ETA:GAMMA" names.
+
+    Raise BadInput for another text, and for more than `MOST` runs on average.
     """
     law = _law(text)
     if law.mean > MOST:
@@ -190,6 +204,7 @@ def repetitions_by_name(text: str) -> Repetitions:
 
 
 def _law(text: str) -> Repetitions:
+    """Return the law that the text names. Raise BadInput if it names none."""
     name, *numbers = text.split(":")
     try:
         values = [float(n) for n in numbers]
@@ -209,10 +224,10 @@ def _law(text: str) -> Repetitions:
 
 
 def draw(repetitions: Repetitions, uniform: float) -> int:
-    """The K that belongs to a uniform number in [0, 1): inversion of the distribution function, as
-    far as its sum grows in a float.
+    """Return the K that belongs to a uniform number in [0, 1).
 
-    `drawn_apart` says how far from the law that is, and `selected_epsilon` charges it to delta.
+    This inverts the distribution function, as far as its sum grows in a float. `drawn_apart` bounds
+    how far the result is from the law, and `selected_epsilon` charges it to delta.
     """
     k = 0
     before = -1.0
@@ -226,13 +241,16 @@ def draw(repetitions: Repetitions, uniform: float) -> int:
 
 @functools.lru_cache(maxsize=64)
 def drawn_apart(repetitions: Repetitions) -> float:
-    """How far the law of `draw` is from the law that is priced, at most, in total variation.
+    """Return a bound on the total variation between the law of `draw` and the law that is priced.
 
-    Three things part them. Probabilities are computed in floats: each of the few terms in an
-    exponent is off by a few units in the last place of its `size` (32 of them are counted), and
-    every addition by one of the sum. A uniform number is a multiple of 2^-53, so each K gains or
-    loses one. And the sum stops where it no longer grows: what is left of 1 goes to the last K,
-    2^-53 or, where the tail is long, some thousands of it.
+    Three things contribute:
+
+    1. Probabilities are computed in floats. Each of the few terms in an exponent is off by a few
+       units in the last place of its `size` (32 of them are counted), and every addition by one of
+       the sum.
+    2. A uniform number is a multiple of 2^-53, so each K gains or loses one of them.
+    3. The sum stops where it no longer grows. What is left of 1 goes to the last K. That is 2^-53,
+       or some thousands of it if the tail is long.
     """
     k = 0
     before = -1.0
@@ -253,42 +271,45 @@ def drawn_apart(repetitions: Repetitions) -> float:
 def selected_epsilon(
     repetitions: Repetitions, run: Run, delta: float, *, beside: float = 0.0
 ) -> float:
-    """Epsilon of the best of K runs, all else kept secret, together with Gaussian releases of mu^2
-    = `beside` made once.
+    """Return the epsilon of the best of K runs, if everything else is kept secret.
 
-    The theorems are about K's exact law; what is drawn is t = `drawn_apart` from it, whatever the
-    data. So for every event S, P'[S | X] <= P[S | X] + t <= e^epsilon P[S | X'] + d + t <=
-    e^epsilon P'[S | X'] + d + (1 + e^epsilon) t, and epsilon is taken at the d that this leaves of
-    delta; infinite if it leaves none.
+    It is together with Gaussian releases of mu^2 = `beside`, made once. It is infinite if delta is
+    too small.
+
+    1. The theorems are about K's exact law. The law of the drawn K is t = `drawn_apart` from it,
+       whatever the data.
+    2. So for every event S, P'[S | X] <= P[S | X] + t <= e^epsilon P[S | X'] + d + t <= e^epsilon
+       P'[S | X'] + d + (1 + e^epsilon) t.
+    3. Epsilon is taken at the d that this leaves of delta.
     """
     apart = drawn_apart(repetitions)
-    cut = 0.0
-    found = 0.0
+    cut = 0.0  # the part of delta that pays for the inexact draw
     while cut < delta:
-        found = _selected_exactly(repetitions, run, delta - cut, beside)
-        needed = (1 + math.exp(min(found, 700.0))) * apart
+        epsilon = _selected_exactly(repetitions, run, delta - cut, beside)
+        needed = (1 + math.exp(min(epsilon, 700.0))) * apart
         if needed <= cut:
-            return found
+            return epsilon
         cut = 1.001 * needed
     return math.inf
 
 
 def _selected_exactly(repetitions: Repetitions, run: Run, delta: float, beside: float) -> float:
-    return max(
-        0.0,
-        min(
-            order * beside / 2 + repetitions.rdp(run, order) + renyi_conversion(order, delta)
-            for order in _ORDERS
-        ),
+    """Return the epsilon of a selection by K's exact law."""
+    epsilons = (
+        order * beside / 2 + repetitions.rdp(run, order) + renyi_conversion(order, delta)
+        for order in _ORDERS
     )
+    return max(0.0, min(epsilons))
 
 
 def selected_mu(repetitions: Repetitions, budget: Budget, *, beside: float = 0.0) -> float:
-    """The largest mu of one run whose selection fits the budget; refuses a budget that even the
-    choice alone would pass.
+    """Return the largest mu of one run whose selection fits the budget.
+
+    Raise BadInput for a budget that even the choice alone would exceed.
     """
 
     def fits(mu: float) -> bool:
+        """Return whether a selection among runs of this mu fits the budget."""
         return (
             selected_epsilon(repetitions, GaussianRun(mu), budget.delta, beside=beside)
             <= budget.epsilon
@@ -302,14 +323,20 @@ def selected_mu(repetitions: Repetitions, budget: Budget, *, beside: float = 0.0
 
 
 def _largest(fits: Callable[[float], bool], high: float, refusal: str) -> float:
+    """Return the largest value up to `high` that fits. Raise BadInput if even a small value does
+    not.
+    """
     low = high * 1e-4
     if not fits(low):
         raise BadInput(f"{refusal}; use fewer runs, or a larger epsilon or delta")
     if fits(high):
         return high
-    found = math.exp(
-        root(lambda m: -1.0 if fits(math.exp(m)) else 1.0, math.log(low), math.log(high), 1e-6)
-    )
-    while not fits(found):
-        found *= 1 - 1e-6
-    return found
+
+    def sign(log_value: float) -> float:
+        """Return -1 below the largest value that fits and 1 above."""
+        return -1.0 if fits(math.exp(log_value)) else 1.0
+
+    value = math.exp(root(sign, math.log(low), math.log(high), 1e-6))
+    while not fits(value):  # the root may be on the wrong side, by its accuracy
+        value *= 1 - 1e-6
+    return value

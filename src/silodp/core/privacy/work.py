@@ -1,4 +1,4 @@
-"""How much a price takes to compute, found without computing it: what a gate bounds in advance."""
+"""Estimate how much work a price takes, without computing it, so that a gate can bound it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from silodp.core.privacy.accounting import Renyi, Rule
 from silodp.core.sampling import Poisson, WithoutReplacement
 
 GRID_COST = 8
-"""Functions of each point that the integral of a Poisson batch computes."""
+"""How many functions of each point the integral of a Poisson batch computes."""
 LIBRARY_COST = 2**23
-"""About what a library's price of a batch without replacement takes, at any order."""
+"""The approximate work of a library's price of a batch without replacement, at any order."""
 
 
 def price_work(rule: Rule, event: Event) -> int:

@@ -1,14 +1,14 @@
-"""Per-record losses, and in closed form their gradients by the model's output.
+"""Define per-record losses, and in closed form their gradients by the model's output.
 
-A loss takes outputs (N, k) and targets (N, ...) to one number per record, (N,). Any torch loss that
-sees one record at a time will do (the engine shows an unknown loss single records only); those of
-this file are known to be record by record, and `slope_of` has their slopes.
+A loss maps outputs (N, k) and targets (N, ...) to one number per record, (N,). Any torch loss that
+treats records one at a time is allowed: the engine gives an unknown loss single records only. The
+losses of this file are known to treat records one at a time, and `slope_of` has their slopes.
 
-A loss must be a sum over records: then replacing one record changes one clipped term, which is what
-is priced. Cox's partial likelihood is no such sum: each event's term is a log-sum over everybody
-still at risk, so one record enters the terms of all who die before it, and a silo's own risk sets
-are not the federation's. `Hazard`, the discrete-time likelihood, asks the same question record by
-record.
+A loss must be a sum over records. Then replacing one record changes one clipped term, and that is
+what the price is for. Cox's partial likelihood is not such a sum. Each event's term is a log-sum
+over everybody still at risk. So one record is in the terms of all who die before it, and a silo's
+own risk sets are not the federation's. `Hazard`, the discrete-time likelihood, answers the same
+question record by record.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """-log softmax(output)[target], for logits (..., k) and labels (...) in 0..k-1; another label
-    gives NaN, and a zero gradient.
+    """Return -log softmax(output)[target], for logits (..., k) and labels (...) in 0..k-1.
+
+    Another label gives NaN, and a zero gradient.
     """
     hit = target[..., None] == torch.arange(output.shape[-1], device=output.device)
     loss = output.logsumexp(-1) - torch.where(hit, output, 0).sum(-1)
@@ -37,34 +38,37 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def logistic(output: Tensor, target: Tensor) -> Tensor:
-    """log(1 + exp(z)) - target z, for one logit z (..., 1) and labels 0 or 1."""
+    """Return log(1 + exp(z)) - target z, for one logit z (..., 1) and labels 0 or 1."""
     z = output.squeeze(-1)
     return softplus(z) - target * z
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
-    """(output - target)^2, summed over the outputs (..., k); target is (..., k), or (...) for one
-    output.
+    """Return (output - target)^2, summed over the outputs (..., k).
+
+    target is (..., k), or (...) for one output.
     """
     return (output - target.reshape(output.shape)).square().sum(-1)
 
 
 def _cross_entropy_slope(output: Tensor, target: Tensor) -> Tensor:
+    """Return softmax(output) - one-hot(target), and zero for a label outside."""
     hit = target[:, None, None] == torch.arange(output.shape[2], device=output.device)[:, None]
     slope = output.softmax(2).sub_(hit.to(output.dtype))
-    seen = (
-        not output.is_cuda and int(hit.count_nonzero()) == target.numel()
-    )  # to look at numbers is to wait for a GPU
-    if seen:
+    # To count is to wait for a GPU, where a multiplication by 1 is cheaper.
+    all_valid = not output.is_cuda and int(hit.count_nonzero()) == target.numel()
+    if all_valid:
         return slope
     return slope.mul_(hit.any(2, keepdim=True))
 
 
 def _logistic_slope(output: Tensor, target: Tensor) -> Tensor:
+    """Return sigmoid(output) - target."""
     return output.sigmoid().sub_(target[:, None, None].to(output.dtype))
 
 
 def _squared_error_slope(output: Tensor, target: Tensor) -> Tensor:
+    """Return 2 (output - target)."""
     if target.dim() == 2:
         rows = target[..., None]
     else:
@@ -77,15 +81,17 @@ SLOPES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     logistic: _logistic_slope,
     squared_error: _squared_error_slope,
 }
-"""Gradient of each known loss by the outputs: outputs (S, J, k, n) and targets (S, n, ...) to (S,
-J, k, n), the axes of `clipping`.
+"""The gradient of each known loss by the outputs.
+
+It maps outputs (S, J, k, n) and targets (S, n, ...) to (S, J, k, n), the axes of `clipping`.
 """
 
 
 @dataclass(frozen=True, repr=False)
 class Weighted:
-    """weights[target] x `loss`, which is cross_entropy or logistic, for public weights of the
-    classes; still a sum over records.
+    """weights[target] x `loss`, for public weights of the classes. It is still a sum over records.
+
+    `loss` is cross_entropy or logistic.
     """
 
     loss: Loss
@@ -94,17 +100,20 @@ class Weighted:
     def __post_init__(self) -> None:
         if self.loss not in (cross_entropy, logistic):
             raise BadInput(
-                "class weights are for cross_entropy and logistic; weigh another loss in "
-                "its own function"
+                f"the loss with class weights is {self.loss!r:.80}; it must be cross_entropy or "
+                "logistic, so weigh another loss in its own function"
             )
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each record."""
         return self._weight(output, target) * self.loss(output, target)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the slope of each record, on the axes of SLOPES."""
         return SLOPES[self.loss](output, target).mul_(self._weight(output, target)[:, None, None])
 
     def _weight(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the weight of each record's class."""
         weights = torch.tensor(self.weights, dtype=output.dtype, device=output.device)
         return weights[target.long().clamp(0, len(self.weights) - 1)]
 
@@ -114,55 +123,63 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Huber:
-    """r^2 / 2 up to |r| = delta and delta (|r| - delta / 2) beyond, r = output - target, for one
-    output (..., 1).
+    """r^2 / 2 up to |r| = delta and delta (|r| - delta / 2) beyond, with r = output - target.
+
+    It has one output (..., 1).
     """
 
     delta: float
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each record."""
         r = (output.squeeze(-1) - target).abs()
         inside = r.clamp(max=self.delta)
         return inside * (r - inside / 2)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the slope of each record, on the axes of SLOPES."""
         return (output - target[:, None, None].to(output.dtype)).clamp_(-self.delta, self.delta)
 
 
 @dataclass(frozen=True)
 class Hazard:
-    """Discrete-time survival: the sum of Bernoulli log-losses over the time bins in which the
-    record is at risk.
+    """Discrete-time survival: the sum of Bernoulli log-losses over the bins in which a record is at
+    risk.
 
-    Output k of (..., bins) is the logit of the hazard h_k, the chance that the event falls in bin k
-    given that it has not come before. target = 2 b + event: with event 1 it fell in bin b, and the
-    loss is -log h_b - sum_{k<b} log(1 - h_k); with event 0 the record was last seen in bin b (b =
-    bins: after all of them), and only the bins before it count. Another target gives NaN, and a
-    zero gradient.
+    Output k of (..., bins) is the logit of the hazard h_k. That is the chance that the event falls
+    in bin k, if it has not happened before. target = 2 b + event. With event 1, the event was in
+    bin b, and the loss is -log h_b - sum_{k<b} log(1 - h_k). With event 0, the record was last seen
+    in bin b (b = bins: after all bins), and only the bins before b count. Another target gives NaN,
+    and a zero gradient.
     """
 
     bins: int
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        survived, ended, known = self._at_risk(
-            target, torch.arange(self.bins, device=output.device)
-        )
+        """Return the loss of each record."""
+        bins = torch.arange(self.bins, device=output.device)
+        survived, ended, valid = self._at_risk(target, bins)
         loss = torch.where(survived, softplus(output), 0) + torch.where(ended, softplus(-output), 0)
-        return torch.where(known[..., 0], loss.sum(-1), torch.nan)
+        return torch.where(valid[..., 0], loss.sum(-1), torch.nan)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        survived, ended, known = self._at_risk(
-            target[:, None], torch.arange(self.bins, device=output.device)
-        )
-        survived, ended = ((part & known).movedim(-1, 2) for part in (survived, ended))
+        """Return the slope of each record, on the axes of SLOPES."""
+        bins = torch.arange(self.bins, device=output.device)
+        survived, ended, valid = self._at_risk(target[:, None], bins)
+        survived = (survived & valid).movedim(-1, 2)
+        ended = (ended & valid).movedim(-1, 2)
         chance = output.sigmoid()
         return torch.where(survived, chance, 0) + torch.where(ended, chance - 1, 0)
 
     def _at_risk(self, target: Tensor, bins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return for each bin whether the record survived it, whether its event is in it, and if it
+        is valid.
+        """
         code = target.long()[..., None]
         last = code.div(2, rounding_mode="floor")
         event = code % 2 == 1
-        return bins < last, (bins == last) & event, (code >= 0) & (code <= 2 * self.bins)
+        valid = (code >= 0) & (code <= 2 * self.bins)
+        return bins < last, (bins == last) & event, valid
 
 
 @dataclass(frozen=True)
@@ -170,74 +187,81 @@ class Poisson:
     """Counts: exp(z) - y z, the Poisson likelihood of the log-rate z (..., 1), for counts y in
     0..most.
 
-    Above the public `most` the rate goes on as a straight line of that slope, so that no gradient
-    by z is larger than `most`. Convex.
+    Above the public `most`, the rate continues as a straight line of that slope. So no gradient by
+    z is larger than `most`. The loss is convex.
     """
 
     most: float
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each record."""
         z = output.squeeze(-1)
         inside = z.clamp(max=math.log(self.most))
         return inside.exp() + self.most * (z - inside) - target * z
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the slope of each record, on the axes of SLOPES."""
         return output.exp().clamp_(max=self.most) - target[:, None, None].to(output.dtype)
 
     def predicted(self, output: Tensor) -> Tensor:
+        """Return the rate of each record, at most `most`."""
         return output[..., 0].exp().clamp(max=self.most)
 
 
 @dataclass(frozen=True)
 class Ordinal:
-    """Classes in order: for each threshold k the log-loss of "above class k", summed; output k of
-    (..., classes - 1) is its logit.
+    """Classes in order: the sum of the log-losses of "above class k" over all thresholds k.
 
-    With one score for all thresholds (`models` has such a head) these are the logits of
-    proportional odds. The sum of their log-losses in place of the joint likelihood (CORAL, Cao et
-    al. 2020) is convex, has a slope of at most 1 for each threshold, and finds thresholds in order
-    without a constraint. Another target gives NaN, and a zero gradient.
+    Output k of (..., classes - 1) is the logit of threshold k. With one score for all thresholds
+    (`models` has such a head) these are the logits of proportional odds. The sum of their
+    log-losses replaces the joint likelihood (CORAL, Cao et al. 2020). It is convex, has a slope of
+    at most 1 for each threshold, and finds thresholds in order without a constraint. Another target
+    gives NaN, and a zero gradient.
     """
 
     classes: int
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        above, known = self._above(target, output)
-        return torch.where(
-            known[..., 0], (softplus(output) - torch.where(above, output, 0)).sum(-1), torch.nan
-        )
+        """Return the loss of each record."""
+        above, valid = self._above(target, output)
+        loss = (softplus(output) - torch.where(above, output, 0)).sum(-1)
+        return torch.where(valid[..., 0], loss, torch.nan)
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor:
-        above, known = (part.movedim(-1, 2) for part in self._above(target[:, None], output))
-        return output.sigmoid().sub_(above.to(output.dtype)).mul_(known)
+        """Return the slope of each record, on the axes of SLOPES."""
+        above, valid = (part.movedim(-1, 2) for part in self._above(target[:, None], output))
+        return output.sigmoid().sub_(above.to(output.dtype)).mul_(valid)
 
     def chances(self, output: Tensor) -> Tensor:
-        """(..., classes); where noise has crossed thresholds, the later is taken for the
-        earlier.
+        """Return the chance of each class, (..., classes).
+
+        Where noise has crossed two thresholds, the chance above the earlier counts for both.
         """
-        above = torch.stack(
-            list(accumulate(output.sigmoid().unbind(-1), torch.minimum)), -1
-        )  # cummin, which ONNX has not
-        return torch.cat([torch.ones_like(above[..., :1]), above], -1) - torch.cat(
-            [above, torch.zeros_like(above[..., :1])], -1
-        )
+        # this is cummin, which ONNX does not have
+        above = torch.stack(list(accumulate(output.sigmoid().unbind(-1), torch.minimum)), -1)
+        from_class = torch.cat([torch.ones_like(above[..., :1]), above], -1)
+        from_next = torch.cat([above, torch.zeros_like(above[..., :1])], -1)
+        return from_class - from_next
 
     def predicted(self, output: Tensor) -> Tensor:
+        """Return the most likely class."""
         return self.chances(output).argmax(-1)
 
     def _above(self, target: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether the class is above each threshold, and whether the class is valid."""
         place = target.long()[..., None]
-        return place > torch.arange(self.classes - 1, device=like.device), (place >= 0) & (
-            place < self.classes
-        )
+        above = place > torch.arange(self.classes - 1, device=like.device)
+        valid = (place >= 0) & (place < self.classes)
+        return above, valid
 
 
 WITH_PARAMETERS = (Weighted, Huber, Hazard, Poisson, Ordinal)
 
 
 def predicted(loss: Loss, output: Tensor) -> Tensor:
-    """The class, or of a count its rate, that outputs (..., k) stand for, (...): one output is a
-    logit, several are scores of classes.
+    """Return the prediction of outputs (..., k): a class, or the rate of a count, (...).
+
+    One output is a logit, and several are scores of classes.
     """
     if isinstance(loss, Poisson | Ordinal):
         return loss.predicted(output)
@@ -247,7 +271,9 @@ def predicted(loss: Loss, output: Tensor) -> Tensor:
 
 
 def slope_of(loss: Loss) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The slope of a loss of this file, on the axes of SLOPES; None for any other loss."""
+    """Return the slope of a loss of this file, on the axes of SLOPES, or None for any other
+    loss.
+    """
     if type(loss) in WITH_PARAMETERS:
         return loss.slope  # type: ignore[attr-defined]
-    return next((slope for known, slope in SLOPES.items() if known is loss), None)
+    return next((slope for key, slope in SLOPES.items() if key is loss), None)

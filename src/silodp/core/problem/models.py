@@ -1,4 +1,4 @@
-"""Ready models by name, for people who do not bring their own."""
+"""Make ready models by name, for people who do not bring one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ def model_by_name(
     shape: tuple[int, ...] = (),
     numbers: Sequence[int] | None = None,
 ) -> tuple[nn.Module, Loss]:
-    """ "linear" (for numbers), "logistic", "additive:K" with curves of K knots, "mlp:H" with H
-    hidden units, or "cnn" for images of `shape`, with the loss that the task asks for.
+    """Return the model that a text names, and the loss of the task.
 
-    A number of classes stands for the plain task: 0 is regression. `numbers` are the places of the
-    features that are number columns, within [-1, 1]; without a schema they are None, and all are.
+    - "linear" is for numbers and counts, "logistic" for classes and survival times.
+    - "additive:K" has curves of K knots.
+    - "mlp:H" has H hidden units.
+    - "cnn" is for images of `shape`.
+
+    A number of classes stands for the plain task, where 0 is regression. `numbers` are the places
+    of the features that are number columns, within [-1, 1]. Without a schema they are None, and all
+    features are numbers. Raise BadInput for an unknown text, or a model that does not fit the task.
     """
     if isinstance(task, int):
         task = Task.plain(task)
-    else:
-        task = task
     name, _, argument = text.partition(":")
     if name not in ("linear", "logistic", "additive", "mlp", "cnn"):
         raise BadInput(
@@ -41,8 +44,9 @@ def model_by_name(
     }
     if task.kind not in fits.get(name, (task.kind,)):
         raise BadInput(
-            f"model {name} does not fit the label; use linear, additive or mlp for numbers "
-            "and counts, and logistic, additive or mlp for classes and survival times"
+            f"model {name} does not fit the label's task, {task.kind}; use linear, additive or "
+            "mlp for numbers and counts, and logistic, additive or mlp for classes and survival "
+            "times"
         )
     outputs, loss = task.head(one_logit=name in ("logistic", "additive"))
     if name == "additive":
@@ -64,8 +68,10 @@ def model_by_name(
 
 
 def _last(features: int, outputs: int, task: Task) -> tuple[nn.Module, ...]:
-    """A linear layer; of ordered classes one score, and a threshold for each step, so that all
-    steps have the same odds ratios.
+    """Return the last layers.
+
+    They are a linear layer. For ordered classes they are one score and a threshold for each step,
+    so that all steps have the same odds ratios.
     """
     if task.kind != "ordinal":
         return (nn.Linear(features, outputs),)
@@ -75,8 +81,10 @@ def _last(features: int, outputs: int, task: Task) -> tuple[nn.Module, ...]:
 
 
 def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Two convolutions with ReLU and max-pooling, and a linear layer, for flattened images of
-    `shape` (channels, height, width).
+    """Return two convolutions with ReLU and max-pooling, and a linear layer.
+
+    It is for flattened images of `shape` (channels, height, width). Raise BadInput for smaller
+    images than 4 x 4.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise BadInput(
@@ -92,8 +100,9 @@ def cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def lenet(channels: int, classes: int) -> nn.Module:
-    """LeNet-5 with ReLU and max-pooling, for images (channels, 32, 32): 62,006 parameters for 3
-    channels and 10 classes.
+    """Return LeNet-5 with ReLU and max-pooling, for images (channels, 32, 32).
+
+    It has 62,006 parameters for 3 channels and 10 classes.
     """
     return nn.Sequential(
         *(

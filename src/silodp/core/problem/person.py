@@ -1,12 +1,11 @@
-"""A person as the unit that is protected: all rows of one person are one record, and count together
-as one.
+"""Protect a person as one unit: all rows of one person are one record.
 
-A record's features are then (P, k) and its targets (P,), with P = `rows` places whoever the person
-is: a cap that is public, so that no shape follows how many rows anybody has. A place without a row
-has the target that `nowhere` gives, which no row has, and features of the person's first row, so
-that a loss which is finite on the rows is finite on it too. f0 of a person is the mean or the sum
-of its rows' losses; its gradient is clipped as one vector. Whatever else is averaged over records
-is, of a person, the average over its rows (`averaged`).
+A record's features are then (P, k) and its targets (P,), with P = `rows` places for every person.
+This cap is public, so no shape depends on how many rows a person has. A place without a row has the
+target that `nowhere` gives, which no row has, and the features of the person's first row. So a loss
+that is finite on the rows is finite on such a place. f0 of a person is the mean or the sum of its
+rows' losses. Its gradient is clipped as one vector. For any other average over records, a person's
+vector is the average over its rows (`averaged`).
 """
 
 from __future__ import annotations
@@ -20,18 +19,20 @@ if TYPE_CHECKING:
 
 COMBINE = ("mean", "sum")
 ROWS = 8
+"""The rows of a person that are used if the schema names no number."""
 MOST = 1000
-"""The cap where the schema names none, and the largest that it may name."""
+"""The largest number that a schema may name."""
 BY_ROW = (
-    "Each row is protected, not each person: whoever has several rows is protected less. A "
-    "schema with person = COLUMN protects people."
+    'Privacy is per row. If a patient can have several rows, set `person = "patient_id"` in the '
+    "schema."
 )
 
 
 @dataclass(frozen=True)
 class Person:
-    """Whose rows belong together: those with the same value in `column`, the first `rows` of them,
-    the others are dropped.
+    """Which rows belong to one person: those with the same value in `column`.
+
+    The first `rows` of them are used, and the others are dropped.
     """
 
     column: str
@@ -39,7 +40,7 @@ class Person:
     combine: str = "mean"
 
     def loss(self, each: Tensor, y: Tensor) -> Tensor:
-        """(...,): f0 of each person, from the losses (..., P) of what is at its places."""
+        """Return f0 of each person (...,), from the losses (..., P) at its places."""
         import torch
 
         real = present(y)
@@ -49,6 +50,7 @@ class Person:
         return total / real.sum(-1).clamp(min=1)
 
     def said(self) -> str:
+        """Return a clause about what epsilon is for."""
         return (
             f"epsilon is for a person: all rows with one {self.column} together, of which "
             f"{self.rows} at most are used"
@@ -56,25 +58,30 @@ class Person:
 
 
 def unit(person: Person | None) -> str:
-    """One sentence: what epsilon is for."""
+    """Return one sentence about what epsilon is for."""
     if person:
         return f"{person.said()}.".replace("epsilon", "Epsilon", 1)
     return BY_ROW
 
 
 def nowhere(floating: bool) -> float:
-    """The target at a place that has no row."""
-    return float("nan") if floating else -1
+    """Return the target at a place that has no row."""
+    if floating:
+        return float("nan")
+    return -1
 
 
 def present(y: Tensor) -> Tensor:
-    """As y, bool: True at a place that has a row."""
-    return y == y if y.is_floating_point() else y >= 0
+    """Return a bool for each target of y: whether the place has a row."""
+    if y.is_floating_point():
+        return ~y.isnan()
+    return y >= 0
 
 
 def filled(y: Tensor) -> Tensor:
-    """The targets (..., P) with that of the first row wherever there is none: what is computed
-    there is then left out, and never NaN by itself.
+    """Return the targets (..., P), with the first row's target where there is no row.
+
+    What is computed at such a place is left out later. It must not be NaN by itself.
     """
     import torch
 
@@ -84,23 +91,26 @@ def filled(y: Tensor) -> Tensor:
 def averaged(
     rows: Callable[[Tensor, Tensor], Tensor], at_once: int = MOST
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Vectors of persons from those of rows: of each the average over its rows, for x (m, P, ...)
-    and y (m, P).
+    """Return the vectors of persons from the vectors of rows, for x (m, P, ...) and y (m, P).
 
-    An average of vectors within a norm is within it, one of vectors with entries in [0, 1] has such
-    entries, and one of vectors whose entries sum to 1 at most has entries that do: what bounds a
-    row bounds a person. Of each person `at_once` places are asked about at a time.
+    A person's vector is the average over its rows. What bounds a row bounds a person:
+
+    1. An average of vectors within a norm is within this norm.
+    2. An average of vectors with entries in [0, 1] has such entries.
+    3. An average of vectors whose entries sum to at most 1 has the same property.
+
+    `at_once` places of each person are computed together.
     """
     import torch
 
     def of_persons(x: Tensor, y: Tensor) -> Tensor:
+        """Return the average vectors of these persons."""
         real = present(y)
         total = torch.zeros(())
-        for own, target, there in zip(
-            *(part.split(at_once, 1) for part in (x, filled(y), real)), strict=True
-        ):
-            each = rows(own.flatten(0, 1), target.flatten()).unflatten(0, there.shape)
-            total = torch.where(there[..., None], each, 0).sum(1) + total
+        parts = (part.split(at_once, 1) for part in (x, filled(y), real))
+        for features, target, exists in zip(*parts, strict=True):
+            each = rows(features.flatten(0, 1), target.flatten()).unflatten(0, exists.shape)
+            total = torch.where(exists[..., None], each, 0).sum(1) + total
         return total / real.sum(1, keepdim=True).clamp(min=1)
 
     return of_persons

@@ -1,8 +1,7 @@
-"""The problem to solve, f(w, x) = f0(w, x) + f1(w): a torch model and a per-record loss make f0, a
-prox makes f1.
+"""Define the problem to solve, f(w, x) = f0(w, x) + f1(w).
 
-Everything outside sees one flat vector w; only this file and `clipping` know that it is made of a
-model's parameters.
+A torch model and a per-record loss make f0. A prox makes f1. Everything outside uses one flat
+vector w. Only this file and `clipping` split it into a model's parameters.
 """
 
 from __future__ import annotations
@@ -31,14 +30,17 @@ from silodp.core.problem.prox import Prox, Zero
 class Problem:
     """f0 from `model` and `loss`, f1 from `prox`, on flat vectors w of length `dim`.
 
-    The trainable parameters, in the order of model.named_parameters(), make w; buffers and frozen
-    parameters are public constants. The model is copied, so that nobody changes the function later.
-    `loss` takes outputs (N, ...) and targets (N, ...) to (N,). `schema` is the hash of what the
-    features and the label mean, so that server and silo cannot mean different columns, and
-    `features` names the function that made them of a record's raw ones, if there is one. `zero`:
-    runs start at zero, as is best where the problem is convex. With a `person` a record is a
-    person: features (P, ...) and targets (P,), the model and the loss see each row alone, and f0 is
-    the mean or the sum over the person's rows.
+    The trainable parameters, in the order of model.named_parameters(), make w. Buffers and frozen
+    parameters are public constants. The model is copied, so that nobody can change the function
+    later.
+
+    - `loss` maps outputs (N, ...) and targets (N, ...) to (N,).
+    - `schema` is the hash of what the features and the label mean. So server and silo cannot mean
+      different columns.
+    - `features` names the function that makes the features from raw ones, if there is one.
+    - `zero` starts runs at zero, which is best for a convex problem.
+    - `person` makes a record a person, with features (P, ...) and targets (P,). The model and the
+      loss see each row alone. f0 is the mean or the sum over the person's rows.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Problem:
         self.features = features
         self.zero = zero
         self.person = person
-        self.prox: Prox = Zero() if prox is None else prox
+        if prox is None:
+            prox = Zero()
+        self.prox: Prox = prox
         self.shapes = {
             name: p.shape for name, p in self.model.named_parameters() if p.requires_grad
         }
@@ -70,7 +74,10 @@ class Problem:
 
     @property
     def by_row(self) -> Problem:
-        """The same problem for rows by themselves: what a model predicts, it predicts for a row."""
+        """Return the same problem for single rows.
+
+        A model predicts for a row, never for a person.
+        """
         if self.person is None:
             return self
         rows = copy.copy(self)
@@ -78,10 +85,10 @@ class Problem:
         return rows
 
     def initial(self, seeds: Sequence[int]) -> Tensor:
-        """(J, d): for each seed one random start, drawn by the layers' own reset_parameters; the
-        global generator is left as it was.
+        """Return (J, d): one random start for each seed, drawn by the layers' own reset_parameters.
 
-        A parameter of a module without reset_parameters starts at its value in the model.
+        The state of the global generator is restored. A parameter of a module without
+        reset_parameters starts at its value in the model.
         """
         parameter = next(self.model.parameters())
         if self.zero:
@@ -104,7 +111,10 @@ class Problem:
         return torch.stack(points).to(parameter.device)
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
-        """The parameters in w (*lead, d) by name, as views (*lead, *shape)."""
+        """Return the parameters in w (*lead, d) by name, as views (*lead, *shape).
+
+        Raise BadInput if w has another length.
+        """
         if w.shape[-1] != self.dim:
             raise BadInput(
                 f"w has {w.shape[-1]} coordinates; use {self.dim}, one for each trainable "
@@ -117,20 +127,25 @@ class Problem:
         }
 
     def constants(self, like: Tensor) -> dict[str, Tensor]:
-        """Buffers and frozen parameters by name, on the device of `like` and, when they are
-        floating, in its dtype.
+        """Return the buffers and frozen parameters by name.
+
+        They are on the device of `like`. Floating ones have its dtype.
         """
         fixed = {
             name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad
         } | dict(self.model.named_buffers())
-        return {
-            name: c.to(like.device, like.dtype if c.is_floating_point() else c.dtype)
-            for name, c in fixed.items()
-        }
+        moved: dict[str, Tensor] = {}
+        for name, constant in fixed.items():
+            if constant.is_floating_point():
+                moved[name] = constant.to(like.device, like.dtype)
+            else:
+                moved[name] = constant.to(like.device)
+        return moved
 
     def outputs(self, w: Tensor, x: Tensor) -> Tensor:
-        """The model's outputs (J, n, k) at each of the points w (J, d) for the records, or rows of
-        persons, x (n, ...).
+        """Return the model's outputs (J, n, k) at each of the points w (J, d).
+
+        x (n, ...) has records, or rows of persons.
         """
         constants = self.constants(w)
 
@@ -142,8 +157,9 @@ class Problem:
         return vmap(one)(w)
 
     def losses(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """f0(w, x) of each record, (J, n), for points w (J, d), records x (n, ...) and targets y
-        (n, ...).
+        """Return f0(w, x) of each record, (J, n).
+
+        w (J, d) has points, x (n, ...) records and y (n, ...) targets.
         """
         if self.person:
             each = self.by_row.losses(w, x.flatten(0, 1), filled(y).flatten())
@@ -151,8 +167,9 @@ class Problem:
         return vmap(self.record_losses, in_dims=(0, None))(self.outputs(w, x), y)
 
     def loss_of(self, w: Tensor, constants: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """f0(w, x) of one record alone, for a point w (d,): the model sees each row as a batch of
-        one, so that none can mix.
+        """Return f0(w, x) of one record alone, for a point w (d,).
+
+        The model sees each row as a batch of one, so that it cannot mix rows.
         """
         parameters = self.split(w) | constants
 
@@ -164,22 +181,25 @@ class Problem:
         return row(x, y)
 
     def record_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of each record from outputs (n, ...) and targets (n, ...), (n,); an unknown loss
-        sees one record at a time.
+        """Return the loss of each record (n,), from outputs (n, ...) and targets (n, ...).
+
+        An unknown loss sees one record at a time.
         """
         if self.known_loss:
             return self.loss(output, target)
         return vmap(self.record_loss)(output, target)
 
     def record_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of one record, or row, alone, from its output and target without a record
+        """Return the loss of one record or row, from its output and target without a record
         axis.
         """
         return self.loss(output[None], target[None]).sum()
 
     def definition(self) -> str:
-        """A canonical text of f: model, parameter shapes, constants, loss, prox, schema and torch
-        version. Its hash names what a silo approved.
+        """Return a canonical text of f. Its hash names what a silo approved.
+
+        It has the model, parameter shapes, constants, loss, prox, schema and torch version. Raise
+        BadInput for a part that has no name in another process.
         """
         constants = {n: p for n, p in self.model.named_parameters() if not p.requires_grad} | dict(
             self.model.named_buffers()
@@ -191,20 +211,15 @@ class Problem:
             f"model {self.model!r}",
         ]
         if self.schema:
-            lines += [f"schema {self.schema}"]
-        else:
-            lines += []
+            lines.append(f"schema {self.schema}")
         if self.features:
-            lines += [f"features {self.features}"]
-        else:
-            lines += []
+            lines.append(f"features {self.features}")
         if self.person:
-            lines += [f"person {self.person.rows} rows {self.person.combine}"]
-        else:
-            lines += []
+            lines.append(f"person {self.person.rows} rows {self.person.combine}")
+        mode = {True: "train", False: "eval"}
         lines += [
-            f"mode {name or '.'} {'train' if m.training else 'eval'}"
-            for name, m in self.model.named_modules()
+            f"mode {name or '.'} {mode[module.training]}"
+            for name, module in self.model.named_modules()
         ]
         lines += [f"parameter {name} {tuple(shape)}" for name, shape in self.shapes.items()]
         lines += [
@@ -215,11 +230,14 @@ class Problem:
 
 
 def _refuse_unusable(model: nn.Module) -> None:
+    """Raise BadInput for a model that mixes or remembers records, draws numbers or cannot be
+    trained.
+    """
     for name, module in model.named_modules():
         layer = f"layer {name!r} ({type(module).__name__})"
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise BadInput(
-                f"{layer} mixes records, so one record's gradient is not its own; use "
+                f"{layer} mixes records, so one record's gradient depends on the others; use "
                 "GroupNorm or LayerNorm"
             )
         if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
@@ -231,15 +249,15 @@ def _refuse_unusable(model: nn.Module) -> None:
         dropping |= isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
         if (dropping or isinstance(module, nn.RReLU)) and module.training:
             raise BadInput(
-                f"{layer} is random, and a gradient difference must see the same function "
-                "twice; use p=0, or model.eval()"
+                f"{layer} is random, but a gradient difference needs the same function twice; "
+                "use p=0, or model.eval()"
             )
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if other := names.get(id(parameter)):
             raise BadInput(
-                f"parameters {other!r} and {name!r} are one tensor; use a layer of its own "
-                "in each place"
+                f"parameters {other!r} and {name!r} are one tensor; use a separate layer in each "
+                "place"
             )
         names[id(parameter)] = name
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -255,51 +273,58 @@ def _refuse_unusable(model: nn.Module) -> None:
 
 
 def _name(loss: object) -> str:
-    """A name that stands for the same function in every process."""
+    """Return a name that means the same function in every process.
+
+    Raise BadInput if there is none.
+    """
     if isinstance(loss, nn.Module) or type(loss) in WITH_PARAMETERS:
         return f"{type(loss).__module__}.{loss!r}"
-    if source(loss) and not hasattr(
-        loss, "__qualname__"
-    ):  # an object of a class in a user's own file
+    # an object of a class in a user's own file
+    if source(loss) and not hasattr(loss, "__qualname__"):
         return f"{source(loss)}.{shown(loss)}"
     if isinstance(loss, functools.partial):
         return f"partial({_name(loss.func)}, {loss.args!r}, {sorted(loss.keywords.items())!r})"
     name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', '<unnamed>')}"
     if "<" in name:
         raise BadInput(
-            f"the loss {name} has no name that another process could know; use a function "
-            "defined at the top level of a module"
+            f"the loss {name} has no name in another process; use a function defined at the top "
+            "level of a module"
         )
     return name
 
 
 def _prox_name(prox: Prox) -> str:
-    """Its fields and, where it or what it is a part of comes from a user's own file, that file's
-    hash.
+    """Return the fields of a prox.
+
+    If it, or a prox inside it, comes from a user's own file, add that file's hash.
     """
-    found = []
+    sources = []
     inner = prox
     while inner is not None:
-        found = [*found, source(inner)]
+        sources.append(source(inner))
         inner = getattr(inner, "prox", None)
-    if any(found):
-        return " ".join([shown(prox), *filter(None, found)])
+    if any(sources):
+        return " ".join([shown(prox), *filter(None, sources)])
     return repr(prox)
 
 
 def shown(thing: object) -> str:
-    """What a definition says of an object: its class and its numbers."""
+    """Return an object as a definition shows it: its class and its numbers.
+
+    Raise BadInput if it hides its numbers.
+    """
     if " at 0x" in (text := repr(thing)):
-        found = re.search(r"(\w+)(?: object)? at 0x", text)
-        name = found[1] if found else type(thing).__name__
+        hidden = re.search(r"(\w+)(?: object)? at 0x", text)
+        name = hidden[1] if hidden else type(thing).__name__
         raise BadInput(
-            f"{name} does not show its numbers, so that nobody can approve them; make it a "
-            "frozen dataclass"
+            f"{name} does not show its numbers, so nobody can approve them; make it a frozen "
+            "dataclass"
         )
     return text
 
 
 def _digest(constant: Tensor) -> str:
+    """Return the SHA-256 of a constant's bytes."""
     return hashlib.sha256(
         constant.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     ).hexdigest()

@@ -1,7 +1,7 @@
-"""Proximal operators of the non-smooth part f1 of the loss, on flat parameter vectors.
+"""Define proximal operators of the non-smooth part f1 of the loss, on flat parameter vectors.
 
-Vectors are (..., d) with any leading run or silo axes; rows never mix, so a run that diverged to
-NaN leaves the others alone.
+Vectors are (..., d) with any leading run or silo axes. Rows never mix, so a run that has diverged
+to NaN does not change the others.
 """
 
 import math
@@ -18,42 +18,49 @@ from silodp.core.errors import BadInput
 
 
 class Prox(Protocol):
-    """A closed convex function f1 together with its proximal operator; `check_prox` in
-    silodp.testing says what must hold.
+    """A closed convex function f1 together with its proximal operator.
+
+    `check_prox` in silodp.testing lists the rules that it must satisfy.
     """
 
     def value(self, w: Tensor, /) -> Tensor:
-        """f1(w), of shape w.shape[:-1]; +inf outside the constraint set, where a projected point
-        counts as inside despite rounding.
+        """Return f1(w), of shape w.shape[:-1].
+
+        It is +inf outside the constraint set. A projected point counts as inside despite rounding.
         """
         ...
 
     def __call__(self, w: Tensor, step: float | Tensor, /) -> Tensor:
-        """argmin_y step * f1(y) + 1/2 ||y - w||^2, for step > 0: a number, or a tensor that
-        broadcasts to (..., 1).
+        """Return argmin_y step * f1(y) + 1/2 ||y - w||^2.
+
+        `step` is above 0: a number, or a tensor that broadcasts to (..., 1).
         """
         ...
 
 
 def gradient_mapping(w: Tensor, gradient: Tensor, prox: Prox, step: float | Tensor) -> Tensor:
-    """The paper's measure of stationarity, (w - prox(w - step * gradient)) / step: zero exactly
-    where w is stationary for f0 + f1.
+    """Return (w - prox(w - step * gradient)) / step, the paper's measure of stationarity.
+
+    It is zero exactly where w is stationary for f0 + f1.
     """
     step = _factor(step, w)
     return (w - prox(w - step * gradient, step)) / step
 
 
 class _ByCoordinate:
-    """f1(w) = l1 ||w||_1 + l2 / 2 ||w||^2 subject to low <= w_i <= high, whether or not 0 lies in
-    between; what is None is not there.
+    """f1(w) = l1 ||w||_1 + l2 / 2 ||w||^2 subject to low <= w_i <= high.
 
-    Soft-threshold, shrink, then clip is exact: the objective separates into convex functions of one
-    variable, and such a function falls up to its minimiser and rises after it, so on an interval it
-    is least at the minimiser clipped to that interval.
+    A part that is None is absent. The interval need not contain 0.
+
+    To soft-threshold, shrink and then clip is exact:
+
+    1. The objective separates into convex functions of one variable.
+    2. Such a function falls up to its minimiser and rises after it.
+    3. So on an interval it is least at the minimiser clipped to that interval.
     """
 
     def parts(self) -> tuple[float | None, float | None, float | None, float | None]:
-        """(l1, l2, low, high)."""
+        """Return (l1, l2, low, high)."""
         raise NotImplementedError
 
     def __post_init__(self) -> None:
@@ -74,34 +81,29 @@ class _ByCoordinate:
                 )
 
     def value(self, w: Tensor) -> Tensor:
+        """Return l1 ||w||_1 + l2 / 2 ||w||^2, or +inf outside the interval."""
         l1, l2, low, high = self.parts()
-        found = w.new_zeros(w.shape[:-1])
-        slack = _slack(w)
-        if l1 is None:
-            found = found
-        else:
-            found = found + l1 * w.abs().sum(-1)
-        if l2 is None:
-            found = found
-        else:
-            found = found + l2 / 2 * w.square().sum(-1)
+        value = w.new_zeros(w.shape[:-1])
+        if l1 is not None:
+            value = value + l1 * w.abs().sum(-1)
+        if l2 is not None:
+            value = value + l2 / 2 * w.square().sum(-1)
         if low is None or high is None:
-            return found
-        return found + _indicator(
-            w, ((w >= low - slack * abs(low)) & (w <= high + slack * abs(high))).all(-1)
-        )
+            return value
+        slack = _slack(w)
+        inside = (w >= low - slack * abs(low)) & (w <= high + slack * abs(high))
+        return value + _indicator(w, inside.all(-1))
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        """Return the minimiser of each coordinate."""
         l1, l2, low, high = self.parts()
-        if l1 is None:
-            w = w
-        else:
+        if l1 is not None:
             w = _soft_threshold(w, l1 * _factor(step, w))
-        if l2 is None:
-            w = w
-        else:
+        if l2 is not None:
             w = w / (1 + l2 * _factor(step, w))
-        return w if low is None else w.clamp(low, high)
+        if low is not None:
+            w = w.clamp(low, high)
+        return w
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,9 @@ class L1Box(_ByCoordinate):
 
 @dataclass(frozen=True)
 class GroupL1:
-    """f1(w) = strength * sum over groups of ||w[start:stop]||_2, which zeroes whole groups; entries
-    of no group are left alone.
+    """f1(w) = strength * sum over groups of ||w[start:stop]||_2, which makes whole groups zero.
+
+    Entries outside all groups are unchanged.
     """
 
     strength: float
@@ -188,7 +191,9 @@ class GroupL1:
         pairs = isinstance(self.groups, tuple) and all(
             isinstance(g, tuple) and len(g) == 2 and _is_slice(*g) for g in self.groups
         )
-        ordered = sorted(self.groups) if pairs else []
+        ordered: list[tuple[int, int]] = []
+        if pairs:
+            ordered = sorted(self.groups)
         disjoint = all(stop <= start for (_, stop), (start, _) in pairwise(ordered))
         _require(
             self,
@@ -198,12 +203,14 @@ class GroupL1:
         )
 
     def value(self, w: Tensor) -> Tensor:
+        """Return the weighted sum of the groups' norms."""
         self._check_fits(w)
         return self.strength * torch.stack(
             [torch.linalg.vector_norm(w[..., a:b], dim=-1) for a, b in self.groups]
         ).sum(0)
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        """Return w with each group shortened by step * strength, down to zero."""
         self._check_fits(w)
         threshold = self.strength * _factor(step, w)
         y = w.clone()
@@ -213,6 +220,7 @@ class GroupL1:
         return y
 
     def _check_fits(self, w: Tensor) -> None:
+        """Raise BadInput if a group ends after the last parameter."""
         d = w.shape[-1]
         _require(
             self, "groups", max(stop for _, stop in self.groups) <= d, f"within the {d} parameters"
@@ -234,9 +242,11 @@ class L2Ball:
         )
 
     def value(self, w: Tensor) -> Tensor:
+        """Return 0 in the ball and +inf outside."""
         return _indicator(w, torch.linalg.vector_norm(w, dim=-1) <= self.radius * (1 + _slack(w)))
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        """Return the projection on the ball."""
         norm = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
         return w * torch.where(norm > self.radius, self.radius / norm, 1.0)
 
@@ -256,29 +266,31 @@ class Simplex:
         )
 
     def value(self, w: Tensor) -> Tensor:
+        """Return 0 in the simplex and +inf outside."""
         slack = _slack(w) * self.total
         return _indicator(w, (w >= -slack).all(-1) & ((w.sum(-1) - self.total).abs() <= slack))
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
-        """max(w - theta, 0), with theta from the longest prefix of the sorted entries that stays
-        positive (Held et al. 1974).
+        """Return max(w - theta, 0).
+
+        theta comes from the longest prefix of the sorted entries that stays positive (Held et al.
+        1974).
         """
-        w = w - w.amax(
-            -1, keepdim=True
-        )  # the projection ignores a common shift, and small numbers add up more exactly
+        # A common shift does not change the projection, and small numbers add up more exactly.
+        w = w - w.amax(-1, keepdim=True)
         descending = w.sort(-1, descending=True).values
         excess = descending.cumsum(-1) - self.total
         count = torch.arange(1, w.shape[-1] + 1, device=w.device)
-        support = (
-            (descending * count > excess).sum(-1, keepdim=True).clamp(min=1)
-        )  # 0 only for NaN, which must not become an index
+        # The support is 0 only for NaN, and must not become a negative index.
+        support = (descending * count > excess).sum(-1, keepdim=True).clamp(min=1)
         return (w - excess.gather(-1, support - 1) / support).clamp(min=0)
 
 
 @dataclass(frozen=True)
 class NuclearNorm:
-    """f1(w) = strength * sum of the singular values of w read row by row as a matrix of the given
-    shape, which lowers its rank.
+    """f1(w) = strength * the sum of the singular values of w, which lowers its rank.
+
+    w is read row by row as a matrix of the given shape.
     """
 
     strength: float
@@ -295,10 +307,12 @@ class NuclearNorm:
         )
 
     def value(self, w: Tensor) -> Tensor:
+        """Return the weighted sum of singular values, or NaN for a w that is not finite."""
         matrix, finite = self._matrix(w)
         return (self.strength * torch.linalg.svdvals(matrix).sum(-1)).masked_fill(~finite, math.nan)
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        """Return w with each singular value lowered by step * strength, down to zero."""
         matrix, finite = self._matrix(w)
         u, singular, vh = torch.linalg.svd(matrix, full_matrices=False)
         shrunk = _soft_threshold(singular, self.strength * _factor(step, w))
@@ -306,8 +320,10 @@ class NuclearNorm:
         return y.masked_fill(~finite[..., None], math.nan)
 
     def _matrix(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """w as matrices, and which rows are finite: the others become zero, since one NaN makes the
-        whole batched SVD raise.
+        """Return w as matrices, and which rows of w are finite.
+
+        The other rows become zero, because one NaN makes the whole batched SVD raise. Raise
+        BadInput if the shape does not fit.
         """
         rows, cols = self.shape
         _require(
@@ -322,7 +338,7 @@ class NuclearNorm:
 
 @dataclass(frozen=True)
 class Part:
-    """f1(w) = prox.value(w[start:stop]): the other entries, biases for instance, are left alone."""
+    """f1(w) = prox.value(w[start:stop]). The other entries, for instance biases, are unchanged."""
 
     prox: Prox
     start: int
@@ -337,15 +353,18 @@ class Part:
         )
 
     def value(self, w: Tensor) -> Tensor:
+        """Return f1 of the entries from start to stop."""
         self._check_fits(w)
         return self.prox.value(w[..., self.start : self.stop])
 
     def __call__(self, w: Tensor, step: float | Tensor) -> Tensor:
+        """Return w with the prox applied to the entries from start to stop."""
         self._check_fits(w)
         inner = self.prox(w[..., self.start : self.stop], step)
         return torch.cat([w[..., : self.start], inner, w[..., self.stop :]], dim=-1)
 
     def _check_fits(self, w: Tensor) -> None:
+        """Raise BadInput if the part ends after the last parameter."""
         _require(
             self,
             "stop",
@@ -371,18 +390,18 @@ SPECS = (
 )
 
 
-def by_name(text: str, own: Callable[[str], Prox] | None = None) -> Prox:
-    """The operator that a command-line spec such as "elastic-net:0.01:0.1" names; the forms are
-    those of SPECS.
+def by_name(text: str, from_file: Callable[[str], Prox] | None = None) -> Prox:
+    """Return the operator that a spec such as "elastic-net:0.01:0.1" names.
 
-    `own` makes the operator that FILE.py:NAME:PARAMETERS names, alone or in a part.
+    SPECS lists the forms. `from_file` makes the operator that FILE.py:NAME:PARAMETERS names, alone
+    or in a part. Raise BadInput for any other text.
     """
     words = text.split(":")
     try:
-        if own and words[0].endswith(".py") and words[1:]:
-            prox = own(text)
+        if from_file and words[0].endswith(".py") and words[1:]:
+            prox = from_file(text)
         else:
-            prox = _parse(words, own)
+            prox = _parse(words, from_file)
     except BadInput:
         raise
     except ValueError:
@@ -404,10 +423,14 @@ _OF_NUMBERS: dict[tuple[str, int], type] = {
     ("simplex", 1): Simplex,
     ("l1-box", 3): L1Box,
 }
-"""By a spec's first word and how many numbers follow it."""
+"""The kinds by a spec's first word and the count of numbers after it."""
 
 
-def _parse(words: list[str], own: Callable[[str], Prox] | None) -> Prox | None:
+def _parse(words: list[str], from_file: Callable[[str], Prox] | None) -> Prox | None:
+    """Return the operator that the words name, or None.
+
+    Raise ValueError for a number that is none.
+    """
     match words:
         case ["group-l1", strength, *groups]:
             pairs = (group.split("-") for group in groups)
@@ -415,18 +438,20 @@ def _parse(words: list[str], own: Callable[[str], Prox] | None) -> Prox | None:
         case ["nuclear-norm", strength, rows, cols]:
             return NuclearNorm(float(strength), (int(rows), int(cols)))
         case ["part", start, stop, *inner]:
-            return Part(by_name(":".join(inner), own), int(start), int(stop))
+            return Part(by_name(":".join(inner), from_file), int(start), int(stop))
     kind = _OF_NUMBERS.get((words[0], len(words) - 1))
     return kind and kind(*map(float, words[1:]))
 
 
 def _soft_threshold(w: Tensor, threshold: float | Tensor) -> Tensor:
+    """Return w with each entry moved towards 0 by the threshold, at most to 0."""
     return w.sign() * (w.abs() - threshold).clamp(min=0)
 
 
 def _factor(step: float | Tensor, w: Tensor) -> float | Tensor:
-    """The step in w's dtype; one of shape (d,) is refused, since it would scale coordinates instead
-    of rows.
+    """Return the step in w's dtype.
+
+    Raise BadInput for a step of shape (d,), since it would scale coordinates instead of rows.
     """
     if not isinstance(step, Tensor):
         return step
@@ -439,15 +464,17 @@ def _factor(step: float | Tensor, w: Tensor) -> float | Tensor:
 
 
 def _slack(w: Tensor) -> float:
-    """Relative distance from a constraint set that rounding may cause."""
+    """Return the relative distance from a constraint set that rounding may cause."""
     return math.sqrt(torch.finfo(w.dtype).eps)
 
 
 def _indicator(w: Tensor, inside: Tensor) -> Tensor:
+    """Return 0 where `inside` is true and +inf elsewhere."""
     return w.new_zeros(inside.shape).masked_fill(~inside, math.inf)
 
 
 def _require(prox: Prox, field: str, ok: bool, accepted: str) -> None:
+    """Raise BadInput, with the field's value and what is accepted, unless `ok`."""
     if not ok:
         raise BadInput(
             f"the {field} of {type(prox).__name__} is {getattr(prox, field)!r}, but must "
@@ -456,6 +483,7 @@ def _require(prox: Prox, field: str, ok: bool, accepted: str) -> None:
 
 
 def _check_weight(prox: Prox, field: str) -> None:
+    """Raise BadInput unless the field is a finite number, at least 0."""
     weight = getattr(prox, field)
     _require(
         prox, field, _is_number(weight) and 0 <= weight < math.inf, "a finite number, at least 0"
@@ -463,8 +491,10 @@ def _check_weight(prox: Prox, field: str) -> None:
 
 
 def _is_number(value: object) -> bool:
+    """Return whether the value is a real number."""
     return isinstance(value, Real)
 
 
 def _is_slice(start: object, stop: object) -> bool:
+    """Return whether 0 <= start < stop."""
     return isinstance(start, int) and isinstance(stop, int) and 0 <= start < stop

@@ -1,9 +1,11 @@
-"""A trained model as one function of a row's own columns: fill in, clip, scale, one feature for
-each category, the model, and what it says.
+"""Turn a trained model into one function of a row's own columns.
 
-A schema has all of it. A file that was read without one has a schema of plain numbers. Texts stay
-outside: a category is the place of its text in the schema's list, true is 1, false is 0, and a
-missing value is NaN.
+It fills in missing values, clips, scales, makes one feature for each category, applies the model
+and reads its outputs. A schema defines all of this. A file without a schema gets a schema of plain
+numbers.
+
+The function takes numbers only. A category is the place of its text in the schema's list. True is
+1, false is 0 and a missing value is NaN.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ def plain_schema(
     label: str,
     ranges: Sequence[Sequence[float]] | None = None,
 ) -> Schema:
-    """What is known of a file that was read without a schema: numbers, with public ranges or none,
-    and a class or a number to predict.
+    """Return the schema of a file that was read without one.
+
+    Its columns are numbers, with public ranges or none. It predicts a class or a number.
     """
     if ranges:
         pairs = [(float(low), float(high)) for low, high in ranges]
@@ -47,16 +50,20 @@ def plain_schema(
 def plain_text(
     features: Sequence[str], classes: Sequence[str], label: str, ranges: Tensor | None = None
 ) -> str:
-    """The arguments of `plain_schema`, for a model's file."""
-    pairs = None if ranges is None else ranges.tolist()
+    """Return the arguments of `plain_schema` as text, for a model's file."""
+    if ranges is None:
+        pairs = None
+    else:
+        pairs = ranges.tolist()
     return json.dumps(
         {"features": list(features), "classes": list(classes), "label": label, "ranges": pairs}
     )
 
 
 class Reading(nn.Module):
-    """Rows (n, columns) float64 to what is said of each (n, figures); of images the rows are their
-    pixels within [-1, 1].
+    """The function from rows (n, columns) in float64 to predictions (n, figures).
+
+    The rows of images are their pixels within [-1, 1].
     """
 
     mean: Tensor
@@ -80,54 +87,60 @@ class Reading(nn.Module):
         self.low, self.high = schema.label.range
 
     def features(self, rows: Tensor) -> Tensor:
-        """What the model sees, (n, k) float32: the very numbers that it was trained on."""
+        """Return what the model sees, (n, k) in float32.
+
+        In training it saw exactly these numbers.
+        """
         parts = [
             self._features(column, rows[:, j : j + 1])
             for j, column in enumerate(self.schema.columns)
         ]
-        x = (torch.cat(parts, 1) if parts else rows).to(torch.float32)
+        if parts:
+            x = torch.cat(parts, 1).to(torch.float32)
+        else:
+            x = rows.to(torch.float32)
         if self.mapped:
-            own = self.mapped.function
-            if isinstance(own, maps.Constants):
-                x = maps.of(
-                    self.mapped.text,
-                    x.reshape(-1, *maps.shape_of(x.shape[1], self.mapped.shape)),
-                    own,
-                )
+            function = self.mapped.function
+            if isinstance(function, maps.Constants):
+                shape = maps.shape_of(x.shape[1], self.mapped.shape)
+                x = maps.of(self.mapped.text, x.reshape(-1, *shape), function)
             else:
-                x = torch.vmap(own)(x)
+                x = torch.vmap(function)(x)
         return (x - self.mean) / self.scale
 
     def forward(self, rows: Tensor) -> Tensor:
-        said = self.task.read(self.model(self.features(rows)))
+        """Return the predictions of rows, a number in the label's units."""
+        predictions = self.task.read(self.model(self.features(rows)))
         if self.task.kind == "regression":
-            return self.low + (said + 1) / 2 * (self.high - self.low)
-        return said
+            return self.low + (predictions + 1) / 2 * (self.high - self.low)
+        return predictions
 
     def _features(self, column: Column, cell: Tensor) -> Tensor:
-        gone = torch.isnan(cell)
+        """Return the features (n, k) of one column's cells (n, 1)."""
+        missing = torch.isnan(cell)
         if column.type == "category":
             places = torch.arange(len(column.categories), dtype=cell.dtype)
             values = (cell == places).to(cell.dtype)
-            said = column.missing is not None
+            indicator = column.missing is not None
         else:
             if column.type == "number":
                 low, high = column.range
             else:
                 low = 0.0
                 high = 1.0
-            filled = torch.where(gone, torch.full_like(cell, float(column.missing or 0)), cell)
-            said = column.indicator
+            filled = torch.where(missing, torch.full_like(cell, float(column.missing or 0)), cell)
+            indicator = column.indicator
             if (low, high) == ANY:
                 values = filled
             else:
                 values = (2 * (filled.clamp(low, high) - low) / (high - low) - 1).clamp(-1, 1)
-        if said:
-            return torch.cat([values, gone.to(cell.dtype)], 1)
+        if indicator:
+            return torch.cat([values, missing.to(cell.dtype)], 1)
         return values
 
 
 def _with(problem: Problem, w: Tensor) -> nn.Module:
+    """Return the problem's model with the parameters w, in evaluation mode."""
     model = problem.model
     with torch.no_grad():
         for name, value in problem.split(w[0]).items():
@@ -139,7 +152,7 @@ def _with(problem: Problem, w: Tensor) -> nn.Module:
 
 
 def figures(schema: Schema) -> tuple[str, ...]:
-    """What each number that a Reading gives is called."""
+    """Return the name of each number that a Reading gives."""
     label = schema.label
     return (
         tuple(f"risk_{c}" for c in label.classes)
@@ -149,10 +162,11 @@ def figures(schema: Schema) -> tuple[str, ...]:
 
 
 def default_threshold(schema: Schema) -> float | None:
-    """Of two classes, the risk of the second from which it is predicted; None for any other label.
+    """Return the risk of the second of two classes from which it is predicted.
 
-    By public facts alone: weights say what a mistake costs in each class, so that the second is
-    worth saying from w0 / (w0 + w1) on.
+    Return None for any other label. The threshold depends on public facts alone. Weights are the
+    cost of a mistake in each class, so it is best to predict the second class from w0 / (w0 + w1)
+    on.
     """
     if len(schema.label.classes) != 2:
         return None
@@ -160,47 +174,52 @@ def default_threshold(schema: Schema) -> float | None:
     return first / (first + second)
 
 
-def decided(schema: Schema, said: Tensor, threshold: float | None) -> list[str] | None:
-    """The class that is predicted for each row, None where there are no classes: by the threshold,
-    or by the largest weighted risk.
+def decided(schema: Schema, risks: Tensor, threshold: float | None) -> list[str] | None:
+    """Return the predicted class of each row, or None if there are no classes.
+
+    Two classes are decided by the threshold, more classes by the largest weighted risk.
     """
     label = schema.label
     if not label.classes:
         return None
     usual = default_threshold(schema)
-    if usual is not None:
-        places = (said[:, 1] >= (usual if threshold is None else threshold)).long()
+    if usual is None:  # more than two classes, where no threshold applies
+        places = (risks * risks.new_tensor(label.weights or (1.0,))).argmax(1)
     else:
-        places = (said * said.new_tensor(label.weights or (1.0,))).argmax(1)
+        if threshold is None:
+            threshold = usual
+        places = (risks[:, 1] >= threshold).long()
     return [label.classes[k] for k in places.tolist()]
 
 
 def sheet(schema: Schema) -> dict[str, Any]:
-    """What whoever loads an export must know: the columns, in order, with what each may hold, and
-    what the figures are.
+    """Return what a user of an export needs.
+
+    That is the columns in order with what each may contain, and the meaning of the figures.
     """
     columns = []
     for column in schema.columns:
-        own = column.table() | {"name": column.name}
-        columns.append({k: v for k, v in own.items() if not (k == "range" and column.range == ANY)})
+        fields = column.table() | {"name": column.name}
+        if column.range == ANY:
+            fields.pop("range", None)
+        columns.append(fields)
+    facts: dict[str, Any]
     if columns:
-        about: dict[str, Any] = {"columns": columns}
+        facts = {"columns": columns}
+        rows = (
+            "columns: float64 (rows, columns), in this order; a category is its place in the "
+            "list, from 0; true is 1; missing is NaN"
+        )
     else:
-        about = {"images": list(schema.shape)}
-    return (
-        about
-        | ({"missing_codes": list(schema.missing_codes)} if schema.missing_codes else {})
-        | {
-            "input": (
-                "columns: float64 (rows, columns), in this order; a category is its place in the "
-                "list, from 0; true is 1; missing is NaN"
-            )
-            if columns
-            else "pixels: float64 (rows, channels x height x width), each 2 x value / 255 - 1",
-            "figures": list(figures(schema)),
-            "task": schema.label.task,
-            "classes": list(schema.label.classes),
-            "weights": list(schema.label.weights),
-            "threshold": default_threshold(schema),
-        }
-    )
+        facts = {"images": list(schema.shape)}
+        rows = "pixels: float64 (rows, channels x height x width), each 2 x value / 255 - 1"
+    if schema.missing_codes:
+        facts["missing_codes"] = list(schema.missing_codes)
+    return facts | {
+        "input": rows,
+        "figures": list(figures(schema)),
+        "task": schema.label.task,
+        "classes": list(schema.label.classes),
+        "weights": list(schema.label.weights),
+        "threshold": default_threshold(schema),
+    }

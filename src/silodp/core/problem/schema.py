@@ -1,51 +1,60 @@
-"""The public schema: which columns a record has, what they may hold, and what is predicted. One
-TOML file, shared by server and silos.
+"""Read the public schema: the columns of a record, their values, and what is predicted.
 
-Nothing in it may be read off the data: ranges, categories and classes come from what everybody
-knows. The features of a record, their number and their order are a function of the schema alone;
-`text` is its one spelling, and its hash is part of what a silo approves.
+It is one TOML file, which server and silos share.
 
-    ignore = ["notes"]                            # columns that a silo's file may have besides;
-    each silo's own business, not in the hash person = "patient_id"                         #
-    optional: all rows with one value here are one person's, and protected together rows_per_person
-    = 8                           # public: so many rows of a person are used, the first in the file
-    combine = "mean"                              # of the losses of a person's rows; "sum" for
-    survival in long form, a row for each period
+Nothing in it may be derived from the data: ranges, categories and classes come from public
+knowledge. The features of a record, their number and their order are a function of the schema
+alone. `text` is its one spelling. The hash of `text` is part of what a silo approves.
 
-    missing_codes = ["?", "-9"]                   # what stands for a missing value in some silo's
-    file, in any column
+    # Columns that a silo's file may also have. Each silo has its own list, outside the hash.
+    ignore = ["notes"]
 
-    separator = ";"                               # how a silo's CSV is written, its own business
-    too: , by default, or ; | or a tab decimal = ","                                 # . by default
-    encoding = "latin-1"                          # utf-8 by default
+    # Optional: all rows with one value here belong to one person, and are protected together.
+    person = "patient_id"
+    rows_per_person = 8        # the first so many rows of a person in the file are used
+    combine = "mean"           # the losses of a person's rows; "sum" for survival in long form,
+                               # with a row for each period
 
-    [columns.age] type = "number" range = [0, 110]                              # values are clipped
-    to it and scaled to [-1, 1] missing = 50                                  # a public value to
-    fill in; without it a missing value is refused indicator = true                              # a
-    feature of its own that says where a value was filled in
+    missing_codes = ["?", "-9"]    # what means a missing value, in any silo and column
 
-    [columns.sex] type = "category" categories = ["female", "male", "other"]      # one feature for
-    each; with "other" in the list an unknown value is that, else refused missing = "own"
-    # a missing value is a category of its own
+    # How a silo's CSV is written. Each silo has its own, outside the hash.
+    separator = ";"            # , by default, or ; | or a tab
+    decimal = ","              # . by default
+    encoding = "latin-1"       # utf-8 by default
+
+    [columns.age]
+    type = "number"
+    range = [0, 110]           # values are clipped to it and scaled to [-1, 1]
+    missing = 50               # a public value to fill in; without it a missing value is refused
+    indicator = true           # one more feature, which shows where a value was filled in
+
+    [columns.sex]
+    type = "category"
+    categories = ["female", "male", "other"]   # one feature for each; "other" takes unknown
+                                               # values, which are refused without it
+    missing = "own"            # a missing value is a separate category
 
     [columns.smoker]
     type = "boolean"
     missing = false
 
-    [label] column = "readmitted" task = "binary"                               # or multiclass;
-    ordinal: classes in order; regression with range; count with most;
-                                                  # survival with time, event and edges
-    classes = ["no", "yes"] weights = [0.25, 1]                           # optional, public; with
-    the largest at 1, since what the clip cuts off is not weighed
+    [label]
+    column = "readmitted"
+    task = "binary"            # or multiclass; ordinal: classes in order; regression with range;
+                               # count with most; survival with time, event and edges
+    classes = ["no", "yes"]
+    weights = [0.25, 1]        # optional and public; the largest should be 1, since the clip cuts
+                               # off what is above
 
 Images have a table [images] in place of columns, with height, width, channels (1 or 3) and resize,
-and a folder for each class. Their order is that of the files' names, all different; rows of a file
-keep theirs, and must not be sorted by a value: a record's position decides its batch.
+and a folder for each class. Their order is the order of the files' names, which must all differ.
+The rows of a file keep their order. They must not be sorted by a value, because a record's position
+decides its batch.
 
-Without `person`, a record is a row: what is promised is promised for each row, and less for
-somebody who has several. With it a record is a person (`person.py`). The column is no feature, and
-nothing in it ever leaves; that there is such a unit, what its column is called, the cap and how
-rows are combined are in the hash, for server and silos must mean the same people.
+Without `person`, a record is a row. The promise then holds for each row, and is weaker for a person
+with several rows. With `person`, a record is a person (`person.py`). That column is not a feature,
+and no value of it leaves the silo. The hash covers the column's name, the cap and how rows are
+combined, because server and silos must mean the same people.
 """
 
 from __future__ import annotations
@@ -71,8 +80,9 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Form:
-    """How a silo's CSV file is written: said, never guessed from records, or one cell would decide
-    how the others are read.
+    """How a silo's CSV file is written.
+
+    A silo states it. A guess from the records would let one cell decide how the others are read.
     """
 
     separator: str = ","
@@ -81,6 +91,9 @@ class Form:
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str) -> Form:
+        """Return the form in a table of the schema. Raise BadInput for a value that is not
+        supported.
+        """
         allowed = {
             "separator": (",", ";", "\t", "|"),
             "decimal": (".", ","),
@@ -94,13 +107,13 @@ class Form:
                 value,
                 f"one of {', '.join(map(repr, allowed[name]))}",
             )
-        made = cls(**given)
-        if made.separator == made.decimal:
+        form = cls(**given)
+        if form.separator == form.decimal:
             raise BadInput(
-                f"{source}: separator and decimal are both {made.decimal!r}; a file with "
+                f"{source}: separator and decimal are both {form.decimal!r}; a file with "
                 "decimal commas has another separator"
             )
-        return made
+        return form
 
 
 FORM = tuple(Form.__dataclass_fields__)
@@ -108,8 +121,9 @@ FORM = tuple(Form.__dataclass_fields__)
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a silo's file and the features that it becomes. `missing` is None where a
-    missing value is refused.
+    """One column of a silo's file, and the features that it becomes.
+
+    `missing` is None if a missing value is refused.
     """
 
     name: str
@@ -121,37 +135,32 @@ class Column:
 
     @property
     def features(self) -> tuple[str, ...]:
+        """Return the names of the column's features."""
         if self.type == "category":
             names = [f"{self.name}={c}" for c in self.categories]
         else:
             names = [self.name]
-        return (
-            *names,
-            *([f"{self.name} missing"] if self.indicator or self.missing == OWN else []),
-        )
+        if self.indicator or self.missing == OWN:
+            names.append(f"{self.name} missing")
+        return tuple(names)
 
     def table(self) -> dict[str, Any]:
-        """The column as the schema's file has it, with every field that its type has."""
-        own = {
-            "number": {"range": list(self.range)},
-            "category": {"categories": list(self.categories)},
-            "boolean": {},
-        }[self.type]
-        if self.missing is None:
-            rule = {}
-        else:
-            rule = {"missing": self.missing}
-        return (
-            {"type": self.type}
-            | own
-            | rule
-            | ({} if self.type == "category" else {"indicator": self.indicator})
-        )
+        """Return the column as the schema's file has it, with every field of its type."""
+        table: dict[str, Any] = {"type": self.type}
+        if self.type == "number":
+            table["range"] = list(self.range)
+        if self.type == "category":
+            table["categories"] = list(self.categories)
+        if self.missing is not None:
+            table["missing"] = self.missing
+        if self.type != "category":
+            table["indicator"] = self.indicator
+        return table
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures of one public size; others are resized to it, or refused."""
+    """Pictures of one public size. Others are resized to it, or refused."""
 
     height: int
     width: int
@@ -160,10 +169,12 @@ class Images:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Return (channels, height, width)."""
         return self.channels, self.height, self.width
 
     @property
     def features(self) -> tuple[str, ...]:
+        """Return one name for each pixel and channel."""
         return tuple(
             f"c{c}y{y}x{x}"
             for c in range(self.channels)
@@ -174,8 +185,9 @@ class Images:
 
 @dataclass(frozen=True)
 class Label:
-    """What is predicted, and in which column it stands; survival has two, time and event, and
-    images none.
+    """What is predicted, and the column that contains it.
+
+    Survival has two columns, time and event. Images have none.
     """
 
     task: str
@@ -188,9 +200,11 @@ class Label:
 
     @property
     def name(self) -> str:
+        """Return where the label is, for messages."""
         return " and ".join(self.columns) or "the sub-folder's name"
 
     def table(self) -> dict[str, Any]:
+        """Return the label as the schema's file has it, with every field of its task."""
         if self.task == "survival":
             return {
                 "task": self.task,
@@ -198,31 +212,29 @@ class Label:
                 "event": self.columns[1],
                 "edges": list(self.edges),
             }
+        table: dict[str, Any] = {"task": self.task}
         if self.columns:
-            where = {"column": self.columns[0]}
-        else:
-            where = {}
+            table["column"] = self.columns[0]
         if self.task == "count":
-            return {"task": self.task} | where | {"most": int(self.range[1])}
+            table["most"] = int(self.range[1])
+            return table
         if self.task == "regression":
-            return (
-                {"task": self.task}
-                | where
-                | {"range": list(self.range)}
-                | ({"huber": self.huber} if self.huber else {})
-            )
-        return (
-            {"task": self.task}
-            | where
-            | {"classes": list(self.classes)}
-            | ({"weights": list(self.weights)} if self.weights else {})
-        )
+            table["range"] = list(self.range)
+            if self.huber:
+                table["huber"] = self.huber
+            return table
+        table["classes"] = list(self.classes)
+        if self.weights:
+            table["weights"] = list(self.weights)
+        return table
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns in their order, or images; the label; the columns that a file may have besides; and
-    whose rows belong together, if it says so.
+    """The columns in their order, or images, and the label.
+
+    It also has the columns that a file may contain without use, and which rows belong to one
+    person.
     """
 
     columns: tuple[Column, ...]
@@ -235,20 +247,22 @@ class Schema:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Schema:
-        """The schema that `text` spelled."""
+        """Return the schema that `text` spells. Raise BadInput if it spells none."""
         try:
             table = json.loads(text)
         except ValueError:
             table = None
         if not isinstance(table, dict):
             raise BadInput(
-                f"{source} holds no schema; take the silo.json that `silodp silo init` wrote"
+                f"{source} contains no schema; take the silo.json that `silodp silo init` wrote"
             )
         return cls.of(table, source)
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the schema") -> Schema:
-        """The schema in a table as the file has it."""
+        """Return the schema in a table as the file has it. Raise BadInput for a field that cannot
+        be used.
+        """
         _known(
             source,
             table,
@@ -301,39 +315,49 @@ class Schema:
 
     @cached_property
     def features(self) -> tuple[str, ...]:
-        """Names of the features, in order."""
+        """Return the names of the features, in order."""
         if self.images:
             return self.images.features
         return tuple(name for column in self.columns for name in column.features)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The places of the features that are number columns."""
+        """Return the places of the features that are number columns."""
         names = {column.name for column in self.columns if column.type == "number"}
         return tuple(i for i, name in enumerate(self.features) if name in names)
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The column that says whose a row is, if there is one."""
-        return (self.person.column,) if self.person else ()
+        """Return the column that identifies a row's person, if there is one."""
+        if self.person:
+            return (self.person.column,)
+        return ()
 
     @property
     def by_row(self) -> Schema:
-        """The same for rows by themselves, whoever they are of: for a file on which a model is only
-        tried.
+        """Return the same schema for single rows, whoever they belong to.
+
+        It is for a file on which a model is only tried.
         """
         return replace(self, person=None, ignore=(*self.ignore, *self.own))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an image, (channels, height, width); () for columns."""
-        return self.images.shape if self.images else ()
+        """Return (channels, height, width) for images, and () for columns."""
+        if self.images:
+            return self.images.shape
+        return ()
 
     @property
     def task(self) -> Task:
-        label, (low, high) = self.label, self.label.range
-        most = high if label.task == "count" else 0.0
-        huber = 2 * label.huber / (high - low)
+        """Return the task that the label defines."""
+        label = self.label
+        low, high = label.range
+        if label.task == "count":
+            most = high
+        else:
+            most = 0.0
+        huber = 2 * label.huber / (high - low)  # in units of the scaled label
         return Task(
             label.task,
             len(label.classes),
@@ -345,62 +369,64 @@ class Schema:
 
     @cached_property
     def text(self) -> str:
-        """The one spelling of everything that gives the features and the label their meaning; what
-        is ignored has none.
+        """Return the one spelling of everything that gives the features and the label their
+        meaning.
+
+        Ignored columns are not part of it.
         """
-        if self.images:
-            what: dict[str, Any] = {"images": vars(self.images)}
-        else:
-            what = {"columns": {column.name: column.table() for column in self.columns}}
+        # The order of the fields is part of the spelling, and so of the hash.
+        table: dict[str, Any] = {}
         if self.missing_codes:
-            codes = {"missing_codes": list(self.missing_codes)}
-        else:
-            codes = {}
+            table["missing_codes"] = list(self.missing_codes)
         if self.person:
-            unit = {
-                "person": self.person.column,
-                "rows_per_person": self.person.rows,
-                "combine": self.person.combine,
-            }
+            table["person"] = self.person.column
+            table["rows_per_person"] = self.person.rows
+            table["combine"] = self.person.combine
+        if self.images:
+            table["images"] = vars(self.images)
         else:
-            unit = {}
-        return json.dumps(codes | unit | what | {"label": self.label.table()})
+            table["columns"] = {column.name: column.table() for column in self.columns}
+        table["label"] = self.label.table()
+        return json.dumps(table)
 
     @property
     def hash(self) -> str:
-        """SHA-256 of `text`: for Problem(schema=...)."""
+        """Return the SHA-256 of `text`, for Problem(schema=...)."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def _person(source: str, table: Mapping[str, Any]) -> Person | None:
+    """Return the person in a schema's table, or None. Raise BadInput for a field that cannot be
+    used.
+    """
     if "person" not in table:
         for name in ("rows_per_person", "combine"):
             if name in table:
                 raise BadInput(
-                    f"{source}: {name} is {table[name]!r}, but no column says whose a row "
-                    "is; name one by person"
+                    f"{source}: {name} is {table[name]!r}, but no column identifies people; name "
+                    "one by person"
                 )
         return None
     if "images" in table:
         raise BadInput(
-            f"{source}: person is {table['person']!r}, but images have no columns; leave "
-            "it out, and keep one image of each person"
+            f"{source}: person is {table['person']!r}, but images have no columns; remove it, "
+            "and keep one image of each person"
         )
     column = _text(source, "person", table["person"])
     rows = table.get("rows_per_person", ROWS)
     combine = table.get("combine", "mean")
-    whole = type(rows) is int and 1 <= rows <= MOST
     require(
-        whole,
+        type(rows) is int and 1 <= rows <= MOST,
         f"{source}: rows_per_person",
         rows,
-        f"an integer from 1 to {MOST}, known without a look at the data",
+        f"an integer from 1 to {MOST}, chosen without a look at the data",
     )
     require(combine in COMBINE, f"{source}: combine", combine, f"one of {', '.join(COMBINE)}")
     return Person(column, rows, combine)
 
 
 def _columns(source: str, tables: Any) -> tuple[Column, ...]:
+    """Return the columns of a schema. Raise BadInput if there are none, or one cannot be used."""
     if not isinstance(tables, dict) or not tables:
         raise BadInput(f"{source} has no columns; give a table [columns.NAME] for each")
     for name in tables:
@@ -411,6 +437,7 @@ def _columns(source: str, tables: Any) -> tuple[Column, ...]:
 
 
 def _column(source: str, name: str, table: Any) -> Column:
+    """Return one column of a schema. Raise BadInput for a field that cannot be used."""
     if isinstance(table, dict):
         kind: Any = table.get("type")
     else:
@@ -418,10 +445,10 @@ def _column(source: str, name: str, table: Any) -> Column:
     require(kind in TYPES, f"{source}: type", kind, f"one of {', '.join(TYPES)}")
     missing = table.get("missing")
     indicator = table.get("indicator", False)
-    missing = None if missing == "refuse" else missing
-    told = isinstance(indicator, bool) and not (indicator and missing is None)
+    if missing == "refuse":
+        missing = None
     require(
-        told,
+        isinstance(indicator, bool) and not (indicator and missing is None),
         f"{source}: indicator",
         indicator,
         "true or false, and true only with a value for missing",
@@ -431,13 +458,9 @@ def _column(source: str, name: str, table: Any) -> Column:
         low, high = _range(source, table.get("range"))
         within = missing is None or (_is_number(missing) and low <= missing <= high)
         require(within, f"{source}: missing", missing, 'a number within the range, or "refuse"')
-        return Column(
-            name,
-            kind,
-            range=(low, high),
-            missing=missing if missing is None else float(missing),
-            indicator=indicator,
-        )
+        if missing is not None:
+            missing = float(missing)
+        return Column(name, kind, range=(low, high), missing=missing, indicator=indicator)
     if kind == "boolean":
         _known(source, table, ("type", "missing", "indicator"))
         require(
@@ -454,6 +477,7 @@ def _column(source: str, name: str, table: Any) -> Column:
 
 
 def _images(source: str, table: Any) -> Images:
+    """Return the images of a schema. Raise BadInput for a field that cannot be used."""
     source = f"{source}, [images]"
     if not isinstance(table, dict):
         raise BadInput(f"{source} must be a table with height, width, channels and resize")
@@ -479,11 +503,15 @@ def _images(source: str, table: Any) -> Images:
 
 
 def _label(source: str, table: Any, images: bool) -> Label:
+    """Return the label of a schema. Raise BadInput for a field that cannot be used."""
     if not isinstance(table, dict):
-        raise BadInput(f"{source} has no table [label]; it says what is predicted")
+        raise BadInput(f"{source} has no table [label]; add it, to define what is predicted")
     source = f"{source}, [label]"
     task: Any = table.get("task")
-    kinds = KINDS[:2] if images else KINDS
+    if images:
+        kinds = KINDS[:2]
+    else:
+        kinds = KINDS
     require(task in kinds, f"{source}: task", task, f"one of {', '.join(kinds)}")
     fields = {
         "survival": ("time", "event", "edges"),
@@ -491,17 +519,14 @@ def _label(source: str, table: Any, images: bool) -> Label:
         "count": ("column", "most"),
         "ordinal": ("column", "classes"),
     }.get(task, ("column", "classes", "weights"))
-    _known(
-        source, table, ("task", *(field for field in fields if not (images and field == "column")))
+    if images:  # the folders' names are the labels
+        fields = tuple(field for field in fields if field != "column")
+    _known(source, table, ("task", *fields))
+    columns = tuple(
+        _text(source, name, table.get(name))
+        for name in fields
+        if name in ("time", "event", "column")
     )
-    if images:
-        columns = ()
-    else:
-        columns = tuple(
-            _text(source, name, table.get(name))
-            for name in fields
-            if name in ("time", "event", "column")
-        )
     if task == "survival":
         edges: Any = table.get("edges")
         rising = (
@@ -519,9 +544,8 @@ def _label(source: str, table: Any, images: bool) -> Label:
         return Label(task, columns, edges=tuple(map(float, edges)))
     if task == "count":
         most: Any = table.get("most")
-        whole = type(most) is int and 1 <= most <= 10**6
         require(
-            whole,
+            type(most) is int and 1 <= most <= 10**6,
             f"{source}: most",
             most,
             "the public largest count, an integer from 1 to 1,000,000",
@@ -540,8 +564,8 @@ def _label(source: str, table: Any, images: bool) -> Label:
         )
     if task == "ordinal" and len(classes) < 3:
         raise BadInput(
-            f"{source}: task is 'ordinal' with two classes; it must have three or more, in "
-            "order, or be 'binary'"
+            f"{source}: task is 'ordinal' with {len(classes)} classes; it must have three or "
+            "more, in order, or be 'binary'"
         )
     weights = table.get("weights", [])
     each = (
@@ -559,6 +583,7 @@ def _label(source: str, table: Any, images: bool) -> Label:
 
 
 def _known(source: str, table: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise BadInput if the table has a field that is not among these."""
     for name in table:
         if name not in names:
             raise BadInput(
@@ -567,6 +592,7 @@ def _known(source: str, table: Mapping[str, Any], names: Sequence[str]) -> None:
 
 
 def _range(source: str, value: Any) -> tuple[float, float]:
+    """Return a public range. Raise BadInput unless it is two numbers with low < high."""
     pair = (
         isinstance(value, list)
         and len(value) == 2
@@ -578,16 +604,24 @@ def _range(source: str, value: Any) -> tuple[float, float]:
 
 
 def _texts(source: str, name: str, value: Any, least: int = 0) -> tuple[str, ...]:
+    """Return a list of texts. Raise BadInput unless it has at least `least`, all different and
+    plain.
+    """
     texts = isinstance(value, list) and len(value) >= least and all(map(is_name, value))
+    if least:
+        number = f"{least} or more "
+    else:
+        number = ""
     wanted = (
-        f"a list of {f'{least} or more ' if least else ''}different texts, in quotes, each of 1 "
-        "to 200 visible characters with single spaces between words"
+        f"a list of {number}different texts, in quotes, each of 1 to 200 visible characters with "
+        "single spaces between words"
     )
     require(texts and not repeated(value), f"{source}: {name}", value, wanted)
     return tuple(value)
 
 
 def _text(source: str, name: str, value: Any) -> str:
+    """Return the name of a column. Raise BadInput unless it is one."""
     require(
         isinstance(value, str) and value.strip(), f"{source}: {name}", value, "the name of a column"
     )
@@ -596,9 +630,10 @@ def _text(source: str, name: str, value: Any) -> str:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether a value is a number of a size that arithmetic keeps finite."""
     return type(value) in (int, float) and abs(value) < 1e300
 
 
 def repeated(items: Sequence[Any]) -> Any:
-    """The first that stands there twice; None if none does."""
+    """Return the first item that occurs twice, or None."""
     return next((item for item, count in Counter(items).items() if count > 1), None)

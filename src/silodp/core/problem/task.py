@@ -1,4 +1,4 @@
-"""What a model is to predict, all of it public: it decides the number of outputs and the loss."""
+"""Define what a model predicts, all of it public. It decides the number of outputs and the loss."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ KINDS = ("binary", "multiclass", "ordinal", "regression", "count", "survival")
 
 @dataclass(frozen=True)
 class Task:
-    """binary and multiclass have `classes`, and weights for them or none; ordinal has at least
-    three, in order.
+    """What a model predicts.
 
-    regression has `huber`, or 0 for squares; count has `most`, the largest that there is; survival
-    has `bins`.
+    - binary and multiclass have `classes`, and weights for them or none.
+    - ordinal has at least three classes, in order.
+    - regression has `huber`, or 0 for squares.
+    - count has `most`, the largest count.
+    - survival has `bins`.
     """
 
     kind: str
@@ -31,21 +33,28 @@ class Task:
 
     @classmethod
     def plain(cls, classes: int) -> Task:
-        """The task of a label that is one of so many classes, or a number if there are none."""
+        """Return the task of a label that is one of so many classes, or a number if there are
+        none.
+        """
         if classes == 0:
             return cls("regression")
-        return cls("binary" if classes == 2 else "multiclass", classes)
+        if classes == 2:
+            return cls("binary", classes)
+        return cls("multiclass", classes)
 
     def head(self, *, one_logit: bool = False) -> tuple[int, Loss]:
-        """The outputs that a model needs and the loss on them; with one_logit two classes share one
-        output.
+        """Return the number of outputs that a model needs, and the loss on them.
+
+        With `one_logit` two classes share one output.
         """
         from silodp.core.problem import losses  # torch takes seconds to load
 
         if self.kind == "survival":
             return self.bins, losses.Hazard(self.bins)
         if self.kind == "regression":
-            return 1, losses.Huber(self.huber) if self.huber else losses.squared_error
+            if self.huber:
+                return 1, losses.Huber(self.huber)
+            return 1, losses.squared_error
         if self.kind == "count":
             return 1, losses.Poisson(self.most)
         if self.kind == "ordinal":
@@ -56,21 +65,23 @@ class Task:
         else:
             outputs = self.classes
             loss = losses.cross_entropy
-        return outputs, losses.Weighted(loss, self.weights) if self.weights else loss
+        if self.weights:
+            return outputs, losses.Weighted(loss, self.weights)
+        return outputs, loss
 
     def read(self, output: Tensor) -> Tensor:
-        """What outputs (n, k) say: the chance of each class, the risk by the end of each time bin,
-        a count's rate, or a number as the loss compares it.
+        """Return the predictions of outputs (n, k).
 
-        Weights of the classes are public, and taken back out: what was learnt are weighted odds,
-        and what is said are the odds themselves.
+        They are the chance of each class, the risk by the end of each time bin, a count's rate, or
+        a number on the scale of the loss. The weights of the classes are public and are divided
+        out: training learns weighted odds, and a prediction gives the odds themselves.
         """
         import torch
 
         if self.kind == "survival":
-            return 1 - torch.exp(
-                -torch.nn.functional.softplus(output).cumsum(1)
-            )  # the product of 1 - hazard, in a form that ONNX has
+            # the product of 1 - hazard, in a form that ONNX has
+            survived = torch.exp(-torch.nn.functional.softplus(output).cumsum(1))
+            return 1 - survived
         if self.kind == "count":
             return output.exp().clamp(max=self.most)
         if self.kind == "ordinal":
@@ -81,6 +92,6 @@ class Task:
             return output
         if output.shape[1] == 1:
             output = torch.cat([torch.zeros_like(output), output], 1)
-        return (output - output.new_tensor(self.weights).log() if self.weights else output).softmax(
-            1
-        )
+        if self.weights:
+            output = output - output.new_tensor(self.weights).log()
+        return output.softmax(1)

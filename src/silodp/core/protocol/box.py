@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from silodp.core.errors import Refused
-from silodp.core.protocol.signature import signed_by
+from silodp.core.protocol.frames import signed_by
 
 _MAGIC = b"SDPC\x02"
 _INFO = b"silodp shuffle 1 "
@@ -41,16 +41,19 @@ class Contribution:
 
     round: str
     demanded: int
+
     numbers: np.ndarray  # (d,), int64
 
 
 def box_length(dimension: int) -> int:
+    """Return the bytes of a box of so many coordinates."""
     return _ENCRYPTION + _HEAD.size + 8 * dimension + 32 + 64
 
 
 def encrypt_box(contribution: Contribution, shuffler: str, pseudonym: Ed25519PrivateKey) -> bytes:
-    """Signed by the pseudonym, then encrypted: the box that only the shuffler with this X25519
-    public key (hex) can open.
+    """Sign the contribution by the pseudonym, encrypt it, and return the box.
+
+    Only the shuffler with this X25519 public key (hex) can open the box.
     """
     c = contribution
     head = _HEAD.pack(_MAGIC, bytes.fromhex(c.round), c.demanded, len(c.numbers))
@@ -64,8 +67,9 @@ def encrypt_box(contribution: Contribution, shuffler: str, pseudonym: Ed25519Pri
 
 
 def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Contribution, str]:
-    """(contribution, the pseudonym's public key in hex); raises Refused("malformed" | "signature")
-    on any other bytes whatever.
+    """Return the contribution and the pseudonym's public key in hex.
+
+    Raise Refused("malformed" | "signature") on any other bytes.
     """
     try:
         plain = _SUITE.decrypt(box, private_key, _INFO + bytes.fromhex(round))

@@ -1,4 +1,4 @@
-"""A silo's public card: what it tells of itself, written by the silo and read by the server."""
+"""Read a silo's public card: the facts about itself that the silo writes and the server reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from silodp.core.errors import BadInput
 from silodp.core.text import LONGEST, is_line, is_name, visible
 
 PARTS = ("held_out", "colluding")
-"""Of a card's whole numbers those that may be 0, and are below the number of records."""
+"""The integers of a card that may be 0. They are below the number of records."""
 MOST = 2**53
-"""The largest whole number of a card."""
+"""The largest integer of a card."""
 SHAPES = {
     "name": r"[A-Za-z0-9._-]{1,64}",
     "key": r"[0-9a-f]{64}",
@@ -25,15 +25,19 @@ SHAPES = {
 }
 """The pattern of each short text of a card. Its other texts are lines without controls."""
 FEATURE = 2 * LONGEST + 10
-"""Characters of a feature's name: a column's name, "=" and a category, or " missing"."""
+"""The longest name of a feature, in characters.
+
+It is a column's name with "=" and a category, or with " missing".
+"""
 JSON_TEXTS = ("schema",)
-"""Texts of a card that another parser checks."""
+"""The texts of a card that another parser checks."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What a silo tells the server's operator of itself (silo.json): all of it public, none of it
-    taken on trust by the silo.
+    """What a silo publishes about itself for the server's operator (silo.json).
+
+    All of it is public. The silo takes none of it on trust from the server.
     """
 
     name: str
@@ -49,55 +53,59 @@ class Card:
     parameters: int
     definition: str
     schema: str = dataclasses.field(default="", kw_only=True)
-    """The public schema's one spelling, where the silo reads its file by one."""
+    """The public schema in its one spelling, if the silo reads its file by a schema."""
     feature_map: str = dataclasses.field(default="", kw_only=True)
-    """What the model sees of a record, where that is not the record itself."""
+    """The feature map of the model, if it does not see the record itself."""
     held_out: int = dataclasses.field(default=0, kw_only=True)
-    """Records that no training question sees and a Score is over; older cards say nothing of them.
-    """
+    """The records that no training query uses, and over which a Score is. Older cards lack it."""
     checked: str = dataclasses.field(default="", kw_only=True)
-    """By whom and when the silo's officer says that `silodp silo check` was run; never what it
-    found.
-    """
+    """Who ran `silodp silo check` and when, by the silo's officer; never what it found."""
     study: str = dataclasses.field(default="", kw_only=True)
     """The name of the study that the silo approves, for people."""
     statistics: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
-    """What the policy allowed to be asked when the card was written; older cards say nothing of it.
-    """
+    """The statistics that the policy allowed when the card was written. Older cards lack it."""
     colluding: int = dataclasses.field(default=0, kw_only=True)
-    """Under masks: against how many other silos with the server its price must hold."""
+    """Under masks, the number of silos that may collude with the server without harm."""
+
     trust: str = dataclasses.field(default="isrl", kw_only=True)
     """What the silo's policy is made for: its own answers, masked totals, or a shuffler's."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:
-        """The card in a table as silo.json holds it; BadInput names the field that cannot be
-        used.
+        """Return the card in a table with the fields of silo.json.
+
+        Raise BadInput with the name of the first field that cannot be used.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in fields(cls):
-            value = table.get(
-                field.name, None if field.default is dataclasses.MISSING else field.default
-            )
+            default = field.default
+            if default is dataclasses.MISSING:
+                default = None
+            value = table.get(field.name, default)
             match field.type, value:
                 case "tuple[str, ...]", list() | tuple() if all(
                     is_name(item, FEATURE) for item in value
                 ):
-                    found[field.name] = tuple(value)
-                case "int", int() if type(value) is int and (
-                    0 <= value < found["records"] if field.name in PARTS else 0 < value <= MOST
-                ):
-                    found[field.name] = value
+                    values[field.name] = tuple(value)
+                case "int", int() if type(value) is int and _in_range(field.name, value, values):
+                    values[field.name] = value
                 case "float", int() | float() if type(value) is not bool and value > 0:
-                    found[field.name] = float(value)
+                    values[field.name] = float(value)
                 case "str", str() if _fits(field.name, value):
-                    found[field.name] = value
+                    values[field.name] = value
                 case _:
                     raise BadInput(
                         f"{source} has the {field.name} {visible(repr(value), 60)}; take the "
                         "silo.json that `silodp silo init` wrote"
                     )
-        return cls(**found)
+        return cls(**values)
+
+
+def _in_range(field: str, value: int, earlier: Mapping[str, Any]) -> bool:
+    """Return whether an integer may be in this field, given the fields before it."""
+    if field in PARTS:
+        return 0 <= value < earlier["records"]
+    return 0 < value <= MOST
 
 
 def _fits(field: str, text: str) -> bool:

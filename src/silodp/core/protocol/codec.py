@@ -1,12 +1,13 @@
-"""Bytes <-> queries and replies: the one small protocol that a gate daemon speaks. No pickle, no
-code, no I/O; imports only core.
+"""Encode and decode queries and replies, the one small protocol of a gate daemon.
 
-`frames` has the outside of a frame: key, signature and length. The body is a safetensors file: its
+It has no pickle, no code and no I/O. It imports only core.
+
+`frames` has the outside of a frame: key, signature and length. The body is a safetensors file. Its
 header's metadata holds one JSON text under "silodp", and the points are its tensors. A body is
 canonical: sorted keys, no spaces, floats as hex, tensors in the order of their names without gaps.
-The decoder writes again what it read and refuses a body that differs in a single byte, so unknown
-or repeated fields, other spellings of a number, holes and trailing bytes have no way in, and
-SHA-256 of the body names the query.
+The decoder encodes the value it has read, and refuses a body that differs in a single byte. So
+there is no way in for unknown or repeated fields, other spellings of a number, holes or trailing
+bytes. And the SHA-256 of the body names the query.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ from silodp.core.statistics import STATISTICS
 QUERY = b"SDPQ"
 REPLY = b"SDPR"
 MAX_HEADER = 2**13
-"""Bytes of a body's header. All names are short, so a longer one is junk, and is refused before it
-is parsed.
+"""The longest header of a body, in bytes.
+
+All names are short, so a longer header is junk. It is refused before it is parsed.
 """
 _DTYPES = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "U8": np.dtype("u1")}
 Pieces = list[bytes | memoryview]
@@ -62,8 +64,11 @@ _TYPES = {dtype.itemsize: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """A query as it is sent: to one silo, for one run (J = 1, one clip, one noise multiplier),
-    under an id of its own, about the problem whose definition has this SHA-256."""
+    """A query as it is sent to one silo, for one run.
+
+    It has one run's values (J = 1, one clip, one noise multiplier) and its own query id. `model` is
+    the SHA-256 of the problem's definition.
+    """
 
     silo: str
     run: str
@@ -71,19 +76,19 @@ class Envelope:
     model: str
     query: Query
     round: str = ""
-    """Names the round of a query for a total: all silos are asked under the same name."""
+    """The name of the round, in a query for a total. It is the same for all silos."""
     attempt: int = 0
+    """In a masked query, how often the round was asked before."""
     cohort: bytes = b""
-    """Of a masked query: how often the round was asked before, and the table of its cohort
-    (core.protocol.masks).
-    """
+    """In a masked query, the table of the round's cohort (core.protocol.masks)."""
     version: int = VERSION
-    """Of the frame; 2 from a server that reads no packed answers."""
+    """The version of the frame. It is 2 from a server that does not read packed answers."""
 
     @property
     def shuffle_round(self) -> str:
-        """SHA-256 of the question but for the silo and its own query id: contributions to one round
-        answer one question.
+        """Return the SHA-256 of the query without the silo and its own query id.
+
+        So contributions to one round answer one query.
         """
         return hashlib.sha256(
             b"".join(_query_body(dataclasses.replace(self, silo="all", query_id="all")))
@@ -92,10 +97,10 @@ class Envelope:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a silo lets out, as the server reads it: `value` (1, d), and the silo's ledger after the
-    charge (entries, hash of the last).
+    """A silo's release, as the server reads it: `value` (1, d) and the state of the silo's ledger.
 
-    With a packing the numbers are sent as its integers, else in float64.
+    The state is the number of entries after the charge, and the hash of the last one. With a
+    packing the numbers are sent as integers, otherwise in float64.
     """
 
     silo: str
@@ -124,8 +129,9 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The gate's no: a code, and the SHA-256 of the question's whole frame; empty where the daemon
-    had no question to look at.
+    """A gate's refusal: a code, and the SHA-256 of the question's whole frame.
+
+    The hash is empty if the daemon refused before it read a frame.
     """
 
     code: str
@@ -136,31 +142,34 @@ class Refusal:
 
 
 def encode_query(envelope: Envelope, private_key: Ed25519PrivateKey) -> bytes:
-    """The signed frame of a query; raises BadInput where it is not a query for one run."""
+    """Return the signed frame of a query. Raise BadInput if it is not a query for one run."""
     return sign_frame(QUERY, envelope.version, _query_body(envelope), private_key)
 
 
 def numbers_at(frame: bytes) -> int:
-    """Where the numbers of a frame begin, that this module has made: questions to several silos
-    about one point are alike from there on.
+    """Return the offset at which the numbers of a frame begin.
+
+    The frame must come from this module. Frames to several silos about one point are alike from
+    there on.
     """
     return OVERHEAD + 8 + int.from_bytes(frame[OVERHEAD : OVERHEAD + 8], "little")
 
 
 def decode_query(frame: bytes, *, limit: int) -> tuple[Envelope, str, str]:
-    """(envelope, the asker's public key, SHA-256 of the body), keys and hashes in hex, of a frame
-    of at most `limit` bytes.
+    """Return the envelope, the asker's public key and the SHA-256 of the body, the last two in hex.
 
-    On any bytes whatever: raises Refused("size" | "malformed" | "version" | "signature") or
-    nothing. Nothing is parsed before the signature holds. Whether the values make sense, and
-    whether the asker is anybody, is for the policy and the gate to say.
+    Raise Refused("size" | "malformed" | "version" | "signature") on any other bytes, and no other
+    exception. A frame of more than `limit` bytes is refused. Nothing is parsed before the signature
+    is checked. The policy and the gate check later whether the values make sense and who the asker
+    is.
     """
     body, key = open_signed(frame, QUERY, limit)
-    envelope = _parsed(body, _read_query, lambda envelope, came: _query_body(envelope))
+    envelope = _parsed(body, _read_query, lambda envelope, received: _query_body(envelope))
     return dataclasses.replace(envelope, version=frame[4]), key, hashlib.sha256(body).hexdigest()
 
 
 def _query_body(envelope: Envelope) -> Pieces:
+    """Return the body of a query, in pieces."""
     tensors: Tensors = {}
     mechanism = envelope.query.mechanism
     fields = {
@@ -181,6 +190,7 @@ def _query_body(envelope: Envelope) -> Pieces:
 
 
 def _read_query(fields: dict, tensors: Tensors) -> Envelope:
+    """Return the envelope that the fields and tensors of a body describe."""
     mechanism = read_mechanism(
         fields["mechanism"], read_named(SAMPLINGS, fields["sampling"], tensors)
     )
@@ -204,8 +214,9 @@ def _read_query(fields: dict, tensors: Tensors) -> Envelope:
 def encode_reply(
     reply: Answer | Sealed | Refusal, private_key: Ed25519PrivateKey | None = None
 ) -> bytes:
-    """The frame of an answer or a refusal, signed by the silo where it has a key. Its length tells
-    nothing but d and public names.
+    """Return the frame of a reply, signed by the silo if there is a key.
+
+    Its length depends on d and public names only.
     """
     version = COMMON
     if isinstance(reply, Sealed):
@@ -218,11 +229,12 @@ def encode_reply(
 def decode_reply(
     frame: bytes, *, limit: int, silo_key: str | None = None
 ) -> Answer | Sealed | Refusal:
-    """A silo's reply; raises Refused as `decode_query` does. With `silo_key` (hex) only a reply
-    signed by that key is accepted.
+    """Return a silo's reply. Raise Refused as `decode_query` does.
 
-    It takes the frame's length twice more at most, for the body and, until the signature holds, for
-    what was signed; then 8 bytes for a number.
+    With `silo_key` (hex) only a reply signed by that key is accepted.
+
+    Decoding takes at most twice the frame's length of further memory: once for the body and, until
+    the signature is checked, once for the signed bytes. Then it takes 8 bytes for each number.
     """
     body, key = open_frame(frame, REPLY, limit)
     if silo_key is not None and key != silo_key:
@@ -230,23 +242,26 @@ def decode_reply(
     return _parsed(body, _read_reply, _reply_body)
 
 
-def _reply_body(reply: Answer | Sealed | Refusal, came: Tensors | None = None) -> Pieces:
-    """Packed numbers that came with the reply are not packed again: no two spellings are one
-    integer.
+def _reply_body(reply: Answer | Sealed | Refusal, received: Tensors | None = None) -> Pieces:
+    """Return the body of a reply, in pieces.
+
+    `received` has the tensors of a decoded body. Their packed numbers are used as they are: each
+    integer has one spelling, so packing again would only cost time.
     """
     if isinstance(reply, Refusal):
-        return _body(
-            {"refused": name(reply.code)}
-            | ({"digest": hexhash(reply.digest)} if reply.digest else {}),
-            {},
-        )
+        refusal = {"refused": name(reply.code)}
+        if reply.digest:
+            refusal["digest"] = hexhash(reply.digest)
+        return _body(refusal, {})
     if isinstance(reply, Sealed):
         tensors = {"box": np.frombuffer(reply.box, np.uint8)}
-    elif reply.packing and came:
-        tensors = {"value": came["value"]}
+    elif reply.packing and received:
+        tensors = {"value": received["value"]}
     else:
         value = array(reply.value.double(), POINT)
-        tensors = {"value": reply.packing.packed(value[0]) if reply.packing else value}
+        if reply.packing:
+            value = reply.packing.packed(value[0])
+        tensors = {"value": value}
     fields = {
         "digest": hexhash(reply.digest),
         "event": write_event(reply.event),
@@ -263,10 +278,12 @@ def _reply_body(reply: Answer | Sealed | Refusal, came: Tensors | None = None) -
 
 
 def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
+    """Return the reply that the fields and tensors of a body describe."""
     if "refused" in fields:
-        return Refusal(
-            name(fields["refused"]), hexhash(fields["digest"]) if "digest" in fields else ""
-        )
+        code = name(fields["refused"])
+        if "digest" in fields:
+            return Refusal(code, hexhash(fields["digest"]))
+        return Refusal(code)
     names = name(fields["silo"]), name(fields["query"]), hexhash(fields["digest"])
     event = read_event(fields["event"])
     at = (integer(fields["ledger"]["count"]), hexhash(fields["ledger"]["head"]))
@@ -277,7 +294,10 @@ def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
     unit, divisor = (float.fromhex(fields["packed"][key]) for key in ("unit", "divisor"))
     raw = tensors["value"]
     if raw.dtype != np.uint8 or raw.ndim != 2:
-        raise BadInput("packed numbers are bytes, a row for each")
+        raise BadInput(
+            f"packed numbers have the type {raw.dtype} and the shape {raw.shape}; they must be "
+            "bytes, one row for each number"
+        )
     packing = Packing(unit, divisor, raw.shape[1])
     return Answer(*names, torch.from_numpy(packing.unpacked(raw))[None], event, *at, packing)
 
@@ -286,7 +306,7 @@ def _read_reply(fields: dict, tensors: Tensors) -> Answer | Sealed | Refusal:
 
 
 def _body(fields: dict, tensors: dict[str, np.ndarray]) -> Pieces:
-    """The body in pieces, of which the long ones are the tensors' own memory."""
+    """Return the body in pieces. The long pieces are the tensors' own memory."""
     header: dict[str, Any] = {"__metadata__": {"silodp": as_json(fields)}}
     end = 0
     for key, values in sorted(tensors.items()):
@@ -305,8 +325,10 @@ def _body(fields: dict, tensors: dict[str, np.ndarray]) -> Pieces:
 
 
 def _parsed(body: bytes, read, write) -> Any:
-    """What `read` makes of the body, if `write` makes the same body of it (and of its tensors, as
-    they came); else Refused("malformed"), whatever went wrong.
+    """Return what `read` makes of the body.
+
+    Raise Refused("malformed") on any error, or if `write` makes another body of that value and of
+    the received tensors.
     """
     try:
         fields, tensors = _split(body)
@@ -314,14 +336,14 @@ def _parsed(body: bytes, read, write) -> Any:
         if _same(write(value, tensors), body):
             return value
     except Exception:
-        # bytes from outside: a parser's complaints are as many as its authors' thoughts, and none
-        # may get through
+        # These bytes come from outside. A parser can raise anything, and nothing of it may leave
+        # the gate.
         pass
     raise Refused("malformed")
 
 
 def _same(pieces: Pieces, body: bytes) -> bool:
-    """Whether the pieces make the body, without putting them together."""
+    """Return whether the pieces make up the body, without joining them."""
     at = 0
     for piece in pieces:
         if not body.startswith(piece, at):
@@ -331,6 +353,9 @@ def _same(pieces: Pieces, body: bytes) -> bool:
 
 
 def _split(body: bytes) -> tuple[dict, dict[str, np.ndarray]]:
+    """Return the fields and tensors of a body. Raise an exception of any kind if it has another
+    form.
+    """
     size = int.from_bytes(body[:8], "little")
     if size > min(MAX_HEADER, len(body) - 8):
         raise BadInput("the header is longer than the body or than any header may be")
@@ -342,11 +367,9 @@ def _split(body: bytes) -> tuple[dict, dict[str, np.ndarray]]:
         dtype = _DTYPES[header[key]["dtype"]]
         shape = [integer(n) for n in header[key]["shape"]]
         end = start + math.prod(shape) * dtype.itemsize
-        part = memoryview(body)[
-            start:end
-        ]  # bytes are read where they lie; numbers, which kernels see, in memory of their own
-        tensors[key] = np.frombuffer(part if dtype == np.uint8 else bytes(part), dtype).reshape(
-            shape
-        )  # one too short for the shape raises
+        part: bytes | memoryview = memoryview(body)[start:end]
+        if dtype != np.uint8:
+            part = bytes(part)  # numbers that kernels read get memory of their own
+        tensors[key] = np.frombuffer(part, dtype).reshape(shape)  # raises if the part is too short
         start = end
     return fields, tensors

@@ -15,18 +15,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 
 from silodp.core.errors import Refused
-from silodp.core.protocol.signature import signed_by
 
 VERSION = 4
+
 PACKED = 3
 COMMON = 2
-"""The version of everything that 3 and 4 have not changed."""
+"""The version of every frame that version 3 has not changed."""
 SPOKEN = (COMMON, PACKED, VERSION)
 OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
+
+
+def signed_by(key: bytes, signature: bytes, content: bytes) -> bool:
+    """Return whether an Ed25519 key signed the content.
+
+    Return False also for bytes that are not a key or not a signature.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def sign_frame(
@@ -35,11 +51,15 @@ def sign_frame(
     body: bytes | Sequence[bytes | memoryview],
     private_key: Ed25519PrivateKey | None,
 ) -> bytes:
-    """The frame of a body, or of the pieces of one, signed where there is a key; nothing in it is
-    encrypted.
+    """Return the frame of a body, or of the pieces of a body.
+
+    It is signed if there is a key. Nothing in it is encrypted.
     """
     signed = magic + version.to_bytes(1)
-    pieces = (body,) if isinstance(body, bytes) else body
+    if isinstance(body, bytes):
+        pieces: Sequence[bytes | memoryview] = (body,)
+    else:
+        pieces = body
     key, signature = _UNSIGNED
     if private_key is not None:
         key = private_key.public_key().public_bytes_raw()
@@ -48,10 +68,10 @@ def sign_frame(
 
 
 def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | None]:
-    """The body of a frame and the key whose signature it bears; None for the all-zero key and
-    signature of an unsigned one.
+    """Return the body of a frame and the key that signed it.
 
-    On any other bytes whatever: Refused("size" | "malformed" | "version" | "signature").
+    The key is None for the all-zero key and signature of an unsigned frame. Raise Refused("size" |
+    "malformed" | "version" | "signature") on any other bytes.
     """
     if len(frame) > limit:
         raise Refused("size")
@@ -72,7 +92,10 @@ def open_frame(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str | Non
 
 
 def open_signed(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str]:
-    """The body of a frame that is signed, by whomever, and the key; else as `open_frame`."""
+    """Return the body of a signed frame and the key, which may be any key.
+
+    Raise Refused("signature") if it is unsigned, and otherwise as `open_frame` does.
+    """
     body, key = open_frame(frame, magic, limit)
     if key is None:
         raise Refused("signature")
@@ -80,23 +103,27 @@ def open_signed(frame: bytes, magic: bytes, limit: int) -> tuple[bytes, str]:
 
 
 def open_by(key: str, frame: bytes, magic: bytes, limit: int) -> bytes:
-    """The body of a frame that this key has signed, and no other."""
-    body, found = open_signed(frame, magic, limit)
-    if found != key:
+    """Return the body of a frame that this key has signed.
+
+    Raise Refused("signature") for another key, and otherwise as `open_signed` does.
+    """
+    body, signer = open_signed(frame, magic, limit)
+    if signer != key:
         raise Refused("signature")
     return body
 
 
 def parsed(body: bytes, read: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Any:
-    """What `read` makes of the body, if `write` makes the same body of it; else
-    Refused("malformed"), whatever went wrong.
+    """Return what `read` makes of the body.
+
+    Raise Refused("malformed") on any error, or if `write` makes another body of that value.
     """
     try:
         value = read(body)
         if write(value) == body:
             return value
-    except (
-        Exception
-    ):  # bytes from outside: whatever a parser complains of, none of it may get through
+    except Exception:
+        # These bytes come from outside. A parser can raise anything, and nothing of it may leave
+        # the gate.
         pass
     raise Refused("malformed")

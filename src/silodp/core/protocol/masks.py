@@ -38,7 +38,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.protocol.signature import signed_by
+from silodp.core.protocol.frames import signed_by
 
 _KEY = b"silodp masks 1 key"
 _PAIR = b"silodp masks 1 pair"

@@ -1,9 +1,10 @@
-"""An answer's numbers as integers of a few bytes each, on a lattice and in a range that query and n
-decide: neither follows from what a record holds.
+"""Pack the numbers of an answer into integers of a few bytes each.
+
+Query and n decide the lattice and the range. Neither depends on a record's values.
 
 A release is (unit x integer) / divisor already. Its noise is many units wide, so the integers may
-be rounded to a coarser unit, and a sum that noise of 12 standard deviations would have to take past
-the range is kept within it: both are post-processing, and cost less than 2^-11 of the noise's
+be rounded to a coarser unit. A sum leaves the range only by noise of 12 standard deviations, and is
+then clipped to it. Both are post-processing. Together they cost less than 2^-11 of the noise's
 variance.
 """
 
@@ -17,18 +18,19 @@ import numpy as np
 from silodp.core.errors import BadInput
 
 LEAST = 3
-"""Bytes of a number, at least."""
+"""The fewest bytes of a number."""
 FINE = 64
-"""Steps to a standard deviation of the noise, of which rounding the range up to powers of two may
-leave a quarter.
+"""Steps in one standard deviation of the noise.
+
+Rounding the range up to powers of two may leave a quarter of them.
 """
 BLOCK = 2**15
-"""Numbers that are unpacked at once."""
+"""How many numbers are unpacked at once."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Numbers unit x k / divisor, each k an integer of `width` bytes."""
+    """Numbers unit x k / divisor, where each k is an integer of `width` bytes."""
 
     unit: float
     divisor: float
@@ -41,14 +43,17 @@ class Packing:
         )
         if not (sound and LEAST <= self.width <= 6):
             raise BadInput(
-                "numbers are packed with a unit that is a power of two, a divisor above 0, "
-                "and 3 to 6 bytes each"
+                f"numbers are packed with the unit {self.unit}, the divisor {self.divisor} and "
+                f"{self.width} bytes each; the unit must be a power of two, the divisor above 0, "
+                f"and the bytes {LEAST} to 6"
             )
 
     @classmethod
     def of(cls, step: float, divisor: float, most: float, scale: float) -> Packing | None:
-        """For sums in multiples of `step`, at most `most` steps large, with noise of `scale` steps;
-        None where 6 bytes are too few.
+        """Return the packing for sums in multiples of `step`.
+
+        A sum is at most `most` steps large and has noise of `scale` steps. Return None if 6 bytes
+        are too few.
         """
         width = LEAST
         while most * FINE > scale * 2.0 ** (8 * width - 1):
@@ -62,29 +67,31 @@ class Packing:
         return None
 
     def packed(self, value: np.ndarray) -> np.ndarray:
-        """(d, width) bytes of the numbers (d,), little-endian in two's complement."""
+        """Return the numbers (d,) as bytes (d, width), little-endian in two's complement."""
         top = 2.0 ** (8 * self.width - 1) - 1
         scaled = value * (self.divisor / self.unit)
-        whole = np.clip(np.rint(scaled, out=scaled), -top, top, out=scaled).astype(
-            f"<i{self._size}"
-        )
-        return np.ascontiguousarray(whole[:, None].view(np.uint8)[:, : self.width])
+        np.rint(scaled, out=scaled)
+        np.clip(scaled, -top, top, out=scaled)
+        integers = scaled.astype(f"<i{self._size}")
+        return np.ascontiguousarray(integers[:, None].view(np.uint8)[:, : self.width])
 
     def unpacked(self, data: np.ndarray) -> np.ndarray:
-        """The numbers (d,) in float64."""
+        """Return the numbers (d,) in float64."""
         spare = self._size - self.width
-        found = np.empty(len(data))
-        for start in range(0, len(data), BLOCK):  # in the memory of a block
+        numbers = np.empty(len(data))
+        for start in range(0, len(data), BLOCK):  # block by block, to bound the memory
             part = data[start : start + BLOCK]
-            wide = (
-                bytes(spare) + part.tobytes()
-            )  # each integer is read with the bytes before it, which a shift takes away
-            whole = (
-                np.ndarray(len(part), f"<i{self._size}", wide, strides=(self.width,)) >> 8 * spare
-            )
-            found[start : start + BLOCK] = whole * self.unit / self.divisor
-        return found
+            # Each integer is read together with the bytes before it. The shift removes these bytes
+            # and extends the sign.
+            wide = bytes(spare) + part.tobytes()
+            shifted = np.ndarray(len(part), f"<i{self._size}", wide, strides=(self.width,))
+            integers = shifted >> 8 * spare
+            numbers[start : start + BLOCK] = integers * self.unit / self.divisor
+        return numbers
 
     @property
     def _size(self) -> int:
-        return 8 if self.width > 4 else 4
+        """Return the bytes of the smallest numpy integer with at least `width` bytes."""
+        if self.width > 4:
+            return 8
+        return 4

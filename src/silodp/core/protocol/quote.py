@@ -1,13 +1,16 @@
-"""Bytes of quotes and holds: the server sends a gate the run's events, the gate says whether they
-fit and holds that amount for the run.
+"""Encode and decode the frames by which a server reserves budget at a gate, and releases it.
 
-Frames as in `frames`, signed by the asker there and by the silo back. A body is one JSON text in
-its one spelling: sorted keys, no spaces, numbers that are not whole as hexadecimal text. A refusal
-that has nothing to do with holds comes back as any other (`codec.Refusal`).
+The server sends the events of a run. The gate answers whether they fit its budget. If they fit, the
+gate reserves that amount for the run.
+
+Frames are as in `frames`. The asker signs the request and the silo signs the reply. A body is one
+JSON text in its one spelling: sorted keys, no spaces, and numbers that are not integers as
+hexadecimal text. A refusal that does not concern holds is a `codec.Refusal`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
@@ -40,24 +43,24 @@ from silodp.core.protocol.frames import (
 HOLD = b"SDPH"
 HELD = b"SDPK"
 LIMIT = OVERHEAD + 2**18
-"""Bytes of the longest frame about a hold: a run of 1,500 batches of a partition fits."""
+"""The longest frame about a hold, in bytes. A run of 1,500 batches of a partition fits."""
 MOST = 64
-"""Events in one request, the batches of a partition as one: a gate prices each, and a run has a
-handful.
+"""The most events in one request, where the batches of a partition count as one.
+
+A gate prices each event, so their number is bounded. A run has a handful of them.
 """
 
 
 _SHORT = {"noise_multiplier": "noise"}
-"""How a hold spells an event's fields, where not as an answer does."""
+"""The fields of an event that a hold spells differently from an answer."""
 
 
 @dataclass(frozen=True, eq=False)
 class HoldRequest:
-    """Everything that a run will ask of one silo: (kind, event) with the counts added up. Under one
-    `hold` id a hold is taken once.
+    """All events that a run will charge to one silo, as (kind, event) with the counts added up.
 
-    Each request of a run has a higher `number` than the one before: a gate takes none that was
-    carried past a later one.
+    A gate takes a hold with one `hold` id once. Each request of a run has a higher `number` than
+    the request before. A gate refuses a request that arrives after a later one.
     """
 
     silo: str
@@ -70,8 +73,9 @@ class HoldRequest:
 
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """The run has ended, or will not begin: whatever is held for it under a lower number is free
-    again.
+    """A request to free what is reserved for a run under a lower number.
+
+    The server sends it when the run has ended, or will not begin.
     """
 
     silo: str
@@ -83,12 +87,12 @@ class ReleaseRequest:
 
 @dataclass(frozen=True)
 class HoldReply:
-    """What became of a request about a hold: `code` is empty if the amount is held (for so many
-    `seconds`), or the hold released.
+    """The result of a request about a hold.
 
-    `needed` is the share of the ledger's capacity that the run still needs, a function of the
-    request and of the run's own charges; `left`, the share that is neither spent nor held for other
-    runs, is told only where the policy lets this asker see it.
+    `code` is empty if the gate has reserved the amount for `seconds`, or has released the hold.
+    `needed` is the share of the ledger's capacity that the run still needs. It is a function of the
+    request and of the run's own charges. `left` is the share that is neither spent nor reserved for
+    other runs. The reply contains `left` only where the policy lets this asker see it.
     """
 
     silo: str
@@ -102,30 +106,35 @@ class HoldReply:
 
 
 def encode_hold(request: HoldRequest | ReleaseRequest, private_key: Ed25519PrivateKey) -> bytes:
-    """The signed frame; BadInput where the run has more events than a frame holds."""
+    """Return the signed frame. Raise BadInput if the run has more events than fit into a frame."""
     frame = sign_frame(HOLD, VERSION, _request_body(request), private_key)
     if len(frame) > LIMIT:
         raise BadInput(
-            f"the run has {len(getattr(request, 'events', ()))} different events, more "
-            "than a hold can name; use fewer batches"
+            f"the run has {len(getattr(request, 'events', ()))} different events, and a hold "
+            "has no room for so many; use fewer batches"
         )
     return frame
 
 
 def decode_hold(frame: bytes) -> tuple[HoldRequest | ReleaseRequest, str, str]:
-    """(request, the asker's public key, SHA-256 of the body). On any other bytes Refused("size" |
-    "malformed" | "version" | "signature").
+    """Return the request, the asker's public key and the SHA-256 of the body.
+
+    Raise Refused("size" | "malformed" | "version" | "signature") on any other bytes.
     """
     body, key = open_signed(frame, HOLD, LIMIT)
     return parsed_json(body, _read_request, _request_body), key, hashlib.sha256(body).hexdigest()
 
 
 def encode_hold_reply(reply: HoldReply, private_key: Ed25519PrivateKey | None) -> bytes:
+    """Return the frame of a reply, signed if there is a key."""
     return sign_frame(HELD, COMMON, _reply_body(reply), private_key)
 
 
 def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
-    """What the silo with this key has signed; on any other bytes Refused, as `decode_hold`."""
+    """Return the reply that the silo with this key has signed.
+
+    Raise Refused as `decode_hold` does.
+    """
     body = open_by(silo_key, frame, HELD, LIMIT)
     return parsed_json(body, _read_reply, _reply_body)
 
@@ -134,6 +143,10 @@ def decode_hold_reply(frame: bytes, *, silo_key: str) -> HoldReply:
 
 
 def _request_body(request: HoldRequest | ReleaseRequest) -> bytes:
+    """Return the body of a request.
+
+    Raise BadInput if it has no events, or more prices than `MOST`.
+    """
     fields: dict[str, Any] = {
         "hold": name(request.hold),
         "model": hexhash(request.model),
@@ -145,16 +158,17 @@ def _request_body(request: HoldRequest | ReleaseRequest) -> bytes:
         rows = [_row(kind, event) for kind, event in request.events]
         if not rows or _prices(rows) > MOST:
             raise BadInput(
-                f"a hold is of {len(rows)} events; it must be of at least one, and of at "
-                f"most {MOST} prices (batches of a partition: one)"
+                f"a hold has {len(rows)} events; it must have at least one, and at most "
+                f"{MOST} prices (batches of a partition with the same noise share one)"
             )
         fields["events"] = rows
     return as_json(fields).encode("ascii")
 
 
 def _prices(rows: list[dict[str, Any]]) -> int:
-    """How many rows a gate has to price one by one: of the batches of a partition with the same
-    noise, one.
+    """Return how many rows a gate has to price one by one.
+
+    Batches of a partition with the same noise count as one row.
     """
     batches = [
         row | {"kind": "", "count": 0, "sampling": row["sampling"] | {"index": 0}}
@@ -165,12 +179,14 @@ def _prices(rows: list[dict[str, Any]]) -> int:
 
 
 def _row(kind: str, event: Event | TotalEvent) -> dict[str, Any]:
+    """Return one event as a hold spells it."""
     return {"kind": name(kind)} | {
         _SHORT.get(field, field): value for field, value in write_event(event).items()
     }
 
 
 def _read_request(fields: dict[str, Any]) -> HoldRequest | ReleaseRequest:
+    """Return the request in these fields. Without events it is a ReleaseRequest."""
     names = (
         name(fields["silo"]),
         name(fields["run"]),
@@ -184,6 +200,7 @@ def _read_request(fields: dict[str, Any]) -> HoldRequest | ReleaseRequest:
 
 
 def _event(row: dict[str, Any]) -> Event | TotalEvent:
+    """Return the event in one row of a hold."""
     long = {short: field for field, short in _SHORT.items()}
     return read_event(
         {long.get(field, field): value for field, value in row.items() if field != "kind"}
@@ -191,6 +208,7 @@ def _event(row: dict[str, Any]) -> Event | TotalEvent:
 
 
 def _reply_body(reply: HoldReply) -> bytes:
+    """Return the body of a reply."""
     fields: dict[str, Any] = {
         "digest": hexhash(reply.digest),
         "hold": name(reply.hold),
@@ -199,31 +217,31 @@ def _reply_body(reply: HoldReply) -> bytes:
         "silo": name(reply.silo),
     }
     if reply.code:
-        fields |= {"code": name(reply.code)}
-    else:
-        fields |= {}
-    fields |= {
-        field: real(value)
-        for field in ("needed", "left")
-        if (value := getattr(reply, field)) is not None
-    }
+        fields["code"] = name(reply.code)
+    if reply.needed is not None:
+        fields["needed"] = real(reply.needed)
+    if reply.left is not None:
+        fields["left"] = real(reply.left)
     return as_json(fields).encode("ascii")
 
 
 def _read_reply(fields: dict[str, Any]) -> HoldReply:
+    """Return the reply in these fields."""
     names = (
         name(fields["silo"]),
         name(fields["run"]),
         name(fields["hold"]),
         hexhash(fields["digest"]),
     )
-    told = (
-        float.fromhex(fields[field]) if field in fields else None for field in ("needed", "left")
-    )
-    return HoldReply(*names, fields.get("code", ""), integer(fields["seconds"]), *told)
+    reply = HoldReply(*names, fields.get("code", ""), integer(fields["seconds"]))
+    shares = {
+        field: float.fromhex(fields[field]) for field in ("needed", "left") if field in fields
+    }
+    return dataclasses.replace(reply, **shares)
 
 
 def parsed_json(
     body: bytes, read: Callable[[dict[str, Any]], Any], write: Callable[[Any], bytes]
 ) -> Any:
+    """Return what `read` makes of a body that is JSON. Raise Refused as `frames.parsed` does."""
     return parsed(body, lambda text: read(json.loads(text)), write)

@@ -1,13 +1,11 @@
-"""Why a gate refuses: the fixed list of codes, each with its sentence, for the silo's operator and
-for whoever asked.
-"""
+"""List the fixed codes with which a gate refuses, each with a sentence for operators and askers."""
 
 from __future__ import annotations
 
 CODES: dict[str, str] = {
     "size": "The frame is longer than any query about this model can be.",
     "malformed": "The frame is not a query in the one form that this protocol has.",
-    "version": "The frame speaks another version of the protocol.",
+    "version": "The frame has another version of the protocol.",
     "signature": "The frame is unsigned, or its signature does not belong to its key and content.",
     "asker": "The key that signed the query is not one that the policy lists.",
     "silo": "The query was signed for another silo than this one.",
@@ -17,70 +15,64 @@ CODES: dict[str, str] = {
     "statistic": "The policy does not allow this statistic.",
     "sampling": "The policy does not allow this way of drawing batches.",
     "rule": (
-        "The ledger's rule has no price for such a release; it was fixed when the ledger was made."
+        "The ledger's rule has no price for such a release; the rule was fixed when the ledger was "
+        "created."
     ),
     "clip": "The clip threshold is outside the policy's range.",
     "noise": (
-        "The noise multiplier is below the policy's minimum, or outside what the lattice can carry."
+        "The noise multiplier is below the policy's minimum, or outside the range of the lattice."
     ),
-    "batch": (
-        "The batch does not exist, or is expected to hold fewer records than the policy's minimum."
-    ),
+    "batch": ("The batch does not exist, or its expected size is below the policy's minimum."),
     "shuffle": "The query is for a shuffler, and the policy names none.",
     "masks": "The query is for masked totals, and the policy has no table [masks].",
     "unpinned": "The query's cohort has a silo whose key the officer has not pinned.",
     "cohort": (
-        "The query's cohort lacks this silo or its records, is too small, or holds a key that "
+        "The query's cohort lacks this silo or its records, is too small, or contains a key that "
         "its silo has not signed for this run."
     ),
     "epoch": (
-        "The query names a key of this silo that it no longer has; it gives a new one after "
+        "The query names a key that this silo no longer has; the silo offers a new key after "
         "each answer and each start."
     ),
-    "attempts": "The round has been asked as often as the policy lets one round be asked.",
-    "modulus": "The total of this cohort could pass the query's modulus.",
+    "attempts": "The round has been asked as often as the policy allows for one round.",
+    "modulus": "The total of this cohort could be larger than the query's modulus.",
     "contributions": ("The query counts on more shares of noise than the policy allows for."),
-    "round": (
-        "The total that the answer would go into has been answered already, under another query id."
-    ),
+    "round": "The silo has already answered this round, under another query id.",
     "local": (
-        "The answer would take what whoever sees the silo's own numbers can learn past the "
+        "With the answer, the epsilon against a reader of the silo's own numbers would exceed the "
         "policy's maximum_local_epsilon."
     ),
     "steps": "The number of local steps, or their length, is outside the policy's range.",
     "shape": (
-        "A point has not the model's number of parameters, or a feature statistic not the "
-        "silo's number of features."
+        "A point does not have the model's number of parameters, or a feature statistic does not "
+        "have the silo's number of features."
     ),
-    "not-finite": "A point holds a number that is not finite.",
-    "run-limit": "The run has asked as often as the policy lets one run ask.",
-    "rate": "The gate has answered as often in the last hour as the policy lets it.",
-    "budget": (
-        "The answer, or the run that a hold is asked for, would take the data set past its "
-        "privacy budget."
-    ),
+    "not-finite": "A point contains a number that is not finite.",
+    "run-limit": "The run has asked as often as the policy allows for one run.",
+    "rate": "The gate has answered as often in the last hour as the policy allows.",
+    "budget": "The answer, or the run of the hold, would exceed the data set's privacy budget.",
     "taken": (
-        "What is left of the budget is held for other runs; a hold ends with its run, by its "
+        "The rest of the budget is reserved for other runs; a hold ends with its run, at its "
         "time or by the officer."
     ),
     "hold-limit": (
-        "The asker would hold more of the budget, or for more runs at once, than the policy "
-        "lets one asker hold."
+        "The asker would reserve more of the budget, or for more runs at once, than the policy "
+        "allows one asker."
     ),
     "lapsed": (
-        "The hold of this id has ended, or its run has asked for another or ended since; a new "
-        "one needs an id and a higher number."
+        "The hold with this id has ended, or its run has since ended or asked for another hold; a "
+        "new hold needs a new id and a higher number."
     ),
     "id": "A name in the query is empty, too long or not printable.",
     "id-reused": "The query's id belongs to a query with other content.",
     "purged": (
-        "The answer to this query id is older than the policy's keep_answers and was deleted: "
+        "The answer to this query id is older than the policy's keep_answers and was deleted; "
         "it is never computed again, and nothing is charged."
     ),
     "ledger": (
-        "The ledger is missing, altered, behind its anchor or cannot be written; the operator "
-        "must look at it."
+        "The ledger is missing, altered, behind its anchor or not writable. The "
+        "operator must inspect it."
     ),
-    "internal": "The gate could not answer, for a reason that has to do with no record.",
+    "internal": "The gate could not answer, for a reason that does not depend on any record.",
 }
-"""Every code that a refusal can carry, and what it tells an operator."""
+"""Every code of a refusal, and its meaning for an operator."""

@@ -84,8 +84,9 @@ class Passed:
 
 @dataclass(frozen=True)
 class Declined:
-    """The shuffler's no: a code, and the SHA-256 of the request's whole frame; empty where the
-    daemon had none to look at.
+    """A shuffler's refusal: a code, and the SHA-256 of the request's whole frame.
+
+    The hash is empty if the daemon refused before it read a frame.
     """
 
     code: str
@@ -96,7 +97,7 @@ Outcome = Passed | Declined
 
 
 def outcome_length(dimension: int, boxes: int) -> int:
-    """Bytes of the longest frame that answers so many boxes."""
+    """Return the bytes of the longest frame that answers so many boxes."""
     return frames.OVERHEAD + _PASSED.size + 8 * dimension + boxes * _DROP.size
 
 
@@ -105,8 +106,9 @@ def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
 
 
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
-    """(request, the asker's public key in hex). On any other bytes: Refused("size" | "malformed" |
-    "version" | "signature").
+    """Return the request and the asker's public key in hex.
+
+    Raise Refused("size" | "malformed" | "version" | "signature") on any other bytes.
     """
     body, key = frames.open_signed(frame, REQUEST, limit)
     return frames.parsed(body, _read_request, _request_body), key
@@ -117,8 +119,9 @@ def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
 
 
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
-    """What the shuffler with this Ed25519 public key (hex) has signed; on any other bytes Refused
-    as `decode_request`.
+    """Return the outcome that the shuffler with this Ed25519 public key (hex) has signed.
+
+    Raise Refused as `decode_request` does.
     """
     body = frames.open_by(shuffler_key, frame, OUTCOME, limit)
     return frames.parsed(body, _read_outcome, _outcome_body)
@@ -180,16 +183,19 @@ def _read_outcome(body: bytes) -> Outcome:
 
 
 def _raw(digest: str) -> bytes:
+    """Return the bytes of a hash in hex. Raise BadInput on another text."""
     if not isinstance(digest, str) or not _HASH.fullmatch(digest):
         raise BadInput(f"a round or hash is {digest!r:.80}; it must be 64 hexadecimal digits")
     return bytes.fromhex(digest)
 
 
-def _word(code: str, known: dict[str, str]) -> bytes:
-    if code not in known:
-        raise BadInput(f"the code is {code!r:.40}; it must be one of {', '.join(known)}")
+def _word(code: str, codes: dict[str, str]) -> bytes:
+    """Return a code as bytes. Raise BadInput if it is not among the codes of this kind."""
+    if code not in codes:
+        raise BadInput(f"the code is {code!r:.40}; it must be one of {', '.join(codes)}")
     return code.encode("ascii")
 
 
 def _unpadded(code: bytes) -> str:
+    """Return a code without its zero bytes."""
     return code.rstrip(b"\0").decode("ascii")

@@ -1,8 +1,8 @@
-"""A key's fingerprint as words that two people can read to each other over the telephone.
+"""Spell a key's fingerprint as words that two people can read to each other over the telephone.
 
-The words are the first 16 bytes of SHA-256 of a label and the key, one of 256 words for each byte:
-whoever wants another key with the same words must try about 2^128. The list is public and fixed for
-good.
+The words stand for the first 16 bytes of the SHA-256 of a label and the key, one of 256 words for
+each byte. To find another key with the same words takes about 2^128 attempts. The list is public
+and will never change.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ zipper
 
 
 def fingerprint(key: str) -> str:
-    """16 words of an Ed25519 public key in hexadecimal digits."""
+    """Return the 16 words of an Ed25519 public key in hexadecimal digits."""
     digest = hashlib.sha256(_LABEL + bytes.fromhex(key)).digest()
     return " ".join(WORDS[byte] for byte in digest[:COUNT])

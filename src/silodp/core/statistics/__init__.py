@@ -1,4 +1,4 @@
-"""What may be averaged over a silo's records: one statistic a file."""
+"""List what may be averaged over a silo's records, one statistic in each file."""
 
 from silodp.core.fields import discovered
 from silodp.core.statistics.cells import Cells

@@ -1,4 +1,4 @@
-"""Numbers in [0, 1] and cells of which one is 1."""
+"""Define statistics of numbers in [0, 1] and of cells, of which one is 1."""
 
 from __future__ import annotations
 
@@ -14,32 +14,37 @@ from silodp.core.statistics.statistic import Rowed
 
 
 class Cells(Rowed):
-    """A record's vector is some `numbers` in [0, 1] and then cells, of which at most one is 1 and
-    the rest 0.
+    """A statistic whose vectors are `numbers` in [0, 1] and then cells.
 
-    Two such vectors differ by at most 1 in each number and sqrt(2) over the cells: one replaced
-    record moves a sum by at most sqrt(numbers + 2), which is less than twice a norm. The clip of
-    such a statistic is half of that, so that 2 clip is exact.
+    At most one cell is 1 and the rest are 0.
+
+    Two such vectors differ by at most 1 in each number and by sqrt(2) over the cells. So one
+    replaced record moves a sum by at most sqrt(numbers + 2), which is less than twice a norm. The
+    clip of such a statistic is half of that, so that 2 clip is exact.
     """
 
     view = "filled"
 
     @property
     def numbers(self) -> int:
+        """Return how many numbers come before the cells."""
         return 0
 
     @property
     def cells(self) -> int:
+        """Return how many cells there are."""
         return 0
 
     @property
     def reach(self) -> int:
-        """The square of the largest distance between two records' vectors."""
-        return self.numbers + (2 if self.cells else 0)
+        """Return the square of the largest distance between two records' vectors."""
+        if self.cells:
+            return self.numbers + 2
+        return self.numbers
 
     @property
     def norm(self) -> float:
-        """The smallest clip that may be asked for: half of the reach's root, rounded up."""
+        """Return the smallest clip that a query may have: half of the reach's root, rounded up."""
         half = math.sqrt(self.reach) / 2
         if 4 * Fraction(half) ** 2 >= self.reach:
             return half
@@ -47,20 +52,24 @@ class Cells(Rowed):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of a mean answer."""
         return 1, self.numbers + self.cells
 
     def check_mechanism(self, mechanism: Mechanism) -> None:
+        """Raise Refused for batches, for a clip below `norm` and for a clip above 2 norm.
+
+        A cell is 1 whatever the clip is. So a larger clip would only make the lattice coarser.
+        """
         super().check_mechanism(mechanism)
         if not bool((mechanism.clips <= 2 * self.norm).all()):
-            raise Refused(
-                "clip"
-            )  # a cell is 1 whatever the clip: a larger one only makes the lattice coarser
+            raise Refused("clip")
 
     def check_reach(self, clip: float) -> None:
+        """Raise Refused unless reach <= (2 clip)^2, by exact arithmetic."""
         if self.reach > 4 * Fraction(clip) ** 2:
             raise Refused("clip")
 
 
 def one_hot(index: Tensor, size: int) -> Tensor:
-    """(m, size): 1 at each record's index; an index outside is in no cell."""
+    """Return (m, size) with 1 at each record's index. An index outside is in no cell."""
     return (index[:, None] == torch.arange(size, device=index.device)).double()

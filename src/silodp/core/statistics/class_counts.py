@@ -1,4 +1,4 @@
-"""How many records each class has."""
+"""Count how many records each class has."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from silodp.core.statistics.cells import Cells, one_hot
 from silodp.core.statistics.statistic import Rows
 
 MAX_CLASSES = 2**16
-"""At most: a query is a few numbers, and must not make a silo allocate more than it may be sent."""
+"""The most classes of a query.
+
+A query is a few numbers long. It must not make a silo allocate more memory than its answer needs.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class ClassCounts(Cells):
-    """The class of each record, one-hot; a label outside 0 .. classes - 1 is in no cell.
+    """The class of each record, one-hot. A label outside 0 .. classes - 1 is in no cell.
 
     Sensitivity: a replaced record leaves one cell and enters another, sqrt(2) in length (`Cells`
     with no numbers).
@@ -31,11 +34,14 @@ class ClassCounts(Cells):
 
     @property
     def cells(self) -> int:
+        """Return the number of classes."""
         return self.classes
 
     def _check_shapes(self, dim: int, runs: int) -> None:
+        """Raise Refused unless the number of classes is an integer in range."""
         if type(self.classes) is not int or not 2 <= self.classes <= MAX_CLASSES:
             raise Refused("shape")
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
+        """Return the function that gives each record's class, one-hot."""
         return lambda x, y: one_hot(y, self.classes)

@@ -1,4 +1,4 @@
-"""Differences of two gradients that are clipped each by itself."""
+"""Subtract two gradients of each record, after clipping each of them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from silodp.core.statistics.grad_diff import GradDiff
 
 @dataclass(frozen=True, eq=False)
 class ClippedDiff(GradDiff):
-    """clip(grad f0(w, x)) - clip(grad f0(reference, x)) of each record, each of the two gradients
-    clipped to `limit` before they are subtracted.
+    """clip(grad f0(w, x)) - clip(grad f0(reference, x)) of each record.
 
-    The difference is then at most 2 limit long, and is clipped as one vector by the mechanism like
-    any other: a clip of 2 limit leaves it as it is. Sums of such differences telescope: added to a
-    clipped gradient at the reference they give the one at w, which clipping the difference itself
-    does not. Sensitivity: the mechanism's clip C is what counts. One replaced record moves the sum
-    by at most 2 C, whatever the limit.
+    Each of the two gradients is clipped to `limit` before the subtraction. The difference is at
+    most 2 limit long. The mechanism then clips the difference as one vector, like any other. A clip
+    of 2 limit leaves it unchanged.
+
+    Sums of such differences telescope: with a clipped gradient at the reference they add up to the
+    clipped gradient at w. Clipping only the difference does not give that.
+
+    Sensitivity: 2 C, with the mechanism's clip C. One replaced record moves the sum by at most
+    that, whatever the limit is.
     """
 
     limit: Number
     wire: ClassVar = GradDiff.wire | {"limit": REAL}
 
     def check(self, dim: int, runs: int) -> None:
+        """Raise Refused as `Statistic.check` does, and for a limit that is not positive."""
         super().check(dim, runs)
         limit = torch.as_tensor(self.limit)
         if limit.shape not in ((), (runs, 1)) or not bool((limit > 0).all()):

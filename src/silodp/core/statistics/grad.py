@@ -1,4 +1,4 @@
-"""Gradients of the records."""
+"""Compute the gradients of the records."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from silodp.core.statistics.statistic import Statistic
 class Grad(Statistic):
     """grad f0(w, x) of each record. w has shape (J, d), one point per run.
 
-    Sensitivity: the mechanism clips a record's gradient, over all layers one vector, to its clip C.
-    So replacing a record moves the sum by
-    |g - g'| <= |g| + |g'| <= 2 C, at every w, and opposite gradients reach it.
+    Sensitivity: the mechanism clips a record's gradient over all layers, as one vector, to its clip
+    C. So replacing a record moves the sum by |g - g'| <= |g| + |g'| <= 2 C, at every w. Opposite
+    gradients reach this bound.
     """
 
     w: Tensor

@@ -1,4 +1,4 @@
-"""Differences of gradients at two points."""
+"""Subtract gradients of each record at two points."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from silodp.core.statistics.statistic import Statistic
 class GradDiff(Statistic):
     """grad f0(w, x) - grad f0(reference, x) of each record, clipped as one vector.
 
-    Sensitivity: it is the difference that is clipped to C, so replacing a record moves the sum by
-    at most 2 C, however far apart the points are. Nothing is assumed of the loss: that a smooth one
-    has short differences lets C be small, and is a matter of accuracy alone.
+    Sensitivity: the difference is clipped to C. So replacing a record moves the sum by at most 2 C,
+    however far apart the points are. This assumes nothing about the loss. A smooth loss has short
+    differences and allows a small C, which matters for accuracy alone.
     """
 
     w: Tensor

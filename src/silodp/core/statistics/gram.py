@@ -1,4 +1,4 @@
-"""All products of two of a record's features and label: what every linear model is made of."""
+"""Compute all products of two of a record's features and label, which every linear model needs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from silodp.core.statistics.cells import one_hot
 from silodp.core.statistics.statistic import Rowed, Rows
 
 MAX_FACTORS = 2**11
-"""At most: a query is a few numbers, and must not make a silo allocate more than it may be sent."""
+"""The most factors of a query.
+
+A query is a few numbers long. It must not make a silo allocate more memory than its answer needs.
+"""
 DIAGONAL = 29
 CROSS = 41
-"""Squares and products of two factors are released in this proportion, which is 1 to sqrt(2) from
-below: 41^2 = 2 x 29^2 - 1.
+"""The proportion in which squares and products of two factors are released.
+
+It is 1 to sqrt(2), rounded down: 41^2 = 2 x 29^2 - 1.
 """
 
 
@@ -32,21 +36,24 @@ class Gram(Rowed):
     """z_i^2 and (CROSS / DIAGONAL) z_i z_j for i < j, of z = (1, x, y) s: the first `features`
     features, and the label.
 
-    y is +1 or -1 for two classes, one-hot for more of them, and the label / cap within [-1, 1]
-    where `classes` is 0. s is the largest number up to 1 with s^2 (2 + |x|^2) <= bound^2. It
-    follows from the features alone, since |y| <= 1: to a linear regression a record that is scaled
-    down has a smaller weight, and no other slope. A record with a feature that is no finite number,
-    or too large, is zero.
+    y is +1 or -1 for two classes and one-hot for more classes. If `classes` is 0, y is the
+    label / cap, clamped to [-1, 1]. s is the largest number up to 1 with
+    s^2 (2 + |x|^2) <= bound^2. It depends on the features alone, since |y| <= 1. So in a linear
+    regression a record that is scaled down has a smaller weight, but the same slope. A record with
+    a feature that is not finite, or too large, is zero.
 
-    Sensitivity, a formal guarantee. For z, z' with |z|, |z'| <= B the matrices Z = z z' and Z' of
-    two records have
-    |Z - Z'|_F^2 = |z|^4 + |z'|^4 - 2 <z, z'>^2 <= 2 B^4, which two orthogonal vectors reach. The
-    released vector v has
-    |v - v'|^2 = sum_i (Z_ii - Z'_ii)^2 + (CROSS / DIAGONAL)^2 sum_{i<j} (Z_ij - Z'_ij)^2 <= |Z -
-    Z'|_F^2, since CROSS^2 <= 2 DIAGONAL^2. So one
-    replaced record moves a sum by at most sqrt(2) B^2, where twice the norm would be 2 B^2: the
-    clip is half of that, B^2 / sqrt(2), rounded up. A gate has this for integers, whatever the
-    floats were (`silo.answer.integers.multiplied`).
+    Sensitivity, a formal guarantee. Let z and z' belong to two records, with |z|, |z'| <= B.
+
+    1. The matrices Z = z z^T and Z' = z' z'^T have
+       |Z - Z'|_F^2 = |z|^4 + |z'|^4 - 2 <z, z'>^2 <= 2 B^4. Two orthogonal vectors reach it.
+    2. The released vector v has
+       |v - v'|^2 = sum_i (Z_ii - Z'_ii)^2 + (CROSS / DIAGONAL)^2 sum_{i<j} (Z_ij - Z'_ij)^2
+       <= |Z - Z'|_F^2, since CROSS^2 <= 2 DIAGONAL^2.
+    3. So one replaced record moves a sum by at most sqrt(2) B^2, where twice the norm would be
+       2 B^2. The clip is half of that, B^2 / sqrt(2), rounded up.
+
+    A gate verifies this bound for its integers, whatever the floats were
+    (`silo.answer.integers.multiplied`).
     """
 
     features: int
@@ -59,16 +66,19 @@ class Gram(Rowed):
 
     @property
     def labels(self) -> int:
-        """How many factors say the label."""
-        return self.classes if self.classes > 2 else 1
+        """Return how many factors encode the label."""
+        if self.classes > 2:
+            return self.classes
+        return 1
 
     @property
     def size(self) -> int:
-        """How many factors there are: the constant, the features, the label."""
+        """Return the number of factors: the constant, the features and the label."""
         return 1 + self.features + self.labels
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of a mean answer: one number for each pair i <= j of factors."""
         if isinstance(self.bound, Tensor) and self.bound.ndim:
             runs = len(self.bound)
         else:
@@ -77,7 +87,10 @@ class Gram(Rowed):
 
     @property
     def norm(self) -> Number:
-        """The smallest clip that may be asked for: 2 norm^2 >= bound^4, exactly."""
+        """Return the smallest clip that a query may have.
+
+        It satisfies 2 norm^2 >= bound^4 exactly.
+        """
         if isinstance(self.bound, Tensor):
             return torch.tensor(
                 [[_half(float(b))] for b in self.bound.flatten()], dtype=torch.float64
@@ -85,10 +98,15 @@ class Gram(Rowed):
         return _half(self.bound)
 
     def check_reach(self, clip: float) -> None:
+        """Raise Refused unless 2 clip^2 >= bound^4, by exact arithmetic."""
         if 2 * Fraction(clip) ** 2 < Fraction(float(self.bound)) ** 4:
             raise Refused("clip")
 
     def _check_shapes(self, dim: int, runs: int) -> None:
+        """Raise Refused for a field of another type or range.
+
+        The fourth power of a bound stays within the range of a float.
+        """
         if (
             type(self.features) is not int
             or type(self.classes) is not int
@@ -103,21 +121,24 @@ class Gram(Rowed):
         if bound.shape not in ((), (runs, 1)) or not bool(
             ((bound > 2.0**-100) & (bound < 2.0**100)).all()
         ):
-            raise Refused("clip")  # a fourth power of which no float runs out
+            raise Refused("clip")
         if not 0 < self.cap < math.inf:
             raise Refused("clip")
 
     def check_silo(self, features: int, held_out: int) -> None:
+        """Raise Refused if the silo has fewer features than the query."""
         if self.features > features:
             raise Refused("shape")
 
     def factors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
+        """Return the function that gives each record's z (m, size)."""
         if isinstance(self.bound, Tensor):
             bound = float(self.bound.flatten()[min(run, self.bound.numel() - 1)])
         else:
             bound = self.bound
 
         def factors(x: Tensor, y: Tensor) -> Tensor:
+            """Return z (m, size) of these records."""
             x = x.flatten(1)[:, : self.features].double()
             square = x.square().sum(1, keepdim=True)
             share = (bound / (2 + square).sqrt()).clamp(max=1.0)
@@ -127,23 +148,34 @@ class Gram(Rowed):
         return factors
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        factors, (i, j) = self.factors(problem, run, dtype), pairs(self.size)
+        """Return the function that gives each record's weighted products."""
+        factors = self.factors(problem, run, dtype)
+        i, j = pairs(self.size)
         weight = torch.where(i == j, 1.0, torch.tensor(CROSS / DIAGONAL, dtype=torch.float64))
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
+            """Return the weighted products (m, d) of these records."""
             z = factors(x, y).cpu()
             return z[:, i] * z[:, j] * weight
 
         return rows
 
     def matrix(self, value: Tensor) -> Tensor:
-        """(J, size, size): the symmetric matrix of mean products in a mean answer (J, d)."""
-        (i, j), full = pairs(self.size), value.new_zeros(len(value), self.size, self.size)
-        full[:, i, j] = full[:, j, i] = torch.where(i == j, value, value * (DIAGONAL / CROSS))
+        """Return the symmetric matrices (J, size, size) of mean products, from a mean answer (J,
+        d).
+        """
+        i, j = pairs(self.size)
+        full = value.new_zeros(len(value), self.size, self.size)
+        products = torch.where(i == j, value, value * (DIAGONAL / CROSS))
+        full[:, i, j] = products
+        full[:, j, i] = products
         return full
 
     def _label(self, y: Tensor) -> Tensor:
-        """A label that does not exist, or is no number, is zero."""
+        """Return the factors (m, labels) that encode the labels.
+
+        A label outside the classes, or not a number, is zero.
+        """
         if self.classes > 2:
             return one_hot(y, self.classes)
         if self.classes == 2:
@@ -153,14 +185,14 @@ class Gram(Rowed):
 
 @functools.lru_cache(maxsize=8)
 def pairs(size: int) -> tuple[Tensor, Tensor]:
-    """(i, j) of each product, i <= j, row by row."""
+    """Return the indices (i, j) of each product, i <= j, row by row."""
     i, j = torch.triu_indices(size, size)
     return i, j
 
 
 def _half(bound: float) -> float:
-    """B^2 / sqrt(2), rounded up."""
-    found = bound * bound / math.sqrt(2)
-    while 2 * Fraction(found) ** 2 < Fraction(bound) ** 4:
-        found = math.nextafter(found, math.inf)
-    return found
+    """Return B^2 / sqrt(2), rounded up."""
+    half = bound * bound / math.sqrt(2)
+    while 2 * Fraction(half) ** 2 < Fraction(bound) ** 4:
+        half = math.nextafter(half, math.inf)
+    return half

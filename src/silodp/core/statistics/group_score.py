@@ -1,4 +1,4 @@
-"""Whether a model is right, by groups of the held-out records."""
+"""Count right predictions in groups of the held-out records."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from silodp.core.statistics.score import right_of
 from silodp.core.statistics.statistic import Rows
 
 MAX_GROUPS = 2**9
-"""At most: a query is a few numbers, and must not make a silo allocate more than it may be sent."""
+"""The most groups of a query.
+
+A query is a few numbers long. It must not make a silo allocate more memory than its answer needs.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class GroupScore(Cells):
-    """In which group a held-out record is, and whether w says its class: one cell of (not or right)
-    x groups.
+    """The group of a held-out record, and whether w predicts its class.
 
-    Groups are read from `features` features of the record, from `first` on. One is a boolean: not
-    above 0, or above. More are the one-hot of a category: the largest of them, where it is above
-    1/2. With `indicator` 1 the feature after them is above 1/2 where the value was missing. In no
-    cell is a record whose value is missing, or not finite there, or whose label is a number.
+    That is one cell of (wrong or right) x groups.
+
+    Groups are read from `features` features of the record, starting at `first`. A single feature is
+    a boolean: it is above 0 or not. Several features are the one-hot code of a category: the
+    largest one that is above 1/2. With `indicator` 1, the feature after them is above 1/2 if the
+    value was missing. A record is in no cell if its value is missing or not finite, or if its label
+    is a number.
 
     Sensitivity: a replaced record leaves one cell and enters another, sqrt(2) in length (`Cells`
     with no numbers).
@@ -44,17 +49,21 @@ class GroupScore(Cells):
 
     @property
     def groups(self) -> int:
+        """Return the number of groups."""
         return max(self.features, 2)
 
     @property
     def cells(self) -> int:
+        """Return the number of cells: two for each group."""
         return 2 * self.groups
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of a mean answer."""
         return len(self.w), self.cells
 
     def _check_shapes(self, dim: int, runs: int) -> None:
+        """Raise Refused for a field of another type or range."""
         super()._check_shapes(dim, runs)
         if any(type(field) is not int for field in (self.first, self.features, self.indicator)):
             raise Refused("shape")
@@ -62,13 +71,17 @@ class GroupScore(Cells):
             raise Refused("shape")
 
     def check_silo(self, features: int, held_out: int) -> None:
+        """Raise Refused if the silo holds out no records, or has fewer features."""
         if not held_out:
             raise Refused("batch")
         if self.first + self.features + self.indicator > features:
             raise Refused("shape")
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        """The model sees one record at a time, as for a `Score`."""
+        """Return the function that gives each record's cell.
+
+        The model sees one record at a time.
+        """
         if dtype is None:
             w = self.w[run]
         else:
@@ -76,10 +89,12 @@ class GroupScore(Cells):
         parameters = problem.split(w) | problem.constants(w)
 
         def one(x: Tensor) -> Tensor:
+            """Return the outputs of one record."""
             return functional_call(problem.model, parameters, (x[None],))[0].flatten()
 
         @torch.no_grad()
         def rows(x: Tensor, y: Tensor) -> Tensor:
+            """Return the vectors (m, cells) of these records."""
             if y.is_floating_point():
                 return torch.zeros(len(y), self.cells, dtype=torch.float64, device=y.device)
             return one_hot(
@@ -89,16 +104,17 @@ class GroupScore(Cells):
         return rows
 
     def _cells(self, x: Tensor, right: Tensor) -> Tensor:
-        """(m,): the number of each record's cell, or -1."""
+        """Return the number of each record's cell (m,), or -1 for no cell."""
         end = self.first + self.features
-        own = x.flatten(1)[:, self.first : end]
-        said = x.flatten(1)[:, self.first : end + self.indicator]
-        largest, group = own.max(1)
+        category = x.flatten(1)[:, self.first : end]
+        with_indicator = x.flatten(1)[:, self.first : end + self.indicator]
+        largest, group = category.max(1)
         if self.features == 1:
             group = (largest > 0).long()
-            known = torch.ones_like(right)
+            grouped = torch.ones_like(right)
         else:
-            known = largest > 0.5
+            grouped = largest > 0.5
         if self.indicator:
-            known = known & ~(said[:, -1] > 0.5)
-        return torch.where(known & torch.isfinite(said).all(1), right * self.groups + group, -1)
+            grouped = grouped & ~(with_indicator[:, -1] > 0.5)
+        grouped = grouped & torch.isfinite(with_indicator).all(1)
+        return torch.where(grouped, right * self.groups + group, -1)

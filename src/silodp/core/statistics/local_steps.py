@@ -1,4 +1,4 @@
-"""Noisy local steps inside a silo."""
+"""Take noisy local steps inside a silo."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from silodp.core.statistics.statistic import Statistic
 
 @dataclass(frozen=True, eq=False)
 class LocalSteps(Statistic):
-    """`steps` noisy proximal gradient steps from w inside the silo; the answer is the silo's last
-    point minus w.
+    """`steps` noisy proximal gradient steps from w inside the silo.
 
-    Each step is a clipped mean gradient with noise of its own, so the answer costs what `steps`
-    releases of Grad cost.
+    The answer is the silo's last point minus w. Each step is a clipped mean gradient with its own
+    noise. So the answer costs what `steps` releases of Grad cost.
 
-    Sensitivity: that of `Grad`, 2 C, at each step: its point follows from w, public numbers and the
-    noisy gradients before it, and a release may be asked for at a point that earlier releases
-    determine (adaptive composition: mu^2 adds up). The last point is post-processing of them.
+    Sensitivity: 2 C at each step, as for `Grad`. A step's point depends on w, on public numbers and
+    on the noisy gradients before it. A release may depend on earlier releases (adaptive
+    composition: mu^2 adds up). The last point is post-processing of the noisy gradients.
     """
 
     w: Tensor
@@ -35,18 +34,25 @@ class LocalSteps(Statistic):
 
     @property
     def releases(self) -> int:
+        """Return the number of steps."""
         return self.steps
 
     @property
     def gain(self) -> float:
+        """Return step x sqrt(steps): the answer is a sum of so many steps with independent
+        noise.
+        """
         return float(torch.as_tensor(self.step).max()) * math.sqrt(self.steps)
 
     @property
     def pull(self) -> Tensor | float:
-        """What each step adds to its noisy gradient: public."""
+        """Return the public vector that each step adds to its noisy gradient."""
         return 0.0
 
     def check(self, dim: int, runs: int) -> None:
+        """Raise Refused as `Statistic.check` does, and for a number or length of steps that is not
+        positive.
+        """
         super().check(dim, runs)
         step = torch.as_tensor(self.step)
         positive = step.shape in ((), (runs, 1)) and bool(((step > 0) & torch.isfinite(step)).all())

@@ -1,4 +1,4 @@
-"""How often each feature is missing."""
+"""Count how often each feature is missing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from silodp.core.statistics.statistic import Rows
 
 @dataclass(frozen=True, eq=False)
 class MissingRates(Cells):
-    """For each feature 1 where a record's value is missing, else 0: any number of a record's
-    features may be missing.
+    """1 for each feature of a record whose value is missing, otherwise 0.
 
-    Sensitivity: each number moves by at most 1, so the vector by sqrt(features) (`Cells` without
-    cells).
+    Any number of a record's features may be missing.
+
+    Sensitivity: each number moves by at most 1, so the vector moves by at most sqrt(features)
+    (`Cells` without cells).
     """
 
     features: int
@@ -30,15 +31,19 @@ class MissingRates(Cells):
 
     @property
     def numbers(self) -> int:
+        """Return the number of features."""
         return self.features
 
     @property
     def about_features(self) -> int:
+        """Return the number of features."""
         return self.features
 
     def _check_shapes(self, dim: int, runs: int) -> None:
+        """Raise Refused unless the number of features is a positive integer."""
         if type(self.features) is not int or self.features < 1:
             raise Refused("shape")
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
+        """Return the function that gives which features are missing, as numbers."""
         return lambda missing, y: missing.flatten(1).double()

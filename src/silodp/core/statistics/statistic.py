@@ -1,6 +1,4 @@
-"""What every statistic says of itself, so that neither gate nor codec nor policy need know which it
-is.
-"""
+"""Define the interface of every statistic, which gate, codec and policy use for all kinds alike."""
 
 from __future__ import annotations
 
@@ -21,60 +19,69 @@ if TYPE_CHECKING:
     from silodp.core.mechanisms import Mechanism
 
 Rows = Callable[[Tensor, Tensor], Tensor]
-"""Vectors (m, d) of m records, each from that record alone: from its features (or another `view` of
-it) and its target.
+"""A function that gives the vectors (m, d) of m records.
 
-What a statistic gives is of rows, one of which is a record; where a record is a person, `vectors`
-has the averages over a person's rows."""
+Each vector depends on that record alone: on its features (or another `view` of it) and its target.
+Here a record is one row of a file. If the unit of privacy is a person, `vectors` averages over the
+person's rows.
+"""
 
 
 class Statistic:
-    """What may be averaged over a silo's records. A new one is one file in this package, and a
-    review.
+    """What may be averaged over a silo's records.
 
-    The gate asks, in this order: `check` (what no policy could allow), then the mechanism's and the
-    sampling's own checks, `check_silo` (what this silo's records must be like), and after the
-    charge `vectors`. The fixed refusal codes are functions of query and policy alone.
+    A new statistic is one file in this package, and a privacy review.
+
+    The gate calls these methods in this order. First `check` refuses what no policy could allow.
+    Then the mechanism and the sampling have their own checks. `check_silo` refuses what does not
+    fit this silo. After the charge the gate calls `vectors`. Each refusal code is a function of
+    query and policy alone.
     """
 
     wire: ClassVar[dict[str, str]]
-    """Its fields and what kind each is of (`core.fields`); one that never leaves a simulation may
-    have none.
-    """
+    """The kind of each field (`core.fields`). A statistic only for simulations may have none."""
     in_totals: ClassVar[bool] = False
-    """Whether it may be asked for as a total over silos: its answer is one sum over records."""
-    on_held_out: ClassVar[bool] = False
-    """Whether it is of the held-out records; else it is of those that are trained on."""
-    view: ClassVar[str] = "filled"
-    """What `rows` sees of a record: its features as they are trained on ("filled"), NaN where a
-    value is missing ("given"), or where they are missing ("missing")."""
+    """Whether a query for a total over silos may use this statistic.
 
-    if TYPE_CHECKING:  # each kind is a frozen dataclass, with fields that its own file knows
+    Such a statistic sums clipped vectors and does not distinguish missing values.
+    """
+    on_held_out: ClassVar[bool] = False
+    """Whether it is computed on the held-out records. Otherwise it uses the training records."""
+    view: ClassVar[str] = "filled"
+    """What `rows` gets of a record.
+
+    "filled" means its features as the model trains on them. "given" has NaN where a value is
+    missing. "missing" has only which values are missing.
+    """
+
+    if TYPE_CHECKING:  # each kind is a frozen dataclass, whose own file defines its fields
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
         def __getattr__(self, name: str) -> Any: ...
 
     @property
     def releases(self) -> int:
-        """How many releases one answer costs."""
+        """Return how many releases one answer costs."""
         return 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a mean answer, (J, d): that of its points, where it does not say."""
+        """Return the shape of a mean answer, (J, d). By default it is the shape of the points."""
         return tuple(self.points[0].shape)
 
     @property
     def gain(self) -> float:
-        """How much the answer's noise exceeds that of one release, if nothing in between bends
-        it.
+        """Return the factor by which the answer's noise exceeds the noise of one release.
+
+        It holds if everything between the releases and the answer is linear.
         """
         return 1.0
 
     @property
     def points(self) -> tuple[Tensor, ...]:
-        """Its points (J, d) of the model, in the order of `wire`; the records' vectors are
-        gradients at the first, less those at the second.
+        """Return the points (J, d) of the model, in the order of `wire`.
+
+        A record's vector is its gradient at the first point, less its gradient at the second.
         """
         return tuple(
             getattr(self, name) for name, kind in getattr(self, "wire", {}).items() if kind == POINT
@@ -82,34 +89,40 @@ class Statistic:
 
     @property
     def about_features(self) -> int | None:
-        """The number of features that it was made for, which must be the silo's; None where it does
-        not say.
-        """
+        """Return the number of features that the silo must have, or None for any number."""
         return None
 
     @property
     def numbers(self) -> int | None:
-        """Of numbers in [0, 1] and cells (`cells.Cells`): how many numbers there are. None for a
-        vector within a norm.
+        """Return how many numbers in [0, 1] come before the cells (`cells.Cells`).
+
+        Return None for a vector within a norm.
         """
         return None
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows | None:
-        """The records' vectors in one of the runs, points and ranges in this dtype where it is
-        given; None for clipped gradients at `points`, which are an engine's to make."""
+        """Return the function that gives the records' vectors in one of the runs.
+
+        With `dtype`, points and ranges have this type. Return None for clipped gradients at
+        `points`, which an engine computes.
+        """
         return None
 
     def factors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows | None:
-        """Of products (`gram.Gram`): the numbers that are multiplied, which a gate does in
-        integers. None where `rows` are no products.
+        """Return the function that gives the factors of products (`gram.Gram`).
+
+        A gate multiplies the factors in integers. Return None if `rows` are not products.
         """
         return None
 
     def vectors(
         self, problem: Problem, run: int, dtype: torch.dtype | None = None, at_once: int = MOST
     ) -> Rows | None:
-        """`rows` of what is protected, a row or a person: no statistic need know which, since an
-        average stays within every bound of a row's. Of a person's rows, so many are made at once.
+        """Return `rows` for the unit of privacy, a row or a person.
+
+        A person's vector is the average over the person's rows. An average stays within every bound
+        that holds for a row, so a statistic need not distinguish the two. `at_once` is how many of
+        a person's rows are computed together.
         """
         rows = self.rows(problem.by_row, run, dtype)
         if rows and problem.person:
@@ -117,16 +130,18 @@ class Statistic:
         return rows
 
     def check(self, dim: int, runs: int) -> None:
-        """Raises Refused for what no policy could allow: points of another shape or not finite,
-        senseless fields.
+        """Raise Refused for what no policy could allow.
+
+        This is a point of another shape, a point that is not finite, or a field without meaning.
         """
         self._check_shapes(dim, runs)
-        if not all(
-            math.isfinite((p * 0).sum().item()) for p in self.points
-        ):  # 0 x inf is NaN, as all that it is added to
-            raise Refused("not-finite")
+        for point in self.points:
+            # 0 x inf is NaN, and so is any sum that contains it
+            if not math.isfinite((point * 0).sum().item()):
+                raise Refused("not-finite")
 
     def _check_shapes(self, dim: int, runs: int) -> None:
+        """Raise Refused for points of another shape or type."""
         if any(
             p.shape != (runs, dim) or p.dtype not in (torch.float32, torch.float64)
             for p in self.points
@@ -134,39 +149,43 @@ class Statistic:
             raise Refused("shape")
 
     def check_mechanism(self, mechanism: Mechanism) -> None:
-        """Raises Refused for batches or a clip that it cannot be asked with; clipped vectors go
-        with all.
+        """Raise Refused for batches or a clip that this statistic cannot use.
+
+        Clipped vectors work with all of them.
         """
 
     def check_silo(self, features: int, held_out: int) -> None:
-        """Raises Refused where it makes no sense for a silo of so many features and held-out
-        records.
-        """
+        """Raise Refused if the statistic does not fit so many features and held-out records."""
 
     def check_reach(self, clip: float) -> None:
-        """Raises Refused where two records' vectors could be further apart than 2 clip, by exact
-        arithmetic; clipped ones cannot.
+        """Raise Refused if two records' vectors could be further apart than 2 clip.
+
+        The comparison is exact. Clipped vectors cannot be further apart.
         """
 
 
 class Rowed(Statistic):
-    """A statistic whose vectors are bounded as they are: nobody clips them, so no smaller clip than
-    `norm` may be asked for.
+    """A statistic whose vectors are bounded without clipping.
+
+    So a query's clip may not be smaller than `norm`.
     """
 
     view = "given"
 
     @property
     def norm(self) -> Number:
-        """The smallest clip that may be asked for: 2 norm is what one replaced record can move a
-        sum by.
+        """Return the smallest clip that a query may have.
+
+        One replaced record moves a sum by at most 2 norm.
         """
         raise NotImplementedError
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
+        """Return the function that gives the records' vectors, as `Statistic.rows` does."""
         raise NotImplementedError
 
     def check_mechanism(self, mechanism: Mechanism) -> None:
+        """Raise Refused for batches, and for a clip below `norm`."""
         if not mechanism.sampling.whole:
             raise Refused("batch")
         if not bool((mechanism.clips >= self.norm).all()):

@@ -1,4 +1,4 @@
-"""Noisy local steps with a public pull of their own for each silo."""
+"""Take noisy local steps with a different public pull for each silo."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from silodp.core.statistics.local_steps import LocalSteps
 
 @dataclass(frozen=True, eq=False)
 class SteeredSteps(LocalSteps):
-    """LocalSteps each of which adds `drift` to its noisy gradient: a public vector for the silo
-    that is asked, as SCAFFOLD's c - c_i.
+    """LocalSteps where each step adds `drift` to its noisy gradient.
 
-    Sensitivity: nothing but the noisy gradients depends on records, so it is that of LocalSteps,
-    and so is the cost.
+    `drift` is a public vector for this silo, like SCAFFOLD's c - c_i.
+
+    Sensitivity: the same as of LocalSteps, and the same cost. Only the noisy gradients depend on
+    records.
     """
 
     drift: Tensor
@@ -25,4 +26,5 @@ class SteeredSteps(LocalSteps):
 
     @property
     def pull(self) -> Tensor:
+        """Return the drift."""
         return self.drift

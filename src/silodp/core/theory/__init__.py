@@ -1,1 +1,1 @@
-"""The paper's theorems as functions: prescribed settings and bounds."""
+"""Evaluate the paper's theorems as functions: prescribed settings and bounds."""

@@ -1,8 +1,9 @@
-"""What two theorems on convex losses prescribe and promise for ISRL-DP: Lowy & Razaviyayn (2023)
-and Gao, Lowy, Zhou & Wright (2024). Pure arithmetic.
+"""Evaluate two theorems on convex losses under ISRL-DP, what they prescribe and promise.
 
-Both are cited from memory, and were not checked against their texts. As in `isrl`: bounds are the
-expressions inside O(.) with constant 1, and noise is that of rho = epsilon^2 / (8 ln(1/delta)).
+They are from Lowy & Razaviyayn (2023) and Gao, Lowy, Zhou & Wright (2024). This is pure arithmetic.
+
+Both are cited from memory and were not checked against their texts. As in `isrl`, bounds are the
+expressions inside O(.) with constant 1. Noise is that of rho = epsilon^2 / (8 ln(1/delta)).
 """
 
 from math import ceil, floor, log2, sqrt
@@ -13,15 +14,17 @@ MOST_STAGES = 60
 
 
 def accelerated(c: Constants, *, stages: int | None = None) -> Prescription:
-    """One-pass accelerated MB-SGD in stages (Lowy & Razaviyayn 2023, strongly convex, unlike
-    silos): disjoint batches K = floor(n/R), output w^ag.
+    """Return the prescription of one-pass accelerated MB-SGD in stages.
 
-    A stage of 4 sqrt(2 kappa) rounds halves the gap. Unless their number is given there are as many
-    as bring it down to the noise that so many rounds leave. The stages of multi-stage AC-SA are
-    another schedule: once noise rules, later ones are longer, of the order of sigma^2/(mu e_k)
-    rounds for a gap of e_k, and take smaller steps; ours are equally long and have one step. Steps
-    are those of AC-SA, checked against a public implementation; the paper's own constants and this
-    rate are cited from memory.
+    It is for strongly convex losses and unlike silos (Lowy & Razaviyayn 2023), on disjoint batches
+    K = floor(n/R) with output w^ag.
+
+    A stage of 4 sqrt(2 kappa) rounds halves the gap. Unless `stages` is given, there are as many
+    stages as bring the gap down to the noise that so many rounds leave. The stages of multi-stage
+    AC-SA have another schedule. When noise dominates, later stages are longer, of the order of
+    sigma^2/(mu e_k) rounds for a gap of e_k, and take smaller steps. Our stages are equally long
+    and have one step. Steps are those of AC-SA, checked against a public implementation. The
+    paper's own constants and this rate are cited from memory.
     """
     mu = c.need("pl", "accelerated MB-SGD")
     gap = c.need("gap", "accelerated MB-SGD")
@@ -35,6 +38,9 @@ def accelerated(c: Constants, *, stages: int | None = None) -> Prescription:
     )
     R = S * length
     K = n // R
+    stds: dict[str, float] = {}
+    if K:
+        stds["sigma"] = 4 * c.lipschitz * sqrt(c.log_delta) / (c.epsilon * K)
     return Prescription(
         theorem="One-pass accelerated MB-SGD: heterogeneous, strongly convex",
         formula="E F(w) - F* = O~((L^2/(mu M)) (1/n + sqrt(kappa) d ln(1/delta) / (epsilon^2 n^2)))",  # noqa: E501
@@ -56,25 +62,26 @@ def accelerated(c: Constants, *, stages: int | None = None) -> Prescription:
         batch=K,
         restarts=S,
         step=1 / (2 * c.smoothness),
-        noise={"sigma": 4 * c.lipschitz * sqrt(c.log_delta) / (c.epsilon * K)} if K else {},
+        noise=stds,
         upper_bound=c.lipschitz**2 / (mu * M) * (1 / n + sqrt(kappa) * c.privacy),
         log_factor=float(R**2),
     )
 
 
 def pull(c: Constants) -> float:
-    """lambda of the first stage: the rate over D^2."""
+    """Return lambda of the first stage: the rate over D^2."""
     D = c.need("diameter", "localized MB-SGD")
     return c.lipschitz / D * (1 / sqrt(c.answering * c.records) + sqrt(c.privacy / c.answering))
 
 
 def localized(c: Constants) -> Prescription:
-    """Localized accelerated MB-SGD (Gao et al. 2024, convex, smooth), on full batches: the
-    accountant prices R rounds for what R rounds cost.
+    """Return the prescription of localized accelerated MB-SGD (Gao et al. 2024, convex, smooth).
+
+    It runs on full batches, and the accountant prices R rounds for what R rounds cost.
 
     lambda and its growth by 8 a stage, which the paper has for M <= n^4, are from memory. The first
-    stage has 2 sqrt(1 + beta/lambda) rounds, what an accelerated method needs; there are log_2 of
-    all rounds of them, log_2 n at most.
+    stage has 2 sqrt(1 + beta/lambda) rounds, which an accelerated method needs. There are log_2 of
+    all rounds stages, and at most log_2 n.
     """
     D = c.need("diameter", "localized MB-SGD")
     R = 2 * ceil(2 * sqrt(1 + c.smoothness / pull(c)))

@@ -71,15 +71,12 @@ def lines(advice: Advice) -> list[str]:
             counted = " (weighed as the schema weighs the classes)"
         else:
             counted = ""
-        said = (
-            f"{seen} errors{counted}, without privacy {plain:.0f} %, and always saying one "
-            f"class {guess:.0f} %"
-        )
+        said = f"error {seen}{counted}; without privacy {plain:.0f} %; majority class {guess:.0f} %"
     else:
-        said = f"a loss of {seen} of what a constant has, and without privacy {plain:.0f} %"
+        said = f"loss {seen} of the loss of a constant; without privacy {plain:.0f} %"
     found.append(
-        f"What to expect: made-up records like yours gave {said}. Yours may be easier or "
-        "harder than that; privacy costs about as much."
+        f"Expected on simulated data of this shape: {said}. Your data may be easier or "
+        "harder. Privacy costs about as much."
     )
     if not advice.enough:
         found.append(
@@ -90,8 +87,8 @@ def lines(advice: Advice) -> list[str]:
         f"{s['name']} ({s['records']} records)" for s in advice.silos if s.get("too_small")
     ]:
         found.append(
-            f"Too small to help at this epsilon: {', '.join(small)}. The others learn as "
-            "much without, and what it would spend is saved."
+            f"These silos are used, but add little at this epsilon: {', '.join(small)}. To save "
+            "their budget, leave them out of the run (in a project: out of `silo` in silodp.toml)."
         )
     helps = [s for s in advice.silos if s.get("noise_without", 1.0) < 1.0]
     if helps:

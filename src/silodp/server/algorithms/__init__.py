@@ -1,8 +1,8 @@
-"""One algorithm per file, the paper's and its rivals, each a generator that asks a federation and
-yields iterates.
+"""Algorithms, one per file: those of the paper and other published ones.
 
-A file of this folder is an algorithm, named by the file, if it has a generator function whose
-signature declares a release; nothing lists them.
+Each algorithm is a generator that asks a federation and yields iterates. A file of this folder is
+an algorithm if it has a generator function whose signature declares a release. The algorithm has
+the name of its file. No list of algorithms exists: this module reads the folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ __all__ = ["ALGORITHMS", "WORDS", "Algorithm", "Setting", "assignments", "find"]
 
 @cache
 def find(text: str) -> Algorithm:
-    """The algorithm of this name, or the one that FILE.py:NAME holds."""
+    """Return the algorithm of this name, or the algorithm that FILE.py:NAME names.
+
+    Raise BadInput if the name is unknown, or if the file has no such algorithm.
+    """
     if is_file(text):
         return guarded(Algorithm.of(load(text), text))
     if text not in ALGORITHMS:
@@ -35,14 +38,15 @@ def find(text: str) -> Algorithm:
 
 
 def _shipped() -> dict[str, Algorithm]:
-    found = {}
+    """Return the algorithms of this folder, by name."""
+    algorithms = {}
     for entry in pkgutil.iter_modules(__path__):
         module = import_module(f"{__name__}.{entry.name}")
         name = entry.name.replace("_", "-")
         for run in vars(module).values():
             if inspect.isgeneratorfunction(run) and run.__module__ == module.__name__:
-                found[name] = Algorithm.of(run, name)
-    return found
+                algorithms[name] = Algorithm.of(run, name)
+    return algorithms
 
 
 ALGORITHMS: dict[str, Algorithm] = _shipped()

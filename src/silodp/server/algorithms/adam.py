@@ -1,5 +1,5 @@
-"""Adam on the releases of MB-SGD: both moments are made of releases on the server, so they cost no
-privacy.
+"""Adam on the releases of MB-SGD. The server computes both moments from releases, so the moments
+cost no privacy.
 """
 
 import torch
@@ -28,12 +28,25 @@ def adam(
     decay: float = 0.999,
     floor: float = 1e-8,
 ) -> Iterator[Tensor]:
-    """MB-SGD with Adam on the server. Kingma & Ba (2015): momentum = beta_1, decay = beta_2, floor
-    = their epsilon; v holds the noise too.
+    """Run MB-SGD with Adam on the server.
 
-    The prox keeps the Euclidean metric, as AdamW's weight decay does: exact for f1 = 0 and for
-    boxes, but another penalty is weighed against the gradient divided by sqrt(v), not against the
-    gradient.
+    The method is that of Kingma & Ba (2015), with momentum = beta_1, decay = beta_2 and floor =
+    their epsilon. The second moment v includes the noise.
+
+    The prox keeps the Euclidean metric, as the weight decay of AdamW does. This is exact for f1 = 0
+    and for boxes. Another penalty is weighed against the gradient divided by sqrt(v), not against
+    the gradient.
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem with its prox, and the starting
+      points (J, d).
+    - `rounds` (default 25): number of rounds.
+    - `step` (default 0.5): step size.
+    - `momentum` (default 0.9): decay of the first moment, beta_1.
+    - `minibatch`: the release of each round, a mean gradient.
+    - `decay` (default 0.999): decay of the second moment, beta_2.
+    - `floor` (default 1e-8): number added to sqrt(v), so that no step divides by zero.
     """
     m = torch.zeros_like(w)
     v = torch.zeros_like(w)

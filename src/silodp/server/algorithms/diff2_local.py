@@ -1,5 +1,5 @@
-"""DIFF2 with its local routine (Murata & Suzuki 2023, after BVR-L-SGD) where each silo adds its own
-noise: several steps between two global differences.
+"""DIFF2 with its local routine (Murata & Suzuki 2023, after BVR-L-SGD) and noise of each silo:
+several local steps in each round.
 """
 
 import math
@@ -36,17 +36,33 @@ def diff2_local(
     refine: Gaussian,
     slope: Annotated[Number, FINITE],
 ) -> Iterator[Tensor]:
-    """DIFF2 whose rounds are several local steps in each silo.
+    """Run DIFF2 with several local steps of each silo in a round.
 
-    The estimate h is carried on as in diff2. From w_r every silo goes along h, and from its second
-    step on along h plus its own noisy differences since; w_{r+1} is the mean of where they end.
-    local_steps = 1 is diff2. A silo pays for each of its differences.
+    The server updates the estimate h as diff2 does. From w_r every silo takes its first step along
+    h. Each later step is along h plus the silo's own noisy differences since then. w_{r+1} is the
+    mean of the silos' last points. local_steps = 1 is diff2. A silo pays for each of its
+    differences.
 
-    In the paper (Alg. 4) silos take turns: one a round, p_r = 1 + r % P, runs local steps and hands
-    over its point. Here all do and the mean is taken: each pays in every round instead of every
-    P-th, and the mean over P takes that back, to first order. Its local differences are of b
-    records drawn without replacement, at a price amplified by that; here they are of the records of
-    `refine`, at its price.
+    In the paper (Alg. 4) silos take turns. In a round one silo, p_r = 1 + r % P, runs local steps,
+    and its point is the next iterate. Here all silos run local steps, and the server takes their
+    mean. So each silo pays in every round instead of every P-th. The mean over P silos makes up for
+    this price, to first order. The paper draws b records without replacement for a local
+    difference, at a price amplified by that draw. Here a local difference uses the records of
+    `refine`, at the price of `refine`.
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem with its prox, and the starting
+      points (J, d).
+    - `rounds` (default 25): number of rounds.
+    - `phase` (default 5): rounds from one fresh gradient to the next.
+    - `local_steps` (default 5): steps of each silo in a round.
+    - `step` (default 0.5): step size.
+    - `anchor`: the release of a fresh gradient.
+    - `refine`: the release of a gradient difference, global or local.
+    - `slope` (default 1, finite): clip of a difference, for each unit that w moves.
+
+    Raise Absent if no silo answers a round.
     """
     free = anchor.clipped(math.inf)
     h = w

@@ -1,5 +1,5 @@
-"""Difference clipping: the sensitivity of a gradient difference follows the public move of w, with
-no assumption on the loss.
+"""Difference clipping. The sensitivity of a gradient difference follows from the public move of w,
+without an assumption on the loss.
 """
 
 import torch
@@ -39,13 +39,25 @@ def ask_difference(
     slope: Number,
     form: str = "move",
 ) -> Query:
-    """The query for grad(w) - grad(reference), each record's difference clipped to C = min(2 L,
-    slope ||w - reference||).
+    """Return the query for grad(w) - grad(reference), with each record's difference clipped.
 
-    L is the anchor's clip; slope = inf leaves 2 L, as long as a difference of two clipped gradients
-    can be. The form "each" clips both gradients to L and subtracts, so that sums telescope, and C
-    is 2 L whatever the slope; "both" clips what it gives at C too. A record that is replaced moves
-    the sum by 2 C in every form, which is what the noise is for.
+    The clip is C = min(2 L, slope ||w - reference||), where L is the anchor's clip. With slope =
+    inf it is 2 L, the greatest length of a difference of two clipped gradients.
+
+    In every form one replaced record changes the sum by at most 2 C. The noise is set for this
+    change.
+
+    Arguments:
+
+    - `w`, `reference`: the two points (J, d).
+    - `refine`: the mechanism of the difference. The query uses it with the clip C.
+    - `anchor`: the mechanism of the gradients. Its clip is L.
+    - `slope`: clip of a difference for each unit that w moves. inf leaves the cap 2 L alone.
+    - `form` (default "move"): "move" clips the difference at C. "each" clips both gradients at L
+      and subtracts them, so that sums telescope; C is 2 L for every slope. "both" clips the result
+      of "each" at C too.
+
+    Raise BadInput if the form is unknown.
     """
     if form not in FORMS:
         raise BadInput(f"form is {form!r}; choose one of {', '.join(FORMS)}")
@@ -54,7 +66,6 @@ def ask_difference(
         return Query(ClippedDiff(w, reference, anchor.clip), refine.clipped(most))
     move = torch.linalg.vector_norm(w - reference, dim=-1, keepdim=True)
     clip = torch.minimum(torch.nan_to_num(slope * move, nan=torch.inf), most)
-    return Query(
-        ClippedDiff(w, reference, anchor.clip) if form == "both" else GradDiff(w, reference),
-        refine.clipped(clip),
-    )
+    if form == "both":
+        return Query(ClippedDiff(w, reference, anchor.clip), refine.clipped(clip))
+    return Query(GradDiff(w, reference), refine.clipped(clip))

@@ -1,5 +1,5 @@
-"""An algorithm of the user's own, whose faults are told in a sentence: what it raises itself, and
-points that are none.
+"""A guard around an algorithm of the user's own. It reports the errors and the wrong points of the
+algorithm in one sentence.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ PACKAGE = Path(__file__).parents[2]
 
 
 def guarded(algorithm: Algorithm) -> Algorithm:
-    """The same, but BadInput for an error that comes from its own lines, or from what they call
-    outside of this package.
+    """Return the algorithm with a guard around its generator.
+
+    The guarded generator raises BadInput for an error of the algorithm's own lines, or of code
+    outside this package that these lines call. It also raises BadInput for an iterate that is not a
+    tensor of the shape of w, and for an algorithm without an iterate. Any other error passes
+    unchanged.
     """
     name = algorithm.name
 
@@ -40,12 +44,15 @@ def guarded(algorithm: Algorithm) -> Algorithm:
                         ) from None
                     return
                 except Exception as error:
-                    if (line := _own_line(error, algorithm.run.__code__.co_filename)) is None:
+                    line = _line_at_fault(error, algorithm.run.__code__.co_filename)
+                    if line is None:
                         raise
-                    said = " ".join(str(error).split())
+                    message = " ".join(str(error).split())
+                    if message:
+                        message = f": {message}"
                     raise BadInput(
-                        f"{name} raised {type(error).__name__} in line "
-                        f"{line}{f': {said}' if said else ''}; mend it"
+                        f"{name} raised {type(error).__name__} in line {line}{message}; "
+                        "fix the algorithm"
                     ) from None
                 if not isinstance(point, Tensor) or point.shape != w.shape:
                     if isinstance(point, Tensor):
@@ -61,15 +68,18 @@ def guarded(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, run=run)
 
 
-def _own_line(error: BaseException, file: str) -> int | None:
-    """The last line of the file that the error came through, unless this package raised it after
-    that.
+def _line_at_fault(error: BaseException, file: str) -> int | None:
+    """Return the last line of the file that the error passed through.
+
+    Return None if the file is not in the traceback, or if code of this package failed after that
+    line.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     lines = [line for _, line in traceback.walk_tb(error.__traceback__)]
-    own = [i for i, frame in enumerate(frames) if frame.f_code.co_filename == file]
-    if not own or any(
-        PACKAGE in Path(frame.f_code.co_filename).parents for frame in frames[own[-1] + 1 :]
-    ):
+    in_file = [i for i, frame in enumerate(frames) if frame.f_code.co_filename == file]
+    if not in_file:
         return None
-    return lines[own[-1]]
+    last = in_file[-1]
+    if any(PACKAGE in Path(frame.f_code.co_filename).parents for frame in frames[last + 1 :]):
+        return None
+    return lines[last]

@@ -1,6 +1,7 @@
-"""What algorithms are written in: each file of this folder takes its words from here.
+"""The names in which algorithms are written. Each algorithm of this folder imports its names from
+here.
 
-They ask a port, and know of records and silos nothing that is not in it.
+An algorithm asks a port. It has no name for a record or for a silo beyond what is listed here.
 """
 
 from collections.abc import Iterator

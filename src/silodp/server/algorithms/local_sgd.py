@@ -22,8 +22,19 @@ def local_sgd(
     step: Number,
     minibatch: Gaussian,
 ) -> Iterator[Tensor]:
-    """FedAvg with noisy local steps: each silo takes `local_steps` proximal steps from w_r, and
-    w_{r+1} is the mean of where they end.
+    """Run FedAvg with noisy local steps.
+
+    Each silo takes `local_steps` proximal steps from w_r. w_{r+1} is the mean of the silos' last
+    points. A silo pays for each local step.
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem, and the starting points (J, d).
+      Silos apply the prox themselves.
+    - `rounds` (default 25): number of rounds.
+    - `local_steps` (default 5): noisy steps of each silo in a round.
+    - `step` (default 0.5): step size of a local step.
+    - `minibatch`: the release of each local step, a mean gradient.
     """
     for r in range(rounds):
         w = w + fed.mean(Query(LocalSteps(w, local_steps, step), minibatch.at(r)))

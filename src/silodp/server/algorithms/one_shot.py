@@ -1,5 +1,5 @@
-"""One question instead of many: private sums of all products of features and label, and everything
-else on the server (Wang 2018, AdaSSP).
+"""One question instead of many: private sums of all products of features and label (Wang 2018,
+AdaSSP). The server computes the model from these sums.
 """
 
 from silodp.server.algorithms.language import (
@@ -31,12 +31,20 @@ Cap = Annotated[
 def one_shot(
     fed: Port, problem: Problem, w: Tensor, *, step: Number, gram: Gaussian, cap: Cap = 1.0
 ) -> Iterator[Tensor]:
-    """A linear or logistic model from one question, with nothing to tune.
+    """Fit a linear or logistic model from one question, without a step size or a number of rounds.
 
-    `clip` is in units of half the length that a record of features in [-1, 1] can have: at 2 none
-    is scaled down. There is no step to take.
+    The generator yields one iterate.
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem, and the starting points (J, d).
+    - `step`: not used. Every algorithm has this argument.
+    - `gram`: the release of the sums. Its clip is in units of half the greatest length of a record
+      with features in [-1, 1]. So at clip 2 no record is scaled down.
+    - `cap` (default 1): for a numeric label without a schema, the public bound at which the label
+      is cut.
     """
-    asked = question(problem, gram.clip, cap)
-    value, noise, _ = fed.measure(Query(asked, gram.clipped(asked.norm)))
-    found = solution(problem, asked, value.cpu(), noise.cpu()).to(w)
-    yield found.expand(max(len(found), len(w)), -1)
+    statistic = question(problem, gram.clip, cap)
+    value, noise, _ = fed.measure(Query(statistic, gram.clipped(statistic.norm)))
+    fitted = solution(problem, statistic, value.cpu(), noise.cpu()).to(w)
+    yield fitted.expand(max(len(fitted), len(w)), -1)

@@ -22,10 +22,24 @@ def prox_pl_svrg(
     slope: Number,
     seed: int = 0,
 ) -> Iterator[Tensor]:
-    """FedProx-PL-SVRG: SVRG with restarts, which share `rounds` in whole epochs.
+    """Run FedProx-PL-SVRG: SVRG with restarts, which share `rounds` in whole epochs.
 
-    Each starts from a uniformly random iterate of the one before (public coins of `seed`); the last
-    yields where the run ends.
+    Each restart draws one of its iterates uniformly at random, from public coins, and yields this
+    iterate again at its end. The next restart begins there. So the random iterate of the last
+    restart is the last iterate of the run.
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem with its prox, and the starting
+      points (J, d).
+    - `restarts` (default 1): number of runs of SVRG.
+    - `rounds` (default 25): number of rounds, over all restarts together.
+    - `inner` (default 5): steps of an epoch.
+    - `step` (default 0.5): step size.
+    - `anchor`: the release of the gradient at the start of an epoch.
+    - `refine`: the release of a gradient difference.
+    - `slope` (default 1): clip of a difference, for each unit of distance to the anchor's point.
+    - `seed` (default 0): seed of the public coins.
     """
     coins = np.random.default_rng(seed)
     length = rounds // (restarts * inner) * inner

@@ -25,10 +25,19 @@ def prox_sgd(
     step: Number,
     minibatch: Annotated[Gaussian, DisjointBatches],
 ) -> Iterator[Tensor]:
-    """Noisy Prox-SGD on disjoint batches.
+    """Run Noisy Prox-SGD on disjoint batches.
 
-    w_{r+1} = prox(w_r - step g_r, step), g_r the mean over silos of batch r. The theorem takes
-    disjoint batches and step 1/(2 beta).
+    w_{r+1} = prox(w_r - step g_r, step), where g_r is the mean gradient over the silos on batch r.
+    The theorem takes disjoint batches and step 1/(2 beta).
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem with its prox, and the starting
+      points (J, d).
+    - `rounds` (default 25): number of rounds.
+    - `step` (default 0.5): step size.
+    - `minibatch`: the release of each round, a mean gradient. By default each round has a batch of
+      its own.
     """
     for r in range(rounds):
         g = fed.mean(Query(Grad(w), minibatch.at(r)))

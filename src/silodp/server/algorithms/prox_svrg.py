@@ -1,5 +1,5 @@
-"""ISRL-DP FedProx-SVRG (the paper's algorithm 1), with the cohort of an epoch fixed and differences
-taken to the anchor's own point.
+"""ISRL-DP FedProx-SVRG (the paper's algorithm 1). An epoch has fixed silos, and its differences are
+taken to the anchor's point.
 """
 
 from silodp.server.algorithms.difference import ask_difference
@@ -27,9 +27,24 @@ def prox_svrg(
     refine: Gaussian,
     slope: Number,
 ) -> Iterator[Tensor]:
-    """FedProx-SVRG: as many epochs of `inner` steps as `rounds` holds. The anchor's noise is drawn
-    once an epoch and reused, so it costs once; the first inner step stands at the anchor's point,
-    where the difference is zero and need not be asked."""
+    """Run FedProx-SVRG, in as many epochs of `inner` steps as `rounds` allows.
+
+    Each silo draws the noise of an anchor once in an epoch. The server reuses the anchor, so it
+    costs once. The first step of an epoch is at the anchor's point. The difference is zero there,
+    and the server does not ask it.
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem with its prox, and the starting
+      points (J, d).
+    - `rounds` (default 25): number of steps. Steps that do not fill an epoch are left out.
+    - `inner` (default 5): steps of an epoch.
+    - `step` (default 0.5): step size.
+    - `anchor`: the release of the gradient at the start of an epoch.
+    - `refine`: the release of a gradient difference.
+    - `slope` (default 1): clip of a difference, for each unit of distance to the anchor's point.
+      inf clips at twice the anchor's clip alone.
+    """
     for _ in range(rounds // inner):
         silos = fed.cohort()
         center = w

@@ -1,13 +1,16 @@
-"""An algorithm's signature is its declaration: what it releases, and what can be set.
+"""The declaration of an algorithm by its signature: what it releases, and what can be set.
 
-    def momentum(fed, problem, w, *, rounds: int, step: Number, momentum: Number, minibatch:
-    Gaussian) -> Iterator[Tensor]
+    def momentum(
+        fed, problem, w, *, rounds: int, step: Number, momentum: Number, minibatch: Gaussian
+    ) -> Iterator[Tensor]
 
-takes a federation to ask, a problem for its prox, and points w (J, d). Of the keyword-only
-parameters those annotated `Gaussian` are its kinds of release, `step` is the step, and all others
-are settings. A setting named by one of the users' WORDS has that word's default and bounds; any
-other has the default in the signature, and bounds and help by `Annotated[int, Setting(least=1,
-help="...")]`.
+An algorithm takes a federation to ask, a problem for its prox, and points w (J, d). Its
+keyword-only parameters are its declaration. Those annotated `Gaussian` are its kinds of release.
+`step` is the step size. All others are settings.
+
+A setting with a name in WORDS has the default and the bounds of that word. Any other setting has
+the default of the signature. `Annotated[int, Setting(least=1, help="...")]` gives its bounds and
+its help.
 """
 
 from __future__ import annotations
@@ -31,9 +34,7 @@ TYPES: tuple[type, ...] = (bool, int, float, str)
 
 @dataclass(frozen=True)
 class Setting:
-    """A number or word that shapes an algorithm: its bounds, and what is said of a value outside of
-    them.
-    """
+    """A number or word that shapes an algorithm: its default, its bounds and its messages."""
 
     default: Any = None
     least: float = -math.inf
@@ -44,14 +45,15 @@ class Setting:
     help: str = ""
     label: str = ""
     note: str = ""
-    """In brackets after the bounds."""
+    """Shown in brackets after the bounds, in a message about a wrong value."""
     because: str = ""
-    """Said instead of the bounds, after "but"."""
+    """Shown instead of the bounds, after "but"."""
     type: type = float
 
     def parse(self, name: str, given: Any) -> Any:
-        """The value given, or what a text says; BadInput unless it is of the type and within the
-        bounds.
+        """Return the value in the setting's type. A text is converted.
+
+        Raise BadInput if a text does not fit the type, or if a number is outside the bounds.
         """
         label = self.label or name
         value = given
@@ -69,6 +71,7 @@ class Setting:
         return value
 
     def _check(self, label: str, value: float) -> None:
+        """Raise BadInput if the number is outside the bounds."""
         bounds = (
             (self.least > -math.inf, value >= self.least, f"{self.least:g} or more"),
             (self.above > -math.inf, value > self.above, f"greater than {self.above:g}"),
@@ -85,9 +88,9 @@ class Setting:
         if self.because:
             raise BadInput(f"{label} is {shown}, but {self.because}")
         wanted = ", and ".join(words for stated, _, words in bounds if stated)
-        raise BadInput(
-            f"{label} is {shown}; it must be {wanted}{f' ({self.note})' if self.note else ''}"
-        )
+        if self.note:
+            wanted = f"{wanted} ({self.note})"
+        raise BadInput(f"{label} is {shown}; it must be {wanted}")
 
 
 WORDS: dict[str, Setting] = {
@@ -100,16 +103,18 @@ WORDS: dict[str, Setting] = {
     "momentum": Setting(USUAL["momentum"], least=0, below=1),
     "kappa": Setting(Order.kappa, above=0, most=1, note="which is mb-sgd"),
 }
-"""What users say, in every command, whatever the algorithm; it takes those that its signature
-names. Their defaults are an Order's, their help is in `cli/options.py`."""
+"""The settings with an option in every command. An algorithm takes those that its signature names.
+Their defaults are those of an Order. Their help is in `cli/options.py`.
+"""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A generator with what its signature declares. `name` is what finds it again: a name, or
-    FILE.py:NAME.
+    """A generator with the declaration of its signature.
 
-    With `disjoint` it habitually asks each round of a batch of its own: its release is
+    `name` finds the algorithm again. It is a name of ALGORITHMS, or FILE.py:NAME. `kinds` are the
+    names of its releases. `summary` is the first sentence of its docstring. `disjoint` is true if
+    each round uses a batch of its own by default: one release is then annotated
     `Annotated[Gaussian, DisjointBatches]`.
     """
 
@@ -122,8 +127,10 @@ class Algorithm:
 
     @classmethod
     def of(cls, run: Any, name: str) -> Algorithm:
-        """What the signature of `run` declares; BadInput says what keeps it from being an
-        algorithm.
+        """Return the algorithm that the signature of `run` declares.
+
+        Raise BadInput if `run` is no generator function, if its arguments are not those of an
+        algorithm, or if it declares no release.
         """
         if not inspect.isgeneratorfunction(run):
             raise BadInput(
@@ -132,11 +139,11 @@ class Algorithm:
             )
         hints = get_type_hints(run, include_extras=True)
         taken = inspect.signature(run).parameters.values()
-        own = [p for p in taken if p.kind is p.KEYWORD_ONLY]
-        kinds = {p.name: hint for p in own if _plain(hint := hints.get(p.name)) is Gaussian}
-        if len(
-            [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        ) != 3 or "step" not in (p.name for p in own):
+        declared = [p for p in taken if p.kind is p.KEYWORD_ONLY]
+        positional = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        hint_of = {p.name: hints.get(p.name) for p in declared}
+        kinds = {name: hint for name, hint in hint_of.items() if _plain(hint) is Gaussian}
+        if len(positional) != 3 or "step" not in hint_of:
             raise BadInput(
                 f"{name} must take (fed, problem, w, *, step, ...), with `step` and all "
                 "others by keyword only"
@@ -147,8 +154,8 @@ class Algorithm:
                 "Gaussian for each kind that it makes"
             )
         settings = {
-            p.name: _setting(name, p, hints.get(p.name))
-            for p in own
+            p.name: _setting(name, p, hint_of[p.name])
+            for p in declared
             if p.name not in kinds and p.name != "step"
         }
         disjoint = any(
@@ -160,42 +167,43 @@ class Algorithm:
         return cls(name, run, tuple(kinds), settings, summary, disjoint)
 
     def schedule(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings that this algorithm takes, out of all that a user may give (None: not
-        given); what cannot be run is refused.
+        """Return a value for each setting of this algorithm, given or default.
 
-        Values may be texts, as in `--set decay=0.9`. WORDS that the algorithm does not take must
-        make sense too; other names must be its own.
+        A value may be a text, as in `--set decay=0.9`. None stands for a setting that is not given.
+        A word of WORDS that the algorithm does not take is checked, and left out.
+
+        Raise BadInput for an unknown setting, a value outside the bounds, a setting without a
+        value, or a combination that leaves no round.
         """
-        said = {name: value for name, value in given.items() if value is not None}
-        if unknown := [name for name in said if name not in WORDS and name not in self.settings]:
+        values = {name: value for name, value in given.items() if value is not None}
+        if unknown := [name for name in values if name not in WORDS and name not in self.settings]:
             raise BadInput(
                 f"{self.name} has no setting {unknown[0]!r}; it has "
                 f"{', '.join(self.settings) or 'none'}"
             )
-        said = {
-            name: WORDS[name].parse(name, value) if name in WORDS else value
-            for name, value in said.items()
-        }
-        found = {}
+        for name in values:
+            if name in WORDS:
+                values[name] = WORDS[name].parse(name, values[name])
+        chosen = {}
         for name, setting in self.settings.items():
-            value = said.get(name, setting.default)
+            value = values.get(name, setting.default)
             if value is None:
                 if setting.help:
-                    said_of = f" ({setting.help.rstrip('.')})"
+                    meaning = f" ({setting.help.rstrip('.')})"
                 else:
-                    said_of = ""
+                    meaning = ""
                 raise BadInput(
-                    f"{self.name} needs the setting {name!r}{said_of}; give --set {name}=VALUE"
+                    f"{self.name} needs the setting {name!r}{meaning}; give --set {name}=VALUE"
                 )
-            found[name] = setting.parse(name, value)
-        rounds = found.get("rounds", math.inf)
-        if found.get("phase", 1) > rounds:
+            chosen[name] = setting.parse(name, value)
+        rounds = chosen.get("rounds", math.inf)
+        if chosen.get("phase", 1) > rounds:
             raise BadInput(
-                f"phase is {found['phase']} but there are only {rounds} rounds; choose a "
+                f"phase is {chosen['phase']} but there are only {rounds} rounds; choose a "
                 f"phase between 1 and {rounds}"
             )
-        epoch = found.get("inner", 1) * found.get("restarts", 1)
-        if rounds < epoch and "inner" not in found:
+        epoch = chosen.get("inner", 1) * chosen.get("restarts", 1)
+        if rounds < epoch and "inner" not in chosen:
             raise BadInput(
                 f"{rounds} rounds are fewer than {epoch} restarts; use fewer restarts or "
                 "more rounds"
@@ -205,32 +213,39 @@ class Algorithm:
                 f"{rounds} rounds are less than one epoch of {epoch} inner steps; use "
                 "fewer inner steps or more rounds"
             )
-        return found
+        return chosen
 
 
 def assignments(texts: Iterable[str]) -> dict[str, str]:
-    """NAME=VALUE texts of `--set` as a table; BadInput if one is none, or a name comes twice."""
-    found: dict[str, str] = {}
+    """Return the values of `--set NAME=VALUE` texts by name.
+
+    Raise BadInput if a text is not NAME=VALUE, or if a name occurs twice.
+    """
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
-        if not (equals and name.isidentifier() and value.strip()) or name in found:
+        if not (equals and name.isidentifier() and value.strip()) or name in values:
             raise BadInput(
                 f"--set {text!r} is not NAME=VALUE, each name once, such as --set decay=0.99"
             )
-        found[name] = value.strip()
-    return found
+        values[name] = value.strip()
+    return values
 
 
 def _plain(hint: Any) -> Any:
+    """Return the annotation without its `Annotated`."""
     if get_origin(hint) is Annotated:
         return get_args(hint)[0]
     return hint
 
 
 def _setting(name: str, parameter: inspect.Parameter, hint: Any) -> Setting:
-    """The word's, or what `Annotated` says, with the type of the annotation and the default of the
-    signature.
+    """Return the setting that a parameter declares.
+
+    Bounds and help come from `Annotated`, or from the word of this name. The type comes from the
+    annotation, and the default from the signature, with the word's default as the last choice.
+    Raise BadInput if no setting can have the annotated type.
     """
     word = WORDS.get(parameter.name)
     if parameter.default is parameter.empty:
@@ -253,13 +268,15 @@ def _setting(name: str, parameter: inspect.Parameter, hint: Any) -> Setting:
             "float, bool or str"
         )
     setting = stated or word or Setting()
-    kind = kind or (word.type if word else type(default) if type(default) in TYPES else float)
-    if default is not None:
-        own = default
-    elif setting.default is not None:
-        own = setting.default
-    elif word:
-        own = word.default
-    else:
-        own = None
-    return replace(setting, type=kind, default=own)
+    if kind is None:
+        if word:
+            kind = word.type
+        elif type(default) in TYPES:
+            kind = type(default)
+        else:
+            kind = float
+    if default is None:
+        default = setting.default
+    if default is None and word:
+        default = word.default
+    return replace(setting, type=kind, default=default)

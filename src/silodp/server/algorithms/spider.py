@@ -1,5 +1,5 @@
-"""ISRL-DP FedProx-SPIDER (the paper's algorithm 3), with difference clipping in the place of an
-unknown smoothness constant.
+"""ISRL-DP FedProx-SPIDER (the paper's algorithm 3). Difference clipping replaces the unknown
+smoothness constant.
 """
 
 from silodp.server.algorithms.difference import Form, ask_difference
@@ -28,10 +28,24 @@ def prox_spider(
     slope: Number,
     form: Form = "move",
 ) -> Iterator[Tensor]:
-    """FedProx-SPIDER: a fresh anchor every `phase` rounds; between anchors the estimate h is
-    carried on by noisy gradient differences, whose noise shrinks with the move of w. phase = 1 is
-    MB-SGD; slope = inf clips differences at 2 L alone; form = each clips both gradients before they
-    are subtracted."""
+    """Run FedProx-SPIDER: fresh gradients, and noisy gradient differences between them.
+
+    Every `phase` rounds the server asks a fresh gradient, the anchor. Between anchors it adds noisy
+    differences to the estimate h. Their noise shrinks with the move of w. phase = 1 is MB-SGD.
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem with its prox, and the starting
+      points (J, d).
+    - `rounds` (default 25): number of rounds.
+    - `phase` (default 5): rounds from one anchor to the next.
+    - `step` (default 0.5): step size.
+    - `anchor`: the release of a fresh gradient.
+    - `refine`: the release of a gradient difference.
+    - `slope` (default 1): clip of a difference, for each unit that w moves, and at most 2 L. inf
+      clips at 2 L alone.
+    - `form` (default "move"): how differences are clipped, as in `ask_difference`.
+    """
     h = prev = w
     for r in range(rounds):
         if r % phase == 0:

@@ -27,8 +27,22 @@ def spider_alternate(
     slope: Number,
     form: Form = "move",
 ) -> Iterator[Tensor]:
-    """Fed-SPIDER in two half-rounds a round: a step along a fresh gradient v, then a step along v
-    plus the difference that the first step made.
+    """Run Fed-SPIDER with two steps in each round.
+
+    The first step goes along a fresh gradient v. The second goes along v plus the gradient
+    difference between the point after the first step and the point before it.
+
+    Arguments:
+
+    - `fed`, `problem`, `w`: the federation to ask, the problem with its prox, and the starting
+      points (J, d).
+    - `rounds` (default 25): number of rounds. Each has two steps.
+    - `step` (default 0.5): step size.
+    - `anchor`: the release of a fresh gradient.
+    - `refine`: the release of a gradient difference.
+    - `slope` (default 1): clip of a difference, for each unit that w moves, and at most 2 L. inf
+      clips at 2 L alone.
+    - `form` (default "move"): how differences are clipped, as in `ask_difference`.
     """
     for _ in range(rounds):
         v = fed.mean(Query(Grad(w), anchor))

@@ -1,3 +1,3 @@
-"""A trained model in forms that need no silodp. A model is public already: nothing here sees a
-record.
+"""Exports of a trained model to forms that need no silodp. A model is public already: nothing here
+reads a record.
 """

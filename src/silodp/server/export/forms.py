@@ -1,7 +1,8 @@
-"""`silodp export model`: onnx and torch hold the whole way from a row's columns to its risks in one
-graph; sklearn is a small .py with its .npz.
+"""The forms of `silodp export model`: onnx, torch and sklearn.
 
-Each comes with a .json of columns, ranges, categories and what the figures are.
+onnx and torch contain the whole computation from a row's columns to its risks in one graph. sklearn
+is a small .py file with its .npz file. Each form has a .json file with the columns, ranges and
+categories, and the meaning of the results.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ from silodp.server.export import standalone
 
 
 def export(model: Stored, to: str, stem: Path) -> list[Path]:
-    """Writes stem.json and the form's own files, over nothing; (the paths)."""
+    """Write stem.json and the form's own files, and return their paths.
+
+    An existing file with other content is not overwritten. Raise BadInput for an unknown form, an
+    existing file, a folder that cannot be written, or a model that the form cannot represent.
+    """
     if to not in FORMS:
         raise BadInput(f"--to is {to!r}; choose one of {', '.join(FORMS)}")
     about = sheet(model.schema) | {
@@ -42,7 +47,7 @@ def export(model: Stored, to: str, stem: Path) -> list[Path]:
         path for path, content in paths.items() if path.exists() and path.read_bytes() != content
     ]:
         raise BadInput(
-            f"{there[0]} is there already, and nothing is written over; choose another "
+            f"{there[0]} exists already, and silodp does not overwrite files; choose another "
             "name with --out"
         )
     try:
@@ -57,7 +62,9 @@ def export(model: Stored, to: str, stem: Path) -> list[Path]:
 
 
 def _torch(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
-    """For `torch.export.load(FILE).module()`, which takes float64 (rows, columns)."""
+    """Return the file for `torch.export.load(FILE).module()`, which takes float64 rows (rows,
+    columns).
+    """
     file = io.BytesIO()
     with _quiet(model, "torch"):
         torch.export.save(_exported(model), file)
@@ -65,14 +72,15 @@ def _torch(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _onnx(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
+    """Return the ONNX file. Raise BadInput if a package is missing."""
     try:
-        import onnx  # noqa: F401 -- torch says in several lines what is missing
+        import onnx  # noqa: F401 -- torch's own message about a missing package is several lines long
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise BadInput(f"--to onnx needs the package {error.name}; install silodp[onnx]") from None
     file = io.BytesIO()
     with _quiet(model, "onnx"):
-        made = torch.onnx.export(
+        program = torch.onnx.export(
             _exported(model),
             (),
             input_names=["columns"],
@@ -80,12 +88,16 @@ def _onnx(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
             dynamo=True,
             verbose=False,
         )
-        assert made is not None
-        made.save(file)  # type: ignore[arg-type] -- it takes a file, too
+        assert program is not None
+        program.save(file)  # type: ignore[arg-type] -- it takes a file, too
     return {".onnx": file.getvalue()}
 
 
 def _sklearn(model: Stored, about: dict[str, Any]) -> dict[str, bytes]:
+    """Return the .npz file with the model's numbers, and the .py file that reads it.
+
+    Raise BadInput if the model has other layers, a feature map, or data that is not a table.
+    """
     kinds = {nn.Linear: "linear", nn.ReLU: "relu", Shapes: "shapes"}
     layers = [m for m in model.reading.model.modules() if not isinstance(m, nn.Sequential)]
     if (
@@ -127,6 +139,7 @@ FORMS: dict[str, Callable[[Stored, dict[str, Any]], dict[str, bytes]]] = {
 
 
 def _exported(model: Stored) -> torch.export.ExportedProgram:
+    """Return the graph of the model for any number of rows."""
     width = len(model.schema.columns) or len(model.schema.features)
     rows = torch.zeros(2, width, dtype=torch.float64)
     return torch.export.export(
@@ -136,7 +149,7 @@ def _exported(model: Stored) -> torch.export.ExportedProgram:
 
 @contextlib.contextmanager
 def _quiet(model: Stored, to: str) -> Iterator[None]:
-    """Without torch's asides; what it cannot do is said in one sentence."""
+    """Suppress torch's output and warnings. Turn an error into BadInput with one sentence."""
     logger = logging.getLogger("torch")
     level = logger.level
     try:

@@ -1,11 +1,13 @@
-"""A model trained by silodp, as a scikit-learn estimator that needs numpy and scikit-learn alone;
-its numbers are in the .npz beside this file.
+"""A model trained by silodp, as a scikit-learn estimator. It needs numpy and scikit-learn alone.
+Its numbers are in the .npz file beside this file.
 
-    from pathlib import Path from model import Model model = Model(Path("model.npz"))
-    model.predict_proba(frame)        # a pandas frame with the columns of model.json; of two
-    classes the second's risk is [:, 1]
+    from pathlib import Path
+    from model import Model
+    model = Model(Path("model.npz"))
+    model.predict_proba(frame)  # a pandas frame with the columns of model.json
 
-It is fitted, and fit() only says so: to learn again would be another training, at another price.
+With two classes the risk of the second class is column 1. The model is fitted: fit() only reads the
+file. Another training would have another price.
 """
 
 import json
@@ -37,10 +39,13 @@ WORDS: dict[str, float] = {word: 1.0 for word in TRUE} | {word: 0.0 for word in 
 
 
 class Model(BaseEstimator):
+    """The estimator. `file` is the .npz file, by default the one with the name of this file."""
+
     def __init__(self, file=None):
         self.file = file
 
     def fit(self, X=None, y=None):
+        """Read the file, and return the estimator. Nothing is learned."""
         self._read()
         return self
 
@@ -49,31 +54,35 @@ class Model(BaseEstimator):
 
     @property
     def classes_(self):
+        """Return the names of the classes."""
         return np.array(self._read()[0]["classes"])
 
     def predict_proba(self, X):
-        """The chance of each class, (rows, classes); of survival times the risk by the end of each
-        bin.
+        """Return the probability of each class (rows, classes).
+
+        For survival times, return the risk by the end of each bin. Raise AttributeError if the
+        model predicts a number.
         """
         about = self._read()[0]
         if about["task"] in ("regression", "count"):
             raise AttributeError("this model predicts a number; use predict")
-        return self._said(X)
+        return self._risks(X)
 
     def predict(self, X):
-        """The class by the public threshold, or the number; of survival times the risk by the last
-        bin's end.
+        """Return the class by the public threshold, or the number.
+
+        For survival times, return the risk by the end of the last bin.
         """
         about = self._read()[0]
-        said = self._said(X)
+        risks = self._risks(X)
         if not about["classes"]:
-            return said[:, -1]
+            return risks[:, -1]
         if about["threshold"] is not None:
-            return self.classes_[(said[:, 1] >= about["threshold"]).astype(int)]
-        return self.classes_[(said * np.array(about["weights"] or [1.0])).argmax(1)]
+            return self.classes_[(risks[:, 1] >= about["threshold"]).astype(int)]
+        return self.classes_[(risks * np.array(about["weights"] or [1.0])).argmax(1)]
 
     def transform(self, X):
-        """The features that the model sees."""
+        """Return the features that the model reads, scaled."""
         about, numbers = self._read()
         x = np.column_stack(
             [
@@ -84,7 +93,8 @@ class Model(BaseEstimator):
         )
         return (x.astype(np.float32) - numbers["scaling.mean"]) / numbers["scaling.scale"]
 
-    def _said(self, X):
+    def _risks(self, X):
+        """Return the result of the model's layers in the form of the task: risks or numbers."""
         about, numbers = self._read()
         z = self.transform(X)
         k = 0
@@ -92,11 +102,10 @@ class Model(BaseEstimator):
             if step == "linear":
                 z = z @ numbers[f"weight{k}"].T + numbers[f"bias{k}"]
                 k = k + 1
+            elif step == "relu":
+                z = np.maximum(z, 0)
             else:
-                if step == "relu":
-                    z = np.maximum(z, 0)
-                else:
-                    z = _shapes(z, numbers["mix"], numbers["curved"], about["reach"])
+                z = _shapes(z, numbers["mix"], numbers["curved"], about["reach"])
         z = z.astype(np.float64)
         if about["task"] == "survival":
             return 1 - np.cumprod(1 - 1 / (1 + np.exp(-z)), axis=1)
@@ -110,13 +119,12 @@ class Model(BaseEstimator):
             return low + (z + 1) / 2 * (high - low)
         if z.shape[1] == 1:
             z = np.column_stack([np.zeros(len(z)), z])
-        else:
-            z = z
         z = z - np.log(about["weights"] or [1.0])
         e = np.exp(z - z.max(axis=1, keepdims=True))
         return e / e.sum(axis=1, keepdims=True)
 
     def _read(self):
+        """Return the description and the numbers of the .npz file, which is read once."""
         if not hasattr(self, "_kept"):
             with np.load(
                 self.file or Path(__file__).with_suffix(".npz"), allow_pickle=False
@@ -127,7 +135,7 @@ class Model(BaseEstimator):
 
 
 def _shapes(x, mix, curved, reach):
-    """The coordinates of an additive model's curves, and the other features behind them."""
+    """Return the coordinates of an additive model's curves, and the other features after them."""
     at = (np.clip(x[:, curved], -reach, reach) / reach + 1) * ((len(mix) - 1) / 2)
     hats = np.maximum(1 - abs(at[:, :, None] - np.arange(len(mix))), 0)
     others = [j for j in range(x.shape[1]) if j not in set(curved)]
@@ -135,7 +143,10 @@ def _shapes(x, mix, curved, reach):
 
 
 def _features(column, cells, codes):
-    """The features of one column, each (rows,)."""
+    """Return the features of one column, each (rows,).
+
+    Raise ValueError for a missing or unknown value that the model has no rule for.
+    """
     texts = [str(cell).strip() for cell in cells]
     gone = np.array(
         [
@@ -150,36 +161,38 @@ def _features(column, cells, codes):
         )
     if column["type"] == "category":
         places = {name: k for k, name in enumerate(column["categories"])}
-        found = [
-            places.get(t, places.get(t.removesuffix(".0"), places.get("other", -1))) for t in texts
-        ]
-        parts = [
-            np.where(gone, False, np.array(found) == k).astype(float) for k in range(len(places))
-        ]
-        bad = ~gone & (np.array(found) < 0)
-        said = filled is not None
+        indices = np.array(
+            [
+                places.get(t, places.get(t.removesuffix(".0"), places.get("other", -1)))
+                for t in texts
+            ]
+        )
+        parts = [np.where(gone, False, indices == k).astype(float) for k in range(len(places))]
+        bad = ~gone & (indices < 0)
+        indicator = filled is not None
     else:
         if column["type"] == "boolean":
             number = WORDS.get
         else:
             number = float
-        values = np.array(
-            [np.nan if g else number(t.lower()) for g, t in zip(gone, texts, strict=True)], float
-        )
+        values = np.full(len(texts), np.nan)
+        for k, text in enumerate(texts):
+            if not gone[k]:
+                values[k] = number(text.lower())
         bad = ~gone & ~np.isfinite(values)
-        said = column["indicator"]
+        indicator = column["indicator"]
         values = np.where(gone, float(filled or 0), values)
-        low, high = column.get("range", (0, 1) if column["type"] == "boolean" else (None, None))
-        parts = [
-            values
-            if low is None
-            else (2 * (np.clip(values, low, high) - low) / (high - low) - 1).clip(-1, 1)
-        ]
+        limits = column.get("range")
+        if limits is None and column["type"] == "boolean":
+            limits = (0, 1)
+        if limits is not None:
+            low, high = limits
+            values = (2 * (np.clip(values, low, high) - low) / (high - low) - 1).clip(-1, 1)
+        parts = [values]
     if bad.any():
         raise ValueError(
-            f"column {column['name']!r}, row {int(bad.argmax()) + 1}: the value is none "
-            "that the model knows"
+            f"column {column['name']!r}, row {int(bad.argmax()) + 1}: the model has no such value"
         )
-    if said:
+    if indicator:
         return [*parts, gone.astype(float)]
     return parts

@@ -105,24 +105,24 @@ if TYPE_CHECKING:
 
 MAX_DIM = 2**26
 MAX_RECORDS = 2**31
-_CLIPS = 2.0**-400, 2.0**400  # within which no power of two below can over- or underflow
+_CLIPS = 2.0**-400, 2.0**400
+"""Clips between these cannot make a power of two below over- or underflow."""
 SCORED = 3 + 2 * max(MAX_BINS, MAX_GROUPS)
-"""Numbers in the longest row of a statistic that asks for the model's output."""
+"""Numbers in the longest row of a statistic that needs the model's output."""
 DIMS = [2**power for power in range(27)]
-"""Dimensions up to MAX_DIM, so many that every width of a kernel is among theirs."""
+"""Dimensions up to MAX_DIM. Every width of chunks (`Exact._width`) belongs to one of them."""
 WIDEST = 2**22
-"""Numbers of a record that may be asked for, or as many as the model or twice the features are:
-with chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memory that an answer
-takes, whatever is asked."""
-PLACES = "places of persons", 0
-"""The stored permutation of persons: no sampling has 0 batches, so that nobody can ask for one of
-this name.
+"""Most numbers that a query may need of a record, unless the model or twice the features are more.
+With chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memory of every answer.
 """
+PLACES = "places of persons", 0
+"""The stored permutation of persons. No sampling has 0 batches, so no query can use this name."""
 
 
 def devices() -> list[str]:
-    """Where products of layers may be computed, the best first: chosen once, when a gate starts.
-    SILODP_GPU=0 leaves a GPU out.
+    """Return where products of layers may be computed, the best first.
+
+    It is chosen once, when a gate starts. SILODP_GPU=0 leaves a GPU out.
     """
     if os.environ.get("SILODP_GPU") != "0" and torch.cuda.is_available():
         return ["cuda", "cpu"]
@@ -134,12 +134,13 @@ MOST_IN_PRODUCTS = 2**22
 
 
 class Exact:
-    """Answers the queries of one silo. Holds its records, and noise only while it is added; there
-    is no seed and no way without noise.
+    """Answer the queries of one silo.
 
-    `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1, drawn once for each
-    name and number of batches. `marks` has one secret mark for each person, from the ledger too:
-    persons with small marks are held out. Without marks their places alone decide.
+    It has the silo's records, and noise only while the noise is added. There is no seed and no way
+    without noise. `partition(name, batches)` is the ledger's stored permutation of 0 .. n - 1,
+    drawn once for each name and number of batches. `marks` has one secret mark for each person,
+    from the ledger too: persons with small marks are held out. Without marks their places alone
+    decide.
     """
 
     label = "deployment: exact lattice noise from operating-system entropy"
@@ -156,7 +157,7 @@ class Exact:
     ) -> None:
         if len(records) != 1:
             raise BadInput(
-                f"a deployed gate keeps the records of one silo, but was given {len(records)}"
+                f"a deployed gate has the records of one silo, but was given {len(records)} silos"
             )
         if not (problem.dim <= MAX_DIM and records.counts[0] <= MAX_RECORDS):
             raise BadInput(
@@ -180,31 +181,43 @@ class Exact:
         else:
             void = records.void
         self._void = void[0, : self._n].cpu()[at].clone()
-        self._rows = problem.person.rows if problem.person else 1
+        if problem.person:
+            self._rows = problem.person.rows
+        else:
+            self._rows = 1
         self._threads = torch.get_num_threads()
         self._map = mapped
         raw = self._x.flatten(0, self._y.dim() - 1)
         self._raw = torch.zeros_like(raw[:1]), torch.zeros_like(self._y.flatten()[:1])
         if mapped:
+            # Step 6e: the map is applied once the places are drawn.
             with pinned(self._threads):
-                made, failed = mapped.of_each(raw)
-            self._x = made.unflatten(0, self._y.shape)
+                features, failed = mapped.of_each(raw)
+            self._x = features.unflatten(0, self._y.shape)
             self._void |= failed.reshape(self._n, -1).any(1)
             self._absent = torch.zeros_like(self._x, dtype=torch.bool)
         self._forget_void()
         self.features = math.prod(self._x.shape[1:]) // self._rows
-        known = self._n <= MOST_IN_PRODUCTS and problem.person is None
-        shapes = self._x.shape[1:], self._y.shape[1:]
-        found = (Products.of(problem, *shapes, device) for device in devices() if known)
-        self._products = next((products for products in found if products), None)
+        self._products = self._products_of()
         if self._products:
             self._known = self._products.known(self._x)
         else:
             self._known = []
 
+    def _products_of(self) -> Products | None:
+        """Return exact products for this model on the best device, or None if none is possible."""
+        if self._n > MOST_IN_PRODUCTS or self.problem.person:
+            return None
+        for device in devices():
+            products = Products.of(self.problem, self._x.shape[1:], self._y.shape[1:], device)
+            if products:
+                return products
+        return None
+
     def _forget_void(self) -> None:
-        """Put zeros in the place of what cannot be used: no kernel sees it. `_sum` leaves such a
-        record out, so that it counts as zero whatever is asked.
+        """Replace void records by zeros, so that no kernel sees them.
+
+        `_sum` leaves such a record out, so it counts as zero in every query.
         """
         self._x = self._x.masked_fill(_beside(self._void, self._x), 0)
         self._y = self._y.masked_fill(_beside(self._void, self._y), 0)
@@ -212,17 +225,19 @@ class Exact:
 
     @property
     def void(self) -> int:
-        """How many records count as zero. For the hospital alone."""
+        """Return how many records count as zero, for the hospital alone."""
         return int(self._void.sum())
 
     def _places(self, marks: Sequence[bytes] | None) -> np.ndarray:
-        """Return the list number of the person at each place."""
+        """Return the list number of the person at each place. Raise BadInput if the ledger has no
+        places.
+        """
         try:
             order = self._permutation(*PLACES)
         except Refused:
             raise BadInput(
-                "the ledger has no places for these persons; restore it, or show it the "
-                "records first"
+                "the ledger has no places for these persons; restore the ledger, or let it "
+                "recognise the records first"
             ) from None
         if marks is None:
             return order
@@ -230,21 +245,33 @@ class Exact:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Those of the features and targets of all records, which are public."""
+        """Return the shapes of the features and of the targets of all records, which are public."""
         return tuple(self._x.shape), tuple(self._y.shape)
 
     @property
+    def retries(self) -> float:
+        """Return how many times as long an answer takes in which the model raises on one record.
+
+        The record's chunk is then computed again in halves (`slots.computed`). Sums of known
+        layers never raise.
+        """
+        if self._products:
+            return 1.0
+        size = min(self._n, size_of(self._width(None)))
+        more = 2 * math.ceil(math.log2(size)) or 1
+        return 1 + more / math.ceil(self._n / size)
+
+    @property
     def number(self) -> bool:
-        """Whether a target is a number, and not a class."""
+        """Return whether a target is a number, and not a class."""
         return self._y.is_floating_point()
 
     def verify(self) -> None:
-        """Raises BadInput if this machine's kernels let a record's vector depend on other records,
-        which no price here allows for.
+        """Raise BadInput if on this machine a record's vector depends on other records.
 
-        With the silo's own model and threads, in chunks of all sizes in which a question can be
-        answered, at an ordinary point and at one that overflows, on made-up records: the floats,
-        and the integers that are made of them.
+        No price allows for that. The test uses the silo's own model and threads, in chunks of all
+        sizes in which a query can be answered, at an ordinary point and at one that overflows.
+        Records are invented. It covers the floats, and the integers that are made of them.
         """
         if (
             os.environ.get("OMP_DYNAMIC", "false").lower() != "false"
@@ -308,8 +335,8 @@ class Exact:
                     )
 
     def _tried(self, statistic: Statistic) -> tuple[Rows, int]:
-        """All that is made of each record for a statistic, floats and integers, as rows of so many
-        numbers.
+        """Return all floats and integers that a statistic makes of each record, and how many they
+        are.
         """
         factors = statistic.factors(self.problem, 0, torch.float64)
         clip = float(getattr(statistic, "norm", 1.0))
@@ -322,20 +349,24 @@ class Exact:
             clip, lattice_step(clip, dim), statistic.numbers, multiply=factors is not None
         )
 
-        def tried(x: Tensor, y: Tensor) -> Tensor:
+        def floats_and_integers(x: Tensor, y: Tensor) -> Tensor:
             values = rows(x, y)
             return torch.cat([values, integers(values, y).double()], 1)
 
-        return tried, dim + (self._rows * statistic.size if factors else dim)
+        if factors:
+            return floats_and_integers, dim + self._rows * statistic.size
+        return floats_and_integers, 2 * dim
 
     def check(self, query: Query) -> None:
-        """Raises Refused, before any charge, for what gate.check does not know of: the silo's own
-        features, runs beside the first, the lattice.
+        """Raise Refused, before any charge, for a query that this silo cannot answer.
+
+        These checks are not in `gate.check`: the silo's own features, more than one run, the
+        lattice.
         """
         query.statistic.check_silo(self.features, int(self._held.sum()))
         batches = isinstance(query.mechanism.sampling, DisjointBatches)
         if self.problem.person and query.statistic.on_held_out and batches:
-            raise Refused("sampling")  # see 6 above
+            raise Refused("sampling")  # step 6c
         check_lattice(query, query.statistic.shape[-1], self._n)
         if query.statistic.shape[-1] > max(WIDEST, self.problem.dim, 2 * self.features):
             raise Refused("shape")
@@ -362,8 +393,9 @@ class Exact:
         return self._mean(noisy, mechanism, self._part(statistic))
 
     def packing(self, query: Query) -> Packing | None:
-        """How the answer's numbers are sent: by query, n and how many records are held out; None
-        where they are on no lattice.
+        """Return how the answer's numbers are sent, or None if they are on no lattice.
+
+        It follows from the query, n and the number of held-out records.
         """
         m = query.mechanism
         statistic = query.statistic
@@ -404,13 +436,17 @@ class Exact:
         )
 
     def _rows_of(self, statistic: Statistic) -> Rows:
-        return statistic.vectors(
-            self.problem, 0, torch.float64, size_of(statistic.shape[-1])
-        ) or self._gradients(list(statistic.points), getattr(statistic, "limit", None))
+        """Return the function from records to the statistic's vectors."""
+        dim = statistic.shape[-1]
+        vectors = statistic.vectors(self.problem, 0, torch.float64, size_of(dim))
+        if vectors:
+            return vectors
+        return self._gradients(list(statistic.points), getattr(statistic, "limit", None))
 
     def _local_steps(self, statistic: LocalSteps, mechanism: Gaussian) -> Tensor:
-        """The last point minus w. All but the releases is public arithmetic; where it leaves the
-        numbers, the steps end.
+        """Return the last point minus w. Steps end early if prox raises or a point is not finite.
+
+        All but the releases is public arithmetic.
         """
         start = local = statistic.w.double()
         drift = torch.as_tensor(statistic.pull, dtype=torch.float64)
@@ -460,8 +496,10 @@ class Exact:
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
 
     def _batch(self, sampling: Sampling) -> np.ndarray:
-        """Positions of the batch's records, by secret coins or by the stored partition: in no way
-        by what the records hold.
+        """Return the positions of the batch's records.
+
+        They follow from secret coins or from the stored partition, and never from the content of
+        records.
         """
         match sampling:
             case FullBatch():
@@ -474,6 +512,7 @@ class Exact:
         return lattice.Keystream().permutation(self._n)[: int(sampling.batch(self._n))]
 
     def _permutation(self, name: str, batches: int) -> np.ndarray:
+        """Return the stored permutation. Raise Refused if it is none of 0 .. n - 1."""
         order = np.ascontiguousarray(self._partition(name, batches))
         if not np.array_equal(np.sort(order), np.arange(self._n)):
             raise Refused("ledger")
@@ -524,8 +563,8 @@ class Exact:
         numbers: int | None,
         multiply: bool = False,
     ) -> Rows:
-        """From records' floats (m, ...) and targets their integers (m, d), verified as the
-        statistic's bound wants.
+        """Return the function from records' floats (m, ...) and targets to their verified integers
+        (m, d).
         """
         if multiply:
             person = self.problem.person is not None
@@ -540,31 +579,38 @@ class Exact:
         return lambda values, y: quantised(values, clip, gamma)
 
     def _of_each(self, factors: Rows) -> Rows:
-        """Factors of records, (m, p); of persons those at all their places, (m, P p)."""
+        """Return the function to the factors of records, (m, p), or of persons at all their places,
+        (m, P p).
+        """
         if not self.problem.person:
             return factors
         return lambda x, y: factors(x.flatten(0, 1), filled(y).flatten()).reshape(len(x), -1)
 
     def _width(self, dim: int | None) -> int:
-        """Numbers that a record makes on its way, by which chunks are measured: of gradients, or of
-        a statistic of `dim` numbers.
+        """Return how many numbers a record makes on its way, by which chunks are measured.
 
-        No question chooses the chunks in which the model is asked: they are of the gate's own
-        model, and of scores as long as any is. What a score makes on its way, features and layers,
-        may be longer still. Wider rows than that are of statistics that do not ask the model, and
-        have chunks of an eighth, a 64th, and so on: few enough for `verify` to try them all. Of a
-        person all this is made for each of its places, whether it has a row there or not.
+        They are of gradients, or of a statistic of `dim` numbers. No query chooses the chunks in
+        which the model is evaluated: they follow from the gate's own model, and from the longest
+        score. What a score makes on its way, features and layers, may be longer still. Wider rows
+        belong to statistics that do not evaluate the model. They have chunks of an eighth, a 64th,
+        and so on: few enough for `verify` to try them all. Of a person all this is made for each of
+        its places, whether it has a row there or not.
         """
-        width = max(self.problem.dim, self.features, SCORED if dim else 0)
+        width = max(self.problem.dim, self.features)
+        if dim:
+            width = max(width, SCORED)
         while dim and width < dim:
             width *= 8
         return self._rows * width
 
     def _sizes(self, dim: int | None) -> set[int]:
+        """Return the lengths of all chunks for a statistic of `dim` numbers, or for gradients."""
         return lengths(self._n, size_of(self._width(dim)))
 
     def _gradients(self, points: list[Tensor], limit: Number | None = None) -> Gradients:
-        return Gradients(self.problem, points, None if limit is None else float(limit))
+        if limit is not None:
+            limit = float(limit)
+        return Gradients(self.problem, points, limit)
 
 
 def _beside(void: Tensor, values: Tensor) -> Tensor:
@@ -576,8 +622,9 @@ def _beside(void: Tensor, values: Tensor) -> Tensor:
 
 
 def check_lattice(query: Query, dim: int, n: int) -> None:
-    """Refuse, before the charge, what the lattice cannot carry: more than one run, too many
-    coordinates, a clip or noise off its scale.
+    """Raise Refused, before the charge, for a query that the lattice cannot carry.
+
+    That is more than one run, too many coordinates, or a clip or noise off its scale.
     """
     if len(query.statistic.shape) != 2 or query.statistic.shape[0] != 1 or not 1 <= dim <= MAX_DIM:
         raise Refused("shape")
@@ -590,10 +637,10 @@ def check_lattice(query: Query, dim: int, n: int) -> None:
 
 
 def _check_scale(mechanism: Gaussian, dim: int) -> None:
-    """Refuse Gaussian noise that the lattice cannot draw.
+    """Raise Refused for Gaussian noise that the lattice cannot draw.
 
-    A clip of 0 needs no noise, but its price follows from the noise: a price of 0 would let it be
-    asked for ever. So its noise is checked as at a clip of 1.
+    A clip of 0 needs no noise, but its price follows from the noise. A price of 0 would allow it to
+    be queried for ever. So its noise is checked as at a clip of 1.
     """
     clip = float(mechanism.clip) or 1.0
     scale = noise_scale(mechanism.noise_multiplier, clip, lattice_step(clip, dim))
@@ -602,5 +649,6 @@ def _check_scale(mechanism: Gaussian, dim: int) -> None:
 
 
 def _check_clip(mechanism: Mechanism) -> None:
+    """Raise Refused for a clip with which powers of two could over- or underflow."""
     if mechanism.clip != 0 and not _CLIPS[0] <= mechanism.clip <= _CLIPS[1]:
         raise Refused("clip")

@@ -1,7 +1,7 @@
-"""A layer's share in each record's gradient, as integers: factors whose products are summed for a
-whole chunk, or the share itself.
+"""Represent a layer's share in each record's gradient as integers.
 
-`products` has what is claimed of them, and why.
+A share is a pair of factors, whose products are summed for a whole chunk, or the share itself.
+`products` has the guarantees and their proof.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ difference.
 
 @dataclass(eq=False)
 class Layer:
-    """A layer with parameters, and how its gradient is summed: by products of its factors, or made
-    for each record.
+    """A layer with parameters, and how its gradient is summed.
+
+    It is summed by products of its factors, or made for each record.
     """
 
     module: nn.Module
@@ -41,87 +42,102 @@ class Layer:
 
     @property
     def terms(self) -> int:
-        return 2 if self.depends else 1
+        """Return how many terms a difference of the layer's gradient has."""
+        if self.depends:
+            return 2
+        return 1
 
 
 Known = dict[Layer, Inputs]
-"""What was made of layers' inputs before, which no question changes."""
+"""What was made of layers' inputs before, which no query changes."""
 
 
 def outputs(layer: nn.Module) -> int:
-    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels  # type: ignore[return-value]
+    """Return the number of the layer's outputs."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features
+    return layer.out_channels  # type: ignore[return-value]
 
 
 def bits_of(terms: int) -> tuple[int, int]:
-    """(a, v): how large the integers of inputs and slopes may be, if so many of their products are
-    added.
+    """Return (a, v), how large the integers of inputs and slopes may be.
+
+    `terms` is how many of their products are added.
     """
     free = GRIDS - (terms - 1).bit_length()
     return free // 2, free - free // 2
 
 
 def factors_of(layer: nn.Module, given: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """(m, T, f) what the layer multiplies and (m, T, h) the slopes, at each of its places."""
+    """Return the layer's inputs (m, T, f) and the slopes (m, T, h), at each of its places."""
     if isinstance(layer, nn.Conv2d):
-        return patches(layer, padded(layer, given)).squeeze(1).transpose(1, 2), slope.flatten(
-            2
-        ).transpose(1, 2)
+        a = patches(layer, padded(layer, given)).squeeze(1).transpose(1, 2)
+        e = slope.flatten(2).transpose(1, 2)
+        return a, e
     a, e = (t.reshape(len(t), -1, t.shape[-1]) for t in (given, slope))
     return a, e
 
 
-def share_of(*found: tuple[Layer, Tensor, Tensor]) -> tuple[Layer, Part | Tensor]:
-    """A layer's share in each record's gradient, or in its difference between two points: factors,
-    or the share itself, (m, h, f).
+def share_of(*traced: tuple[Layer, Tensor, Tensor]) -> tuple[Layer, Part | Tensor]:
+    """Return a layer's share in each record's gradient, or in its difference between two points.
+
+    It is factors, or the share itself, (m, h, f).
     """
-    layer = found[0][0]
+    layer = traced[0][0]
     if not isinstance(layer.module, nn.Linear | nn.Conv2d):
-        each = [_normed(layer, given, slope) for _, given, slope in found]
-        return layer, each[0] if len(each) == 1 else each[0] - each[1]
-    factors = [factors_of(layer.module, given, slope) for _, given, slope in found]
+        shares = [_normed(layer, given, slope) for _, given, slope in traced]
+        if len(shares) == 1:
+            return layer, shares[0]
+        return layer, shares[0] - shares[1]
+    factors = [factors_of(layer.module, given, slope) for _, given, slope in traced]
     (a, e), *rest = factors
     terms: Part = [(a, e)]
     if rest:
+        # e (x) a - f (x) b = (e - f) (x) a + f (x) (a - b), where a = b unless it depends on w.
         (b, f) = rest[0]
-        terms = [(a, e - f), *([(a - b, f)] if layer.depends else [])]
+        terms = [(a, e - f)]
+        if layer.depends:
+            terms.append((a - b, f))
     if not layer.made:
         return layer, terms
-    whole = torch.bmm(terms[0][1].transpose(1, 2), terms[0][0])
+    share = torch.bmm(terms[0][1].transpose(1, 2), terms[0][0])
     for a, e in terms[1:]:
-        whole.baddbmm_(e.transpose(1, 2), a)
-    return layer, torch.cat(
-        [whole, terms[0][1].sum(1)[..., None]], 2
-    ) if "bias" in layer.names else whole
+        share.baddbmm_(e.transpose(1, 2), a)
+    if "bias" in layer.names:
+        share = torch.cat([share, terms[0][1].sum(1)[..., None]], 2)
+    return layer, share
 
 
 def _normed(layer: Layer, given: Tensor, slope: Tensor) -> Tensor:
-    """(m, k, 1 or 2): of a norm's weight and bias."""
+    """Return the share of a norm's weight and bias, (m, k, 1 or 2)."""
     module = layer.module
     if isinstance(module, nn.GroupNorm):
         unit = functional.group_norm(given, module.num_groups, eps=module.eps)
-        each = [(slope * unit).flatten(2).sum(2), slope.flatten(2).sum(2)]
+        weight = (slope * unit).flatten(2).sum(2)
+        bias = slope.flatten(2).sum(2)
     else:
         assert isinstance(module, nn.LayerNorm)
         unit = functional.layer_norm(given, module.normalized_shape, eps=module.eps)
-        each = [
-            t.reshape(len(t), -1, math.prod(module.normalized_shape)).sum(1)
-            for t in (slope * unit, slope)
-        ]
-    return torch.stack(
-        [t for name, t in zip(("weight", "bias"), each, strict=True) if name in layer.names], 2
-    )
+        width = math.prod(module.normalized_shape)
+        weight, bias = (t.reshape(len(t), -1, width).sum(1) for t in (slope * unit, slope))
+    parts = {"weight": weight, "bias": bias}
+    return torch.stack([part for name, part in parts.items() if name in layer.names], 2)
 
 
 class Chunk:
-    """The shares of all layers in the gradients of a chunk of records, as integers: factors V and
-    A, whose products are over all its records at once, and wholes, each record's share itself,
-    where it is small or made of many places."""
+    """The shares of all layers in the gradients of a chunk of records, as integers.
+
+    Shares are factors V and A, whose products are over all its records at once, or wholes: each
+    record's share itself, if it is small or made of many places.
+    """
 
     def __init__(
         self, shares: Sequence[tuple[Layer, Part | Tensor]], size: int, known: Known | None = None
     ) -> None:
-        """In chunks of `size` records, if this is a whole one; with what was made of layers' inputs
-        before, where it was.
+        """Sort the shares into factors and wholes.
+
+        `size` is the number of records in a complete chunk. `known` has what was made of layers'
+        inputs before.
         """
         factored = [(layer, terms) for layer, terms in shares if not isinstance(terms, Tensor)]
         whole = [(layer, rows) for layer, rows in shares if isinstance(rows, Tensor)]
@@ -139,7 +155,7 @@ class Chunk:
         )
 
     def squares(self) -> list[Tensor]:
-        """(m,) of each layer: an upper estimate of its share's squared length."""
+        """Return an upper estimate of the squared length of each layer's share, (m,) each."""
         bias = ["bias" in layer.names for layer in self.layers[len(self.wholes) :]]
         most = [2.0**a for a, _ in self._bits]
         self._made, squares = self._run(prepared)(
@@ -175,32 +191,32 @@ class Chunk:
         return kept
 
     def numbers(self) -> Tensor:
-        """Every record's integers, (m, ...)."""
+        """Return every record's integers, (m, ...)."""
         return torch.cat([t.flatten(1) for t in (*self.wholes, *self.a, *self.v)], 1)
 
     def added(self, chosen: Tensor) -> dict[str, Tensor]:
-        """By the names of the parameters, the sum over the chosen records, (m,) bool, in integers;
-        asked once.
+        """Return the sum over the chosen records, (m,) bool, in integers, by the names of the
+        parameters.
+
+        It may be called once, since it uses up the factors.
         """
         totals = self._run(totals_of)(self.a, self.v, self.rhos, self.wholes, chosen)
-        shaped = [
-            total.view(shape) for total, shape in zip(totals, self._shapes, strict=False)
-        ] + totals[len(self.wholes) :]
-        return {
-            name: part
-            for layer, total in zip(self.layers, shaped, strict=True)
-            for name, part in _named(layer, total).items()
-        }
+        for k, shape in enumerate(self._shapes):
+            totals[k] = totals[k].view(shape)
+        sums: dict[str, Tensor] = {}
+        for layer, total in zip(self.layers, totals, strict=True):
+            sums |= _named(layer, total)
+        return sums
 
 
 def gridded(layer: Layer, inputs: list[Tensor], chunk: int) -> Inputs:
-    """The layer's inputs, terms (m, T, f), on the grid that chunks of so many records have."""
+    """Return the layer's inputs, terms (m, T, f), on the grid of chunks of so many records."""
     a_bits, _ = bits_of(chunk * layer.places * len(inputs))
     return run(inputs_of, inputs[0])(inputs, "bias" in layer.names, 2.0**a_bits)
 
 
 def _named(layer: Layer, total: Tensor) -> dict[str, Tensor]:
-    """(h, f) by the names of the parameters: the last column is the bias's."""
+    """Return (h, f) by the names of the parameters. The last column is the bias's."""
     if len(layer.names) == 1:
         return {name: total for name in layer.names.values()}
     return {layer.names["weight"]: total[:, :-1], layer.names["bias"]: total[:, -1]}

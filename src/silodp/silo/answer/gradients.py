@@ -1,4 +1,4 @@
-"""Every record's gradient, by itself, whatever the model."""
+"""Compute every record's gradient by itself, for any model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from silodp.core.problem.problem import Problem
 
 
 class Gradients:
-    """grad f0(w, x) of each record in float64, or its difference between two points, each clipped
-    to the limit first if there is one: whatever the model, by itself."""
+    """Gradients grad f0(w, x) of each record in float64, or differences between two points.
+
+    With a limit, each gradient is clipped to it first. Each record is computed by itself, whatever
+    the model.
+    """
 
     def __init__(self, problem: Problem, points: list[Tensor], limit: float | None = None) -> None:
         self.problem = problem

@@ -1,15 +1,14 @@
-"""The arithmetic of one layer's factors for a chunk of records: lengths, and integers on grids.
-`products` has what is claimed of it, and why.
+"""Compute lengths and integers on grids for one layer's factors in a chunk of records.
 
-A small model's chunk is a hundred operations of a few microseconds, and the interpreter would take
-as long between them as they do, and longer where two threads take turns at it. So on a processor
-torch's own interpreter runs these functions (`run`), three of them for a chunk: the same operations
-in the same order, without Python.
+`products` has the guarantees and their proof. A small model's chunk is a hundred operations of a
+few microseconds. The interpreter would take as long between them, and longer if two threads take
+turns at it. So on a processor torch's own interpreter runs these functions (`run`), three of them
+for a chunk: the same operations in the same order, without Python.
 
 No function here branches on a number of a record. Every chunk takes the same operations on the same
-shapes, whether all its records are finite and drawn or none is: else the time of an answer would
-show it. A record that is not finite is made zero by arithmetic: its scale is 0, and what is not a
-number then becomes 0 (`nan_to_num_`, which runs on every chunk).
+shapes, whether all its records are finite and drawn or none is. Otherwise the time of an answer
+would show it. A record that is not finite is made zero by arithmetic: its scale is 0, and what is
+not a number then becomes 0 (`nan_to_num_`, which runs on every chunk).
 """
 
 from __future__ import annotations
@@ -25,12 +24,15 @@ from torch import Tensor
 from torch.nn import functional
 
 Inputs = tuple[Tensor, Tensor, list[Tensor], Tensor | None]
-"""What `inputs_of` makes."""
+"""The result of `inputs_of`."""
 
 
 def run(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
-    """The function for tensors like this one: as it is on a GPU, or with a torch that does so on a
-    processor, where torch's interpreter may join operations and round otherwise."""
+    """Return the function in the form for tensors like this one.
+
+    On a processor torch's interpreter runs it, unless this interpreter may join operations and
+    round in another way. On a GPU Python runs it.
+    """
     if like.is_cuda or _joins():
         return function
     return _compiled(function)
@@ -46,41 +48,39 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return torch.jit.script(function)
-        except (
-            AttributeError,
-            NotImplementedError,
-        ):  # of a torch that has it no more: the same numbers, later
+        except (AttributeError, NotImplementedError):
+            # A later torch may lack this interpreter. Python gets the same numbers, more slowly.
             return function
 
 
 def inputs_of(inputs: list[Tensor], bias: bool, most: float) -> Inputs:
-    """All that is made of a layer's inputs, terms (m, T, f), whatever the slopes: the integers A,
-    at most `most` in size, and (m, T) the squared lengths of these; of each term what `most` stands
-    for; and (m,) the squared length of the inputs themselves, where there is one term of one place.
+    """Return all that is made of a layer's inputs, terms (m, T, f), whatever the slopes.
 
-    A is finite: a record's term that is not finite has zeros there.
+    These are the integers A, at most `most` in size; their squared lengths, (m, T); for each term
+    the number that `most` stands for; and the squared length of the inputs themselves, (m,), if
+    there is one term of one place. A is finite: a record's term that is not finite has zeros there.
     """
     right: list[Tensor] = []
     tops: list[Tensor] = []
     for at, a in enumerate(inputs):
         largest = a.abs().amax([1, 2]).double()  # a norm of this kind takes five times as long
-        tops.append(
-            largest.clamp_(min=1.0) if bias and at == 0 else torch.where(largest > 0, largest, 1.0)
-        )
+        if bias and at == 0:
+            tops.append(largest.clamp_(min=1.0))
+        else:
+            tops.append(torch.where(largest > 0, largest, 1.0))
         width = a.shape[2]
-        # a product into a part of a tensor of another type would take ten times as long
-        whole = torch.empty(
+        # A product into a part of a tensor of another type would take ten times as long.
+        wide = torch.empty(
             [a.shape[0], a.shape[1], width + int(bias)], dtype=torch.float64, device=a.device
         )
-        whole[:, :, :width] = a
+        wide[:, :, :width] = a
         if bias:
-            whole[:, :, width:] = (
-                1.0 if at == 0 else 0.0
-            )  # a last input of 1, which does not differ between two points
-        # by the largest of its kind: rounded to 2^a at most
-        whole.mul_((most / tops[at])[:, None, None]).round_()
-        # where the largest is infinite, or no number, each product is 0 or no number
-        right.append(whole.nan_to_num_(0.0, 0.0, 0.0))
+            # The bias has a last input of 1, which does not differ between two points.
+            wide[:, :, width:] = 1.0 if at == 0 else 0.0
+        # Divided by the largest of its kind, a number is rounded to 2^a at most.
+        wide.mul_((most / tops[at])[:, None, None]).round_()
+        # If the largest is infinite, or no number, each product is 0 or no number.
+        right.append(wide.nan_to_num_(0.0, 0.0, 0.0))
     if len(right) == 1:
         a = right[0]
     else:
@@ -94,8 +94,9 @@ def inputs_of(inputs: list[Tensor], bias: bool, most: float) -> Inputs:
 def square_of(
     inputs: list[Tensor], slopes: list[Tensor], bias: bool, length: Tensor | None
 ) -> Tensor:
-    """(m,): an upper estimate of each record's ||sum_t e_t (x) a_t||^2, in float64 of float32
-    products; terms (m, T, f) and (m, T, h).
+    """Return an upper estimate of each record's ||sum_t e_t (x) a_t||^2, (m,).
+
+    It is in float64 of float32 products. Terms are (m, T, f) and (m, T, h).
     """
     if length is not None:
         return torch.linalg.vector_norm(slopes[0], 2.0, [1, 2]).double().square_() * length
@@ -123,8 +124,9 @@ def scale_of(squares: list[Tensor], room: float) -> tuple[Tensor, Tensor]:
 
 
 def within(squares: list[Tensor], more: float, bound: float, sound: Tensor) -> Tensor:
-    """(m,): whether a sound record's squares, and the part more for what float64 may have lost of
-    them, keep to the bound.
+    """Return whether a sound record's squares keep to the bound, (m,).
+
+    `more` is the factor for what float64 may have lost of them.
     """
     return (torch.stack(squares).sum(0) * more <= bound) & sound
 
@@ -138,10 +140,10 @@ def on_grids(
     top: float,
     grid: float,
 ) -> tuple[Tensor, Tensor]:
-    """The integers V of slopes, at most `top` in size, zero where the scale is 0; and (m,) each
-    record's ||sum_t V_t (x) A_t||^2.
+    """Return the integers V of slopes, and each record's ||sum_t V_t (x) A_t||^2, (m,).
 
-    A scale of 0 times a slope is 0 if the slope is finite, and no number if it is not.
+    V is at most `top` in size, and zero where the scale is 0. A scale of 0 times a slope is 0 if
+    the slope is finite, and no number if it is not.
     """
     left: list[Tensor] = []
     for at, e in enumerate(slopes):
@@ -155,8 +157,10 @@ def on_grids(
 
 
 def squared(a: Tensor, aa: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Tensor:
-    """(m,): ||sum_t e_t (x) a_t||^2, with an allowance for what cancels between places if numbers
-    are known to so much of themselves; aa are the ||a_t||^2."""
+    """Return ||sum_t e_t (x) a_t||^2, (m,), with an allowance for what cancels between places.
+
+    `cancelled` is the relative precision of the numbers. aa are the ||a_t||^2.
+    """
     ee = torch.linalg.vector_norm(e, 2.0, [2]).square_()
     if a.shape[1] == 1:
         return (aa * ee)[:, 0]
@@ -166,9 +170,9 @@ def squared(a: Tensor, aa: Tensor, e: Tensor, cancelled: float = 2.0**-52) -> Te
 
 
 def total_of(a: Tensor, v: Tensor, chosen: Tensor, rho: float) -> Tensor:
-    """(h, f): round(rho sum V (x) A) over places and the chosen records; of V nothing is left.
+    """Return round(rho sum V (x) A) over places and the chosen records, (h, f). V is overwritten.
 
-    V is multiplied by who is chosen even where all are: the time must not show whether all are.
+    V is multiplied by the choice even if all are chosen: the time must not show whether all are.
     """
     v.mul_(chosen[:, None, None])
     return (v.flatten(0, 1).t() @ a.flatten(0, 1)).mul_(rho).round_()
@@ -186,20 +190,21 @@ def prepared(
     wholes: list[Tensor],
     order: list[int],
 ) -> tuple[list[Inputs], list[Tensor]]:
-    """What is made of the inputs of every layer in factors, where it is not known, and all layers'
-    squared lengths in the model's order.
+    """Return what is made of the inputs of every layer in factors, and all layers' squared lengths.
+
+    Inputs that are known before are not made again. The lengths are in the model's order.
     """
-    made: list[Inputs] = []
+    gridded: list[Inputs] = []
     squares = [torch.linalg.vector_norm(rows, 2.0, [1]).square_() for rows in wholes]
     for at in range(len(inputs)):
         before = known[at]
         if before is None:
-            own = inputs_of(inputs[at], bias[at], most[at])
+            integers = inputs_of(inputs[at], bias[at], most[at])
         else:
-            own = before
-        made.append(own)
-        squares.append(square_of(inputs[at], slopes[at], bias[at], own[3]))
-    return made, [squares[at] for at in order]
+            integers = before
+        gridded.append(integers)
+        squares.append(square_of(inputs[at], slopes[at], bias[at], integers[3]))
+    return gridded, [squares[at] for at in order]
 
 
 def integers_of(
@@ -216,8 +221,9 @@ def integers_of(
     bound: float,
     order: list[int],
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """A and V of every layer in factors, and (m,) which records keep to the bound; the others'
-    numbers are finite, too. Wholes become integers.
+    """Return A and V of every layer in factors, and which records keep to the bound, (m,).
+
+    The others' numbers are finite too. Wholes become integers in place.
     """
     scale, sound = scale_of(squares, room)
     found: list[Tensor] = []
@@ -238,8 +244,9 @@ def integers_of(
 def totals_of(
     right: list[Tensor], left: list[Tensor], rhos: list[float], wholes: list[Tensor], chosen: Tensor
 ) -> list[Tensor]:
-    """The sums over the chosen records, (m,) bool: of wholes, then of factors, rounded; of V
-    nothing is left.
+    """Return the sums over the chosen records, (m,) bool: of wholes, then of factors, rounded.
+
+    V is overwritten.
     """
     weight = chosen.double()
     totals = [weight @ rows for rows in wholes]

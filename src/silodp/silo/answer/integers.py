@@ -1,5 +1,6 @@
-"""A record's floats as integers on the lattice, verified in integers: whatever the floats were, no
-record passes its bound.
+"""Turn a record's floats into integers on the lattice, verified in integers.
+
+Whatever the floats were, no record passes its bound.
 """
 
 from __future__ import annotations
@@ -15,77 +16,83 @@ from silodp.core.statistics.gram import CROSS, DIAGONAL, pairs
 from silodp.silo.answer.slots import size_of
 
 
-def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
-    """Rows (m, d) of any floats as int64 rows k with sum(k^2) <= floor((C / gamma)^2), each a
-    function of its own row alone.
+def _root_above(dim: int) -> int:
+    """Return the square root of dim, rounded up, and at least 1."""
+    return math.isqrt(max(0, dim - 1)) + 1
 
-    A row is clipped to C less what rounding can add, gamma sqrt(d) / 2 (and 2^-30 of it for
-    floats), divided by gamma and rounded to the nearest integers. A row that is zero, not finite
-    or, against all arithmetic, above the bound becomes zero.
+
+def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
+    """Return rows (m, d) of any floats as int64 rows k with sum(k^2) <= floor((C / gamma)^2).
+
+    Each row is a function of its own row alone. A row is clipped to C less what rounding can add,
+    gamma sqrt(d) / 2 (and 2^-30 of it for floats), divided by gamma and rounded to the nearest
+    integers. A row becomes zero if it is zero, not finite or, against all arithmetic, above the
+    bound.
     """
-    rows = (
-        rows.contiguous()
-    )  # whatever one record holds, the others' squares are added in one order
+    # Squares are then added in one order, whatever another record contains.
+    rows = rows.contiguous()
     most = int(Fraction(clip / gamma) ** 2)
     room = clip / gamma * (1 - 2.0**-30) - math.sqrt(rows.shape[1]) / 2
     largest = rows.abs().amax(1, keepdim=True)
     sound = torch.isfinite(largest) & (largest > 0)
-    unit = rows / torch.where(
-        sound, largest, 1.0
-    )  # entries within [-1, 1]: no square overflows; a row that is not sound may hold anything
+    # Entries of sound rows are within [-1, 1], so no square overflows. Other rows may have any.
+    unit = rows / torch.where(sound, largest, 1.0)
     length = torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp_(min=1.0)
-    whole = unit.mul_(
-        torch.minimum(torch.where(sound, largest, 0.0) / gamma, room / length)
-    ).round_()
-    # float64 first, to about d 2^-53: below twice the bound an int64 sum of squares cannot wrap,
-    # and then it decides
-    sound &= (_squares(whole) <= 2.0 * most)[:, None]
-    integers = whole.masked_fill_(~sound, 0.0).long()
+    factor = torch.minimum(torch.where(sound, largest, 0.0) / gamma, room / length)
+    rounded = unit.mul_(factor).round_()
+    # The first check is in float64, to about d 2^-53. Below twice the bound an int64 sum of squares
+    # cannot wrap. The second check is in integers, and decides (step 2 of the proof in `exact`).
+    sound &= (_squares(rounded) <= 2.0 * most)[:, None]
+    integers = rounded.masked_fill_(~sound, 0.0).long()
     return integers.masked_fill_((_squares(integers) > most)[:, None], 0)
 
 
 def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
-    """Rows of `numbers` numbers in [0, 1] and cells >= 0 that sum to 1 at most, as int64 multiples
-    of gamma: those verified to be such.
+    """Return rows of `numbers` numbers in [0, 1] and cells as int64 multiples of gamma.
 
-    A row of a file has one cell that is 1; a person's average shares the 1 among the cells of its
-    rows. Any two such rows differ by at most sqrt(2) over the cells: the distance is convex, so
-    that it is largest between corners, which are 0 and single cells of 1. gamma is a power of two
-    below 1, so that 1 / gamma is an integer; cells are rounded down, or their sum could be rounded
-    up. A row of any other form becomes zero, which is of this form.
+    Cells are >= 0 and sum to 1 at most. A row that is verified to be none of this form becomes
+    zero, which is of this form. A row of a file has one cell that is 1. A person's average shares
+    the 1 among the cells of its rows. Any two such rows differ by at most sqrt(2) over the cells:
+    the distance is convex, so it is largest between corners, which are 0 and single cells of 1.
+    gamma is a power of two below 1, so 1 / gamma is an integer. Cells are rounded down, since
+    otherwise their sum could be rounded up.
     """
     top = int(1 / gamma)
-    whole = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1)
-    whole = torch.cat([whole[:, :numbers].round(), whole[:, numbers:].floor()], 1).long()
-    values = whole[:, :numbers]
-    cells = whole[:, numbers:]
+    scaled = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1)
+    integers = torch.cat([scaled[:, :numbers].round(), scaled[:, numbers:].floor()], 1).long()
+    values = integers[:, :numbers]
+    cells = integers[:, numbers:]
     sound = ((values >= 0) & (values <= top)).all(1) & (cells >= 0).all(1) & (cells.sum(1) <= top)
-    return whole.masked_fill_(~sound[:, None], 0)
+    return integers.masked_fill_(~sound[:, None], 0)
 
 
 def multiplied(factors: Tensor, clip: float, gamma: float, real: Tensor | None = None) -> Tensor:
-    """The products of rows of factors z (m, p) of any floats, as int64 multiples of gamma (m, d) of
-    which no two are more than 2 C / gamma apart.
+    """Return products of rows of factors z (m, p) of any floats as int64 multiples of gamma (m, d).
 
-    k is z in steps of `fine`, with sum(k^2) <= K^2 verified in integers (`quantised`). With a =
-    DIAGONAL, c = CROSS, q = gamma / fine^2, a power of two, a row is round(a k_i^2 / (a q)) and
-    round(c k_i k_j / (a q)) for i < j, in integers. Before rounding two rows are at most sqrt(2)
-    K^2 / q apart in norm (`statistics.gram.Gram` has the proof, which asks c^2 <= 2 a^2), and
-    rounding adds at most sqrt(d): K is the largest integer with 2 K^4 <= (q (floor(2 C / gamma) -
-    ceil(sqrt(d))))^2. With C / gamma < 2^30 and q <= 2^25, 2 c K^2 is below 2^62.
+    No two rows of products are more than 2 C / gamma apart.
 
-    Where a record is a person, z are its rows, (m P, p), and `real` (m, P) says which are there:
-    the average of their products, rounded once more, so that rounding adds 2 sqrt(d) in all.
-    Averages are at most as far apart: A and A' of matrices k k' have <A, A'> >= 0 and norms up to
-    K^2. As integers are added, the products of as many places at a time as a chunk holds.
+     1. k is z in steps of `fine`, with sum(k^2) <= K^2 verified in integers (`quantised`).
+     2. With a = DIAGONAL, c = CROSS, q = gamma / fine^2, a power of two, a row is round(a k_i^2 /
+        (a q)) and round(c k_i k_j / (a q)) for i < j, in integers.
+     3. Before rounding two rows are at most sqrt(2) K^2 / q apart in norm (`statistics.gram.Gram`
+        has the proof, which requires c^2 <= 2 a^2), and rounding adds at most sqrt(d).
+     4. K is the largest integer with 2 K^4 <= (q (floor(2 C / gamma) - ceil(sqrt(d))))^2. With C /
+        gamma < 2^30 and q <= 2^25, 2 c K^2 is below 2^62.
+
+    If a record is a person, z are its rows, (m P, p), and `real` (m, P) marks those that exist. The
+    result is the average of their products, rounded once more, so that rounding adds 2 sqrt(d) in
+    all. Averages are at most as far apart: A and A' of matrices k k' have <A, A'> >= 0 and norms up
+    to K^2. Integers are added in any order, so the products are made for as many places at a time
+    as a chunk has.
     """
     i, j = pairs(factors.shape[1])
     exponent = math.frexp(gamma)[1] - 1
     q = 2 ** (24 + exponent % 2)
     fine = math.ldexp(1.0, (exponent - q.bit_length() + 1) // 2)
-    apart = int(Fraction(2 * clip / gamma)) - (1 if real is None else 2) * (
-        math.isqrt(len(i) - 1) + 1
-    )
+    roundings = 1
+    if real is not None:
+        roundings = 2  # of the products, and of a person's average
+    apart = int(Fraction(2 * clip / gamma)) - roundings * _root_above(len(i))
     most = math.isqrt(math.isqrt(q * q * apart * apart // 2))
     k = quantised(factors, fine * most, fine)
     weight = torch.where(i == j, 2 * DIAGONAL, 2 * CROSS)

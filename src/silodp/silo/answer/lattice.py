@@ -1,29 +1,32 @@
-"""Exact integer noise and secret coins for a deployed gate, from operating-system entropy and
-nothing else: no seed enters here.
+"""Draw exact integer noise and secret coins for a deployed gate.
 
-`rounded_gaussian(s, d)` is round(N(0, s^2)) in lattice units, the post-processing of a continuous
-Gaussian, hence exactly mu-GDP on integer sums (Mironov 2012 is about the floats that this
-replaces). Its law is that of a *real* Gaussian, not of a float near one.
+They come from operating-system entropy and nothing else: no seed enters here. `rounded_gaussian(s,
+d)` is round(N(0, s^2)) in lattice units, the post-processing of a continuous Gaussian. Hence it is
+exactly mu-GDP on integer sums (Mironov 2012 is about the floats that this replaces). Its law is
+that of a *real* Gaussian, not of a float near one.
 
 Method: inversion with certified rounding. A coordinate is a sign and p = 0.b1 b2 b3 ... / 2,
 uniform on (0, 1/2), whose bits come from the keystream as they are needed; |Z| = Q^-1(p) with Q(x)
-= P(N(0, 1) > x), and k = floor(s |Z| + 1/2). Three cases, which partition the bits:
- 1. 63 bits and the float ndtri place s |Z| + 1/2 in an interval that holds no integer: k is
+= P(N(0, 1) > x), and k = floor(s |Z| + 1/2). Three cases partition the bits:
+
+ 1. 63 bits and the float ndtri place s |Z| + 1/2 in an interval that contains no integer: k is
     certain, and no further bit could change it.
- 2. The interval holds an integer (a near-tie, probability 2^-42 s): compare p with Q((k + 1/2)/s)
-    in integer interval arithmetic, and draw more bits of p until the two are apart.
+ 2. The interval contains an integer (a near-tie, probability 2^-42 s): compare p with Q((k +
+    1/2)/s) in integer interval arithmetic, and draw more bits of p until the two are apart.
  3. p < 2^-20, where 63 bits are too few: bisect for k with the comparisons of case 2 alone, to any
     depth of the tail.
+
 Each case returns the one k that *every* completion of the bits drawn so far has, so the law is
 exact whatever the cases' probabilities. A float is trusted in case 1 only, for |ndtri(p) -
 Phi^-1(p)| <= 2^-44 on [2^-20, 1/2]; it is 2^-49.4 on the tests' grid of 11,600 points.
 
-Why not another way: tables of Q need 5 s entries; rejection (Karney; Canonne, Kamath and Steinke)
+Why not another way: tables of Q need 5 s entries. Rejection (Karney; Canonne, Kamath and Steinke)
 spends many branches on a coordinate, and the discrete Gaussian is not mu-GDP. Inversion takes 64
-bits, one ufunc, and about one slow coordinate in 500,000. Two limits. The bits are ChaCha20's:
-uniform to anyone who cannot break it. And time depends on the draw: a slow coordinate (30
-microseconds for a near-tie, about a millisecond beyond 4.76 s) shows in the time of a call, which a
-silo should keep to itself.
+bits, one ufunc, and about one slow coordinate in 500,000.
+
+Two limits. The bits are ChaCha20's: uniform to anyone who cannot break it. And time depends on the
+draw: a slow coordinate (30 microseconds for a near-tie, about a millisecond beyond 4.76 s) shows in
+the time of a call, which a silo should not reveal.
 """
 
 import functools
@@ -63,8 +66,8 @@ _alive: weakref.WeakSet["Keystream"] = weakref.WeakSet()
 class Keystream:
     """Secret uniform bits: ChaCha20 under a key from os.urandom that belongs to this object alone.
 
-    Threads may share an object (a lock orders the draws). A forked child finds every object
-    re-keyed; none can be copied or pickled.
+    Threads may share an object (a lock orders the draws). A forked child finds every object with a
+    new key. None can be copied or pickled.
     """
 
     def __init__(self) -> None:
@@ -82,7 +85,7 @@ class Keystream:
         )
 
     def bytes(self, n: int) -> "bytes":
-        """The next n bytes of the keystream."""
+        """Return the next n bytes of the keystream."""
         with self._lock:
             if n > self._left:
                 self._rekey()
@@ -90,12 +93,13 @@ class Keystream:
             return self._cipher.update(bytes(n))
 
     def uint64(self, n: int) -> NDArray[np.uint64]:
-        """n independent integers, uniform on 0 .. 2^64 - 1."""
+        """Return n independent integers, uniform on 0 .. 2^64 - 1."""
         return np.frombuffer(self.bytes(8 * _count(n)), dtype="<u8")
 
     def permutation(self, n: int) -> NDArray[np.int64]:
-        """A permutation of 0 .. n - 1, each with probability exactly 1/n!: the ranks of n keys, all
-        drawn again if two are equal.
+        """Return a permutation of 0 .. n - 1, each with probability exactly 1/n!.
+
+        It has the ranks of n keys, which are all drawn again if two are equal.
         """
         while True:
             keys = self.uint64(n)
@@ -105,8 +109,10 @@ class Keystream:
                 return order
 
     def coins(self, n: int, probability: float) -> NDArray[np.bool_]:
-        """n independent coins, True with exactly the given probability (every float is a dyadic
-        rational; ties draw 64 more bits).
+        """Return n independent coins, True with exactly the given probability.
+
+        Every float is a dyadic rational. Ties draw 64 more bits. Raise BadInput for another
+        probability.
         """
         if not 0 <= probability <= 1:
             raise BadInput(f"probability is {probability}; it must be between 0 and 1")
@@ -137,11 +143,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def rounded_gaussian(scale: float, size: int) -> NDArray[np.int64]:
-    """`size` independent draws of round(N(0, scale^2)), exactly, under fresh keys, on all cores.
+    """Draw `size` independent values of round(N(0, scale^2)), exactly, under fresh keys, on all
+    cores.
 
     P(k) = Phi((k + 1/2)/scale) - Phi((k - 1/2)/scale) for every integer k. Added to an integer
     query of l2 sensitivity D (in lattice units) it is (D / scale)-GDP. The scale, a float, is
-    between 1 and 2^40; the speed does not depend on it up to about 2^30.
+    between 1 and 2^40; the speed does not depend on it up to about 2^30. Raise BadInput for another
+    scale.
     """
     if not 1 <= scale <= MAX_SCALE:
         raise BadInput(
@@ -174,7 +182,7 @@ def _count(n: int) -> int:
 
 
 def _draw(scale: float, size: int, keystream_for_tests: Keystream) -> NDArray[np.int64]:
-    """`rounded_gaussian` on a given keystream. Only the tests give another one than a fresh one."""
+    """Draw as `rounded_gaussian` on a given keystream. Only tests pass one that is not fresh."""
     stream = keystream_for_tests
     noise = np.empty(size, dtype=np.int64)
     for start in range(0, size, _CHUNK):
@@ -194,8 +202,10 @@ def _draw(scale: float, size: int, keystream_for_tests: Keystream) -> NDArray[np
 def _bracket(
     words: NDArray[np.uint64], scale: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Bounds low <= k <= high that hold for every p that begins with these 63 bits, unless the
-    third array says that p is in the tail.
+    """Return bounds low <= k <= high for every p that begins with these 63 bits, and who is in the
+    tail.
+
+    The bounds do not hold for a p in the tail.
     """
     numerator = words & np.uint64(2**63 - 1)
     tail = numerator < np.uint64(_TAIL)
@@ -205,8 +215,9 @@ def _bracket(
 
 
 class _LazyUniform:
-    """p in [numerator, numerator + 1] / 2^bits, to be known better on demand, and exact comparisons
-    of |Z| = Q^-1(p) with it.
+    """A number p in [numerator, numerator + 1] / 2^bits, refined on demand.
+
+    It is compared exactly with |Z| = Q^-1(p).
     """
 
     def __init__(self, numerator: int, stream: Keystream) -> None:
@@ -221,15 +232,16 @@ class _LazyUniform:
         )
 
     def tail_range(self, scale: float) -> tuple[int, int]:
-        """A range that holds k: with p >= 2^-bits, Q(x) <= exp(-x^2 / 2) gives Z^2 <= 2 ln 2 bits <
-        1.4 bits.
+        """Return a range that contains k.
+
+        With p >= 2^-bits, Q(x) <= exp(-x^2 / 2) gives Z^2 <= 2 ln 2 bits < 1.4 bits.
         """
         while self.numerator == 0:
             self.extend()
         return 0, int(scale * math.sqrt(1.4 * self.bits)) + 1
 
     def bisect(self, scale: float, low: int, high: int) -> int:
-        """The k in low .. high with (k - 1/2)/scale < |Z| < (k + 1/2)/scale."""
+        """Return the k in low .. high with (k - 1/2)/scale < |Z| < (k + 1/2)/scale."""
         numerator, denominator = scale.as_integer_ratio()
         while low < high:
             k = (low + high) // 2
@@ -240,8 +252,9 @@ class _LazyUniform:
         return low
 
     def beyond(self, a: int, b: int) -> bool:
-        """Whether |Z| > a / b, that is (1/2 - p) sqrt(2 pi) > integral of exp(-t^2 / 2) over (0, a
-        / b). Equality has probability 0.
+        """Return whether |Z| > a / b. Equality has probability 0.
+
+        That is (1/2 - p) sqrt(2 pi) > integral of exp(-t^2 / 2) over (0, a / b).
         """
         while True:
             bits = self.bits + 64 * (
@@ -258,12 +271,11 @@ class _LazyUniform:
 
 
 def _gauss_integral(a: int, b: int, bits: int) -> tuple[int, int]:
-    """Integers on either side of 2^bits times the integral of exp(-t^2 / 2) over (0, x), for x = a
-    / b.
+    """Return integers on either side of 2^bits times the integral of exp(-t^2 / 2) over (0, a / b).
 
-    It is the sum of (-1)^n x^(2n+1) / (2^n n! (2n+1)). The invariant, times 2^bits: x^(2n+1) / (2^n
-    n!) is between term and term + slack, and the sum of the terms before n is within error of
-    total.
+    With x = a / b it is the sum of (-1)^n x^(2n+1) / (2^n n! (2n+1)). The invariant, times 2^bits:
+    x^(2n+1) / (2^n n!) is between term and term + slack, and the sum of the terms before n is
+    within error of total.
     """
     x2 = a * a
     two = 2 * b * b
@@ -289,8 +301,9 @@ def _gauss_integral(a: int, b: int, bits: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=64)
 def _sqrt_two_pi(bits: int) -> tuple[int, int]:
-    """Integers on either side of 2^bits sqrt(2 pi), with pi = 16 arctan(1/5) - 4 arctan(1/239)
-    (Machin) and 64 guard bits.
+    """Return integers on either side of 2^bits sqrt(2 pi).
+
+    pi = 16 arctan(1/5) - 4 arctan(1/239) (Machin), with 64 guard bits.
     """
     one = 1 << bits + 64
 

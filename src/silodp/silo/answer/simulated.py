@@ -1,13 +1,13 @@
-"""How a gate computes in simulation: fast batched gradients and seeded generators. Not for
-deployment, and run folders say so.
+"""Compute the answers of a gate in simulation: fast batched gradients and seeded generators.
 
-Runs that share a seed share their random draws (each run by itself has the right law), which makes
-a sweep's comparisons sharper and its random numbers cheap.
+This is not for deployment, and run folders state so. Runs that share a seed share their random
+draws (each run by itself has the right law). That makes a sweep's comparisons sharper and its
+random numbers cheap.
 
-Two promises of a deployed gate (`exact.py`) are not made here: a sum of n float32 records rounds by
-up to n 2^-24 of the clip (in C 0.002 of it more; where the two terms of a difference are far longer
+Two promises of a deployed gate (`exact.py`) are not made here. A sum of n float32 records rounds by
+up to n 2^-24 of the clip (in C 0.002 of it more; if the two terms of a difference are far longer
 than their sum, by that share of them), which no price covers (1 % of the sensitivity at a million
-records), and a record on which a user's own model raises stops the run.
+records). And a record on which a user's own model raises stops the run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ NOISE = (0x51_10_DB,)
 
 
 class Simulated:
-    """Answers queries over all silos and runs at once. `seeds` has one entry per run: an int of any
-    size, or a tuple of them. `engines` compute the clipped sums, the first that supports a task.
+    """Answers queries over all silos and runs at once.
+
+    `seeds` has one entry per run: an int of any size, or a tuple of them. `engines` compute the
+    clipped sums, the first that supports a task.
     """
 
     label = "simulation: seeded pseudo-random float noise"
@@ -77,8 +79,10 @@ class Simulated:
         self._known: tuple[tuple | None, Tensor | None] = None, None
 
     def answer(self, query: Query, silos: Sequence[int]) -> Tensor:
-        """Return each run's and silo's private answer, (J, M, d): the mean of its clipped records
-        over the batch plus noise, or where noisy local steps end.
+        """Return each run's and silo's private answer, (J, M, d).
+
+        It is the mean of its clipped records over the batch plus noise, or the end of its noisy
+        local steps.
         """
         if isinstance(query.statistic, LocalSteps):
             return self._local_steps(query.statistic, query.mechanism, silos)
@@ -86,7 +90,7 @@ class Simulated:
         return self._noisy(means, query.mechanism, silos)
 
     def _means(self, statistic: Statistic, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
-        """(J, M, d): each run's and silo's mean of the statistic's vectors, without noise."""
+        """Return each run's and silo's mean of the vectors, (J, M, d), without noise."""
         if statistic.vectors(self.problem, 0) is None:
             w, *reference = statistic.points
             return self._mean(
@@ -189,8 +193,9 @@ class Simulated:
         return (mean.double() * batch / unit).round()
 
     def gaussian(self, mechanism: Gaussian, mean: Tensor, silos: Sequence[int]) -> Tensor:
-        """Adds N(0, std^2) with std = noise multiplier x 2 clip (1 + tolerance) / batch, fresh for
-        each silo, run world and call.
+        """Add N(0, std^2), fresh for each silo, run world and call.
+
+        std = noise multiplier x 2 clip (1 + tolerance) / batch.
         """
         std = self._std(mechanism, silos, mean)
         if std is None:
@@ -213,8 +218,10 @@ class Simulated:
         return torch.addcmul(mean, std, noise)
 
     def _std(self, mechanism: Gaussian, silos: Sequence[int], mean: Tensor) -> Tensor | None:
-        """(J, M, 1) or (1, M, 1), as `mean` is; None where nobody adds noise. The last one again,
-        if every number that it follows from is the same.
+        """Return the deviations, (J, M, 1) or (1, M, 1), as `mean` is, or None if no silo adds
+        noise.
+
+        The last ones are returned again if every number that they follow from is the same.
         """
         multiplier = torch.as_tensor(mechanism.noise_multiplier)
         clip = mechanism.clip
@@ -245,7 +252,7 @@ class Simulated:
         return self._known[1]
 
     def _weight(self, sampling: Sampling, silos: Sequence[int]) -> Tensor:
-        """Membership of each record in the batch: (M, n), or (J, M, n) where it is drawn per
+        """Return each record's membership in the batch, (M, n), or (J, M, n) if it is drawn per
         world.
         """
         if sampling.whole:
@@ -280,7 +287,7 @@ class Simulated:
         ).to(self.records.x.dtype)
 
     def _ranks(self, generator: np.random.Generator, silos: Sequence[int]) -> Tensor:
-        """A uniformly random order of each silo's records (padding last), as ranks (M, n)."""
+        """Return a random order of each silo's records (padding last), as ranks (M, n)."""
         keys = torch.from_numpy(generator.random((len(silos), self.records.x.shape[1])))
         keys[~self.records.mask[list(silos)].cpu()] = 2.0
         return keys.argsort(1).argsort(1)
@@ -304,7 +311,7 @@ def _std(multiplier: Tensor, clip: Number, batch: Tensor, mean: Tensor) -> Tenso
 
 
 def _chosen(records: Records, weight: Tensor) -> tuple[Records, Tensor]:
-    """The records of a small batch alone, padded to the largest among the silos."""
+    """Return the records of a small batch alone, padded to the largest among the silos."""
     most = max(1, int(weight.count_nonzero(1).max()))
     weight, index = weight.topk(most, dim=1)
     silo = torch.arange(len(index), device=index.device).unsqueeze(1)

@@ -1,8 +1,8 @@
-"""What the layers of a known model are given, and the slopes of each record's loss by what they
-give: the floats of which `products` makes integers.
+"""Trace a known model: the inputs of its layers, and each record's slopes of the loss by their
+outputs.
 
-A pass is a function of its arguments alone, and keeps nothing: chunks may be passed by several
-threads at once.
+`products` makes integers of these floats. A pass is a function of its arguments alone, and stores
+nothing. So several threads may pass chunks at once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from silodp.engine.model import AXES, Node, read
 
 LAYERS = nn.Linear, nn.Conv2d, nn.LayerNorm, nn.GroupNorm
 Trace = dict[str, tuple[Tensor, Tensor]]
-"""By the layer's name: what it is given and what it gives, or the slopes by that."""
+"""By the layer's name: its input, and its output or the slopes by its output."""
 
 
 class Tracer:
     """Passes of a model of known layers and a known loss, in float32 on one device."""
 
     def __init__(self, problem: Problem, device: str = "cpu") -> None:
-        """BadInput if anything in the model, or the loss, is not known to treat each record alone
-        there.
+        """Read the model's layers.
+
+        Raise BadInput if anything in the model, or the loss, is not known to treat each record
+        alone there.
         """
         root = read(problem)
         if root is None or not problem.known_loss:
@@ -42,40 +44,42 @@ class Tracer:
             raise BadInput("a parameter belongs to no known layer")
 
     def _walk(self, node: Node) -> None:
+        """Register the trained layers of this node. Raise BadInput for an unknown layer."""
         module = node.module
         if node.names:
-            own = {short: full for short, full in node.names.items() if full in self.problem.shapes}
-            known = type(module) in LAYERS and (not own or own == node.names)
+            trained = {
+                short: full for short, full in node.names.items() if full in self.problem.shapes
+            }
+            supported = type(module) in LAYERS and (not trained or trained == node.names)
             if isinstance(module, nn.Conv2d):
-                known &= module.groups == 1 and conv_known(module, 4)
-            if not known:
+                supported &= module.groups == 1 and conv_known(module, 4)
+            if not supported:
                 raise BadInput("a layer is of no known kind")
-            if own:
-                self.layers[_name(node)] = module, own
+            if trained:
+                self.layers[_name(node)] = module, trained
         if self.device.type == "cuda" and not _without_atomics(module):
             raise BadInput("on a GPU a module adds in no fixed order")
         for child in node.children:
             self._walk(child)
 
     def parameters(self, w: Tensor) -> Parameters:
-        """All numbers of the model at the point w (1, d), in float32."""
-        own = {
-            name: p.squeeze(0) for name, p in self.problem.split(w.to(self.device).float()).items()
-        }
-        return own | self.problem.constants(torch.empty(0, device=self.device))
+        """Return all numbers of the model at the point w (1, d), in float32."""
+        trained = self.problem.split(w.to(self.device).float())
+        parameters = {name: values.squeeze(0) for name, values in trained.items()}
+        return parameters | self.problem.constants(torch.empty(0, device=self.device))
 
     def forward(self, parameters: Parameters, x: Tensor) -> tuple[Tensor, Trace]:
-        """Outputs, and what each trained layer was given and gave."""
-        seen: Trace = {}
+        """Return the outputs, and the input and output of each trained layer."""
+        trace: Trace = {}
         with torch.enable_grad():
-            return self._through(self._root, parameters, x, seen), seen
+            return self._through(self._root, parameters, x, trace), trace
 
-    def _through(self, node: Node, parameters: Parameters, a: Tensor, seen: Trace) -> Tensor:
+    def _through(self, node: Node, parameters: Parameters, a: Tensor, trace: Trace) -> Tensor:
         module = node.module
         given = a
         if type(module) in (nn.Sequential, Residual):
             for child in node.children:
-                a = self._through(child, parameters, a, seen)
+                a = self._through(child, parameters, a, trace)
             if type(module) is not Residual:
                 return a
             if a.shape != given.shape:
@@ -84,43 +88,44 @@ class Tracer:
                 )
             return given + a
         if not node.names:
-            if a.dim() != AXES.get(
-                type(module), a.dim()
-            ):  # else it would be broadcast along the records
+            # Another number of axes would be broadcast along the records.
+            if a.dim() != AXES.get(type(module), a.dim()):
                 raise BadInput("a module is given another number of axes than it is known with")
             return module(a)
-        made = _layer(module, {short: parameters[full] for short, full in node.names.items()}, a)
-        if (name := _name(node)) in self.layers:
-            if made.requires_grad:
-                made = made
-            else:
-                made = made.detach().requires_grad_()
-            seen[name] = given, made
-        return made
+        output = _layer(module, {short: parameters[full] for short, full in node.names.items()}, a)
+        name = _name(node)
+        if name in self.layers:
+            if not output.requires_grad:
+                output = output.detach().requires_grad_()
+            trace[name] = given, output
+        return output
 
     def traced(self, parameters: Parameters, x: Tensor, y: Tensor) -> Trace:
-        """Of every layer its input and the slopes by its output."""
-        output, seen = self.forward(parameters, x.float())
+        """Return every layer's input and the slopes by its output."""
+        output, trace = self.forward(parameters, x.float())
+        if y.is_floating_point():
+            y = y.float()
         with torch.enable_grad():
-            losses = self.problem.record_losses(output, y.float() if y.is_floating_point() else y)
+            losses = self.problem.record_losses(output, y)
             if losses.shape != (len(x),):
                 raise BadInput("the loss is not one number for each record")
-            slopes = torch.autograd.grad(
-                losses.sum(), [made for _, made in seen.values()], allow_unused=True
-            )
-        return {
-            name: (given.detach(), torch.zeros_like(made) if e is None else e)
-            for (name, (given, made)), e in zip(seen.items(), slopes, strict=True)
-        }
+            outputs = [layer_output for _, layer_output in trace.values()]
+            slopes = torch.autograd.grad(losses.sum(), outputs, allow_unused=True)
+        traced: Trace = {}
+        for (name, (given, layer_output)), slope in zip(trace.items(), slopes, strict=True):
+            if slope is None:  # the loss does not depend on this layer
+                slope = torch.zeros_like(layer_output)
+            traced[name] = (given.detach(), slope)
+        return traced
 
 
 def _name(node: Node) -> str:
     return next(iter(node.names.values())).rpartition(".")[0]
 
 
-def _layer(module: nn.Module, own: Parameters, a: Tensor) -> Tensor:
-    weight = own.get("weight")
-    bias = own.get("bias")
+def _layer(module: nn.Module, parameters: Parameters, a: Tensor) -> Tensor:
+    weight = parameters.get("weight")
+    bias = parameters.get("bias")
     match module:
         case nn.Linear():
             assert weight is not None
@@ -141,6 +146,6 @@ def _layer(module: nn.Module, own: Parameters, a: Tensor) -> Tensor:
 
 
 def _without_atomics(module: nn.Module) -> bool:
-    """Whether torch's kernels for a GPU add what flows back through the module in a fixed order."""
+    """Return whether GPU kernels add what flows back through the module in a fixed order."""
     pooled = type(module) is not nn.MaxPool2d or side_by_side(module)
     return pooled and type(module) not in (nn.AdaptiveAvgPool2d, SelfAttention)

@@ -1,8 +1,8 @@
-"""`silodp silo check`: what is wrong with a silo's file, in sentences for the person who can mend
-it. Local: nothing is sent, and no budget is spent.
+"""Find what is wrong with a silo's file, for `silodp silo check`.
 
-Every sentence has the column, the row and what to do. A cell is shown only where it is one of the
-usual codes for a missing value, below.
+The sentences are for the person who can fix the file. The check is local: nothing is sent, and no
+budget is spent. Every sentence has the column, the row and what to do. A cell is shown only if it
+is one of the usual codes for a missing value, below.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CODES = (
     "k.a.",
     "(null)",
 )
-"""What often stands for a missing value; named in a sentence only where it is no value that the
-column may have.
+"""Codes that often stand for a missing value. A sentence names one only if the column may not have
+it as a value.
 """
 FACTORS = {
     10: "10 times too large, as mm for cm",
@@ -63,14 +63,32 @@ DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})( .*)?"
 )
 COMMA = re.compile(r"[-+]?\d+,\d+")
+NOT_NUMBERS = (
+    (
+        DATE,
+        "the cells are dates; give a number in their place, such as the age in years, or the "
+        "days since an event.",
+    ),
+    (COMMA, "the decimal sign is a comma; write 36.6, and not 36,6."),
+    (
+        re.compile(r"[<>≤≥]\s*[\d.]+"),
+        "the cell is a bound, such as 'below 5'; write a number, by a rule that all silos share.",
+    ),
+    (
+        re.compile(r"[-+]?[\d.]+\s*[^\d\s.,:/-][^\d]*"),
+        "there is a unit, or a sign, after the number; write the number alone.",
+    ),
+)
+"""Forms of a cell in a column of numbers, each with what is wrong and what to do."""
 FAR = 100.0
-"""So many widths of its range beyond it, a number is a mistake and no extreme."""
+"""A number that is this many widths of its range beyond the range is a mistake, not an extreme."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence; with `stops` the file cannot be trained on as it is, or would teach something
-    wrong.
+    """One sentence about a file.
+
+    With `stops`, the file cannot be trained on as it is, or would teach a model something wrong.
     """
 
     stops: bool
@@ -78,33 +96,29 @@ class Finding:
 
 
 def check(path: Path, schema: Schema) -> list[Finding]:
-    """Everything that is found, what stops first."""
-    found: list[Finding] = []
+    """Return everything that is wrong with the file, what stops training first."""
     try:
         if schema.images:
             table = read_table(path, schema)
             return records_said(table.x, table.y, schema.features, schema.label.classes)[:1]
-        found += _shape(path, schema.form)
-        if found:
-            cells = {}
-        else:
-            cells = read_cells(path, schema.form)
+        findings = _shape(path, schema.form)
+        if findings:
+            return findings
+        cells = read_cells(path, schema.form)
     except BadInput as error:
-        return [*found, Finding(True, _sentence(error))]
-    if found:
-        return found
-    said = [_told(check_columns, path, cells, schema)]
-    own = {name: cells[name] for name in schema.own if name in cells}
-    cells = blanked(cells, schema.missing_codes) | own  # no code stands for a person
+        return [Finding(True, _sentence(error))]
+    results = [_error_of(check_columns, path, cells, schema)]
+    ids = {name: cells[name] for name in schema.own if name in cells}
+    cells = blanked(cells, schema.missing_codes) | ids  # no code stands for a person
     if not len(next(iter(cells.values()), ())):
         return [Finding(True, f"{path} has columns but no rows; a silo needs at least one record.")]
     columns = [column for column in schema.columns if column.name in cells]
     for column in columns:
-        said += _column(path, column, cells[column.name])
+        results += _column(path, column, cells[column.name])
     if all(name in cells for name in schema.label.columns):
-        said += _label(path, schema, cells)
-    found = [finding for finding in said if finding]
-    if not any(finding.stops for finding in found):
+        results += _label(path, schema, cells)
+    findings = [finding for finding in results if finding]
+    if not any(finding.stops for finding in findings):
         rows = np.nan_to_num(
             np.column_stack([coded(path, column, cells[column.name]) for column in columns]),
             nan=-1e30,
@@ -113,7 +127,7 @@ def check(path: Path, schema: Schema) -> list[Finding]:
             people = len(grouped(cells[schema.person.column], schema.person).ids)
         else:
             people = None
-        found += records_said(
+        findings += records_said(
             rows,
             label_of(path, schema, cells),
             [column.name for column in columns],
@@ -121,10 +135,9 @@ def check(path: Path, schema: Schema) -> list[Finding]:
             people,
             copies=_copies(cells),
         )
-        found += [
-            Finding(False, sentence) for sentence in whose(cells, schema)[1:]
-        ]  # the first is no finding
-    return sorted(found, key=lambda finding: not finding.stops)
+        # The first sentence is the unit of privacy, which is no finding.
+        findings += [Finding(False, sentence) for sentence in whose(cells, schema)[1:]]
+    return sorted(findings, key=lambda finding: not finding.stops)
 
 
 def records_said(
@@ -135,32 +148,36 @@ def records_said(
     persons: int | None = None,
     copies: int | None = None,
 ) -> list[Finding]:
-    """What an operator should know of records that can be read: few, copies, constant or numbering
-    columns, classes that are not there, an order.
+    """Return what an operator should read about records that can be used.
 
-    x and y are of rows; where the rows are those of so many `persons`, copies and the rows' order
-    do no harm.
+    The findings are: few records, copies, columns that are constant or number the records, classes
+    without records, and sorted rows. x and y are of rows. If the rows belong to `persons` persons,
+    copies and the order of the rows do no harm.
     """
     n = len(y)
-    said = []
-    if (few := n if persons is None else persons) < 100:
-        said.append(
-            f"There are {few} records only: noise for such a budget will drown most of "
-            "what they say."
+    sentences = []
+    if persons is None:
+        records = n
+    else:
+        records = persons
+    if records < 100:
+        sentences.append(
+            f"There are only {records} records: the noise will hide most of what a model could "
+            "learn from them."
         )
     if copies is None:
         copies = n - len(np.unique(np.column_stack([x, y]), axis=0))
-    else:
-        copies = copies
     if copies and persons is None:
-        said.append(
+        sentences.append(
             f"{copies} records are copies of others: a person with several records is "
             "protected less; use one row per person."
         )
     spread = x.max(0) - x.min(0)
-    if same := [columns[int(j)] for j in np.flatnonzero(spread == 0)[:5]]:
-        said.append(
-            f"Columns that are the same in every record tell a model nothing: {', '.join(same)}."
+    constant = [columns[int(j)] for j in np.flatnonzero(spread == 0)[:5]]
+    if constant:
+        sentences.append(
+            "Columns that are the same in every record are of no use to a model: "
+            f"{', '.join(constant)}."
         )
     for j in range(x.shape[1]):
         if (
@@ -169,35 +186,35 @@ def records_said(
             and spread[j] == n - 1
             and len(np.unique(x[:, j])) == n
         ):
-            said.append(
+            sentences.append(
                 f"Column {columns[j]} numbers the records; leave such a column out of the features."
             )
     empty = [name for k, name in enumerate(classes) if not bool((y == k).any())]
     if empty and len(empty) == len(classes) - 1:
-        said.append(
+        sentences.append(
             f"The label has one class only: there is no record of {listed(empty)}; is the "
-            "file whole, and not one group of patients?"
+            "file complete, and not one group of patients?"
         )
+    elif len(empty) == 1:
+        sentences.append(f"There is no record of the class {empty[0]}.")
     elif empty:
-        said.append(
-            f"There is no record of {'the class' if len(empty) == 1 else 'the classes'} "
-            f"{', '.join(empty)}."
-        )
+        sentences.append(f"There is no record of the classes {', '.join(empty)}.")
     elif persons is None and classes and n > 20 and (np.diff(y.astype(float)) >= 0).all():
-        said.append(
+        sentences.append(
             "The rows are sorted by the label: a record's position decides its batch, and "
-            "must follow from no value; bring them in another order."
+            "must not depend on any value; bring the rows into another order."
         )
-    return [Finding(False, sentence) for sentence in said]
+    return [Finding(False, sentence) for sentence in sentences]
 
 
 def _copies(cells: dict[str, np.ndarray]) -> int:
-    """Rows that are alike in every column, those that the schema ignores too: with a number of its
-    own a row is nobody's copy.
+    """Return how many rows equal another row in every column, also in those that the schema
+    ignores.
+
+    A row with a number of its own is therefore no copy.
     """
-    rows = list(
-        zip(*([as_text(cell).strip() for cell in column] for column in cells.values()), strict=True)
-    )
+    texts = ([as_text(cell).strip() for cell in column] for column in cells.values())
+    rows = list(zip(*texts, strict=True))
     return len(rows) - len(set(rows))
 
 
@@ -205,30 +222,33 @@ def _copies(cells: dict[str, np.ndarray]) -> int:
 
 
 def _shape(path: Path, form: Form) -> list[Finding]:
-    """What no reader is told: that it is a spreadsheet, or that a cell, and not the header, is in
-    another encoding.
+    """Return findings about the file's form that no reader reports.
+
+    These are a spreadsheet, and a cell after the header in another encoding.
     """
     if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
         return [Finding(True, f"{path} is a spreadsheet; save its sheet as 'CSV UTF-8'.")]
     if path.suffix.lower() != ".csv" or not path.is_file():
         return []
-    header(path, form)  # says what is wrong with it
+    header(path, form)  # raises BadInput if the header is wrong
     if form.encoding != "utf-8":
         return []
     try:
         path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        bad = len((error.object[: error.start] + b"?").splitlines())
-        said = "save it again as 'CSV UTF-8', or say so in the schema: encoding = \"latin-1\""
+        line = len((error.object[: error.start] + b"?").splitlines())
         return [
             Finding(
-                True, f"{path} is not UTF-8 text; {said} (the first line that is not is {bad})."
+                True,
+                f"{path} is not UTF-8 text; save it again as 'CSV UTF-8', or declare it in the "
+                f'schema: encoding = "latin-1" (the first line that is not is {line}).',
             )
         ]
     return []
 
 
-def _told(check: Callable[..., object], *arguments: object) -> Finding | None:
+def _error_of(check: Callable[..., object], *arguments: object) -> Finding | None:
+    """Return the error that this check raises as a finding, or None."""
     try:
         check(*arguments)
     except BadInput as error:
@@ -237,6 +257,7 @@ def _told(check: Callable[..., object], *arguments: object) -> Finding | None:
 
 
 def _sentence(error: BadInput) -> str:
+    """Return the error's text as a sentence."""
     text = str(error)
     if text.endswith((".", "?")):
         return text
@@ -247,14 +268,16 @@ def _sentence(error: BadInput) -> str:
 
 
 def _column(path: Path, column: Column, cells: np.ndarray) -> list[Finding | None]:
+    """Return what is wrong with one column."""
     texts = [as_text(cell).strip() for cell in cells]
-    if stop := _codes(path, column, texts) or (
-        _numbers_as_text(path, column, texts)
-        if column.type == "number"
-        else _spelling(path, column, texts)
-    ):
-        return [stop]
-    if stop := _told(coded, path, column, cells):
+    stop = _codes(path, column, texts)
+    if not stop and column.type == "number":
+        stop = _numbers_as_text(path, column, texts)
+    elif not stop:
+        stop = _spelling(path, column, texts)
+    if not stop:
+        stop = _error_of(coded, path, column, cells)
+    if stop:
         return [stop]
     numbers = coded(path, column, cells)
     if column.type == "number" and not np.isnan(numbers).all():
@@ -263,6 +286,7 @@ def _column(path: Path, column: Column, cells: np.ndarray) -> list[Finding | Non
 
 
 def _codes(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
+    """Return a finding if cells seem to have a code for a missing value, or None."""
     low, high = column.range
     for code in CODES:
         value = number(code)
@@ -271,58 +295,45 @@ def _codes(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
         else:
             allowed = code in column.categories
         if allowed:
-            rows = []
-        else:
-            rows = [
-                k for k, text in enumerate(texts) if code in (text.lower(), text.removesuffix(".0"))
-            ]
-        if (
-            rows
-            and (np.isnan(value) or len(rows) > 1)
-            and (column.type != "boolean" or np.isnan(value))
-        ):
-            said = (
+            continue
+        rows = [
+            k for k, text in enumerate(texts) if code in (text.lower(), text.removesuffix(".0"))
+        ]
+        # A number that occurs once may be a slip, and in a boolean column it may be a value.
+        is_number = not np.isnan(value)
+        if is_number and (len(rows) == 1 or column.type == "boolean"):
+            continue
+        if rows:
+            return _at(
+                path,
+                column,
+                rows,
                 f"{code!r} seems to stand for a missing value; list it in the schema, "
-                f'missing_codes = ["{code}"], and say what a missing'
+                f'missing_codes = ["{code}"], and state what a missing value becomes, or fix '
+                "the cells.",
             )
-            return _at(path, column, rows, f"{said} value becomes, or mend the cells.")
     return None
 
 
 def _numbers_as_text(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
+    """Return a finding if cells are dates, bounds, or numbers in another form, or None."""
     bad = [k for k, text in enumerate(texts) if text and np.isnan(number(text))]
-    for pattern, what in (
-        (
-            DATE,
-            (
-                "the cells are dates; give a number in their place, such as the age in years, "
-                "or the days since an event"
-            ),
-        ),
-        (COMMA, "the decimal sign is a comma; write 36.6, and not 36,6"),
-        (
-            re.compile(r"[<>≤≥]\s*[\d.]+"),
-            (
-                "the cell is a bound, such as 'below 5'; write a number, by a rule that all "
-                "silos share"
-            ),
-        ),
-        (
-            re.compile(r"[-+]?[\d.]+\s*[^\d\s.,:/-][^\d]*"),
-            "there is a unit, or a sign, after the number; write the number alone",
-        ),
-    ):
-        if rows := [k for k in bad if pattern.fullmatch(texts[k])]:
-            return _at(path, column, rows, f"{what}.")
+    for pattern, what in NOT_NUMBERS:
+        rows = [k for k in bad if pattern.fullmatch(texts[k])]
+        if rows:
+            return _at(path, column, rows, what)
     return None
 
 
 def _spelling(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
-    known = set(column.categories)
-    folded = {c.casefold() for c in column.categories}
-    if rows := [
-        k for k, text in enumerate(texts) if text not in known and text.casefold() in folded
-    ]:
+    """Return a finding if cells have a category in other capital letters, or None."""
+    folded = {category.casefold() for category in column.categories}
+    rows = [
+        k
+        for k, text in enumerate(texts)
+        if text not in column.categories and text.casefold() in folded
+    ]
+    if rows:
         return _at(
             path,
             column,
@@ -333,6 +344,9 @@ def _spelling(path: Path, column: Column, texts: Sequence[str]) -> Finding | Non
 
 
 def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> Finding | None:
+    """Return a finding if the numbers seem to be in another unit or beyond the public range, or
+    None.
+    """
     low, high = column.range
     out = (values < low) | (values > high)
     bounds = f"the schema's range [{low:g}, {high:g}]"
@@ -346,15 +360,16 @@ def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> 
             for factor, words in FACTORS.items()
             if ((values / factor >= low) & (values / factor <= high)).mean() > 0.95
         ]
-        other = f"; they look {fits[0]}" if fits else ""
-        return _at(path, column, (), f"{many}{other}: bring them into its unit.")
+        if fits:
+            many = f"{many}; they look {fits[0]}"
+        return _at(path, column, (), f"{many}: bring them into its unit.")
     if far:
         return _at(
             path,
             column,
             far,
             (
-                f"the value is beyond all that {bounds} allows; is it a slip, or a code for a "
+                f"the value is far beyond {bounds}; is it a typing error, or a code for a "
                 "missing value?"
             ),
         )
@@ -375,6 +390,7 @@ def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> 
 
 
 def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> list[Finding | None]:
+    """Return what is wrong with the label."""
     label = schema.label
     if label.task == "regression":
         column = Column(label.columns[0], "number", range=label.range)
@@ -382,17 +398,19 @@ def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> list[Fin
     if label.classes:
         column = Column(label.columns[0], "category", categories=label.classes)
         texts = [as_text(cell).strip() for cell in cells[column.name]]
-        if stop := _codes(path, column, texts) or _spelling(path, column, texts):
+        stop = _codes(path, column, texts) or _spelling(path, column, texts)
+        if stop:
             return [stop]
-    return [_told(label_of, path, schema, cells)]
+    return [_error_of(label_of, path, schema, cells)]
 
 
 def _at(
     path: Path, column: Column, rows: Sequence[int], what: str, *, stops: bool = True
 ) -> Finding:
-    """What was found in a column, and in which of its rows, where it is not in most of them."""
+    """Return a finding about a column and the rows where it occurs, if not in most of them."""
+    place = f"{path}, column {column.name!r}"
     if rows:
-        row = f", row {rows[0] + 1}{f' and {len(rows) - 1} more' if len(rows) > 1 else ''}"
-    else:
-        row = ""
-    return Finding(stops, f"{path}, column {column.name!r}{row}: {what}")
+        place = f"{place}, row {rows[0] + 1}"
+    if len(rows) > 1:
+        place = f"{place} and {len(rows) - 1} more"
+    return Finding(stops, f"{place}: {what}")

@@ -1,8 +1,8 @@
-"""The two built-in data sets, for a first try, cut into silos as in the paper's experiments.
+"""Load the two built-in data sets, cut into silos as in the paper's experiments.
 
-The preprocessing (standardisation with pooled statistics, PCA) is the paper's: a deterministic
-function of all silos' records, computed in the clear and charged to no ledger. It is fit for
-reproducing experiments on public data, and not private.
+The preprocessing (standardisation with pooled statistics, PCA) is the paper's. It is a
+deterministic function of all silos' records, computed in the clear and charged to no ledger. It
+reproduces experiments on public data, and is not private.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,9 @@ from silodp.silo.data.records import Records
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One trial's random assignment: 80 % of each silo's records to train on, the union of the
-    silos' other 20 % to test on.
+    """One trial's random assignment of the records.
+
+    80 % of each silo's records are for training. The union of the silos' other 20 % is for testing.
     """
 
     train: Records
@@ -30,7 +31,7 @@ class Split:
     classes: int
 
     def to(self, device: str) -> "Split":
-        """The same split on `device`."""
+        """Return the same split on `device`."""
         return Split(
             self.train.to(device), self.test_x.to(device), self.test_y.to(device), self.classes
         )
@@ -38,8 +39,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A built-in data set; `load(trial, data_dir)` gives the split of that trial, the same one each
-    time.
+    """A built-in data set.
+
+    `load(trial, data_dir)` returns the split of that trial, the same one each time.
     """
 
     name: str
@@ -50,14 +52,12 @@ class Dataset:
     how_to_get: str
     load: Callable[..., Split]
     pixels: bool = False
-    """Whether they are images, of which `load` has the same split as pixels within [-1, 1] too:
-    nothing of it has been learnt from the records.
+    """Whether they are images. Of these `load` has the same split as pixels within [-1, 1] too,
+    without anything that was learnt from the records.
     """
 
     def of(self, trial: int, data_dir: Path | None, *, raw: bool = False) -> Split:
-        """The split as the paper prepares it; `raw` is for a map of features, which has images as
-        pixels.
-        """
+        """Return the split as the paper prepares it, or with `raw` as pixels, for a feature map."""
         if raw and self.pixels:
             return self.load(trial, data_dir, pixels=True)
         return self.load(trial, data_dir)
@@ -72,6 +72,7 @@ def split_silos(
     classes: int,
     scale: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> Split:
+    """Return a trial's split of these silos. Raise BadInput for a negative trial."""
     if trial < 0:
         raise BadInput(f"the trial is {trial}, but must be 0 or more.")
     train = []
@@ -88,19 +89,19 @@ def split_silos(
 
 
 def _of_sklearn(name: str, header: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features and classes of a table that scikit-learn has, read without scikit-learn: to load it
-    takes a second of every command.
+    """Return features and classes of a table that scikit-learn contains.
+
+    It is read without scikit-learn, whose import would take a second of every command.
     """
-    found = find_spec("sklearn")
-    assert found
-    table = np.loadtxt(
-        Path(found.origin or "").parent / "datasets" / "data" / name, delimiter=",", skiprows=header
-    )
+    package = find_spec("sklearn")
+    assert package
+    path = Path(package.origin or "").parent / "datasets" / "data" / name
+    table = np.loadtxt(path, delimiter=",", skiprows=header)
     return np.ascontiguousarray(table[:, :-1]), table[:, -1].astype(int)
 
 
 def _wbcd(trial: int, data_dir: Path | None) -> Split:
-    """N = 2: one silo for each diagnosis; label 0 is benign, 1 is malignant."""
+    """Return the split with N = 2: one silo for each diagnosis. Label 1 is malignant."""
     x, benign = _of_sklearn("breast_cancer.csv", header=1)
     x = (x - x.mean(0)) / x.std(0)
     y = 1 - benign
@@ -110,15 +111,18 @@ def _wbcd(trial: int, data_dir: Path | None) -> Split:
 
 
 def _digits(trial: int, data_dir: Path | None, *, pixels: bool = False) -> Split:
-    """N = 5: digits 2i and 2i+1 in silo i; label 1 is odd. Pixels are divided by 16, their public
-    range.
+    """Return the split with N = 5: digits 2i and 2i+1 in silo i. Label 1 is odd.
+
+    Pixels are divided by 16, their public range.
     """
     x, digit = _of_sklearn("digits.csv.gz")
-    silos = [
-        (f"{d}/{d + 1}", x[digit // 2 == d // 2] / 16, digit[digit // 2 == d // 2] % 2)
-        for d in range(0, 10, 2)
-    ]
-    return split_silos(silos, trial, 2, (lambda x: 2 * x - 1) if pixels else np.asarray)
+    silos = []
+    for d in range(0, 10, 2):
+        rows = digit // 2 == d // 2
+        silos.append((f"{d}/{d + 1}", x[rows] / 16, digit[rows] % 2))
+    if pixels:
+        return split_silos(silos, trial, 2, lambda x: 2 * x - 1)
+    return split_silos(silos, trial, 2)
 
 
 _HERE = "it comes with scikit-learn"

@@ -1,8 +1,8 @@
-"""Four made-up hospitals, to try things on: drawn from a formula and a seed, nobody's records.
+"""Make four imaginary hospitals for trying things out, from a formula and a seed.
 
-They are as unlike as real ones: 3,000 patients in one and 150 in another, one in ten readmitted or
-more than one in four, columns in another order each, missing values spelled in several ways, and a
-column in one of them that no other has.
+No record is of a real person. The hospitals are as different as real ones: 3,000 patients in one
+and 150 in another, one in ten readmitted or more than one in four, columns in another order each,
+missing values spelled in several ways, and a column in one of them that no other has.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ weights = [0.15, 1]                # public: about one patient in seven is readm
 
 
 def csv_text(name: str, seed: int = 0) -> str:
-    """The file of one hospital, or of "test": a function of the name and the seed."""
+    """Return the file of one hospital, or of "test", as a function of the name and the seed."""
     names = [*HOSPITALS, "test"]
     n, base, columns, words = HOSPITALS.get(name, TEST)
     draw = np.random.default_rng((seed, names.index(name)))
@@ -98,8 +98,8 @@ def csv_text(name: str, seed: int = 0) -> str:
         + 0.9 * (ward == "cardiology")
     )
     ill = draw.random(n) < 1 / (1 + np.exp(-2 * score))
-    yes, no, gone = words
-    found = {
+    yes, no, missing = words
+    cells = {
         "patient_id": np.arange(10_000, 10_000 + n).astype(str),
         "age": age.astype(int).astype(str),
         "sex": sex,
@@ -109,18 +109,19 @@ def csv_text(name: str, seed: int = 0) -> str:
         "readmitted": np.where(ill, "yes", "no"),
     }
     for column, share in (("age", 0.02), ("systolic", 0.06), ("smoker", 0.2), ("ward", 0.03)):
-        found[column] = np.where(draw.random(n) < share, gone, found[column])
+        cells[column] = np.where(draw.random(n) < share, missing, cells[column])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(zip(*(found[column] for column in columns), strict=True))
+    writer.writerows(zip(*(cells[column] for column in columns), strict=True))
     return text.getvalue()
 
 
 def hospitals(seed: int = 0) -> dict[str, pd.DataFrame]:
-    """The four hospitals' tables by name, as pandas reads their files; another seed has other
-    people.
+    """Return the four hospitals' tables by name, as pandas reads their files.
+
+    Another seed has other people.
     """
-    import pandas as pd  # slow to load: who writes the files does without
+    import pandas as pd  # slow to load, and not needed to write the files
 
     return {name: pd.read_csv(io.StringIO(csv_text(name, seed))) for name in HOSPITALS}

@@ -17,24 +17,27 @@ class Faults:
     """Collect bad cells by column, and rows that have another number of cells than the header."""
 
     cells: dict[str, np.ndarray] = field(default_factory=dict)
-    """By column, (n,) bool: where the cell is none that the column may have."""
+    """By column, (n,) bool: cells that the column may not have."""
     ragged: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    """The places of such rows among all rows, in order."""
+    """The places, among all rows, of rows with another number of cells than the header, in order.
+    """
     records: int = 0
     """Records that count as zero."""
 
     def note(self, column: str, bad: np.ndarray) -> None:
         """Add the bad cells of one column."""
         before = self.cells.get(column)
-        self.cells[column] = bad if before is None else before | bad
+        if before is not None:
+            bad = before | bad
+        self.cells[column] = bad
 
     def bad(self, columns: tuple[str, ...], n: int) -> np.ndarray:
         """Return (n,) bool: ragged rows, and rows with a bad cell in one of these columns."""
-        found = np.zeros(n, bool)
-        found[self.ragged] = True
+        rows = np.zeros(n, bool)
+        rows[self.ragged] = True
         for name in columns:
-            found |= self.cells.get(name, False)
-        return found
+            rows |= self.cells.get(name, False)
+        return rows
 
     def restored(self, column: np.ndarray) -> np.ndarray:
         """Return the column with an empty cell at the place of each ragged row."""
@@ -45,16 +48,16 @@ class Faults:
 
     def sentences(self) -> list[str]:
         """Return what the hospital should read, without a cell's value."""
-        said = []
+        sentences = []
         for name, bad in self.cells.items():
             if bad.any():
-                said.append(
+                sentences.append(
                     f"Column {name!r}: {int(bad.sum())} cells are not as they must be. Run "
                     "`silodp silo check`."
                 )
         if self.records:
-            said.append(
+            sentences.append(
                 f"{self.records} records cannot be used, and count as zero: their label, their "
                 "row or their features are not as they must be. Run `silodp silo check`."
             )
-        return said
+        return sentences

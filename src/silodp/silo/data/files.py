@@ -1,8 +1,7 @@
-"""Reads a silo's own file (CSV, Parquet or NPZ) into features and labels, and refuses a bad one
-with the place of the cell that is wrong.
+"""Read a silo's own file (CSV, Parquet or NPZ) into features and labels.
 
-No sentence holds a cell, nor the first line of a file that may have no header: sentences end up in
-journals, notebooks and screenshots.
+A bad file is refused with the place of the wrong cell. No sentence contains a cell, nor the first
+line of a file that may have no header: sentences end up in journals, notebooks and screenshots.
 """
 
 import contextlib
@@ -34,28 +33,27 @@ MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Loaded:
-    """What `load_silos` read: one (x, y) pair for each silo, and what is public about them;
-    `Records.of(records_raw, names)` pads them.
+    """The result of `load_silos`: one (x, y) pair for each silo, and what is public about them.
+
+    `Records.of(records_raw, names)` pads the pairs.
     """
 
-    records_raw: list[
-        tuple[np.ndarray, np.ndarray]
-    ]  # x: (n_i, *features) float32; y: (n_i,) int64, or float32 for regression
+    records_raw: list[tuple[np.ndarray, np.ndarray]]
+    """x: (n_i, *features) float32; y: (n_i,) int64, or float32 for regression."""
     features: tuple[str, ...]
-    classes: tuple[str, ...]  # class k has label k; empty for regression
+    classes: tuple[str, ...]
+    """Class k has label k. Empty for regression."""
     names: tuple[str, ...]
-    cells: list[dict[str, np.ndarray]] = field(
-        default_factory=list
-    )  # each silo's columns as its file holds them, for a ledger
+    cells: list[dict[str, np.ndarray]] = field(default_factory=list)
+    """Each silo's columns as they are in its file, for a ledger."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Sheet:
     columns: dict[str, np.ndarray]
     label: str
-    shape: tuple[int, ...] | None = (
-        None  # of one record, where the features are one array rather than columns
-    )
+    shape: tuple[int, ...] | None = None
+    """The shape of one record, if the features are one array rather than columns."""
 
 
 def load_silos(
@@ -66,15 +64,15 @@ def load_silos(
     holes: bool = False,
     faults: Faults | None = None,
 ) -> Loaded:
-    """Read one file per silo; afterwards every x is finite, with the first file's columns in their
-    order, and every label is a class.
+    """Read one file per silo. Every x is finite and has the first file's columns in their order.
 
-    Refuses a file whose first line is most likely a record: the names of its columns would be
-    printed and published as features. `classes` is declared, never read off the data: labels become
-    0..k-1 in that order. None takes the labels 0 and 1 only; an empty sequence means regression,
-    with float targets. An NPZ may hold arrays x and y, in which case y is the label. With `holes` a
-    feature's missing value is NaN; otherwise it is refused. With `faults`, for one file, no record
-    is refused: a bad cell is NaN, a bad label is 0, and they are noted there.
+    Raise BadInput for a file that is not as required. A file whose first line is most likely a
+    record is refused, since its names of columns would be printed and published as features.
+    `classes` is declared, never read off the data. Labels become 0..k-1 in that order. None takes
+    the labels 0 and 1 only. An empty sequence means regression, with float targets. An NPZ may
+    contain arrays x and y; then y is the label. With `holes` a feature's missing value is NaN;
+    otherwise it is refused. With `faults`, for one file, no record is refused: a bad cell is NaN, a
+    bad label is 0, and both are noted there.
     """
     paths = [Path(path) for path in paths]
     names = silo_names(paths)
@@ -88,45 +86,47 @@ def load_silos(
         sheet = _read(path, label, text_label=classes is None or len(classes) > 0, faults=faults)
         columns = [name for name in sheet.columns if name != sheet.label]
         _refuse_headless(path, columns, sheet.label, classes)
-        said = _sayings(path, sheet)
+        call = _sayings(path, sheet)
         order = order or columns
-        first = first or said
+        first = first or call
         if set(columns) != set(order):
             lacks = [c for c in order if c not in columns]
-            besides = [c for c in columns if c not in order]
+            others = [c for c in columns if c not in order]
+            parts = []
             if lacks:
-                parts = [f"lacks {_joined([first[c] for c in lacks])} of {paths[0]}"]
-            else:
-                parts = []
-            if besides:
-                parts += [f"has {_joined([said[c] for c in besides])} besides"]
-            else:
-                parts += []
+                parts.append(f"lacks {_joined([first[c] for c in lacks])} of {paths[0]}")
+            if others:
+                parts.append(f"also has {_joined([call[c] for c in others])}")
             raise BadInput(
                 f"{path} and {paths[0]} must have the same columns, but {path} "
                 f"{' and '.join(parts)}."
             )
         if len(sheet.columns[sheet.label]) == 0:
             raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
-        y = _labels(path, said[sheet.label], sheet.columns[sheet.label], classes, faults)
+        y = _labels(path, call[sheet.label], sheet.columns[sheet.label], classes, faults)
         x = np.empty((len(order), len(y)), np.float32)
         for j, column in enumerate(order):
-            x[j] = _numbers(path, said[column], sheet.columns[column], holes, faults)
+            x[j] = _numbers(path, call[column], sheet.columns[column], holes, faults)
         x = np.ascontiguousarray(x.T)
-        records.append((x.reshape(-1, *sheet.shape) if sheet.shape else x, y))
+        if sheet.shape:
+            x = x.reshape(-1, *sheet.shape)
+        records.append((x, y))
         cells.append(sheet.columns)
-    return Loaded(
-        records, tuple(order), ("0", "1") if classes is None else tuple(classes), names, cells
-    )
+    if classes is None:
+        classes = ("0", "1")
+    return Loaded(records, tuple(order), tuple(classes), names, cells)
 
 
 def silo_names(paths: Sequence[Path]) -> tuple[str, ...]:
-    """A different name for each silo: its file's own, or the whole path where two files are called
-    the same.
+    """Return a different name for each silo: the name of its file, or the whole path if two are
+    equal.
+
+    Raise BadInput if a file is given twice, or none is given.
     """
     if not paths:
         raise BadInput("no files are given; each silo needs one.")
-    if twice := repeated([path.resolve() for path in paths]):
+    twice = repeated([path.resolve() for path in paths])
+    if twice:
         raise BadInput(f"{twice} is given twice; each silo needs its own file.")
     stems = tuple(path.stem for path in paths)
     if repeated(stems):
@@ -137,10 +137,10 @@ def silo_names(paths: Sequence[Path]) -> tuple[str, ...]:
 def read_cells(
     path: Path, form: Form = PLAIN, faults: Faults | None = None
 ) -> dict[str, np.ndarray]:
-    """Every column of a silo's file by its name, the cells of a CSV, written in this form, as text;
-    a schema says what they must be.
+    """Return every column of a silo's file by its name. The cells of a CSV in this form are text.
 
-    With `faults` a row with another number of cells than the header is a row of empty cells.
+    A schema defines what they must be. With `faults` a row with another number of cells than the
+    header is a row of empty cells. Raise BadInput if the file cannot be read.
     """
     return _opened(
         path,
@@ -153,26 +153,28 @@ def read_cells(
 
 
 def form_of(path: Path) -> Form:
-    """How a CSV seems to be written, by its first line alone, which is the header; with semicolons,
-    decimal commas are likely.
+    """Return how a CSV seems to be written, by its first line alone, which is the header.
+
+    With semicolons, decimal commas are likely.
     """
     if path.suffix.lower() != ".csv" or not path.is_file():
         return Form()
     with path.open("rb") as file:
         first = file.readline(2**20)
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return Form()  # refused in a sentence
+        return Form()  # UTF-16, which the reader refuses with a sentence
     try:
         first.decode("utf-8-sig")
         encoding = "utf-8"
     except UnicodeDecodeError:
         encoding = "latin-1"
     separator = max(",;\t|", key=lambda sign: first.count(sign.encode()))
-    return Form(separator, "," if separator == ";" else ".", encoding)
+    decimal = "," if separator == ";" else "."
+    return Form(separator, decimal, encoding)
 
 
 def header(path: Path, form: Form = PLAIN) -> list[str]:
-    """The names of the columns, without a look at any record."""
+    """Return the names of the columns, without reading any record."""
     readers = {
         ".csv": lambda path: _csv_header(path, form)[1],
         ".parquet": lambda path: _parquet_names(parquet.ParquetFile(path).schema_arrow.names),
@@ -199,15 +201,15 @@ def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
         raise BadInput(
             f"{path} has the suffix {suffix!r}; a silo's file must be .csv, .parquet or .npz."
         )
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder, not a file.")
     if not path.is_file():
-        raise BadInput(
-            f"{path} is a folder, not a file." if path.is_dir() else f"{path} does not exist."
-        )
+        raise BadInput(f"{path} does not exist.")
     try:
         return readers[suffix](path)
     except UnicodeError:
         raise BadInput(
-            f"{path} is not UTF-8 text; save it again as 'CSV UTF-8', or say so in the "
+            f"{path} is not UTF-8 text; save it again as 'CSV UTF-8', or declare it in the "
             'schema: encoding = "latin-1".'
         ) from None
     except OSError as error:
@@ -216,37 +218,37 @@ def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
         ) from None
     except (pa.ArrowException, csv.Error, zipfile.BadZipFile, zlib.error, EOFError):
         raise BadInput(
-            f"{path} is not a whole {suffix} file; it may be damaged or have been cut short."
+            f"{path} is not a complete {suffix} file; it may be damaged or cut short."
         ) from None
 
 
 def _csv_header(
     path: Path, form: Form = PLAIN, *, lenient: bool = False
 ) -> tuple[list[str], list[str]]:
-    """The first row as it stands, and the names in it. With `lenient` no later byte is refused."""
+    """Return the first row as it is, and the names in it.
+
+    With `lenient` no later byte is refused.
+    """
     if form.encoding == "utf-8":
         encoding = "utf-8-sig"
+        errors = "surrogateescape"
     else:
         encoding = form.encoding
-    other = "replace" if lenient else "strict"
-    with path.open(
-        encoding=encoding,
-        errors="surrogateescape" if form.encoding == "utf-8" else other,
-        newline="",
-    ) as file:
+        errors = "replace" if lenient else "strict"
+    with path.open(encoding=encoding, errors=errors, newline="") as file:
         header = next((row for row in csv.reader(file, delimiter=form.separator) if row), None)
     if header is None:
         raise BadInput(f"{path} is empty; it needs a header and at least one row.")
-    names = [
-        name.encode().decode().strip() for name in header
-    ]  # fails if the header itself, not just some cell, is not UTF-8
+    # This fails if the header itself, not just some cell, is not UTF-8.
+    names = [name.encode().decode().strip() for name in header]
     for sign, word in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) < 3 and sign != form.separator and any(sign in name for name in names):
-            said = json.dumps(sign)
+            fields = f"separator = {json.dumps(sign)}"
+            if sign == ";":
+                fields = f'{fields}, decimal = ","'
             raise BadInput(
                 f"{path}: the cells are separated by {word}; save it again with commas, "
-                "and with points in decimal numbers, or say so in the schema: "
-                f"separator = {said}{', decimal = ' + json.dumps(',') if sign == ';' else ''}."
+                f"and with points in decimal numbers, or declare it in the schema: {fields}."
             )
     if any("\n" in name for name in names):
         raise BadInput(
@@ -270,8 +272,9 @@ def _csv_cells(path: Path, form: Form, faults: Faults | None = None) -> dict[str
 
 
 def pointed(text: str) -> str:
-    """A number with a decimal comma, 1.234,5 or 12,5, with a point; everything else as it is. The
-    cell alone decides.
+    """Return a number with a decimal comma, such as 1.234,5 or 12,5, with a point.
+
+    Other text is returned as it is. The cell alone decides.
     """
     if "," in text and re.fullmatch(r"\s*[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+([eE][-+]?\d+)?\s*", text):
         return text.replace(".", "").replace(",", ".")
@@ -280,21 +283,21 @@ def pointed(text: str) -> str:
 
 def _column(table: pa.Table, i: int, faults: Faults | None) -> np.ndarray:
     column = column_of(table, i)
-    return faults.restored(column) if faults else column
+    if faults:
+        return faults.restored(column)
+    return column
 
 
 def _read_csv(path: Path, label: str, text_label: bool, faults: Faults | None = None) -> _Sheet:
     header, names = _csv_header(path)
     _check_columns(path, names, label)
-    labels = {name for name in header if name.strip() == label}
-    types = {
-        name: pa.string() if text_label and name in labels else pa.float64() for name in header
-    }
+    types = dict.fromkeys(header, pa.float64())
+    if text_label:
+        types |= {name: pa.string() for name in header if name.strip() == label}
     try:
         table = pacsv.read_csv(path, convert_options=pacsv.ConvertOptions(column_types=types))
-    except (
-        pa.ArrowInvalid
-    ):  # some cell is bad: take all as text, and let the checks of each column find and name it
+    except pa.ArrowInvalid:
+        # Some cell is bad. All cells are read as text, and the checks of each column name it.
         table = _csv_as_text(path, header, label, faults=faults)
     return _Sheet({name: _column(table, i, faults) for i, name in enumerate(names)}, label)
 
@@ -313,17 +316,19 @@ def _csv_as_text(
     types = pacsv.ConvertOptions(column_types=dict.fromkeys(header, pa.binary()))
     encoding = form.encoding.replace("utf-8", "utf8")
     content = path
-    if faults is not None and encoding != "utf8":  # one byte that is no letter stops no file
-        text = path.read_bytes().decode(form.encoding, errors="replace")
+    text = b""
+    # One byte that is no letter must not stop the file, and no message may print its row.
+    if faults is not None or encoding == "utf8":
+        text = _as_utf8(path.read_bytes(), form.encoding)
+        content = io.BytesIO(text)
         encoding = "utf8"
-        content = io.BytesIO(text.encode())
-    # one long cell stops no file either: the reader's blocks are as long as the whole
+    # One long cell must not stop it either, so the reader's blocks are as long as the file.
+    block = None
     if faults is not None:
-        block = min(2**31 - 1, max(2**20, path.stat().st_size + 1))
-    else:
-        block = None
+        block = min(2**31 - 1, max(2**20, len(text) + 1))
+    # With several threads, rows would have no number.
     reading = pacsv.ReadOptions(use_threads=False, encoding=encoding, block_size=block)
-    table = pacsv.read_csv(content, reading, options, types)  # one thread, or rows have no number
+    table = pacsv.read_csv(content, reading, options, types)
     if faults is not None:
         faults.ragged = np.array([row.number - 2 for row in ragged], np.int64)
     elif ragged:
@@ -333,15 +338,27 @@ def _csv_as_text(
             f"{row.expected_columns} columns"
         )
         raise BadInput(f"{path}, {where(row.number - 2)}: {what}.")
-    for i, name in enumerate(header if label is not None else ()):
-        with contextlib.suppress(
-            pa.ArrowInvalid
-        ):  # only the columns with a bad cell stay text, and only they are searched cell by cell
-            if name.strip() != label:
-                table = table.set_column(
-                    i, name, table.column(i).cast(pa.string()).cast(pa.float64())
-                )
+    if label is None:
+        return table
+    for i, name in enumerate(header):
+        if name.strip() == label:
+            continue
+        # Only columns with a bad cell stay text, so only they are searched cell by cell.
+        with contextlib.suppress(pa.ArrowInvalid):
+            numbers = table.column(i).cast(pa.string()).cast(pa.float64())
+            table = table.set_column(i, name, numbers)
     return table
+
+
+def _as_utf8(content: bytes, encoding: str) -> bytes:
+    """Return the content in UTF-8. Each byte that is no letter becomes an escape, as `as_text`
+    writes it; of an encoding with such bytes, a sign that says so.
+    """
+    if encoding == "utf-8":
+        errors = "backslashreplace"
+    else:
+        errors = "replace"
+    return content.decode(encoding, errors).encode()
 
 
 def _parquet_names(names: Sequence[str]) -> list[str]:
@@ -349,18 +366,18 @@ def _parquet_names(names: Sequence[str]) -> list[str]:
 
 
 def _parquet_cells(path: Path, faults: Faults | None = None) -> dict[str, np.ndarray]:
-    table = parquet.ParquetFile(
-        path
-    ).read()  # not read_table, which adds columns that it finds in the path
+    # Not read_table, which adds columns that it finds in the path.
+    table = parquet.ParquetFile(path).read()
     _check_names(path, _parquet_names(table.column_names))
     for column in table.schema:
-        if isinstance(column.type, pa.BaseExtensionType):
-            kind = column.type.storage_type
-        else:
-            kind = column.type
-        if pa.types.is_nested(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        kind = column.type
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        if pa.types.is_nested(kind):
             raise BadInput(
-                f"{path}: column {column.name!r} holds lists or structs; each of its cells "
+                f"{path}: column {column.name!r} contains lists or structs; each of its cells "
                 "must be one number or one text."
             )
     return {
@@ -370,13 +387,28 @@ def _parquet_cells(path: Path, faults: Faults | None = None) -> dict[str, np.nda
     }
 
 
+_UNREADABLE = (ValueError, OverflowError, NotImplementedError, pa.ArrowException)
+
+
+def _spelled(column: np.ndarray) -> np.ndarray:
+    """Return the column. Raise what its first cell without a text raises, such as a moment of a
+    time zone in a year of five digits.
+    """
+    if column.dtype.kind == "O":
+        for cell in column:
+            as_text(cell)
+    return column
+
+
 def _parquet_column(table: pa.Table, i: int, name: str, faults: Faults | None) -> np.ndarray:
-    """Return a column's cells. With `faults` one that cannot be read, such as a date in a year of
-    five digits, is missing, and noted there.
+    """Return a column's cells.
+
+    With `faults` a cell that cannot be read, such as a date in a year of five digits, is missing,
+    and noted there.
     """
     try:
-        return column_of(table, i)
-    except (ValueError, OverflowError, NotImplementedError, pa.ArrowException):
+        return _spelled(column_of(table, i))
+    except _UNREADABLE:
         if faults is None:
             raise
     cells = np.empty(len(table), object)
@@ -385,8 +417,8 @@ def _parquet_column(table: pa.Table, i: int, name: str, faults: Faults | None) -
     while spans:
         start, end = spans.pop()
         try:
-            cells[start:end] = column_of(table.slice(start, end - start), i)
-        except (ValueError, OverflowError, NotImplementedError, pa.ArrowException):
+            cells[start:end] = _spelled(column_of(table.slice(start, end - start), i))
+        except _UNREADABLE:
             middle = (start + end) // 2
             if middle == start:
                 bad[start] = True
@@ -411,11 +443,8 @@ def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files}
-    except (
-        ValueError,
-        AttributeError,
-        TypeError,
-    ):  # numpy's ways to say: pickled objects, or not an archive
+    except (ValueError, AttributeError, TypeError):
+        # numpy raises one of these for pickled objects, and for a file that is no archive.
         raise BadInput(
             f"{path} is not an archive of plain arrays of numbers or text; pickled objects "
             "are never loaded."
@@ -424,9 +453,8 @@ def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def _npz_cells(path: Path) -> dict[str, np.ndarray]:
     arrays = _npz_arrays(path)
-    if len({array.shape for array in arrays.values()}) > 1 or any(
-        array.ndim != 1 for array in arrays.values()
-    ):
+    shapes = {array.shape for array in arrays.values()}
+    if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
         raise BadInput(
             f"{path} must have one array of one axis for each column, all of one length."
         )
@@ -460,7 +488,8 @@ def _check_names(path: Path, names: list[str]) -> None:
             f"{path}: column {names.index('') + 1} has no name; name it, or drop it "
             "(pandas: index=False)."
         )
-    if twice := repeated(names):
+    twice = repeated(names)
+    if twice:
         raise BadInput(
             f"{path} has more than one column with the name of column "
             f"{names.index(twice) + 1}; each name may occur once in the header."
@@ -484,15 +513,14 @@ def _refuse_headless(
     suffix = path.suffix.lower()
     if suffix == ".csv" and (_is_number(label) or label in (classes or ())):
         raise BadInput(
-            f"{path} seems to have no header, for the label's column is named by a number "
+            f"{path} seems to have no header, since the name of the label's column is a number "
             "or a class; give each column a name."
         )
-    counted = suffix == ".parquet" and set(features) <= set(
-        map(str, range(len(features) + 1))
-    )  # as pandas names columns without names
+    # pandas names columns without names by their numbers.
+    counted = suffix == ".parquet" and set(features) <= set(map(str, range(len(features) + 1)))
     if suffix != ".npz" and all(map(_is_number, features)) and not counted:
         raise BadInput(
-            f"{path} seems to have no header, for its columns are named by numbers; give "
+            f"{path} seems to have no header, since the names of its columns are numbers; give "
             "each column a name."
         )
 
@@ -502,14 +530,19 @@ def _is_number(name: str) -> bool:
 
 
 def _sayings(path: Path, sheet: _Sheet) -> dict[str, str]:
-    """What to call each column: by number where its name may be a cell, as in a CSV; the label's
-    name is the user's own word.
+    """Return what to call each column in a sentence.
+
+    It is the number if the name may be a cell, as in a CSV. The label's name is the user's own
+    word.
     """
     numbered = path.suffix.lower() == ".csv"
-    return {
-        name: f"column {i}" if numbered and name != sheet.label else f"column {name!r}"
-        for i, name in enumerate(sheet.columns, 1)
-    }
+    words = {}
+    for i, name in enumerate(sheet.columns, 1):
+        if numbered and name != sheet.label:
+            words[name] = f"column {i}"
+        else:
+            words[name] = f"column {name!r}"
+    return words
 
 
 def _numbers(
@@ -519,7 +552,7 @@ def _numbers(
     holes: bool = False,
     faults: Faults | None = None,
 ) -> np.ndarray:
-    """The column as finite float32, or a refusal that names the first cell that is not one."""
+    """Return the column as finite float32. Raise BadInput for the first cell that is not one."""
     if values.dtype.kind in "biuf":
         numbers = values.astype(np.float64)
     elif values.dtype.kind in "OUST":
@@ -548,31 +581,35 @@ def _labels(
     classes: Sequence[str] | None,
     faults: Faults | None = None,
 ) -> np.ndarray:
+    """Return the class numbers, or the targets for regression. Raise BadInput for a bad label."""
     if classes is not None and len(classes) == 0:
         return np.nan_to_num(_numbers(path, column, values, faults=faults))
-    index = {name: k for k, name in enumerate(("0", "1") if classes is None else classes)}
-    codes, found = factorized(values)
-    of_code = np.array(
-        [_class(value, index) for value in found] + [-1]
-    )  # a missing value has code -1, and so the last entry
+    if classes is None:
+        names = ["0", "1"]
+        wanted = (
+            "0 or 1; declare other classes with --classes (public: the set of classes must "
+            "not be read off the data)"
+        )
+    else:
+        names = list(classes)
+        wanted = f"one of the classes {listed(names)}"
+    index = {name: k for k, name in enumerate(names)}
+    codes, different = factorized(values)
+    # A missing value has the code -1, and so the last entry.
+    of_code = np.array([_class(value, index) for value in different] + [-1])
     y = of_code[codes]
     if faults is not None:
         faults.note(column, y < 0)
         return y.clip(0).astype(np.int64)
     if (y < 0).any():
-        wanted = f"one of the classes {listed(list(index))}"
-        if classes is None:
-            wanted = (
-                "0 or 1; declare other classes with --classes (public: the set of classes must "
-                "not be read off the data)"
-            )
         _refuse_cell(path, column, int((y < 0).argmax()), values, wanted)
     return y.astype(np.int64)
 
 
 def _class(value: Any, index: dict[str, int]) -> int:
-    """Class number of one label, or -1; 1, 1.0 and '1.0' are the class '1' unless the class '1.0'
-    is declared.
+    """Return the class number of one label, or -1.
+
+    1, 1.0 and '1.0' are the class '1' unless the class '1.0' is declared.
     """
     text = as_text(value).strip()
     if text not in index and text.endswith(".0"):
@@ -581,6 +618,7 @@ def _class(value: Any, index: dict[str, int]) -> int:
 
 
 def _refuse_cell(path: Path, column: str, row: int, values: np.ndarray, wanted: str) -> NoReturn:
+    """Raise BadInput for the cell in this row."""
     if as_text(values[row]).strip().lower() in MISSING:
         what = "missing, but must be"
     else:
@@ -589,6 +627,7 @@ def _refuse_cell(path: Path, column: str, row: int, values: np.ndarray, wanted: 
 
 
 def where(row: int) -> str:
+    """Return the name of a row in sentences."""
     return f"row {row + 1} (counted from 1, without the header)"
 
 
@@ -603,8 +642,9 @@ def as_text(value: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """The nearest float64 to a cell, or NaN; the cell alone decides, where pandas would choose a
-    way for the column by all its cells.
+    """Return the nearest float64 to a cell, or NaN.
+
+    The cell alone decides. pandas would choose a type for the column by all its cells.
     """
     if isinstance(value, bool | int):
         return float(value)
@@ -618,6 +658,7 @@ def number(value: Any) -> float:
 
 
 def listed(items: Sequence[str]) -> str:
+    """Return the items in quotes, separated by commas, the first eight of them."""
     return _joined(list(map(repr, items)))
 
 

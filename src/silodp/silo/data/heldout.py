@@ -1,17 +1,17 @@
-"""Which of a silo's records are held out: a public rule of the position and n alone, so that no
-value decides, or moves, any record's part.
+"""Choose which of a silo's records are held out, by a public rule of the position and n alone.
 
-The position must not follow from values either: rows sorted by a value, such as the label, move
-others along when one of them changes. Keep rows in the order in which they came, or by a record
-number; images are in the order of their files' names.
+No value decides, or changes, any record's part. The position must not follow from values either. If
+rows are sorted by a value, such as the label, a change of one value moves other rows. Keep rows in
+the order in which they arrived, or by a record number. Images are in the order of their files'
+names.
 
-Persons are ordered by their first rows, where one person's rows decide others' positions; so a
-split of persons is by secret marks, which a key makes of their ids. A person keeps its mark, and so
-its part, when rows are edited, added or removed (a gate has the marks from its ledger,
-`answer.exact`). A simulation has no ids, and draws places by its own key.
+Persons are ordered by their first rows, so one person's rows decide others' positions. A split of
+persons is therefore by secret marks, which a key makes of their ids. A person keeps its mark, and
+so its part, when rows are edited, added or removed. A gate has the marks from its ledger
+(`answer.exact`). A simulation has no ids, and draws places by its own key.
 
-No price is lowered for the split: what the two parts are asked is charged to one ledger and added
-up, as if each held all records.
+No price is lowered for the split. Queries about either part are charged to one ledger and added up,
+as if each part had all records.
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ from silodp.silo.ledger.columns import GOLDEN, splitmix
 
 
 def held_out(n: int, share: float) -> np.ndarray:
-    """(n,) bool with floor(share x n) times True: the positions that a fixed hash ranks lowest, so
-    an ordered file is split evenly too.
+    """Return (n,) bool with floor(share x n) times True, or raise BadInput for another share.
+
+    True are the positions that a fixed hash ranks lowest, so an ordered file is split evenly too.
     """
     if not 0 <= share < 1:
         raise BadInput(f"the held-out share is {share:g}; it must be 0 or more, and less than 1")
+    hashes = splitmix(np.arange(n, dtype=np.uint64) * GOLDEN)
+    lowest = np.argsort(hashes, kind="stable")[: int(share * n)]
     mask = np.zeros(n, bool)
-    mask[
-        np.argsort(splitmix(np.arange(n, dtype=np.uint64) * GOLDEN), kind="stable")[
-            : int(share * n)
-        ]
-    ] = True
+    mask[lowest] = True
     return mask
 
 
 def split_records(records: Records, share: float, key: str = "") -> tuple[Records, Records]:
-    """(training part, held-out part) of every silo, with at least one record in each; of persons by
-    places that the secret key gives them.
+    """Return the training part and the held-out part of every silo, with at least one record in
+    each.
+
+    Persons are split by places that the secret key gives them. Raise BadInput if a part would be
+    empty.
     """
     parts: tuple[list, list] = [], []
     for i, (n, name) in enumerate(zip(records.counts, records.names, strict=True)):
-        mask = torch.from_numpy(
-            held_out(n, share)[_places(n, f"{key} {name}")]
-            if records.y.dim() > 2
-            else held_out(n, share)
-        )
+        places = held_out(n, share)
+        if records.y.dim() > 2:
+            places = places[_places(n, f"{key} {name}")]
+        mask = torch.from_numpy(places)
         if not 0 < int(mask.sum()) < n:
             raise BadInput(
                 f"a held-out share of {share:g} leaves silo {name} with {int(mask.sum())} "
-                f"held-out records of {n}; use another"
+                f"held-out records of {n}; use another share"
             )
         for part, keep in zip(parts, (~mask, mask), strict=True):
             part.append(
@@ -69,13 +70,13 @@ def split_records(records: Records, share: float, key: str = "") -> tuple[Record
 def held_out_persons(order: np.ndarray, held: np.ndarray, marks: Sequence[bytes]) -> np.ndarray:
     """Return the list number of the person at each place, where places (n,) are held out or not.
 
-    The persons with the smallest marks are held out. Within its part each stands where `order`, a
-    permutation that is drawn anew for each list, puts it: the k-th place of a part belongs to the
-    k-th person of that part in `order`. One exchanged person changes the set of persons in each
-    part by one person at most, whatever the marks are.
+    The persons with the smallest marks are held out. `order` is a permutation that is drawn for
+    each list. Within a part, the k-th place belongs to the k-th person of that part in `order`. One
+    exchanged person changes the set of persons in each part by one person at most, whatever the
+    marks are.
     """
-    # Equal marks are told apart by the place in the list. The order must not do it: it also decides
-    # the places inside each part.
+    # The place in the list decides between equal marks. The order must not decide, since it also
+    # decides the places inside each part.
     by_mark = sorted(range(len(order)), key=lambda person: (marks[person], person))
     aside = np.zeros(len(order), bool)
     aside[by_mark[: int(held.sum())]] = True
@@ -86,10 +87,9 @@ def held_out_persons(order: np.ndarray, held: np.ndarray, marks: Sequence[bytes]
 
 
 def _places(n: int, key: str) -> np.ndarray:
-    """A uniformly random permutation of range(n), to whoever does not know the key."""
-    return np.random.default_rng(
-        int.from_bytes(hashlib.sha256(key.encode()).digest(), "big")
-    ).permutation(n)
+    """Return a permutation of range(n), uniformly random to anyone who does not know the key."""
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest(), "big")
+    return np.random.default_rng(seed).permutation(n)
 
 
 def _padded(part: list, like: Records) -> Records:

@@ -1,7 +1,7 @@
-"""A silo's folder of images, one sub-folder for each public class, as records of one public size.
+"""Read a silo's folder of images, with one sub-folder for each public class.
 
-As with `schema`, a sentence names a file and never what is in it. A file's name is its record's
-number: it must say nothing of the person.
+Every image becomes a record of one public size. As in `tables`, a sentence names a file and never
+its content. A file's name is its record's number, and must not describe the person.
 """
 
 from __future__ import annotations
@@ -43,34 +43,31 @@ def read_images(
             f"{folder} has no images; a silo needs at least one PNG or JPEG file in a "
             "sub-folder named by its class."
         )
-    each = [_image(path, wanted, faults) for path, _ in files]
-    x = np.stack([pixels for pixels, _ in each])
+    images = [_image(path, wanted, faults) for path, _ in files]
+    x = np.stack([pixels for pixels, _ in images])
     y = np.array([k for _, k in files], np.int64)
     void = None
     if faults is not None:
         void = (y < 0) | np.isnan(x).any((1, 2, 3))
         faults.records = int(void.sum())
-    known = np.array([known for _, known in each], np.float32)
-    return np.nan_to_num(x).reshape(len(x), -1), y.clip(0), known, void
+    prints = np.array([print_of for _, print_of in images], np.float32)
+    return np.nan_to_num(x).reshape(len(x), -1), y.clip(0), prints, void
 
 
 def _all_files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
     """Return every file in the folder and its sub-folders with its class, -1 where it has none."""
-    found = []
+    files = []
     for place in sorted(folder.iterdir()):
-        if not place.name.startswith("."):
-            if place.is_dir():
-                inside = sorted(place.iterdir())
-            else:
-                inside = [place]
+        if place.name.startswith("."):
+            continue
+        k = -1
+        inside = [place]
+        if place.is_dir():
+            inside = sorted(place.iterdir())
             if place.name in classes:
                 k = list(classes).index(place.name)
-            else:
-                k = -1
-            if not place.is_dir():
-                k = -1
-            found += [(path, k) for path in inside if not path.name.startswith(".")]
-    return sorted(found, key=lambda file: (file[0].name, file[1]))
+        files += [(path, k) for path in inside if not path.name.startswith(".")]
+    return sorted(files, key=lambda file: (file[0].name, file[1]))
 
 
 def _image(path: Path, wanted: Images, faults: Faults | None) -> tuple[np.ndarray, list[float]]:
@@ -80,13 +77,17 @@ def _image(path: Path, wanted: Images, faults: Faults | None) -> tuple[np.ndarra
     except BadInput:
         if faults is None:
             raise
-    digest = hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest()
+    content = b""
+    if path.is_file():
+        content = path.read_bytes()
+    digest = hashlib.sha256(content).digest()
     return np.full(wanted.shape, np.nan, np.float32), _print_of(digest)
 
 
 def read_unsorted(folder: Path, wanted: Images) -> tuple[list[str], np.ndarray]:
-    """The names and pixels of the images that lie in a folder itself, in the order of their names,
-    whose classes nobody knows.
+    """Return the names and pixels of the images in a folder itself, in the order of their names.
+
+    Their classes are unknown. Raise BadInput if there is no image.
     """
     if folder.is_dir():
         files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
@@ -103,10 +104,12 @@ def read_unsorted(folder: Path, wanted: Images) -> tuple[list[str], np.ndarray]:
 
 
 def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """In the order of the files' names: were it that of the classes, one record's class would move
-    others between batches and parts.
+    """Return every image of the folder with its class, in the order of the files' names.
+
+    If the order were that of the classes, one record's class would move others between batches and
+    parts. Raise BadInput for any other file.
     """
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for place in sorted(folder.iterdir()):
         if place.name.startswith("."):
             continue
@@ -122,31 +125,37 @@ def _files(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
                 raise BadInput(
                     f"{path} has the suffix {path.suffix!r}; an image must be .png, .jpg or .jpeg."
                 )
-            if (first := found.setdefault(path.name, path)) != path:
+            first = by_name.setdefault(path.name, path)
+            if first != path:
                 raise BadInput(
                     f"{first} and {path} have one name; give each image of a silo its own, "
-                    "for its place follows from it alone."
+                    "since its name alone decides its place."
                 )
-    return [(path, list(classes).index(path.parent.name)) for _, path in sorted(found.items())]
+    return [(path, list(classes).index(path.parent.name)) for _, path in sorted(by_name.items())]
 
 
 def _pixels_and_print(path: Path, wanted: Images) -> tuple[np.ndarray, list[float]]:
-    """(channels, height, width), and what a ledger knows the image by: its colours before resizing,
-    however the file packs them.
+    """Return the pixels (channels, height, width), and the print by which a ledger recognises the
+    image.
+
+    The print is of the colours before resizing, however the file compresses them. Raise BadInput if
+    the file is no image, or has another size.
     """
+    mode = "L" if wanted.channels == 1 else "RGB"
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as file:
-            whole = _eight_bits(ImageOps.exif_transpose(file))
-            image = whole.convert("L" if wanted.channels == 1 else "RGB")
-            colours = whole.convert("RGB")
-    except Exception:  # whatever a damaged file makes the decoder raise
+            original = _eight_bits(ImageOps.exif_transpose(file))
+            image = original.convert(mode)
+            colours = original.convert("RGB")
+    except Exception:
+        # A damaged file can make the decoder raise anything.
         raise BadInput(
-            f"{path} is not a whole PNG or JPEG image; it may be damaged or have been cut short."
+            f"{path} is not a complete PNG or JPEG image; it may be damaged or cut short."
         ) from None
     if image.size != (wanted.width, wanted.height):
         if not wanted.resize:
             raise BadInput(
-                f"{path} has not the schema's size of {wanted.width} x {wanted.height} "
+                f"{path} does not have the schema's size of {wanted.width} x {wanted.height} "
                 "pixels; resize it, or set resize = true in [images]."
             )
         image = image.resize((wanted.width, wanted.height), Image.Resampling.BILINEAR)
@@ -156,11 +165,14 @@ def _pixels_and_print(path: Path, wanted: Images) -> tuple[np.ndarray, list[floa
 
 
 def _print_of(digest: bytes) -> list[float]:
+    """Return five numbers of 24 bits each from a digest."""
     return [float(int.from_bytes(digest[i : i + 3], "big")) for i in range(0, 15, 3)]
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Pillow cuts off 16 bits at 255 rather than scaling them, and wants a palette's transparency
+    """Return the image in a mode that Pillow converts correctly.
+
+    Pillow truncates 16 bits at 255 rather than scaling them, and needs a palette's transparency
     resolved first.
     """
     if image.mode.startswith("I"):

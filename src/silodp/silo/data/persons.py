@@ -1,12 +1,13 @@
-"""Whose rows a file's rows are: they are put together by person, in as many places as the public
-cap has, and counted where nobody is named.
+"""Group a file's rows by person, up to the public cap, and count rows where no column names
+persons.
 
-Persons come in the order of their first rows; `answer.exact` and `heldout` give them secret places,
-which follow from nobody's rows.
+Persons are in the order of their first rows. `answer.exact` and `heldout` give them secret places,
+which follow from no person's rows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -25,52 +26,52 @@ NAMED = re.compile(
     r"(^|[^a-z])(id|ids|nr|no|mrn|ssn|pid|nhs|uuid|guid|key)([^a-z]|$)|patient|person|subject|participant|client|member|customer|insur",
     re.I,
 )
-"""Names of columns that often say who somebody is."""
-KNOWN_BY = 5
-"""Columns by which rows that are alike in all of them may be one person's, at least: of fewer many
-people are alike.
+"""Names of columns that often identify a person."""
+FEWEST_COLUMNS = 5
+"""Fewest columns for which rows that are equal in all of them may be one person's. In fewer columns
+many people are equal.
 """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Grouped:
-    """Which rows of a file are whose, and which of them are used: `places` (n, P) has the number of
-    a row, or -1 where there is none.
+    """The rows of each person, and which of them are used.
+
+    `places` (n, P) has the number of a row, or -1 if there is none.
     """
 
-    ids: list[
-        str
-    ]  # of each person, in their order; "" where a row has none, and so is a person of its own
+    ids: list[str]
+    """The id of each person, in their order. "" is a row without an id, a person of its own."""
     places: np.ndarray
 
     def x(self, values: np.ndarray) -> np.ndarray:
-        """(n, P, ...) of a row's (...): where there is no row, that of the person's first."""
+        """Return (n, P, ...) of a row's (...). A place without a row has that of the person's first
+        row.
+        """
         return values[np.where(self.places < 0, self.places[:, :1], self.places)]
 
     def y(self, targets: np.ndarray) -> np.ndarray:
-        """(n, P): where there is no row, the target that says so."""
-        return np.where(
-            self.places < 0,
-            np.array(nowhere(targets.dtype.kind == "f"), targets.dtype),
-            self.x(targets),
-        )
+        """Return (n, P) targets. A place without a row has the target that marks this."""
+        no_row = np.array(nowhere(targets.dtype.kind == "f"), targets.dtype)
+        return np.where(self.places < 0, no_row, self.x(targets))
 
 
 def grouped(cells: np.ndarray, person: Person, void: np.ndarray | None = None) -> Grouped:
-    """The rows of each person: the first of its own rows in the file, as many as the cap has. Of
-    the others' rows nothing decides.
+    """Return the rows of each person: the first of its own rows in the file, up to the cap.
 
-    A `void` row is left out. A person of nothing but such rows keeps its place, with its first.
+    No other person's rows matter. A `void` row is left out. A person with void rows only keeps its
+    place, with its first row.
     """
     texts = ids_of(cells)
     alone = np.array([text == "" for text in texts])
     keys = np.where(alone, np.arange(len(texts)), -1 - factorized(np.array(texts, object))[0])
-    who, _ = factorized(keys)  # in the order of the first rows
+    who, _ = factorized(keys)  # persons are numbered in the order of their first rows
     if void is None:
         unread = np.zeros(len(who), bool)
     else:
         unread = void
-    order = np.lexsort((unread, who))  # stable, and of each person the rows that can be read first
+    # A stable sort by person, where each person's rows that can be read come first.
+    order = np.lexsort((unread, who))
     sizes = np.bincount(who)
     rank = np.arange(len(who)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     kept = (rank < person.rows) & ((rank == 0) | ~unread[order])
@@ -80,66 +81,80 @@ def grouped(cells: np.ndarray, person: Person, void: np.ndarray | None = None) -
 
 
 def ids_of(cells: np.ndarray) -> list[str]:
-    """Who each row is of, in one spelling; "" where that is missing. Two that are taken for one are
-    protected together, which harms nobody.
+    """Return the person's id of each row in one spelling, "" if it is missing.
+
+    Two persons that are taken for one are protected together, which harms neither.
     """
-    found = (as_text(value).strip().casefold() for value in cells)
-    return ["" if text in MISSING else text.removesuffix(".0") for text in found]
+    ids = []
+    for value in cells:
+        text = as_text(value).strip().casefold()
+        if text in MISSING:
+            ids.append("")
+        else:
+            ids.append(text.removesuffix(".0"))
+    return ids
 
 
 def alike(cells: Mapping[str, np.ndarray], label: tuple[str, ...] = ()) -> tuple[int, str]:
-    """How many rows look like another row's person's, and by what: for the silo's operator alone.
+    """Return how many rows look like those of a person with several rows, and by what.
 
-    By the column whose name says that it tells people apart, if a value of it is in several rows;
-    else by all columns but the label's, where there are enough of them to tell people apart.
+    This is for the silo's operator alone. It looks at a column whose name suggests ids, if a value
+    of it is in several rows. Otherwise it compares all columns but the label's, if there are enough
+    of them to identify people.
     """
-    best = (0, "")
-    for name in (name for name in cells if name not in label and NAMED.search(name)):
+    others = [name for name in cells if name not in label]
+    most = 0
+    column = ""
+    for name in filter(NAMED.search, others):
         count = Counter(ids_of(cells[name]))
         shared = sum(times for text, times in count.items() if times > 1 and text)
-        if (
-            2 * len(count) > count.total() ** 0.5 and shared > best[0]
-        ):  # with fewer values it names wards, not people
-            best = shared, f"the column {name!r}"
-    others = [name for name in cells if name not in label]
-    if not best[0] and len(others) >= KNOWN_BY:
-        rows = Counter(
-            zip(
-                *([as_text(value).strip() for value in cells[name]] for name in others), strict=True
-            )
-        )
-        best = sum(times for times in rows.values() if times > 1), "all columns but the label's"
-    return best if best[0] else (0, "")
+        # A column with few different values names wards, not people.
+        if 2 * len(count) > count.total() ** 0.5 and shared > most:
+            most = shared
+            column = name
+    if most:
+        return most, f"the column {column!r}"
+    if len(others) >= FEWEST_COLUMNS:
+        texts = ([as_text(value).strip() for value in cells[name]] for name in others)
+        rows = Counter(zip(*texts, strict=True))
+        equal = sum(times for times in rows.values() if times > 1)
+        if equal:
+            return equal, "all columns but the label's"
+    return 0, ""
 
 
 def whose(cells: Mapping[str, np.ndarray], schema: Schema | None) -> list[str]:
-    """What is protected, rows or people, and what speaks against it; for the operator alone, since
-    how many rows people have is private.
+    """Return what is protected, rows or people, and what speaks against it.
+
+    This is for the operator alone, since how many rows people have is private.
     """
     if schema and schema.person:
         used = grouped(cells[schema.person.column], schema.person).places >= 0
         dropped = len(cells[schema.person.column]) - int(used.sum())
-        lost = (
+        if not dropped:
+            return [unit(schema.person)]
+        return [
+            unit(schema.person),
             f"{dropped} rows are beyond the cap of {schema.person.rows} for a person, and are "
-            "not used."
-        )
-        return [unit(schema.person), *([lost] if dropped else [])]
-    rows, by = alike(cells, schema.label.columns if schema else ())
-    return [
-        BY_ROW,
-        *([f"{rows} rows look like those of people who have several, by {by}."] if rows else []),
-    ]
+            "not used.",
+        ]
+    label: tuple[str, ...] = ()
+    if schema:
+        label = schema.label.columns
+    rows, by = alike(cells, label)
+    if not rows:
+        return [BY_ROW]
+    return [BY_ROW, f"{rows} rows look like those of people who have several, by {by}."]
 
 
 def said_of(path: Path, schema: Schema | None) -> list[str]:
-    """`whose`, of a file; of images, and of an archive of one array, whose columns have no names,
-    nothing more can be said.
+    """Return the sentences of `whose` for a file.
+
+    Images, and an archive of one array, have no column names to look at.
     """
-    try:
-        if path.is_dir():
-            cells = {}
-        else:
-            cells = read_cells(path, schema.form if schema else Form())
-    except BadInput:
-        cells = {}
+    form = schema.form if schema else Form()
+    cells = {}
+    if not path.is_dir():
+        with contextlib.suppress(BadInput):
+            cells = read_cells(path, form)
     return whose(cells, schema)

@@ -1,6 +1,6 @@
 """Read a hospital's own file, as its policy names it: the only way from a file to records.
 
-Nothing that answers imports this module, nor what it reads with.
+Modules that answer import neither this module nor the readers that it uses.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SiloData:
-    """A silo's records as its gate uses them, and `known_by`: features, labels and an exact digest
-    that a ledger recognises them by.
+    """A silo's records as its gate uses them.
+
+    `known_by` has the features, labels and exact digest that a ledger recognises them by.
     """
 
     x: np.ndarray  # (n, features), or (n, P, features) for persons
@@ -41,33 +42,33 @@ class SiloData:
 
     @property
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
-        """Features and targets of the rows that are used, each by itself: for what an operator is
-        told of his own file.
+        """Return features and targets of the used rows, each row by itself, for sentences to the
+        operator.
         """
         if self.y.ndim == 1:
             return self.x, self.y
-        there = present(torch.from_numpy(self.y)).numpy()
-        return self.x[there], self.y[there]
+        used = present(torch.from_numpy(self.y)).numpy()
+        return self.x[used], self.y[used]
 
     def records(self, mapped: FeatureMap | None = None) -> Records:
-        """As the model sees them: a map's features, of each row, are computed here, once, and stay
-        in this process.
+        """Return the records as the model sees them.
+
+        A map's features, of each row, are computed here, once, and stay in this process.
         """
         if mapped:
             x = torch.from_numpy(self.x).float()
             y = torch.from_numpy(self.y)
             return Records.of([(mapped.of(x.flatten(0, y.dim() - 1)).unflatten(0, y.shape), y)])
-        return replace(
-            Records.of([(self.x, self.y)]),
-            missing=None if self.missing is None else torch.from_numpy(self.missing)[None],
-            void=None if self.void is None else torch.from_numpy(self.void)[None],
-        )
+        records = Records.of([(self.x, self.y)])
+        if self.missing is not None:
+            records = replace(records, missing=torch.from_numpy(self.missing)[None])
+        if self.void is not None:
+            records = replace(records, void=torch.from_numpy(self.void)[None])
+        return records
 
 
 def find_schema(place: DaemonSettings) -> Schema | None:
-    """The schema that the policy names, if it does, with the very label and classes that the policy
-    has.
-    """
+    """Return the schema that the policy names, or None. Raise BadInput if its label differs."""
     if not place.schema:
         return None
     schema = load_schema(place.schema)
@@ -82,7 +83,8 @@ def find_schema(place: DaemonSettings) -> Schema | None:
 def read_records(
     place: DaemonSettings, schema: Schema | None, faults: Faults | None = None
 ) -> SiloData:
-    """What is wrong is said without a word of the file's content but a column's name.
+    """Return the records of the silo's file. Raise BadInput without any of its content but column
+    names.
 
     With `faults`, as at a gate, no record decides whether the file is read.
     """
@@ -95,12 +97,13 @@ def read_records(
         raise BadInput(str(error).rstrip(".")) from None
     except Exception:
         raise BadInput(
-            f"the data file {place.data} cannot be read; it must be a whole CSV, Parquet "
+            f"the data file {place.data} cannot be read; it must be a complete CSV, Parquet "
             "or NPZ file"
         ) from None
     x, y = loaded.records_raw[0]
     x = x.reshape(len(x), -1)
     void = None
-    if faults is not None:  # without a schema no public value is there to fill in
+    if faults is not None:
+        # Without a schema there is no public value to fill in.
         void = faults.bad(tuple(faults.cells), len(y))
     return SiloData(x, y, loaded.features, raw(loaded.cells[0]), void=void)

@@ -1,8 +1,7 @@
-"""The records of N silos as one padded tensor, so that a statistic over all of them is one batched
-operation.
+"""Store the records of N silos as one padded tensor, for batched statistics over all silos.
 
-Holds records: nothing here may be sent, logged or put into an exception; `repr` shows the public
-counts and names only.
+It contains records: nothing here may be sent, logged or put into an exception. `repr` shows the
+public counts and names only.
 """
 
 import math
@@ -21,31 +20,30 @@ from silodp.core.problem.person import Person
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """N silos' records, padded to one tensor with a leading silo axis: row k of silo i is a record
-    iff k < n_i, and n_i <= n_max.
+    """The records of N silos, padded to one tensor with a leading silo axis.
 
-    Where a record is a person (`core.problem.person`), it has P rows of features and P targets.
+    Row k of silo i is a record iff k < n_i, and n_i <= n_max. If a record is a person
+    (`core.problem.person`), it has P rows of features and P targets.
     """
 
     x: Tensor = field(repr=False)  # (N, n_max, *features), float32; padding rows are zero
     y: Tensor = field(repr=False)  # (N, n_max): int64 classes or float32 targets; padding is zero
     counts: tuple[int, ...]  # n_i, public
     names: tuple[str, ...]
-    missing: Tensor | None = field(
-        default=None, repr=False
-    )  # as x, bool: where a value was missing before it was filled; else where NaN
-    void: Tensor | None = field(
-        default=None, repr=False
-    )  # (N, n_max) bool: records that a gate counts as zero, whatever they hold
+    missing: Tensor | None = field(default=None, repr=False)
+    """As x, bool: whether a value was missing before it was filled in. None means where x is NaN.
+    """
+    void: Tensor | None = field(default=None, repr=False)
+    """(N, n_max) bool: records that a gate counts as zero, whatever they contain."""
 
     @classmethod
     def of(
         cls, silos: Sequence[tuple[ArrayLike, ArrayLike]], names: Sequence[str] | None = None
     ) -> "Records":
-        """Pad one (x, y) pair per silo; integer y become int64 classes, and if any silo has float
-        y, all become float32 targets.
+        """Pad one (x, y) pair per silo. Raise BadInput if their shapes do not fit.
 
-        A value that is not finite is kept: the gate lets such a record contribute zero.
+        Integer y become int64 classes. If any silo has float y, all become float32 targets. A value
+        that is not finite is kept: the gate lets such a record contribute zero.
         """
         if not silos:
             raise BadInput("there are no silos; at least one is needed.")
@@ -76,7 +74,7 @@ class Records:
                 )
             if len(x) == 0:
                 raise BadInput(
-                    f"silo {name!r} has no records; leave it out, or give it at least one."
+                    f"silo {name!r} has no records; leave the silo out, or give it at least one."
                 )
             if x.shape[1:] != shape:
                 raise BadInput(
@@ -84,14 +82,14 @@ class Records:
                     f"{names[0]!r} has {shape}; all must have the same features."
                 )
         counts = tuple(len(y) for _, y in pairs)
-        targets = any(y.dtype.kind == "f" for _, y in pairs)
+        if any(y.dtype.kind == "f" for _, y in pairs):
+            kind = np.float32
+        else:
+            kind = np.int64
         padded_x = np.zeros((len(pairs), max(counts), *shape), np.float32)
-        padded_y = np.zeros(
-            (len(pairs), max(counts), *pairs[0][1].shape[1:]), np.float32 if targets else np.int64
-        )
-        with np.errstate(
-            over="ignore"
-        ):  # too large for float32 becomes inf, which the gate treats like any other bad record
+        padded_y = np.zeros((len(pairs), max(counts), *pairs[0][1].shape[1:]), kind)
+        # A value too large for float32 becomes inf. The gate treats it like any other bad record.
+        with np.errstate(over="ignore"):
             for i, (x, y) in enumerate(pairs):
                 padded_x[i, : counts[i]] = x
                 padded_y[i, : counts[i]] = y
@@ -99,22 +97,20 @@ class Records:
 
     @cached_property
     def mask(self) -> Tensor:
-        """(N, n_max) bool: True where there is a record, False where there is padding."""
+        """Return (N, n_max) bool: True for a record, False for padding."""
         counts = torch.tensor(self.counts, device=self.x.device)
         return torch.arange(self.x.shape[1], device=self.x.device) < counts[:, None]
 
     @cached_property
     def absent(self) -> Tensor:
-        """(N, n_max, *features) bool: True where a value is missing."""
+        """Return (N, n_max, *features) bool: True for a missing value."""
         if self.missing is None:
             return torch.isnan(self.x)
         return self.missing
 
     @property
     def known_by(self) -> tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]:
-        """What a ledger recognises the first silo's records by, where there is no file that says
-        more.
-        """
+        """Return what a ledger recognises the first silo's records by, without a file's cells."""
         n = self.counts[0]
         x = self.x[0, :n].cpu().numpy()
         y = self.y[0, :n].cpu().numpy()
@@ -124,7 +120,7 @@ class Records:
 
     @property
     def contents(self) -> list[bytes]:
-        """Everything that the first silo's records hold, one record at a time, as bytes."""
+        """Return the content of each of the first silo's records as bytes."""
         n = self.counts[0]
         x, y, absent = (
             part[0, :n].cpu().reshape(n, -1).numpy() for part in (self.x, self.y, self.absent)
@@ -137,8 +133,9 @@ class Records:
         return [x[k].tobytes() + y[k].tobytes() + absent[k].tobytes() + marks[k] for k in range(n)]
 
     def select(self, silos: Sequence[int]) -> "Records":
-        """The silos with these indices, in this order; n_max stays, so that masks and weights made
-        for all silos still fit.
+        """Return the silos with these indices, in this order. Raise BadInput if there is none.
+
+        n_max stays, so that masks and weights made for all silos still fit.
         """
         if len(silos) == 0:
             raise BadInput("no silo is selected; at least one is needed.")
@@ -161,13 +158,13 @@ class Records:
         )
 
     def pooled(self) -> "Records":
-        """All records in one place: what central DP trusts a server with."""
+        """Return all records in one place, as central DP trusts a server with them."""
         return Records(
             self.x[self.mask][None], self.y[self.mask][None], (sum(self.counts),), ("all",)
         )
 
     def to(self, device: torch.device | str) -> "Records":
-        """The same records on `device`."""
+        """Return the same records on `device`."""
         if self.missing is None:
             missing = None
         else:
@@ -180,12 +177,12 @@ class Records:
 
     @property
     def features(self) -> int:
-        """Of a record or, where that is a person, of each of its rows."""
+        """Return the number of features of a record, or of each row if a record is a person."""
         return math.prod(self.x.shape[self.y.dim() :])
 
     def check_unit(self, person: Person | None) -> None:
-        """BadInput unless the records are persons of so many rows, where persons are to be
-        protected.
+        """Raise BadInput if persons are to be protected and the records are not persons of so many
+        rows.
         """
         if person and not (
             self.y.shape[2:] == (person.rows,)
@@ -194,7 +191,7 @@ class Records:
         ):
             raise BadInput(
                 f"the problem is about persons with {person.rows} rows each, but the "
-                "records are others; load them by its schema"
+                "records have another form; load them by its schema"
             )
 
     def __len__(self) -> int:
@@ -202,6 +199,7 @@ class Records:
 
 
 def _array(values: ArrayLike, what: str, name: str) -> np.ndarray:
+    """Return the values as an array of numbers. Raise BadInput if they are none."""
     try:
         if isinstance(values, Tensor):
             array = values.detach().cpu().numpy()

@@ -1,7 +1,7 @@
-"""A silo's own file, checked against the public schema and made into features and labels.
+"""Read a silo's own file by the public schema, and make features and labels of it.
 
-What is wrong is said with file, column and row, and without a cell's value: the sentences are for
-the silo's operator, end up in the daemon's journal, and must never travel.
+An error names file, column and row, and never a cell's value. The sentences are for the silo's
+operator, are written to the daemon's journal, and must never travel.
 """
 
 from __future__ import annotations
@@ -51,15 +51,19 @@ TRUE = {
     "sim",
 }
 FALSE = {"false", "f", "no", "n", "0", "0.0", "nein", "falsch", "non", "faux", "nee", "não", "nej"}
-# in place of a category's number: the value is missing, or is none that the schema has
+# These stand in place of a category's number, for a missing value and for one that the schema does
+# not have.
 GONE = -1
 BAD = -2
 ABSENT = "the value is missing, which the schema does not allow"
 
 
 def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
-    """Read one file, or one folder of images, for each silo; afterwards every x is (n_i, features),
-    in the schema's order, within [-1, 1]; (n_i, P, features) where a record is a person."""
+    """Read one file, or one folder of images, for each silo.
+
+    Every x is (n_i, features), in the schema's order, within [-1, 1]; or (n_i, P, features) if a
+    record is a person. Raise BadInput if a file is not as the schema requires.
+    """
     paths = [Path(path) for path in paths]
     names = silo_names(paths)
     tables = [read_table(path, schema) for path in paths]
@@ -69,37 +73,39 @@ def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
 
 
 Known = tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]
-"""What `ledger.identity.Identity.of` takes: two arrays, an exact digest, and where records are
-persons who they are, by which column.
+"""The arguments of `ledger.identity.Identity.of`: two arrays, an exact digest and, if records are
+persons, their ids and the name of the id's column.
 """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Table:
-    """One silo's records by the schema, and `raw`: what its file holds whatever the schema says,
-    for a ledger to recognise it by.
+    """One silo's records by the schema.
 
-    Where the schema names a person, x is (n, P, features) and y (n, P), for n persons
+    `raw` is the file's content whatever the schema contains, for a ledger to recognise it by. If
+    the schema names a person, x is (n, P, features) and y (n, P), for n persons
     (`core.problem.person`).
     """
 
-    x: np.ndarray  # (n, features) float32, within [-1, 1]
-    # (n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32: counts, or
-    # numbers scaled to [-1, 1]
+    x: np.ndarray
+    """(n, features) float32, within [-1, 1]."""
     y: np.ndarray
+    """(n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32: counts, or
+    numbers scaled to [-1, 1].
+    """
     raw: Known
-    missing: np.ndarray | None = (
-        None  # as x, bool: where a value was filled in; None where none can be missing
-    )
-    void: np.ndarray | None = None  # (n,) bool: records that count as zero; None where none does
+    missing: np.ndarray | None = None
+    """As x, bool: where a value was filled in; None if none can be missing."""
+    void: np.ndarray | None = None
+    """(n,) bool: records that count as zero; None if none does."""
 
 
 def read_table(path: Path, schema: Schema, faults: Faults | None = None) -> Table:
-    """The records of a CSV, Parquet or NPZ file, or of a folder of images, if they are as the
-    schema says.
+    """Return the records of a CSV, Parquet or NPZ file, or of a folder of images.
 
-    With `faults` no record is refused: a bad cell is a missing value, and a record with a bad label
-    or row is void. What was found is noted there.
+    Raise BadInput if they are not as the schema requires. With `faults` no record is refused: a bad
+    cell is a missing value, and a record with a bad label or row is void. The faults are noted
+    there.
     """
     if schema.images:
         from silodp.silo.data.images import read_images
@@ -112,15 +118,15 @@ def read_table(path: Path, schema: Schema, faults: Faults | None = None) -> Tabl
 def table_of(
     path: Path | str, cells: dict[str, np.ndarray], schema: Schema, faults: Faults | None = None
 ) -> Table:
-    """The records in these columns; `path` is what sentences call them."""
+    """Return the records in these columns. Errors call the file `path`."""
     check_columns(path, cells, schema)
     raw_cells = cells
     cells = blanked(cells, schema.missing_codes)
     if len(next(iter(cells.values()))) == 0:
         raise BadInput(f"{path} has columns but no rows; a silo needs at least one record.")
-    each = [_features(path, column, cells[column.name], faults) for column in schema.columns]
-    x, missing = (np.column_stack(parts) for parts in zip(*each, strict=True))
-    x = x.astype(np.float32)
+    parts = [_features(path, column, cells[column.name], faults) for column in schema.columns]
+    x = np.column_stack([values for values, _ in parts]).astype(np.float32)
+    missing = np.column_stack([gone for _, gone in parts])
     y = label_of(path, schema, cells, faults)
     known = raw(raw_cells)
     if faults:
@@ -131,21 +137,20 @@ def table_of(
         return Table(x, y, known, missing, void)
     from silodp.silo.data.persons import grouped
 
-    # A server writes the codes for a missing value: they must not take a person's rows apart.
+    # A server writes the codes for a missing value: they must not separate a person's rows.
     people = grouped(raw_cells[schema.person.column], schema.person, void)
-    who = (*known[:3], people.ids, schema.person.column)
-    if void is None:
-        nobody = None
-    else:
-        nobody = void[people.places[:, 0]]
-    return Table(people.x(x), people.y(y), who, people.x(missing), nobody)
+    known = (*known[:3], people.ids, schema.person.column)
+    if void is not None:
+        void = void[people.places[:, 0]]
+    return Table(people.x(x), people.y(y), known, people.x(missing), void)
 
 
 def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The columns of records whose label is not known, (n, columns) float64 as `coded` has them,
-    and all cells; columns besides do no harm.
+    """Return the columns of records without a label, (n, columns) float64 as `coded` has them.
+
+    Also return all cells. Other columns in the file do no harm.
     """
-    # a model's own schema does not say how a file is written
+    # A model's own schema has no form of a file.
     if schema.form != Form():
         form = schema.form
     else:
@@ -155,6 +160,9 @@ def read_rows(path: Path, schema: Schema) -> tuple[np.ndarray, dict[str, np.ndar
 
 
 def rows_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> np.ndarray:
+    """Return the columns of the schema as numbers, (n, columns). Raise BadInput if there are no
+    rows.
+    """
     check_columns(path, cells, schema, labelled=False)
     cells = blanked(cells, schema.missing_codes)
     if not len(next(iter(cells.values()))):
@@ -163,8 +171,9 @@ def rows_of(path: Path | str, cells: dict[str, np.ndarray], schema: Schema) -> n
 
 
 def blanked(cells: dict[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.ndarray]:
-    """The cells with nothing in the place of the schema's codes for a missing value; -9 stands for
-    -9.0 too.
+    """Return the cells with nothing in place of the schema's codes for a missing value.
+
+    The code -9 stands for -9.0 too.
     """
     if codes:
         return {name: _blanked(column, set(codes)) for name, column in cells.items()}
@@ -172,25 +181,29 @@ def blanked(cells: dict[str, np.ndarray], codes: Sequence[str]) -> dict[str, np.
 
 
 def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
+    """Return one column with nothing in place of these codes."""
     which, texts = _distinct(column)
     gone = np.array([text in codes or text.removesuffix(".0") in codes for text in texts])[which]
     if not gone.any():
         return column
-    if (
-        column.dtype.kind in "fM"
-    ):  # NaN and NaT are missing; another type would spell everybody else's cell otherwise
+    # NaN and NaT stand for a missing value. Another type would change the text of all other cells.
+    if column.dtype.kind == "f":
         column = column.copy()
-        column[gone] = "NaT" if column.dtype.kind == "M" else np.nan
+        column[gone] = np.nan
+        return column
+    if column.dtype.kind == "M":
+        column = column.copy()
+        column[gone] = "NaT"
         return column
     return np.where(gone, "", column.astype(object))
 
 
 def raw(cells: dict[str, np.ndarray]) -> Known:
-    """All that a file holds, as numbers in two arrays: the same ones with and without a schema, or
-    a ledger would not know the file again.
+    """Return a file's whole content: numbers in two arrays, and an exact digest.
 
-    And the exact digest of its cells, since texts of one meaning, such as yes and 1, are one
-    number. Of persons nothing is known yet.
+    The numbers are the same with and without a schema, so that a ledger recognises the file again.
+    The digest is of the cells, since texts of one meaning, such as yes and 1, are one number. No
+    person is known yet.
     """
     columns = [cells[name] for name in sorted(cells)]
     first, *rest = map(_as_numbers, columns)
@@ -198,8 +211,10 @@ def raw(cells: dict[str, np.ndarray]) -> Known:
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:
-    """A number for each cell: its own, 1 or 0 for a true or false in any spelling, or one made of
-    its text in small letters.
+    """Return a number for each cell.
+
+    It is the cell's own number, 1 or 0 for true or false in any spelling, or one made of its text
+    in small letters.
     """
     if cells.dtype.kind in "biuf":
         return cells.astype(np.float64)
@@ -210,17 +225,15 @@ def _as_numbers(cells: np.ndarray) -> np.ndarray:
 def _as_number(text: str) -> float:
     if text in TRUE or text in FALSE:
         return float(text in TRUE)
-    own = number(
-        pointed(text)
-    )  # whether a schema says that commas are decimal or not, it is the same file
-    if own == own or text in MISSING:
-        return own
+    # A file is the same one whether or not a schema declares decimal commas.
+    value = number(pointed(text))
+    if value == value or text in MISSING:  # NaN differs from itself
+        return value
     digits = "".join(re.findall("[0-9]", text))
     if len(digits) > 8:
         return _hashed(text)
-    return _hashed(re.sub("[0-9]+", "0", text)) * 2**27 + int(
-        digits or 0
-    )  # P0001 and P0002 stay neighbours: they are record numbers
+    # P0001 and P0002 stay neighbours: they are record numbers.
+    return _hashed(re.sub("[0-9]+", "0", text)) * 2**27 + int(digits or 0)
 
 
 def _hashed(text: str) -> float:
@@ -230,47 +243,48 @@ def _hashed(text: str) -> float:
 def check_columns(
     path: Path | str, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True
 ) -> None:
-    wanted = [
-        *(column.name for column in schema.columns),
-        *((*schema.label.columns, *schema.own) if labelled else ()),
-    ]
+    """Raise BadInput if the file lacks a column of the schema, or has others when `labelled`."""
+    wanted = [column.name for column in schema.columns]
+    if labelled:
+        wanted += [*schema.label.columns, *schema.own]
     lacks = [name for name in wanted if name not in cells]
-    besides = [name for name in cells if name not in wanted and name not in schema.ignore]
+    others = [name for name in cells if name not in wanted and name not in schema.ignore]
     if lacks:
-        hint = "; is the first line a header of names, with cells separated by commas?"
-        if len(lacks) < len(wanted):  # there is a header, so a name in it is no cell
-            close = difflib.get_close_matches(
-                lacks[0].lower(), [name.lower() for name in besides], n=1
-            )
-            if close:
-                hint = (
-                    "; did you mean its column "
-                    f"{next(name for name in besides if name.lower() == close[0])!r}?"
-                )
-            else:
-                hint = "."
+        if len(lacks) == len(wanted):
+            hint = "; is the first line a header of names, with cells separated by commas?"
+        else:
+            # There is a header, so a name in it is no cell and may be shown.
+            hint = _hint(lacks[0], others)
         raise BadInput(f"{path} lacks {listed(lacks)} of the schema's columns{hint}")
-    if besides and labelled:
+    if others and labelled:
         raise BadInput(
-            f"{path} has {listed(besides)} besides the schema's columns; drop them, or "
+            f"{path} has {listed(others)} in addition to the schema's columns; drop them, or "
             "list them in the schema's `ignore`."
         )
+
+
+def _hint(missing: str, others: Sequence[str]) -> str:
+    """Return the end of a sentence about a missing column, with a similar name if there is one."""
+    close = difflib.get_close_matches(missing.lower(), [name.lower() for name in others], n=1)
+    for name in others:
+        if close and name.lower() == close[0]:
+            return f"; did you mean its column {name!r}?"
+    return "."
 
 
 def _features(
     path: Path | str, column: Column, cells: np.ndarray, faults: Faults | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n, features of the column), float64, within [-1, 1], and where they are missing; a feature
-    that says so is itself never missing.
+    """Return the features of a column, (n, k) float64 within [-1, 1], and which are missing.
 
-    Where the schema has no value to fill in, the middle of the range is filled in, which is public,
-    and no category at all.
+    A feature that marks missing values is itself never missing. If the schema has no value to fill
+    in, the middle of the range is filled in, which is public, and for a category none.
     """
     codes = coded(path, column, cells, faults)
     missing = np.isnan(codes)
     if column.type == "category":
         values = (codes[:, None] == np.arange(len(column.categories))).astype(float)
-        said = column.missing is not None
+        marked = column.missing is not None
     else:
         if column.type == "number":
             bounds = column.range
@@ -281,18 +295,22 @@ def _features(
         else:
             fill = float(column.missing)
         values = _scaled(np.where(missing, fill, codes), bounds)[:, None]
-        said = column.indicator
+        marked = column.indicator
     gone = np.repeat(missing[:, None], values.shape[1], axis=1)
-    if said:
-        return (np.column_stack([values, missing]), np.column_stack([gone, np.zeros_like(missing)]))
-    return (values, gone)
+    if marked:
+        values = np.column_stack([values, missing])
+        gone = np.column_stack([gone, np.zeros_like(missing)])
+    return values, gone
 
 
 def coded(
     path: Path | str, column: Column, cells: np.ndarray, faults: Faults | None = None
 ) -> np.ndarray:
-    """(n,) float64: each cell's number, the place of its category in the schema's list, or 0 and 1;
-    NaN where one is missing that may be, or, with `faults`, is none that the column may have.
+    """Return each cell's number, (n,) float64.
+
+    It is the number itself, the place of the category in the schema's list, or 0 and 1. It is NaN
+    for a missing value, if that is allowed, and with `faults` for a cell that the column may not
+    have. Raise BadInput for any other cell.
     """
     gone = column.missing is not None
     name = column.name
@@ -316,7 +334,9 @@ def label_of(
     cells: dict[str, np.ndarray],
     faults: Faults | None = None,
 ) -> np.ndarray:
-    """Return the targets. With `faults` a label that is none is noted there, and is 0 here."""
+    """Return the targets. Raise BadInput for a bad label. With `faults` it is noted there and is 0
+    here.
+    """
     label = schema.label
     first = schema.label.columns[0]
     if label.task in ("binary", "multiclass", "ordinal"):
@@ -326,13 +346,12 @@ def label_of(
     if label.task == "regression":
         return _scaled(numbers, label.range).astype(np.float32)
     if label.task == "count":
-        what = "the count is below 0 or not whole"
+        what = "the count is below 0 or not a whole number"
         _refuse(path, first, (numbers < 0) | (numbers != np.round(numbers)), what, faults)
         return numbers.clip(*label.range).astype(np.float32)
     _refuse(path, first, numbers < 0, "the time is below 0", faults)
-    last = np.searchsorted(
-        label.edges, numbers, side="left"
-    )  # bin b is (edge b - 1, edge b]; after the last edge nobody is followed
+    # Bin b is (edge b - 1, edge b]. Nobody is followed after the last edge.
+    last = np.searchsorted(label.edges, numbers, side="left")
     second = label.columns[1]
     event = _booleans(path, second, cells[second], gone=False, faults=faults).clip(0)
     return np.where(last < len(label.edges), 2 * last + event, 2 * last).astype(np.int64)
@@ -341,8 +360,10 @@ def label_of(
 def _numbers(
     path: Path | str, name: str, cells: np.ndarray, *, gone: bool, faults: Faults | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers, and where there is none; refused unless each is finite, or missing where that
-    may be. With `faults` those that would be refused are missing.
+    """Return the numbers, and which are missing.
+
+    Raise BadInput unless each is finite, or missing if that is allowed. With `faults` those that
+    would be refused are missing.
     """
     if cells.dtype.kind in "iuf":
         numbers = cells.astype(np.float64)
@@ -359,6 +380,7 @@ def _numbers(
 
 
 def _scaled(numbers: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    """Return the numbers clipped to these bounds and scaled to [-1, 1]."""
     low, high = bounds
     return (2 * (np.clip(numbers, low, high) - low) / (high - low) - 1).clip(-1, 1)
 
@@ -367,26 +389,29 @@ def _codes(
     path: Path | str,
     name: str,
     cells: np.ndarray,
-    known: tuple[str, ...],
+    categories: tuple[str, ...],
     *,
     gone: bool = False,
     other: bool = False,
     faults: Faults | None = None,
 ) -> np.ndarray:
-    """The number of each value's category, or GONE where a value may be missing; 1.0 is the
-    category "1" unless "1.0" is one.
+    """Return the number of each value's category, or GONE for a missing one if that is allowed.
+
+    1.0 is the category "1" unless "1.0" is one.
     """
-    index = {text: k for k, text in enumerate(known)}
+    index = {text: k for k, text in enumerate(categories)}
 
     def code(text: str) -> int:
-        found = index.get(
-            text, index.get(text.removesuffix(".0"), GONE if text.lower() in MISSING else BAD)
-        )
-        if found == BAD and other:
+        for spelling in (text, text.removesuffix(".0")):
+            if spelling in index:
+                return index[spelling]
+        if text.lower() in MISSING:
+            return GONE
+        if other:
             return index[OTHER]
-        return found
+        return BAD
 
-    wanted = f"one of {listed(known)}"
+    wanted = f"one of {listed(categories)}"
     return _coded(path, name, cells, code, gone=gone, wanted=wanted, faults=faults)
 
 
@@ -433,20 +458,20 @@ def _coded(
 
 
 def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """For each cell the place of its text in a list of different ones; a null is the empty text.
+    """Return for each cell the place of its text in a list of different ones, and this list.
 
-    A cell's text is its own: cells that are equal and spelled otherwise, such as 0.0 and -0.0 or 1
-    and True, are told apart by their texts.
+    A null is the empty text. A cell's text is its own: equal cells of another spelling, such as 1
+    and True, have different texts.
     """
-    # -0 equals 0, and the first of them would spell both
     if cells.dtype.kind == "f":
-        cells = cells + 0.0
-    else:
-        cells = cells
+        cells = cells + 0.0  # -0 equals 0, and the first of them would give both its text
     if cells.dtype.kind == "O":
-        cells = np.array([None if is_null(cell) else as_text(cell) for cell in cells], dtype=object)
-    code, found = factorized(cells)
-    return code, [*(as_text(value).strip() for value in found), ""]
+        texts = np.empty(len(cells), object)
+        for k, cell in enumerate(cells):
+            texts[k] = None if is_null(cell) else as_text(cell)
+        cells = texts
+    code, values = factorized(cells)
+    return code, [*(as_text(value).strip() for value in values), ""]
 
 
 def _refuse(
@@ -456,9 +481,8 @@ def _refuse(
     if faults is not None:
         faults.note(name, bad)
         return
-    if bad.any():
-        if bad.sum() > 1:
-            more = f" (and in {int(bad.sum()) - 1} more rows)"
-        else:
-            more = ""
-        raise BadInput(f"{path}, column {name!r}, {where(int(bad.argmax()))}: {what}{more}.")
+    count = int(bad.sum())
+    if count > 1:
+        what = f"{what} (and in {count - 1} more rows)"
+    if count:
+        raise BadInput(f"{path}, column {name!r}, {where(int(bad.argmax()))}: {what}.")

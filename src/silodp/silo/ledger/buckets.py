@@ -1,5 +1,7 @@
-"""Whether a charge fits: amounts bucket by bucket, added up by a rule and held against its
-capacity. Every ledger asks this file.
+"""Check whether a charge fits a ledger's capacity.
+
+Amounts are added bucket by bucket, combined by a rule, and compared with its capacity. Every ledger
+uses this file.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ Amounts = Mapping[str, Any]
 
 
 def added(*amounts: Amounts) -> dict[str, Any]:
-    """Bucket by bucket."""
+    """Return the sum of these amounts, bucket by bucket."""
     total: dict[str, Any] = {}
     for each in amounts:
         for bucket, amount in each.items():
@@ -28,14 +30,16 @@ def added(*amounts: Amounts) -> dict[str, Any]:
 
 
 def total(rule: Rule, *amounts: Amounts) -> np.ndarray:
-    """What the rule makes of all these amounts together."""
+    """Return the rule's total of all these amounts."""
     return np.asarray(
         rule.total({bucket: np.asarray(amount) for bucket, amount in added(*amounts).items()})
     )
 
 
 def fits(rule: Rule, capacity: np.ndarray | float, *amounts: Amounts, slack: float = 0.0) -> bool:
-    """Whether all these amounts together stay within the capacity, less a share `slack` of it, of
-    every run and silo.
+    """Return whether the total of all these amounts stays within the capacity of every run and
+    silo.
+
+    A share `slack` of the capacity must stay free.
     """
     return bool((total(rule, *amounts) <= capacity * (1 - slack)).all())

@@ -1,13 +1,13 @@
-"""What an officer does with a ledger as a whole: appoint a witness, back it up, restore it, move it
-to another machine, look for what is wrong.
+"""Do the officer's work on a whole ledger: witness, backup, restore, move, check.
 
-A **witness** is a file elsewhere (a share of another machine, another silo's folder) that is
-brought up to the head of what leaves, before anything leaves. Whoever rolls back this machine,
-ledger and anchor together, does not roll back the witness, and the ledger is refused. Formal
-guarantees: a restored ledger goes on only if the witness has seen exactly its head, so that no
-answer after the backup was ever sent; or with nothing left to spend. Without a witness nobody can
-know what was answered after the backup, so that the same budget might be spent twice: only a
-write-off is left.
+A **witness** is a file elsewhere (a share of another machine, another silo's folder). It is brought
+up to the head of what leaves before anything leaves. A rollback of this machine, ledger and anchor
+together, does not roll back the witness. The ledger is then refused.
+
+Formal guarantees: a restored ledger continues only if the witness has seen exactly its head, so
+that no answer after the backup was ever sent; or with nothing left to spend. Without a witness it
+cannot be proved what was answered after the backup, so the same budget might be spent twice. Then
+only a write-off is possible.
 
 A **move** ends the old ledger with a tombstone that the silo's key signs. Only the key that was
 made on the new machine can write the entry after it.
@@ -42,8 +42,8 @@ UNWITNESSED = (
 
 
 class _Apart(LedgerFile):
-    """The file for its officer, whatever anchor and witness say: what they say is what is to be
-    decided here.
+    """The ledger's file without the check against anchor and witness, on which its officer decides
+    here.
     """
 
     def _check_seen(self, connection: sqlite3.Connection, state: LedgerState) -> int:
@@ -51,11 +51,11 @@ class _Apart(LedgerFile):
 
 
 def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
-    """From now on the witness must have seen every head before anything leaves, and nothing leaves
-    while it cannot be written.
+    """Appoint a witness. Raise BadInput if it is the anchor or cannot be used.
 
-    The witness before it sees that it was replaced, or else it would go on to confirm every backup
-    from its own time.
+    From now on the witness must have seen every head before anything leaves. Nothing leaves while
+    it cannot be written. The previous witness records that it was replaced, since it would
+    otherwise confirm every backup from its own time.
     """
     file = LedgerFile(path, anchor)
     witness = Path(witness).absolute()
@@ -63,7 +63,7 @@ def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
         state = file.state
         if file.anchor(state.settings).resolve() == witness.resolve():
             raise Altered(
-                f"{witness} is its anchor; a witness lies elsewhere, best on another machine"
+                f"{witness} is its anchor; choose a witness elsewhere, best on another machine"
             )
         if witness.exists():
             check_seen(connection, state, witness, "witness")
@@ -75,7 +75,10 @@ def appoint(path: Path, witness: Path, *, anchor: Path | None = None) -> None:
 
 
 def backup(path: Path, to: Path, *, anchor: Path | None = None) -> tuple[int, str]:
-    """A whole copy of the ledger in a new file, for its owner alone; (count, head) of it."""
+    """Copy the whole ledger to a new file, for its owner alone. Return the copy's count and head.
+
+    Raise BadInput if the file exists or the ledger is refused.
+    """
     file = LedgerFile(path, anchor)
     with file.explained():
         try:
@@ -88,20 +91,19 @@ def backup(path: Path, to: Path, *, anchor: Path | None = None) -> tuple[int, st
         ):
             file.sketch(connection)
             connection.backup(copy)
-            found = file.state.sequence, file.state.head
-        with open(to, "rb") as made:
-            os.fsync(made.fileno())
-    return found
+            count_and_head = (file.state.sequence, file.state.head)
+        with open(to, "rb") as copied:
+            os.fsync(copied.fileno())
+    return count_and_head
 
 
 def restore(copy: Path, path: Path, *, anchor: Path | None = None) -> str:
-    """Puts the backup in the ledger's place: "" if its witness confirms it, else a sentence why it
-    answers nothing yet.
+    """Put the backup in the ledger's place. Return "" if its witness confirms it, else why not.
 
-    A file that lies there is put aside if it is refused, and left alone if it is whole.
+    A refused ledger file at the path is renamed. Raise BadInput if the file there is intact.
     """
     if not copy.is_file():
-        raise BadInput(f"there is no backup at {copy}")
+        raise BadInput(f"there is no backup at {copy}; give the file of `silodp ledger backup`")
     if _Apart(copy, anchor).snapshot().closing.closed == MOVED:
         raise BadInput(
             f"{copy} is a backup from after its gate had moved; restore one where it has moved to"
@@ -124,8 +126,8 @@ def restore(copy: Path, path: Path, *, anchor: Path | None = None) -> str:
 
 
 def confirm(path: Path, *, anchor: Path | None = None) -> str:
-    """Opens a restored ledger if its witness has seen exactly the head of the backup; else a
-    sentence why not.
+    """Open a restored ledger if its witness has seen exactly the backup's head. Return why not, or
+    "".
     """
     file = _Apart(path, anchor)
     with file.explained():
@@ -138,22 +140,24 @@ def confirm(path: Path, *, anchor: Path | None = None) -> str:
             if not closing.witness:
                 return UNWITNESSED
             try:
-                seen = check_seen(connection, file.state, Path(closing.witness), "witness")
+                last_seen = check_seen(connection, file.state, Path(closing.witness), "witness")
             except Altered as error:
                 return str(error)
-            if seen != closing.restored_at[0]:
+            if last_seen != closing.restored_at[0]:
                 return (
-                    f"its witness {closing.witness} has last seen entry {seen}, and not entry "
+                    f"its witness {closing.witness} has last seen entry {last_seen}, and not entry "
                     f"{closing.restored_at[0]}, the backup's last"
                 )
-            file.append(connection, "confirm", event={"witness": closing.witness, "count": seen})
+            event = {"witness": closing.witness, "count": last_seen}
+            file.append(connection, "confirm", event=event)
         file.pin()
     return ""
 
 
 def write_off(path: Path, *, anchor: Path | None = None) -> None:
-    """The rest of the budget is gone for good: what was answered may be repeated, and nothing new
-    is answered.
+    """Write off the rest of the budget for good.
+
+    Stored answers may be repeated. Nothing new is answered.
     """
     file = _Apart(path, anchor)
     with file.explained():
@@ -167,8 +171,9 @@ def write_off(path: Path, *, anchor: Path | None = None) -> None:
 def bury(
     path: Path, key: Ed25519PrivateKey, arrival: str, to: str, *, anchor: Path | None = None
 ) -> None:
-    """Ends the ledger with a tombstone, which only the holder of the arrival key's private half can
-    follow.
+    """End the ledger with a tombstone. Only the private half of the arrival key can continue it.
+
+    Raise BadInput if the arrival key is malformed.
     """
     if len(arrival) != 64 or not set(arrival) <= set("0123456789abcdef"):
         raise BadInput(
@@ -186,7 +191,10 @@ def bury(
 
 
 def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) -> None:
-    """Goes on with a moved ledger at its new place, where its arrival key was made."""
+    """Continue a moved ledger at its new place, where its arrival key was made.
+
+    Raise BadInput if it was not buried, or for another key.
+    """
     file = _Apart(path, anchor)
     with file.explained():
         with file.transaction() as connection:
@@ -199,9 +207,8 @@ def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) ->
             if closing.arrival != public(key):
                 raise Altered("its tombstone names another arrival key than this one")
             for what, place in file.places(file.state):
-                if (
-                    what == "witness" or place.exists()
-                ):  # an anchor of this place, if it has been here before
+                # The ledger has an anchor here only if it has been on this machine before.
+                if what == "witness" or place.exists():
                     check_seen(connection, file.state, place, what)
             file.append(
                 connection, "arrive", event={"signature": signed(key, "arrive", file.state.head)}
@@ -210,14 +217,15 @@ def arrive(path: Path, key: Ed25519PrivateKey, *, anchor: Path | None = None) ->
 
 
 def look(path: Path, *, anchor: Path | None = None) -> Iterator[str]:
-    """Everything that is wrong with the ledger, one sentence each: what `verify` stops at, and what
-    it does not look at.
+    """Yield a sentence for everything that is wrong with the ledger.
+
+    These include the errors at which `verify` stops, and others that it does not check.
     """
-    for what in ("-journal", "-wal", "-shm"):
-        if os.path.lexists(f"{path}{what}"):
+    for ending in ("-journal", "-wal", "-shm"):
+        if os.path.lexists(f"{path}{ending}"):
             yield (
-                f"{path}{what} lies beside it: a gate is at work, or was killed; the next one "
-                "to open the ledger settles it."
+                f"{path}{ending} exists: a gate is at work, or was killed; the next gate to open "
+                "the ledger settles it."
             )
     file = _Apart(path, anchor)
     if not file.path.is_file():
@@ -228,9 +236,9 @@ def look(path: Path, *, anchor: Path | None = None) -> Iterator[str]:
     try:
         with file.explained(), file.transaction(write=False, sums=True) as connection:
             state = file.state
-            for place in file.places(state):
+            for what, place in file.places(state):
                 try:
-                    check_seen(connection, state, place[1], place[0])
+                    check_seen(connection, state, place, what)
                 except Altered as error:
                     yield f"{error}."
     except BadInput as error:
@@ -247,12 +255,13 @@ def look(path: Path, *, anchor: Path | None = None) -> Iterator[str]:
         )
     if state.closing.written_off:
         yield (
-            "warning: the rest of its budget was written off; it repeats what it gave, and "
+            "warning: the rest of its budget was written off; it repeats its answers, and "
             "answers nothing new."
         )
 
 
 def _put_aside(path: Path, anchor: Path | None) -> None:
+    """Rename a refused ledger file. Raise BadInput if the file is intact."""
     file = LedgerFile(path, anchor)
     try:
         file.snapshot()
@@ -260,5 +269,5 @@ def _put_aside(path: Path, anchor: Path | None) -> None:
         os.replace(path, f"{path}.{datetime.now(UTC):%Y%m%dT%H%M%S}.lost")
         return
     raise BadInput(
-        f"the ledger {path} is whole and agrees with its anchor: there is nothing to restore"
+        f"the ledger {path} is intact and agrees with its anchor: there is nothing to restore"
     )

@@ -1,7 +1,7 @@
-"""The ledger as data: settings and entries, each with the hash of the one before it, and the one
-text of events and rules.
+"""Define the ledger as data: settings, entries, and the text of events and rules.
 
-No file and no clock are touched here; `state` replays entries.
+Each entry has the hash of the one before it. This module touches no file and no clock. `state`
+replays entries.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from silodp.core.sampling import SAMPLINGS
 
 
 class Altered(Exception):
-    """The ledger is not what was written: the message says what is wrong with which entry."""
+    """The ledger differs from what was written. The message names the entry and what is wrong."""
 
 
 def canonical(value: Any) -> str:
-    """The one JSON text of a value; numbers that are not integers are passed as float.hex(), so
-    that no digit is lost.
+    """Return the one JSON text of a value.
+
+    Numbers that are not integers are passed as float.hex(), so that no digit is lost.
     """
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
@@ -39,7 +40,7 @@ def canonical(value: Any) -> str:
 
 
 def hashed(what: str, value: Any) -> str:
-    """The hash by which entries are chained."""
+    """Return the hash by which entries are chained."""
     return hashlib.sha256(f"silodp ledger 1 {what}\n{canonical(value)}".encode()).hexdigest()
 
 
@@ -47,8 +48,9 @@ def hashed(what: str, value: Any) -> str:
 
 
 def plain(event: Event | TotalEvent) -> dict[str, Any]:
-    """The event of one data set's ledger as it is written down, and can be read again; Refused if
-    it is not one, or senseless.
+    """Return the event of one data set's ledger as data that `event_of` can read again.
+
+    Raise Refused if it is no event, or a senseless one.
     """
     single = event.single()
     try:
@@ -56,9 +58,9 @@ def plain(event: Event | TotalEvent) -> dict[str, Any]:
         sampling = event_of(data).sampling
         if sampling.bucket:
             named = len(sampling.partition) <= 200 and sampling.partition.isprintable()
-            if not (
-                named and 0 <= operator.index(sampling.index) < operator.index(sampling.batches)
-            ):
+            if not named:
+                raise Refused("batch")
+            if not 0 <= operator.index(sampling.index) < operator.index(sampling.batches):
                 raise Refused("batch")
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
         raise Refused("batch") from None
@@ -66,24 +68,27 @@ def plain(event: Event | TotalEvent) -> dict[str, Any]:
 
 
 def event_data(event: Event | TotalEvent) -> dict[str, Any]:
+    """Return an event as data."""
     sampling = {f.name: getattr(event.sampling, f.name) for f in fields(event.sampling)}
     if "rate" in sampling:
         sampling["rate"] = float(sampling["rate"]).hex()
     data = {"sampling": {"type": type(event.sampling).__name__, **sampling}, "count": event.count}
-    return data | {
-        name: float(value).hex() if kind == REAL else value
-        for name, kind in event.wire.items()
-        for value in (getattr(event, name),)
-    }
+    for name, kind in event.wire.items():
+        value = getattr(event, name)
+        if kind == REAL:
+            value = float(value).hex()
+        data[name] = value
+    return data
 
 
 _BESIDE = {"sampling", "count", "own", "round"}
-"""What is written down beside an event's own fields: any other field is nobody's, so that no event
-can be read as another, cheaper one.
+"""The fields that a recorded event may have in addition to its own ones. No other field is allowed,
+so that no event can be read as another, cheaper one.
 """
 
 
 def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
+    """Return the event that this data describes. Raise an error if there is none."""
     given = dict(data["sampling"])
     kind = SAMPLINGS[given.pop("type")]
     if "rate" in given:
@@ -93,15 +98,18 @@ def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
     kinds = [kind for kind in known if kind.wire.keys() == data.keys() - _BESIDE]
     if len(kinds) != 1:
         raise KeyError("noise")
-    (made,) = kinds
-    noise: dict[str, Any] = {
-        name: float.fromhex(data[name]) if kind == REAL else data[name]
-        for name, kind in made.wire.items()
-    }
-    return made(sampling=sampling, count=data["count"], **noise)
+    (event_kind,) = kinds
+    noise: dict[str, Any] = {}
+    for name, field_kind in event_kind.wire.items():
+        if field_kind == REAL:
+            noise[name] = float.fromhex(data[name])
+        else:
+            noise[name] = data[name]
+    return event_kind(sampling=sampling, count=data["count"], **noise)
 
 
 def rule_data(rule: Rule) -> dict[str, Any]:
+    """Return a rule as data. Raise BadInput if a durable ledger cannot have it."""
     match rule:
         case GDP():
             return {"rule": "gdp"}
@@ -118,6 +126,7 @@ def rule_data(rule: Rule) -> dict[str, Any]:
 
 
 def rule_of(data: Mapping[str, Any], budget: Budget) -> Rule:
+    """Return the rule that this data describes. Raise KeyError if there is none."""
     match data["rule"]:
         case "totals":
             return Totals(budget, float.fromhex(data["order"]))
@@ -135,8 +144,9 @@ def rule_of(data: Mapping[str, Any], budget: Budget) -> Rule:
 
 @dataclass(frozen=True)
 class LedgerSettings:
-    """What is fixed when a ledger is made. Its hash is entry 0, the genesis: a changed setting
-    breaks the chain at its first link.
+    """What is fixed when a ledger is made.
+
+    Its hash is entry 0, the genesis. So a changed setting breaks the chain at its first link.
     """
 
     ledger: str  # a random name
@@ -146,11 +156,12 @@ class LedgerSettings:
     records: int
     layout: str
     sketch: str
-    anchor: str  # where (count, head) is kept; empty for beside the ledger
+    anchor: str  # the file with count and head; empty for the one in the ledger's folder
     person: str = ""  # the column by which records are persons; empty where they are rows
 
     def rows(self) -> dict[str, str]:
-        return {
+        """Return the settings as rows of the table `meta`."""
+        rows = {
             "ledger": self.ledger,
             "created": self.created,
             "rule": canonical(rule_data(self.rule)),
@@ -160,11 +171,14 @@ class LedgerSettings:
             "layout": self.layout,
             "sketch": self.sketch,
             "anchor": self.anchor,
-            **({"person": self.person} if self.person else {}),
         }
+        if self.person:
+            rows["person"] = self.person
+        return rows
 
     @classmethod
     def of(cls, rows: Mapping[str, str]) -> LedgerSettings:
+        """Return the settings in these rows. Raise Altered if they are not as written by `rows`."""
         try:
             budget = Budget(float.fromhex(rows["epsilon"]), float.fromhex(rows["delta"]))
             rule = rule_of(json.loads(rows["rule"]), budget)
@@ -187,14 +201,18 @@ class LedgerSettings:
 
     @property
     def genesis(self) -> str:
+        """Return the hash of entry 0."""
         return hashed("genesis", self.rows())
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the ledger. `act` is charge, answer (its bytes were stored), purge, partition,
-    records (the data set changed), hold or release; of the last two `query_id` is the hold's own
-    id. `closing.ACTS` are the officer's."""
+    """One line of the ledger.
+
+    `act` is charge, answer (its bytes were stored), purge, partition, records (the data set
+    changed), hold, release (of a hold), checkpoint, or one of the officer's acts in `closing.ACTS`.
+    For hold and release, `query_id` is the hold's own id.
+    """
 
     sequence: int
     time: str  # wall clock, for people
@@ -213,20 +231,20 @@ class Entry:
 
     @property
     def moment(self) -> float:
-        """Its time in seconds since 1970."""
+        """Return the entry's time in seconds since 1970."""
         return datetime.fromisoformat(self.time).timestamp()
 
     def row(self) -> tuple:
-        """As it lies in the table: floats as hexadecimal text, exact."""
-        return tuple(value.hex() if isinstance(value, float) else value for value in _values(self))
+        """Return the entry as it is in the table: floats as hexadecimal text, exact."""
+        return tuple(_cell(value) for value in _values(self))
 
     def chained(self) -> Entry:
-        """The same entry with its hash."""
+        """Return the same entry with its hash."""
         return replace(self, hash=hashed("entry", self.row()[:-1]))
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Entry:
-        """The entry in this row, if it matches the hash that the row carries."""
+        """Return the entry in this row. Raise Altered if the row does not match its own hash."""
         try:
             values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
             if values["hash"] == hashed("entry", row[:-1]):
@@ -238,9 +256,15 @@ class Entry:
         raise Altered(f"entry {row[0]} does not match its hash")
 
 
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return value.hex()
+    return value
+
+
 _REPEATED = ("act", "run", "asker", "kind", "bucket")
-"""What thousands of entries have in common: a gate that holds them for years holds these words
-once.
+"""Fields whose values thousands of entries have in common. A gate that runs for years has each such
+text in memory once.
 """
 COLUMNS = tuple(f.name for f in fields(Entry))
 _values = operator.attrgetter(*COLUMNS)

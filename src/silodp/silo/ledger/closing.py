@@ -1,9 +1,8 @@
-"""What an officer may write into a chain besides questions: a witness, a restored backup and what
-became of it, and the move to another machine.
+"""Define the officer's entries in a chain: witness, backup, write-off, and move.
 
-While a ledger is closed (restored and not yet confirmed, or moved away) nothing but the officer's
-own entries may follow, so that an answer under it is an altered chain, whoever makes it. No file
-and no clock are touched here.
+While a ledger is closed (restored and not yet confirmed, or moved away), only the officer's own
+entries may follow. A chain with an answer there counts as altered, whoever wrote it. This module
+touches no file and no clock.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 ACTS = ("witness", "restore", "confirm", "write-off", "tombstone", "arrive")
 RESTORED = "restored"
 MOVED = "moved"
-SAID = {
+WHY_CLOSED = {
     RESTORED: (
         "it was restored from a backup, and answers nothing before its witness confirms it "
         "(`silodp ledger confirm`) or what is left is written off"
@@ -30,40 +29,44 @@ SAID = {
 
 @dataclass
 class Closing:
-    """Where the officer's entries leave a ledger."""
+    """The state of a ledger after the officer's entries."""
 
     witness: str = ""
-    """A file elsewhere that has count and head too; empty for none."""
+    """A file elsewhere that records count and head too, or ""."""
     closed: str = ""
     written_off: bool = False
     arrival: str = ""
     """The public key of the machine that a moved ledger is to arrive at."""
     restored_at: tuple[int, str] = (0, "")
-    """Count and head of the backup, before the entry that says so."""
+    """Count and head of the backup, before the entry `restore`."""
 
     @property
     def unknown(self) -> bool:
-        """Whether answers may have been given that the chain does not have: then all of the budget
-        counts as spent.
+        """Return whether answers may have been given that the chain does not contain.
+
+        Then all of the budget counts as spent.
         """
         return self.written_off or self.closed == RESTORED
 
     def check(self, name: str, entry: Entry) -> None:
-        """Altered if the entry may not follow in this state."""
+        """Raise Altered if the entry may not follow in this state."""
         if self.closed and entry.act not in ACTS:
             raise Altered(f"{name} ({entry.act!r}) comes after the ledger was closed")
         if self.written_off and entry.act == "charge":
             raise Altered(f"{name} charges after the rest of the budget was written off")
 
     def note(self, entry: Entry, data: Any) -> bool:
-        """Takes in an entry of the officer's, all at once or not at all; False if it is none, or
-        cannot come here.
+        """Apply an entry of the officer's. Return False if it is none, or may not follow in this
+        state.
+
+        An entry is applied completely or not at all.
         """
         match entry.act, self.closed:
             case "witness", "" if isinstance(data["file"], str) and data["file"]:
                 self.witness = data["file"]
             case "restore", "" | "restored":
-                self.closed, self.restored_at = RESTORED, (entry.sequence - 1, entry.previous)
+                self.closed = RESTORED
+                self.restored_at = (entry.sequence - 1, entry.previous)
             case "confirm", "restored" if self.witness and data == {
                 "witness": self.witness,
                 "count": self.restored_at[0],
@@ -75,7 +78,8 @@ class Closing:
             case "tombstone", "" if holds(
                 data["key"], data["signature"], "tombstone", entry.previous, data["arrival"]
             ):
-                self.closed, self.arrival = MOVED, data["arrival"]
+                self.closed = MOVED
+                self.arrival = data["arrival"]
             case "arrive", "moved" if holds(
                 self.arrival, data["signature"], "arrive", entry.previous
             ):
@@ -86,18 +90,18 @@ class Closing:
         return True
 
 
-def signed(key: Ed25519PrivateKey, what: str, *about: str) -> str:
-    """The signature, hexadecimal, under a statement of an officer about a head."""
-    return key.sign(bytes.fromhex(hashed(what, about))).hex()
+def signed(key: Ed25519PrivateKey, what: str, *words: str) -> str:
+    """Return the signature, in hexadecimal, under an officer's statement about a head."""
+    return key.sign(bytes.fromhex(hashed(what, words))).hex()
 
 
-def holds(key: str, signature: str, what: str, *about: str) -> bool:
-    """Whether the key signed it."""
-    from silodp.core.protocol.signature import signed_by
+def holds(key: str, signature: str, what: str, *words: str) -> bool:
+    """Return whether the key made this signature under the statement."""
+    from silodp.core.protocol.frames import signed_by
 
     try:
         return signed_by(
-            bytes.fromhex(key), bytes.fromhex(signature), bytes.fromhex(hashed(what, about))
+            bytes.fromhex(key), bytes.fromhex(signature), bytes.fromhex(hashed(what, words))
         )
     except ValueError:
         return False

@@ -1,22 +1,22 @@
-"""Profiles of a table, by which the same people are told from others: how often each value occurs
-in some of its columns.
+"""Compute profiles of a table, by which a data set is recognised: how often each value occurs.
 
-The columns are single ones, pairs, groups of coarse ones, and the row without its number.
+A profile is about some of the columns: a single one, a pair, a group of coarse ones, or the whole
+row without its number.
 
-A row's mark changes with any column, and a column's with any row, so both are lost once a file
+A row's mark changes with any column, and a column's with any row. So both are lost once a file
 gains a column and a row. A profile's rows depend on its own columns only, and are counted value by
-value. Of two data sets of different people with counts a and b of a value, and b's rows rho times
-as many, `a b - (rho a (a - 1) + b (b - 1) / rho) / 2` is 0 or less on average: people match across
-the two no more often than within them. Each person in both adds 1. Had the people been dealt to the
-two at random, its variance given t = a + b would be t (t - 1) / 2. So a public value that everybody
-has, such as an age, proves nothing, and many values that occur just as often in both, or rare ones
-that occur in both, prove a lot.
+value. Take two data sets of different people with counts a and b of a value, where b's data set has
+rho times as many rows. Then `a b - (rho a (a - 1) + b (b - 1) / rho) / 2` is 0 or less on average:
+people match across the two no more often than within them. Each person in both adds 1. Had the
+people been dealt to the two at random, its variance given t = a + b would be t (t - 1) / 2. So a
+common public value, such as an age, proves nothing. Many values that occur just as often in both,
+or rare ones that occur in both, prove a lot.
 
-Where a record is a person, there is a profile of who they are (PERSON): whoever's id is in both is
-in both, whatever his rows hold. How many rows he has is not kept.
+If a record is a person, there is also a profile of the persons' ids (PERSON). A person whose id is
+in both data sets is in both, whatever the rows contain. How many rows a person has is not stored.
 
-The rule takes people to be drawn independently. Record numbers are not, and are left out; nor are
-ranks or designed experiments, which may be taken for the same.
+The rule assumes that people are drawn independently. Record numbers are not, and are left out.
+Neither are ranks or designed experiments, which may be taken for the same data set.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from dataclasses import dataclass
 import numpy as np
 
 KEPT = 2000
-"""Different values kept of a profile, about: of more, those whose codes begin with enough zero
-bits, whatever the data set.
+"""About how many different values a profile keeps. Of more values, it keeps those whose codes begin
+with enough zero bits, which is the same choice for every data set.
 """
-SINGLES, PAIRED = (
-    32,
-    8,
-    # columns that are profiles of their own, and those that are paired, by their number of
-    # different values
-)
-# for each k up to LEVELS, GROUPS groups that each coarse column is in with probability 1 / 2^k
+# Most columns that are profiles of their own, and most columns that are paired. Those with the most
+# different values come first.
+SINGLES = 32
+PAIRED = 8
+# For each k up to LEVELS there are GROUPS groups. Each coarse column is in each of these with
+# probability 1 / 2^k.
 LEVELS = 3
 GROUPS = 8
 COARSE = 8  # a column is coarse if one value has at least one COARSEth of the rows
@@ -51,8 +50,10 @@ _HEAD = struct.Struct(">BBI")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile:
-    """How often each value occurs. In memory marks are the values' codes; in a sketch they are
-    keyed, after a byte with the code's zero bits.
+    """How often each value occurs.
+
+    In memory, marks are the values' codes. In a sketch they are keyed, after a byte with the code's
+    number of leading zero bits.
     """
 
     kind: int
@@ -61,6 +62,7 @@ class Profile:
     counts: np.ndarray
 
     def keyed(self, mark: Callable[[bytes], bytes]) -> Profile:
+        """Return the profile with marks that `mark` makes of its codes by a secret key."""
         kept = [
             int.from_bytes(mark(bytes([self.kind]) + code.tobytes())[:7], "big")
             for code in self.marks.astype("<u8")
@@ -70,24 +72,29 @@ class Profile:
         return Profile(self.kind, self.level, marks[order], self.counts[order])
 
     def packed(self) -> bytes:
+        """Return the profile as bytes."""
         head = _HEAD.pack(self.kind, self.level, len(self.marks))
         return head + self.marks.astype(">u8").tobytes() + self.counts.astype(">u4").tobytes()
 
     def thinned(self, level: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the marks and counts of the codes with at least `level` leading zero bits."""
         stays = self.marks >> np.uint64(56) >= level
         return self.marks[stays], self.counts[stays].astype(float)
 
     def share(self, other: Profile) -> float:
-        """About which share of the smaller one's people is in both, for keyed profiles; 0 if that
-        may be chance. One id is one person, by no chance.
+        """Return about which share of the smaller data set's people is in both. Both profiles are
+        keyed.
+
+        Return 0 if the matches may be chance. Equal ids are never chance.
         """
         level = max(self.level, other.level)
-        (mine, a), (theirs, b) = self.thinned(level), other.thinned(level)
+        mine, a = self.thinned(level)
+        theirs, b = other.thinned(level)
         if self.kind == other.kind == PERSON:
             return len(np.intersect1d(mine, theirs)) / max(1, min(len(mine), len(theirs)))
-        fewest = (
-            SURE**2
-        )  # no value adds more than 1 to the excess, nor one in both less than 1 to its variance
+        # No value adds more than 1 to the excess, and no value in both less than 1 to its variance.
+        # So fewer common values than this cannot be significant.
+        fewest = SURE**2
         if self.kind != other.kind or min(len(mine), len(theirs)) <= fewest:
             return 0.0
         at = np.minimum(np.searchsorted(theirs, mine), len(theirs) - 1)
@@ -101,24 +108,28 @@ class Profile:
         rho = b.sum() / a.sum()
         weight = 1 / np.maximum(1, (a + b) / 2)
         excess = weight * (a * b - (rho * a * (a - 1) + b * (b - 1) / rho) / 2)
-        total = np.maximum(
-            excess, -8
-        ).sum()  # a value that new rows have far more often is not to outweigh all the others
+        # One value that new rows have far more often must not outweigh all the others.
+        total = np.maximum(excess, -8).sum()
         spread = np.sqrt((weight**2 * (a + b) * (a + b - 1) / 2).sum())
         if total > SURE * spread:
             return float(min(1.0, total / min((weight * a).sum(), (weight * b).sum())))
         return 0.0
 
     def people(self) -> float:
+        """Return about how many people the profile is of."""
         return float(self.counts.sum()) * 2**self.level
 
     def repeats(self) -> float:
-        """The share of people who have their values in common with others of the same data set."""
+        """Return the share of people who have their values in common with others of the same data
+        set.
+        """
         return 1 - float((self.counts == 1).sum() / self.counts.sum())
 
     def merged(self, other: Profile) -> Profile:
+        """Return a profile of the values of both, each with its larger count."""
         level = max(self.level, other.level)
-        (mine, a), (theirs, b) = self.thinned(level), other.thinned(level)
+        mine, a = self.thinned(level)
+        theirs, b = other.thinned(level)
         marks = np.union1d(mine, theirs)
         counts = np.zeros(len(marks))
         counts[np.searchsorted(marks, mine)] = a
@@ -130,8 +141,8 @@ class Profile:
 
 
 def unpacked(content: bytes) -> list[Profile]:
-    """ValueError unless these are packed profiles."""
-    found = []
+    """Return the profiles in these bytes. Raise ValueError if they are no packed profiles."""
+    profiles = []
     place = 0
     while place < len(content):
         if len(content) < place + _HEAD.size:
@@ -141,13 +152,13 @@ def unpacked(content: bytes) -> list[Profile]:
         counts = np.frombuffer(content, ">u4", count, place + _HEAD.size + 8 * count).astype(
             np.uint32
         )
-        found.append(Profile(kind, level, marks, counts))
+        profiles.append(Profile(kind, level, marks, counts))
         place += _HEAD.size + 12 * count
-    return found
+    return profiles
 
 
 def profiles_of(columns: list[np.ndarray]) -> list[Profile]:
-    """The unkeyed profiles of a table that is given by its columns, in whatever order."""
+    """Return the unkeyed profiles of a table. The order of its columns does not matter."""
     n = len(columns[0])
     core = np.zeros(n, np.uint64)
     groups = np.zeros((LEVELS * GROUPS, n), np.uint64)
@@ -155,24 +166,24 @@ def profiles_of(columns: list[np.ndarray]) -> list[Profile]:
     order: dict[int, tuple[int, int]] = {}
     for j, column in enumerate(columns):
         codes = _codes(column)
-        found, counts = np.unique(codes, return_counts=True)
-        if len(found) == 1 or _record_number(column, counts):
+        values, counts = np.unique(codes, return_counts=True)
+        if len(values) == 1 or _record_number(column, counts):
             continue
-        order[j] = (
-            -min(2 * len(found), n),
-            int(found[0]),
-        )  # of columns that all tell enough, any, but the same ones beside new columns
+        # All columns with at least n / 2 different values count the same. Among them the smallest
+        # code decides, so that the choice stays the same when columns are added.
+        order[j] = (-min(2 * len(values), n), int(values[0]))
         core += codes
         most = int(counts.max())
         if most * COARSE >= n:
-            told = splitmix(
-                found[[counts.argmax()]] + np.uint64(COARSE * most // n)
-            )  # what a column is known by, also after some new rows
-            for group in np.flatnonzero(_drawn(told)):
-                groups[group] += splitmix(codes ^ told)
+            # A coarse column is recognised by its most frequent value and that value's rough share,
+            # which some new rows do not change.
+            column_mark = splitmix(values[[counts.argmax()]] + np.uint64(COARSE * most // n))
+            for group in np.flatnonzero(_drawn(column_mark)):
+                groups[group] += splitmix(codes ^ column_mark)
                 members[group].append(j)
     by_number = sorted(order, key=lambda j: order[j])
-    paired = [j for j in by_number if -order[j][0] < n][:PAIRED]  # the others tell enough alone
+    # A column with very many different values is not paired: it identifies people on its own.
+    paired = [j for j in by_number if -order[j][0] < n][:PAIRED]
     codes = {j: _codes(columns[j]) for j in {*by_number[:SINGLES], *paired}}
     wanted: list[tuple[int, np.ndarray]] = [(SINGLE, codes[j]) for j in by_number[:SINGLES]]
     wanted += [(PAIR, codes[i] + codes[j]) for k, i in enumerate(paired) for j in paired[k + 1 :]]
@@ -183,15 +194,16 @@ def profiles_of(columns: list[np.ndarray]) -> list[Profile]:
 
 
 def persons_of(ids: Iterable[str]) -> Profile:
-    """The unkeyed profile of persons, whose ids are in one spelling; whoever has none is known by
-    nothing.
+    """Return the unkeyed profile of persons by their ids, each in one spelling. Empty ids are left
+    out.
     """
-    found = {hashlib.sha256(one.encode()).digest()[:8] for one in ids if one}
-    codes = np.unique(np.frombuffer(b"".join(found), "<u8").astype(np.uint64))
+    digests = {hashlib.sha256(one.encode()).digest()[:8] for one in ids if one}
+    codes = np.unique(np.frombuffer(b"".join(digests), "<u8").astype(np.uint64))
     return _thin(Profile(PERSON, 0, codes, np.ones(len(codes), np.uint32)), _zeros(codes))
 
 
 def _profile(kind: int, values: np.ndarray) -> Profile | None:
+    """Return the profile of these values, or None if they have too few different ones."""
     codes, counts = np.unique(splitmix(values), return_counts=True)
     if len(codes) >= TELLING:
         return _thin(Profile(kind, 0, codes, counts.astype(np.uint32)), _zeros(codes))
@@ -199,10 +211,10 @@ def _profile(kind: int, values: np.ndarray) -> Profile | None:
 
 
 def _thin(profile: Profile, zeros: np.ndarray) -> Profile:
+    """Return the profile with at most as many marks as its kind keeps."""
     level = profile.level
-    most = {CORE: 2 * KEPT, PERSON: 50 * KEPT}.get(
-        profile.kind, KEPT
-    )  # few of many persons may come back: their marks are kept as rows' are
+    # Few of many persons may come back, so as many of their marks are kept as of rows.
+    most = {CORE: 2 * KEPT, PERSON: 50 * KEPT}.get(profile.kind, KEPT)
     while (zeros >= level).sum() > most:
         level += 1
     stays = zeros >= level
@@ -210,41 +222,46 @@ def _thin(profile: Profile, zeros: np.ndarray) -> Profile:
 
 
 def exactly(columns: Iterable[np.ndarray]) -> bytes:
-    """A digest of all cells in their order, to the last bit and letter: where `comparable`, made
-    for recognition, takes two for one, this does not.
+    """Return a digest of all cells in their order, to the last bit and letter.
+
+    `comparable`, which is for recognition, takes some different cells for the same. This does not.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for column in columns:
         plain = column.dtype.kind in "biufSUMm"
         if plain:
             content = np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
         else:
             content = "\n".join(map(repr, column.tolist())).encode()
-        found.update(f"{column.dtype.str} {column.shape} {len(content)}\n".encode())
-        found.update(content)
-    return found.digest()
+        digest.update(f"{column.dtype.str} {column.shape} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.digest()
 
 
 def comparable(values: np.ndarray) -> np.ndarray:
-    """Integers as they are, since record numbers may be large, and others in single precision, as
-    the gate uses them; float64.
+    """Return the values as float64: integers as they are, others in single precision.
+
+    Integers are exact since record numbers may be large. The gate uses other values in single
+    precision too.
     """
     exact = values.astype("<f8", order="C")
     with np.errstate(over="ignore"):
-        exact = (
-            np.where(exact == np.rint(exact), exact, exact.astype(np.float32)) + 0.0
-        )  # -0 becomes 0
-    exact[np.isnan(exact)] = np.nan  # one of the many
+        exact = np.where(exact == np.rint(exact), exact, exact.astype(np.float32))
+    exact = exact + 0.0  # -0 becomes 0
+    exact[np.isnan(exact)] = np.nan  # there are many codes of NaN, and this is one of them
     return exact
 
 
 def _codes(column: np.ndarray) -> np.ndarray:
+    """Return a code for each cell."""
     return splitmix(comparable(column).view(np.uint64))
 
 
 def _record_number(column: np.ndarray, counts: np.ndarray) -> bool:
-    """Whole numbers close together of which far fewer pairs are equal than if each were drawn by
-    chance: another hospital has the same ones.
+    """Return whether a column looks like record numbers, which another hospital has too.
+
+    These are whole numbers close together. Far fewer pairs of them are equal than if each were
+    drawn by chance.
     """
     values = column.astype(np.float64)
     values = values[np.isfinite(values)]
@@ -260,16 +277,21 @@ def _record_number(column: np.ndarray, counts: np.ndarray) -> bool:
     )
 
 
-def _drawn(told: np.ndarray) -> np.ndarray:
-    """Which groups a column is in: a function of what it is known by alone, so that an added column
-    leaves most groups as they were.
+def _drawn(column_mark: np.ndarray) -> np.ndarray:
+    """Return which groups a column is in.
+
+    It depends on the column's own mark only, so an added column leaves most groups as they were.
     """
-    draws = splitmix(told + np.arange(LEVELS * GROUPS, dtype=np.uint64)).reshape(LEVELS, GROUPS)
+    numbers = np.arange(LEVELS * GROUPS, dtype=np.uint64)
+    draws = splitmix(column_mark + numbers).reshape(LEVELS, GROUPS)
     return np.concatenate([draw >> np.uint64(63 - k) == 0 for k, draw in enumerate(draws)])
 
 
 def splitmix(values: np.ndarray) -> np.ndarray:
-    """SplitMix64: close numbers become far ones, the same on every machine and in every version."""
+    """Return the SplitMix64 hash of each value.
+
+    Close numbers become distant ones, the same on every machine and in every version.
+    """
     z = values + GOLDEN
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -277,16 +299,16 @@ def splitmix(values: np.ndarray) -> np.ndarray:
 
 
 def _zeros(codes: np.ndarray) -> np.ndarray:
-    """The zero bits that each code begins with, up to 53."""
+    """Return the number of leading zero bits of each code, up to 53."""
     return (53 - np.frexp((codes >> np.uint64(11)).astype(np.float64))[1]).astype(np.uint64)
 
 
 def by_chance(one: Profile, other: Profile) -> float:
-    """About the share of the smaller one's people who, by chance, have their values in common with
-    the larger one, were they others.
+    """Return about the share of the smaller one's people that would match the larger one by chance.
 
-    As many as within the larger one, but no more than the smaller one's own repeats, generously
-    counted, allow: copied rows are no chance.
+    The estimate is for two data sets of different people. It is the share of repeats within the
+    larger one. It is at most what the smaller one's own repeats, generously counted, allow: copied
+    rows are no chance.
     """
     small, large = sorted((one, other), key=Profile.people)
     repeated = small.repeats() * small.people()
@@ -295,14 +317,13 @@ def by_chance(one: Profile, other: Profile) -> float:
 
 
 def merged(old: Iterable[Profile], new: Iterable[Profile], most: int) -> list[Profile]:
-    """Every profile of both, those that are alike as one; of very many the oldest."""
-    found = list(old)
+    """Return every profile of both, with similar ones merged, and the oldest `most` of these."""
+    profiles = list(old)
     for profile in new:
-        share, same = max(
-            ((known.share(profile), k) for k, known in enumerate(found)), default=(0.0, 0)
-        )
+        shares = ((earlier.share(profile), k) for k, earlier in enumerate(profiles))
+        share, same = max(shares, default=(0.0, 0))
         if share > 0:
-            found[same] = found[same].merged(profile)
+            profiles[same] = profiles[same].merged(profile)
         else:
-            found.append(profile)
-    return found[:most]
+            profiles.append(profile)
+    return profiles[:most]

@@ -1,10 +1,10 @@
-"""Heads that other silos have seen: a silo signs its ledger's count and head, others keep them in a
-book and co-sign, and none goes back.
+"""Exchange signed heads with other silos, so that no ledger can go back unnoticed.
 
-What is exchanged is public: count and head of what has left the ledger, as each release has them.
-A statement of an earlier version has those of the whole chain; the two kinds are never compared
-with each other. A co-signature is of the past: it shows that a ledger was rolled back behind it,
-and does not show that nothing was answered after it (a witness, in `care`, does).
+A silo signs its ledger's count and head. Other silos store them in a book and co-sign. The
+statements are public: they have the count and head of what has left the ledger, as each release has
+them. A statement of an earlier version has those of the whole chain. The two kinds are never
+compared with each other. A co-signature is about the past. It proves that a ledger was rolled back
+behind it. It does not prove that nothing was answered after it; a witness (in `care`) does.
 """
 
 from __future__ import annotations
@@ -31,37 +31,40 @@ FIELDS = ("ledger", "count", "head", "time", "of")
 
 
 def state(ledger: DurableLedger, key: Ed25519PrivateKey) -> Statement:
-    """The head of what has left the ledger, signed by its silo."""
+    """Return the head of what has left the ledger, signed by its silo."""
     count, head = ledger.released()
-    about = {
+    fields = {
         "ledger": ledger.settings.ledger,
         "count": count,
         "head": head,
         "time": now(),
         "of": OF,
     }
-    return about | {"key": public(key), "signature": signed(key, "head", *map(str, about.values()))}
+    signature = signed(key, "head", *map(str, fields.values()))
+    return fields | {"key": public(key), "signature": signature}
 
 
-def cosign(book: Path, statement: Statement, own: Ed25519PrivateKey) -> Statement:
-    """The statement with this witness's signature; BadInput if the ledger has gone back behind, or
-    beside, what the book has seen of it.
+def cosign(book: Path, statement: Statement, key: Ed25519PrivateKey) -> Statement:
+    """Return the statement with this witness's signature, and add it to the book.
+
+    Raise BadInput if the ledger was rolled back, or differs from the one in the book.
     """
     _check(statement)
     try:
         if book.exists():
-            seen = json.loads(book.read_text())
+            statements = json.loads(book.read_text())
         else:
-            seen = {}
+            statements = {}
         place = _place(statement)
-        last = seen.get(place, statement)
-        owner = seen.get(statement["ledger"], last)["key"]
-        key_then, count, head, when = (last[name] for name in ("key", "count", "head", "time"))
+        last = statements.get(place, statement)
+        # The key that signed for the ledger in the other kind of statement, if there is one.
+        owner = statements.get(statement["ledger"], last)["key"]
+        last_key, count, head, when = (last[name] for name in ("key", "count", "head", "time"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(
-            f"the book {book} cannot be read; restore it, since it is what the others rely on"
+            f"the book {book} cannot be read; restore it, since other silos rely on it"
         ) from None
-    if {key_then, owner} != {statement["key"]}:
+    if {last_key, owner} != {statement["key"]}:
         raise BadInput(
             f"the ledger {statement['ledger']} was signed for by another silo before; ask "
             "its operator"
@@ -76,16 +79,17 @@ def cosign(book: Path, statement: Statement, own: Ed25519PrivateKey) -> Statemen
             f"there are two ledgers of this name: entry {count} is not the one that was "
             f"seen on {when}"
         )
-    atomic.write(book, json.dumps(seen | {place: statement}, indent=1) + "\n")
+    atomic.write(book, json.dumps(statements | {place: statement}, indent=1) + "\n")
     return statement | {
-        "witness": public(own),
-        "cosignature": signed(own, "cosigned", statement["signature"]),
+        "witness": public(key),
+        "cosignature": signed(key, "cosigned", statement["signature"]),
     }
 
 
 def contradiction(ledger: DurableLedger, statement: Statement, key: str) -> str:
-    """How the ledger contradicts a co-signed head of the silo with this public key; empty if it
-    does not.
+    """Return how the ledger contradicts a co-signed head of the silo with this public key, or "".
+
+    Raise BadInput if the statement is not co-signed, or is not about this ledger and key.
     """
     _check(statement)
     if not holds(
@@ -114,24 +118,26 @@ def contradiction(ledger: DurableLedger, statement: Statement, key: str) -> str:
 
 
 def _place(statement: Statement) -> str:
-    """By which the book knows the ledger: heads of the two kinds stand beside one another."""
+    """Return the key of the ledger in the book. Heads of the two kinds have different keys."""
     if "of" in statement:
         return f"{statement['ledger']} {OF}"
     return statement["ledger"]
 
 
 def _check(statement: Any) -> None:
+    """Raise BadInput unless the statement is a head that its silo signed."""
     try:
-        about = [str(statement[name]) for name in FIELDS[: 5 if "of" in statement else 4]]
-        fine = (
+        signed_fields = FIELDS if "of" in statement else FIELDS[:4]
+        values = [str(statement[name]) for name in signed_fields]
+        valid = (
             statement.get("of", OF) == OF
             and isinstance(statement["count"], int)
             and statement["count"] >= 0
-            and holds(statement["key"], statement["signature"], "head", *about)
+            and holds(statement["key"], statement["signature"], "head", *values)
         )
     except (KeyError, TypeError):
-        fine = False
-    if not fine:
+        valid = False
+    if not valid:
         raise BadInput(
             "the statement is not a ledger's head signed by its silo; take what `silodp "
             "ledger head` wrote"

@@ -1,9 +1,9 @@
-"""The ledger of a data set: an SQLite file that outlives runs, servers and processes, and says no
-before a budget is passed.
+"""Keep the ledger of a data set: an SQLite file that outlives runs, servers and processes.
 
-An answer takes three steps, each durable before the next: charge, store the bytes, send. Every
-change of state is an entry of a hash chain, and (count, head hash) is kept in a second place, the
-anchor, so that an older copy of the file, an altered one or none at all is refused.
+It refuses a charge before a budget is passed. An answer takes three steps, each durable before the
+next: charge, store the bytes, send. Every change of state is an entry of a hash chain. The count of
+entries and the hash of the last one are recorded in a second place, the anchor. So an older copy of
+the file, an altered file or a missing file is refused.
 
 Refusals: budget, taken (held for other runs), local, id-reused, purged; ledger (the file cannot be
 written or trusted); rule (cannot be priced); shape, noise, batch, id (malformed).
@@ -27,9 +27,18 @@ from silodp.core.privacy.accounting import Budget, Rule
 from silodp.host.portable import sync_folder
 from silodp.silo.answer.lattice import Keystream
 from silodp.silo.ledger.chain import Entry, LedgerSettings
-from silodp.silo.ledger.closing import SAID
+from silodp.silo.ledger.closing import WHY_CLOSED
 from silodp.silo.ledger.file import ENTRIES, LedgerFile, now, reason, write_anchor
-from silodp.silo.ledger.identity import MOSTLY, SAME, Identity, Registered, Registry, tag
+from silodp.silo.ledger.identity import (
+    MOSTLY,
+    SAME,
+    Identity,
+    Likeness,
+    Registered,
+    Registry,
+    Sketch,
+    tag,
+)
 from silodp.silo.ledger.query import QueryLedger
 from silodp.silo.ledger.state import Known, LedgerState
 
@@ -37,8 +46,9 @@ __all__ = ["DurableLedger", "Entry", "Identity", "QueryLedger"]
 
 
 class DurableLedger:
-    """One data set's ledger, made by `create` or `open`. Threads may share it, and any number of
-    processes may open it.
+    """One data set's ledger, made by `create` or `open`.
+
+    Threads may share it, and any number of processes may open it.
     """
 
     def __init__(self, file: LedgerFile) -> None:
@@ -56,8 +66,10 @@ class DurableLedger:
         anchor: Path | None = None,
         registry: Path | None = None,
     ) -> DurableLedger:
-        """A new ledger with nothing spent. Refuses to overwrite anything, and a data set that has a
-        ledger already on this machine.
+        """Return a new ledger with nothing spent.
+
+        Raise BadInput if a file is in the way, or if the data set has a ledger already on this
+        machine.
         """
         file = LedgerFile(path, anchor)
         if not math.isfinite(budget.epsilon):
@@ -69,42 +81,42 @@ class DurableLedger:
             )
         key = secrets.token_bytes(32)
         sketch = identity.sketch(key)
-        layout = identity.layout_under(key)
-        elsewhere = str(Path(anchor).resolve()) if anchor else ""
+        if anchor:
+            anchor_setting = str(Path(anchor).resolve())
+        else:
+            anchor_setting = ""
         settings = LedgerSettings(
-            secrets.token_hex(16),
-            now(),
-            rule,
-            budget,
-            records,
-            layout,
-            sketch.digest(),
-            elsewhere,
-            identity.person,
+            ledger=secrets.token_hex(16),
+            created=now(),
+            rule=rule,
+            budget=budget,
+            records=records,
+            layout=identity.layout_under(key),
+            sketch=sketch.digest(),
+            anchor=anchor_setting,
+            person=identity.person,
         )
         empty = LedgerState(settings)
         place = file.anchor(settings)
-        known = Registry(registry)
+        ledgers = Registry(registry)
         if not empty.capacity > 0:
             raise BadInput(
                 f"nothing could ever be asked: the {rule.name} rule leaves no room in "
                 f"epsilon {budget.epsilon:g}, delta {budget.delta:g}"
             )
-        with known.locked(), contextlib.ExitStack() as undo:
-            known.refuse_known(identity, file.path)
-            for taken in (
-                file.path,
-                place,
-                *(Path(f"{file.path}{end}") for end in ("-journal", "-wal", "-shm")),
-            ):
-                if os.path.lexists(taken):
+        with ledgers.locked(), contextlib.ExitStack() as undo:
+            ledgers.refuse_known(identity, file.path)
+            journals = (Path(f"{file.path}{end}") for end in ("-journal", "-wal", "-shm"))
+            for path_needed in (file.path, place, *journals):
+                if os.path.lexists(path_needed):
                     raise BadInput(
-                        f"{taken} exists already; a ledger is never made over another file"
+                        f"{path_needed} exists already; a ledger never overwrites a file: choose "
+                        "another path"
                     )
-            # The registry first: a ledger that it does not know would let a copy of the data have a
-            # second one.
-            undo.callback(known.forget, settings.ledger)
-            known.write(Registered(settings.ledger, file.path, sketch))
+            # The registry is written first. Without this ledger in it, a copy of the data could
+            # get a second ledger.
+            undo.callback(ledgers.forget, settings.ledger)
+            ledgers.write(Registered(settings.ledger, file.path, sketch))
             try:
                 undo.callback(place.unlink, missing_ok=True)
                 write_anchor(place, empty)
@@ -121,11 +133,10 @@ class DurableLedger:
 
     @classmethod
     def open(cls, path: Path, *, anchor: Path | None = None, pin: bool = True) -> DurableLedger:
-        """The ledger at `path`, its chain and its anchor checked. Never makes one: what is missing
-        or wrong is refused in a sentence.
+        """Return the ledger at `path`, with its chain and its anchor checked. Never make one.
 
-        An anchor that is behind, as a killed process leaves it, is brought up, but not for one who
-        only looks (`pin`).
+        Raise BadInput if a file is missing or wrong. An anchor that is behind, as a killed process
+        leaves it, is brought up unless `pin` is False, for a caller that only looks.
         """
         file = LedgerFile(path, anchor)
         if not file.path.is_file():
@@ -155,17 +166,16 @@ class DurableLedger:
         most_local: float = math.inf,
         now: float | None = None,
     ) -> QueryLedger:
-        """The ledger of one query: it has the stored answer if there is one. `digest` must cover
-        all that the query says and who signed it.
+        """Return the ledger of one query, with its stored answer if there is one.
 
-        `round` names the total of a shuffle that the answer goes into: each is answered under one
-        query id only. `generation`, from `recognise`, names the records that will answer: once the
-        ledger knows of later ones, the charge is refused. So is one that would take what the
-        shuffler can learn past `most_local`, by a filter (`LedgerState.local_share`). Holds of
-        other runs
-        that have not run out by `now`, in seconds since 1970, are not taken away from them.
+        `digest` must cover all that the query contains and who signed it. `round` names the total
+        of a shuffle that the answer is part of. Each round is answered under one query id only.
+        `generation`, from `recognise`, names the records that will answer. A charge is refused once
+        the ledger has recognised later ones. A charge is also refused if it would take what the
+        shuffler can learn past `most_local`, by a filter (`LedgerState.local_share`). The holds of
+        other runs that have not run out by `now`, in seconds since 1970, are respected.
         """
-        about = _names(query_id=query_id, kind=kind, asker=asker, run=run)
+        names = _names(query_id=query_id, kind=kind, asker=asker, run=run)
         return QueryLedger(
             self._file,
             generation,
@@ -173,7 +183,7 @@ class DurableLedger:
             now,
             round=round,
             begun=None,
-            **about,
+            **names,
             digest=digest.hex(),
         )
 
@@ -198,7 +208,7 @@ class DurableLedger:
         durable and anchored. No other process can change the ledger between the look and the
         charge. Without a charge nothing is written.
         """
-        about = _names(query_id=query_id, kind=kind, asker=asker, run=run)
+        names = _names(query_id=query_id, kind=kind, asker=asker, run=run)
         with contextlib.ExitStack() as ending:
             connection = ending.enter_context(self._file.change())
             try:
@@ -209,19 +219,20 @@ class DurableLedger:
                     now,
                     round=round,
                     begun=(ending, connection),
-                    **about,
+                    **names,
                     digest=digest.hex(),
                 )
             finally:
-                # An error of the caller is the caller's: it is no fault of the file.
+                # An error that the caller raised is not passed to `change`, which would turn it
+                # into a fault of the file.
                 ending.close()
 
     def partition(self, name: str, batches: int, *, generation: int) -> np.ndarray:
-        """The stored permutation of range(n) for this partition: drawn once, durable before its
-        first use, and never drawn again.
+        """Return the stored permutation of range(n) for this partition.
 
-        It holds for the records as they were checked; once they change, another is drawn, whose
-        batches are charged on top of the old ones.
+        It is drawn once, is durable before its first use, and is never drawn again. It is for the
+        records as they were checked. Once they change, another is drawn, whose batches are charged
+        in addition to the old ones.
         """
         file = self._file
         with file.change() as connection:
@@ -250,16 +261,18 @@ class DurableLedger:
         file = self._file
         with file.explained(), file.transaction(write=False) as connection:
             key = file.sketch(connection).key
-        return [
-            tag(key, b"part of a person", one.encode())
-            if one
-            else tag(key, b"part of a row", content)
-            for one, content in zip(persons, contents, strict=True)
-        ]
+        marks = []
+        for person, content in zip(persons, contents, strict=True):
+            if person:
+                marks.append(tag(key, b"part of a person", person.encode()))
+            else:
+                marks.append(tag(key, b"part of a row", content))
+        return marks
 
     def purge(self, query_id: str) -> None:
-        """Drops the stored answer. Its charge stays, and its id is refused from now on, never
-        computed again.
+        """Delete the stored answer. Raise BadInput if the ledger has no such query.
+
+        The charge stays. The id is refused from now on and is never computed again.
         """
         file = self._file
         with file.change(explain=True) as connection:
@@ -270,11 +283,11 @@ class DurableLedger:
                 self._drop(connection, known)
 
     def purge_before(self, day: str) -> int:
-        """Drops every stored answer whose query was charged before this day (2026-11-17, UTC); how
-        many there were.
+        """Delete every stored answer whose query was charged before this day. Return how many there
+        were.
 
-        It is the charge's day that decides: when an answer was ready, which may depend on records,
-        decides nothing.
+        The day is text in UTC such as 2026-11-17. The charge's day decides, and not the time when
+        an answer was ready, which may depend on records.
         """
         file = self._file
         last = None
@@ -291,13 +304,14 @@ class DurableLedger:
     def _drop(
         self, connection: sqlite3.Connection, known: Known, after: Entry | None = None
     ) -> Entry:
-        about = {
+        """Delete the stored answer, and append and return the entry that records it."""
+        names = {
             name: getattr(known.charge, name)
             for name in ("query_id", "digest", "kind", "asker", "run")
         }
         if known.answer:
             connection.execute("DELETE FROM answers WHERE sequence = ?", (known.answer.sequence,))
-        return self._file.append(connection, "purge", event={}, after=after, **about)
+        return self._file.append(connection, "purge", event={}, after=after, **names)
 
     def recognise(
         self,
@@ -309,68 +323,33 @@ class DurableLedger:
         *,
         registry: Path | None = None,
     ) -> tuple[float, int]:
-        """The share of these records that the ledger knows, and their generation; BadInput if they
-        are another data set's.
+        """Return the share of these records that the ledger has seen before, and their generation.
 
-        To be called before anything is asked, by each that answers: a charge and a partition are
-        for one generation, so whoever has records of an earlier one can neither price by the new n
-        nor take batches of rows that have moved. Edits, growth and another order are written down
-        (an entry of price 0), and the ledger goes on with what it has spent. The new n is public;
-        that edits happened is not, and no release tells of them (`released`).
+        Raise BadInput if they are another data set's. Each process that answers calls this before
+        the first query. A charge and a partition are for one generation. So a process with records
+        of an earlier generation can neither price by the new n nor use batches of rows that have
+        moved. Edits, growth and another order are recorded (an entry of price 0), and the ledger
+        continues with what it has spent. The new n is public. That edits happened is not, and no
+        release reveals it (`released`).
         """
         file = self._file
         identity = Identity.of(x, y, exact, persons, person)
-        known = Registry(registry)
-        with file.explained(), known.locked():
+        ledgers = Registry(registry)
+        with file.explained(), ledgers.locked():
             with file.transaction() as connection:
                 file.check_open()
                 name = file.state.settings.ledger
                 sketch = file.sketch(connection)
-                known.refuse_copy(name, self.path)
+                ledgers.refuse_copy(name, self.path)
                 likeness = sketch.compare(identity)
                 layout = identity.layout_under(sketch.key)
                 if not likeness.same:
                     raise BadInput(
-                        f"these records are not the data set of the ledger {self.path}: it "
-                        f"knows {likeness.known:.0%} of them"
+                        f"these records are not the data set of the ledger {self.path}, which "
+                        f"has {likeness.known:.0%} of them; use that data set, or another ledger"
                     )
-                if sketch.by_person != identity.by_person and (
-                    sketch.by_person or file.state.total > 0
-                ):
-                    if sketch.by_person:
-                        made = "persons"
-                        now = "rows"
-                    else:
-                        made = "rows"
-                        now = "persons"
-                    raise BadInput(
-                        f"the ledger {self.path} keeps a budget of {made}, but the schema "
-                        f"now protects {now}: what was spent was promised to others; "
-                        f"keep the schema's person as it was when the ledger was made"
-                    )
-                made = file.state.settings.person
-                now = identity.person
-                if (
-                    made and now and made != now
-                ):  # ids of two columns may overlap: many count from 1
-                    raise BadInput(
-                        f"the ledger {self.path} keeps a budget of persons by the column "
-                        f"{made!r}, and the schema now names {now!r}; "
-                        "keep the schema's person column as it was when the ledger was made"
-                    )
-                renamed = (
-                    sketch.by_person
-                    and identity.by_person
-                    and likeness.records >= MOSTLY
-                    and likeness.persons < SAME
-                )
-                if renamed and file.state.total > 0:
-                    raise BadInput(
-                        f"the ledger {self.path} knows these rows, but not whose they are: "
-                        "their persons have other ids than when it was spent from; "
-                        "keep the schema's person column, and its ids, as they were"
-                    )
-                known.refuse_known(identity, self.path, but=name)
+                self._check_persons(sketch, identity, likeness)
+                ledgers.refuse_known(identity, self.path, but=name)
                 generation = file.state.generation
                 if layout != file.state.layout:
                     sketch = sketch.merged(identity.sketch(sketch.key))
@@ -379,63 +358,111 @@ class DurableLedger:
                     connection.execute(
                         "UPDATE identity SET marks = ?, parts = ?", (sketch.rows, sketch.profiles)
                     )
-            known.keep(Registered(name, self.path, sketch))
+            ledgers.keep(Registered(name, self.path, sketch))
             file.pin()
         return likeness.known, generation
+
+    def _check_persons(self, sketch: Sketch, identity: Identity, likeness: Likeness) -> None:
+        """Raise BadInput if the budget was promised to persons, and these are others, or to rows.
+
+        Called within a transaction.
+        """
+        spent = self._file.state.total > 0
+        if sketch.by_person != identity.by_person and (sketch.by_person or spent):
+            before = "rows"
+            after = "persons"
+            if sketch.by_person:
+                before = "persons"
+                after = "rows"
+            raise BadInput(
+                f"the ledger {self.path} keeps a budget of {before}, but the schema "
+                f"now protects {after}: what was spent was promised to others; "
+                f"keep the schema's person as it was when the ledger was made"
+            )
+        before = self._file.state.settings.person
+        after = identity.person
+        # Ids of two columns may overlap, since many count from 1.
+        if before and after and before != after:
+            raise BadInput(
+                f"the ledger {self.path} keeps a budget of persons by the column "
+                f"{before!r}, and the schema now names {after!r}; "
+                "keep the schema's person column as it was when the ledger was made"
+            )
+        renamed = (
+            sketch.by_person
+            and identity.by_person
+            and likeness.records >= MOSTLY
+            and likeness.persons < SAME
+        )
+        if renamed and spent:
+            raise BadInput(
+                f"the ledger {self.path} has these rows, but their persons have other ids than "
+                "when it was spent from; "
+                "keep the schema's person column, and its ids, as they were"
+            )
 
     # --- looking ---------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
+        """Return the path of the ledger's file."""
         return self._file.path
 
     @property
     def settings(self) -> LedgerSettings:
-        """What was fixed when the ledger was made: rule, budget and the first number of records."""
+        """Return what was fixed when the ledger was made: rule, budget and the first number of
+        records.
+        """
         return self._file.state.settings
 
     @property
     def anchor(self) -> Path:
+        """Return the path of the anchor."""
         return self._file.anchor(self.settings)
 
     @property
     def witness(self) -> str:
-        """The file elsewhere that the officer has appointed; empty for none."""
+        """Return the path of the witness that the officer has appointed, or ""."""
         return self._file.state.closing.witness
 
     @property
     def records(self) -> int:
-        """n, as last checked."""
+        """Return n, as last checked."""
         return self._file.state.records
 
     @property
     def capacity(self) -> float:
-        """What the rule lets the running total come to."""
+        """Return the most that the rule allows the running total to be."""
         return self._file.state.capacity
 
     @property
     def closed(self) -> str:
-        """Why it answers nothing, in words; empty where it does."""
-        return SAID.get(self._file.snapshot().closing.closed, "")
+        """Return in words why the ledger answers nothing, or "" if it answers."""
+        return WHY_CLOSED.get(self._file.snapshot().closing.closed, "")
 
     def head(self) -> tuple[int, str]:
-        """(count of entries, hash of the last) of the whole chain, for the anchor. It tells of
-        edits, so that it stays in the silo.
+        """Return the count of entries and the hash of the last one, for the anchor.
+
+        They cover the whole chain. They reveal edits, so they stay in the silo.
         """
         state = self._file.snapshot()
         return state.sequence, state.head
 
     def released(self) -> tuple[int, str]:
-        """(count, head) of what leaves, for releases and all that others see (`released`)."""
+        """Return the count and head that leave with releases (see `released`)."""
         return self._file.snapshot().released
 
     def released_heads(self) -> list[tuple[int, str]]:
-        """By that count: the entry at which it was reached, and the head."""
+        """Return the heads that have left, by their count, each with the entry at which it was
+        reached.
+        """
         return list(self._file.snapshot().heads)
 
     def spent(self) -> float:
-        """Epsilon at the budget's delta of the answers so far, as if they had been fixed in advance
-        (`figures.HOLDS`). Of totals: against the server.
+        """Return the epsilon of the answers so far at the budget's delta, as if they had been fixed
+        before.
+
+        `figures.HOLDS` explains this. For totals it is the epsilon against the server.
         """
         state = self._file.snapshot()
         delta = state.settings.budget.delta
@@ -455,14 +482,16 @@ class DurableLedger:
         return state.local_epsilon()
 
     def left(self) -> float:
-        """Epsilon of the budget that is not spent. (Epsilons of several queries do not add up; what
-        `used` says does.)
+        """Return the epsilon of the budget that is not spent.
+
+        Epsilons of several queries do not add up. The shares that `used` returns do.
         """
         return max(0.0, self.settings.budget.epsilon - self.spent())
 
     def used(self) -> float:
-        """Share of the rule's capacity that is used up, from 0 to 1; all of it where what was
-        answered is not known.
+        """Return the share of the rule's capacity that is used up, from 0 to 1.
+
+        It is 1 if the ledger may lack answers that were given.
         """
         state = self._file.snapshot()
         if state.closing.unknown:
@@ -470,20 +499,20 @@ class DurableLedger:
         return state.total / state.capacity
 
     def stored(self, query_id: str) -> bytes | None:
-        """The answer that was given to this query, as it was sent; None where there is none, or
-        none any more.
+        """Return the answer to this query as it was sent, or None if there is none or it was
+        purged.
         """
         file = self._file
         with file.explained(), file.transaction(write=False) as connection:
             return file.answer(connection, file.state.queries.get(query_id))
 
     def entries(self) -> Iterator[Entry]:
-        """All entries in order, as of now."""
+        """Yield all entries in order, as of now."""
         with self._file.explained(), self._file.transaction(write=False) as connection:
-            known = (self._file.state.sequence,)
-            rows = connection.execute(f"{ENTRIES} WHERE sequence <= ? ORDER BY sequence", known)
-            found = [Entry.of(row) for row in rows]
-        yield from found
+            last = (self._file.state.sequence,)
+            rows = connection.execute(f"{ENTRIES} WHERE sequence <= ? ORDER BY sequence", last)
+            entries = [Entry.of(row) for row in rows]
+        yield from entries
 
     def charges(self, after: int = 0) -> list[Entry]:
         """Return the charges in order, but for the first `after` of them."""
@@ -491,18 +520,19 @@ class DurableLedger:
         return [known.charge for known in itertools.islice(queries, after, None)]
 
     def verify(self) -> int:
-        """The count of entries that anchor and witness have seen. Replays the whole file as if for
-        the first time; BadInput with a sentence that names the entry if anything is not as it was
-        written.
+        """Replay the whole file from the first entry. Return the count that anchor and witness have
+        seen.
+
+        Raise BadInput with the name of the entry if anything is not as it was written.
         """
         return self._file.verify()
 
 
-def _names(**about: str) -> dict[str, str]:
+def _names(**names: str) -> dict[str, str]:
     """Return the names of a query. Raise Refused where one is too long or not printable."""
     printable = (
-        isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in about.values()
+        isinstance(text, str) and len(text) <= 200 and text.isprintable() for text in names.values()
     )
-    if not about["query_id"] or not all(printable):
+    if not names["query_id"] or not all(printable):
         raise Refused("id")
-    return about
+    return names

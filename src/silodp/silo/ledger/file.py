@@ -1,5 +1,7 @@
-"""The ledger's two files on disk: the SQLite file, opened so that what is committed stays, and the
-anchor, beside it or on another disk.
+"""Read and write a ledger's two files: the SQLite file and the anchor.
+
+The SQLite file is opened so that a commit survives a power cut. The anchor is in the same folder or
+on another disk.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.host import atomic
 from silodp.host.sqlite import connect
 from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, canonical
-from silodp.silo.ledger.closing import RESTORED, SAID
+from silodp.silo.ledger.closing import RESTORED, WHY_CLOSED
 from silodp.silo.ledger.identity import Sketch, tag
 from silodp.silo.ledger.released import OF, after
 from silodp.silo.ledger.state import PASSED, SLACK, Known, LedgerState
@@ -39,12 +41,12 @@ ENTRIES = f"SELECT {', '.join(COLUMNS)} FROM entries"
 
 
 class LedgerFile:
-    """Both files and the state of what was read from them. Memory follows the file, never the other
-    way round.
+    """Both files, and the state that was read from them. Memory follows the file, never the
+    reverse.
 
-    Every transaction opens the file anew and checks all that is new in it, so that other processes,
-    a fork, and a file that was swapped or rolled back underneath are seen. Each of the methods that
-    takes a connection is called within a transaction.
+    Every transaction opens the file again and checks all new entries. So it sees the writes of
+    other processes and of a fork, and a file that was swapped or rolled back. Methods that take a
+    connection are called within a transaction.
     """
 
     from_checkpoint = True
@@ -59,6 +61,7 @@ class LedgerFile:
 
     @property
     def state(self) -> LedgerState:
+        """Return the state as of the last transaction. Raise Altered if there was none."""
         if self._state is None:
             raise Altered("it has not been read")
         return self._state
@@ -68,17 +71,22 @@ class LedgerFile:
         return self._lock
 
     def snapshot(self) -> LedgerState:
-        """What the file says now, of which nothing changes any more."""
+        """Return a copy of the file's present state, which does not change any more.
+
+        Raise BadInput if the file is refused.
+        """
         with self.explained(), self.transaction(write=False):
             state = copy.copy(self.state)
-            state.buckets, state.closing = dict(state.buckets), copy.copy(state.closing)
+            state.buckets = dict(state.buckets)
+            state.closing = copy.copy(state.closing)
             return state
 
     def anchor(self, settings: LedgerSettings) -> Path:
+        """Return the path of the anchor."""
         return Path(self._given_anchor or settings.anchor or f"{self.path}.anchor")
 
     def write_anew(self, settings: LedgerSettings, sketch: Sketch) -> None:
-        """The tables of a ledger without entries, in one transaction, into an empty file."""
+        """Write the tables of a ledger without entries into an empty file, in one transaction."""
         with contextlib.closing(connect(self.path)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -98,9 +106,10 @@ class LedgerFile:
     ) -> Iterator[sqlite3.Connection]:
         """Open the file, check all that is new in it, and commit at the end.
 
-        With `pin`, anchor and witness have what was committed before anything else happens.
+        With `pin`, anchor and witness are brought up to the commit before the next statement runs.
 
         Formal guarantee: an anchor never goes back.
+
          1. A transaction that writes begins with SQLite's exclusive lock, which no other process
             gets while any lock is on the file.
          2. The commit leaves a shared lock on the file, since a statement is still reading.
@@ -108,8 +117,9 @@ class LedgerFile:
             anchor no other process can begin to write, and the anchors are written in the order
             of the commits.
         """
+        begin = "BEGIN EXCLUSIVE" if write else "BEGIN"
         with self._lock, contextlib.closing(connect(self.path)) as connection:
-            connection.execute("BEGIN EXCLUSIVE" if write else "BEGIN")
+            connection.execute(begin)
             try:
                 self._catch_up(connection, sums=sums)
                 yield connection
@@ -128,10 +138,10 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def change(self, *, explain: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that is in the anchor too, and with the witness, before anything else
-        happens; none in a ledger that is closed.
+        """Open a transaction that is in anchor and witness before the next statement runs.
 
-        What goes wrong is one fixed code, or a sentence for people.
+        Raise an error if the ledger is closed. Errors become one fixed code or, with `explain`, a
+        sentence for people.
         """
         if explain:
             failing = self.explained()
@@ -142,21 +152,15 @@ class LedgerFile:
             yield connection
 
     def check_open(self) -> None:
-        """Within a transaction: Altered where the ledger was restored and not confirmed, or has
-        moved away.
-        """
+        """Raise Altered if the ledger was restored and not confirmed, or has moved away."""
         if closed := self.state.closing.closed:
-            raise Altered(SAID[closed])
+            raise Altered(WHY_CLOSED[closed])
 
     def _catch_up(self, connection: sqlite3.Connection, *, sums: bool) -> None:
         if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION,):
             raise Altered("the file is empty or is not a ledger")
-        if (
-            tuple(
-                sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master ORDER BY name")
-            )
-            != TABLES
-        ):
+        rows = connection.execute("SELECT sql FROM sqlite_master ORDER BY name")
+        if tuple(sql for (sql,) in rows) != TABLES:
             raise Altered("its tables are not those of a ledger")
         pages, size = (
             connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -175,7 +179,7 @@ class LedgerFile:
                 self._replay(connection, state, sums=sums)
                 if state.mark <= self._anchored:
                     return
-                # A checkpoint that anchor or witness have not seen may be anybody's.
+                # A checkpoint that anchor or witness have not seen may be forged.
                 self._state = None
         self._replay(connection, self._state or LedgerState(settings), sums=sums)
 
@@ -189,38 +193,39 @@ class LedgerFile:
             if not self._shown(state, entry):
                 break
             state.apply(entry, sums=sums)
+        # No replay reads entries before the first, but every list of entries would show them.
         if connection.execute("SELECT min(sequence) FROM entries").fetchone()[0] not in (None, 1):
-            raise Altered(
-                "it has entries before its first"
-            )  # which no replay reads, and every list of entries would
+            raise Altered("it has entries before its first")
         state.check_total()
-        state.settle_holds()
         self._anchored = self._check_seen(connection, state)
         self._state = state
 
     def _shown(self, state: LedgerState, entry: Entry) -> bool:
-        """Whether the entry, and what follows it, is read yet."""
+        """Return whether the entry, and all that follow it, may be read yet."""
         return True
 
     def _check_seen(self, connection: sqlite3.Connection, state: LedgerState) -> int:
-        """The count that anchor and witness have both seen; Altered unless the chain was, at that
-        count, what each says. It may be ahead.
+        """Return the entry count that anchor and witness have both seen. The chain may be ahead of
+        it.
+
+        Raise Altered if the chain differs from what one of them recorded at its count.
         """
         return min(check_seen(connection, state, place, what) for what, place in self.places(state))
 
     def places(self, state: LedgerState) -> list[tuple[str, Path]]:
-        """Where counts and heads are kept too: the anchor has the whole chain's, and the witness
-        that the officer has appointed has those of what leaves (`released`).
+        """Return the files that record counts and heads too, as (kind, path).
+
+        The anchor records those of the whole chain. The witness that the officer has appointed
+        records those of what leaves (`released`).
         """
-        witness = state.closing.witness
-        return [
-            ("anchor", self.anchor(state.settings)),
-            *([("witness", Path(witness))] if witness else []),
-        ]
+        places = [("anchor", self.anchor(state.settings))]
+        if state.closing.witness:
+            places.append(("witness", Path(state.closing.witness)))
+        return places
 
     def pin(self) -> None:
-        """Brings anchor and witness up to what is committed; under the file's lock, so that they
-        never go back.
+        """Bring anchor and witness up to the last commit, under the file's lock so that they never
+        go back.
         """
         with self._lock:
             if self._anchored == self.state.sequence:
@@ -236,29 +241,31 @@ class LedgerFile:
             if what == "anchor":
                 write_anchor(place, self.state)
             elif self.state.closing.closed != RESTORED:
-                # what a witness has seen is what will confirm
+                # A restored ledger leaves its witness alone, since that is to confirm it.
                 write_witness(place, self.state)
         self._anchored = self.state.sequence
 
-    def append(self, connection: sqlite3.Connection, act: str, **about) -> Entry:
-        entry = self.state.draft(act, now(), **about)
+    def append(self, connection: sqlite3.Connection, act: str, **names) -> Entry:
+        """Append an entry to the chain and return it."""
+        entry = self.state.draft(act, now(), **names)
         connection.execute(
             f"INSERT INTO entries VALUES ({', '.join('?' * len(COLUMNS))})", entry.row()
         )
-        self._anchored = -1  # until `pin` has looked
+        self._anchored = -1  # until anchor and witness have the entry
         return entry
 
     def check_generation(self, generation: int) -> None:
-        """Within a transaction: refuses whoever has other records than those that the ledger was
-        last shown.
-        """
+        """Raise Refused if the caller's records are not those that the ledger last recognised."""
         if generation != self.state.generation:
             raise Refused("ledger")
 
-    # --- what the entries speak of ---------------------------------------------------------------
+    # --- the data that entries name --------------------------------------------------------------
 
     def answer(self, connection: sqlite3.Connection, known: Known | None) -> bytes | None:
-        """The stored answer; Altered if its bytes are not those whose hash is in the chain."""
+        """Return the stored answer, or None if there is none or it was purged.
+
+        Raise Altered if its bytes do not have the hash in the chain.
+        """
         if known is None or known.answer is None or known.purged:
             return None
         row = connection.execute(
@@ -275,6 +282,9 @@ class LedgerFile:
         return row[0]
 
     def permutation(self, connection: sqlite3.Connection, entry: Entry, key: bytes) -> bytes:
+        """Return the stored permutation of a partition. Raise Altered if it does not match its
+        entry.
+        """
         row = connection.execute(
             "SELECT permutation FROM partitions WHERE sequence = ?", (entry.sequence,)
         ).fetchone()
@@ -287,6 +297,7 @@ class LedgerFile:
         return row[0]
 
     def sketch(self, connection: sqlite3.Connection) -> Sketch:
+        """Return the stored sketch of the records. Raise Altered if it does not match the chain."""
         rows = connection.execute("SELECT key, marks, parts FROM identity").fetchall()
         if (
             len(rows) != 1
@@ -297,43 +308,45 @@ class LedgerFile:
         return Sketch(*rows[0])
 
     def verify(self) -> int:
-        """Replays the whole file as if for the first time: chain, prices, totals, stored answers
-        and partitions, sketch, anchor.
+        """Replay the whole file from the first entry, and return the count that anchor and witness
+        have seen.
 
-        Answers with the count of entries that anchor and witness have both seen; a process that was
-        killed leaves them behind.
+        It checks chain, prices, totals, stored answers and partitions, sketch and anchor. A process
+        that was killed leaves anchor and witness behind the chain. Raise BadInput with what is
+        wrong.
         """
-        anew = LedgerFile(self.path, self._given_anchor)
-        with self.explained(), anew.transaction(write=False, sums=True) as connection:
-            state = anew.state
-            key = anew.sketch(connection).key
+        fresh = LedgerFile(self.path, self._given_anchor)
+        with self.explained(), fresh.transaction(write=False, sums=True) as connection:
+            state = fresh.state
+            key = fresh.sketch(connection).key
             if state.total > state.capacity * (1 + SLACK):
                 raise Altered(
                     f"its total of {state.total:g} is above the {state.capacity:g} that "
                     "its budget allows"
                 )
+            state.holds.settle(state.holds.open)
             kept = [known for known in state.queries.values() if known.answer and not known.purged]
             for known in kept:
-                anew.answer(connection, known)
+                fresh.answer(connection, known)
             for entry in state.partitions.values():
-                anew.permutation(connection, entry, key)
+                fresh.permutation(connection, entry, key)
             for table, entries in (
-                ("answers", [k.answer for k in kept]),
+                ("answers", [known.answer for known in kept]),
                 ("partitions", state.partitions.values()),
             ):
-                if {
-                    sequence for (sequence,) in connection.execute(f"SELECT sequence FROM {table}")
-                } != {e.sequence for e in entries if e}:
-                    raise Altered(f"its {table} are not those that its entries speak of")
+                rows = connection.execute(f"SELECT sequence FROM {table}")
+                stored = {sequence for (sequence,) in rows}
+                if stored != {entry.sequence for entry in entries if entry}:
+                    raise Altered(f"its {table} are not those that its entries name")
             if [result for (result,) in connection.execute("PRAGMA integrity_check(1)")] != ["ok"]:
                 raise Altered("its pages are damaged")
-        return anew._anchored
+        return fresh._anchored
 
     # --- what went wrong -------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """For people: what is wrong with the file, in a sentence."""
+        """Turn every error of the file into a BadInput that names what is wrong, for people."""
         try:
             yield
         except Altered as error:
@@ -343,7 +356,7 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def failing_closed(self) -> Iterator[None]:
-        """For whoever asks: one fixed code, whatever is wrong with the file or the disk."""
+        """Turn every error of the file or the disk into Refused("ledger"), for askers."""
         try:
             yield
         except (Altered, BadInput, sqlite3.Error, OSError):
@@ -376,18 +389,18 @@ def _at_checkpoint(connection: sqlite3.Connection, settings: LedgerSettings) -> 
         numbers = [(int(sequence),) for sequence, _ in json.loads(mark.event)["open"]]
     except (KeyError, TypeError, ValueError):
         raise Altered(f"entry {mark.sequence} cannot be understood") from None
-    found = (
+    rows = (
         connection.execute(f"{ENTRIES} WHERE sequence = ?", number).fetchone() for number in numbers
     )
-    state.resume(mark, [Entry.of(hold) for hold in found if hold])
+    state.resume(mark, [Entry.of(row) for row in rows if row])
     return state
 
 
 def check_seen(connection: sqlite3.Connection, state: LedgerState, place: Path, what: str) -> int:
-    """The last entry that a file apart has seen; Altered unless the chain was, at its count, what
-    it says.
+    """Return the last entry that the anchor or witness file has seen.
 
-    A witness of an earlier version has count and head of the whole chain, as the anchor has.
+    Raise Altered if the chain differs, at the file's count, from the head in the file. A witness of
+    an earlier version has count and head of the whole chain, as the anchor has.
     """
     try:
         data = json.loads(place.read_bytes())
@@ -402,18 +415,18 @@ def check_seen(connection: sqlite3.Connection, state: LedgerState, place: Path, 
     if ledger != state.settings.ledger:
         raise Altered(f"its {what} {place} belongs to another ledger")
     if of_released:
-        whole = state.released[0]
+        length = state.released[0]
     else:
-        whole = state.sequence
-    if count > whole:
+        length = state.sequence
+    if count > length:
         raise Altered(
-            f"it has {whole} entries but its {what} {place} has seen {count}, so "
+            f"it has {length} entries but its {what} {place} has seen {count}, so "
             "this is an older copy"
         )
     if of_released:
         if count < 0 or state.heads[count][1] != head:
             raise Altered(f"entry {count} of what has left is not what its {what} {place} has seen")
-        if count == whole:
+        if count == length:
             return state.sequence
         return state.heads[count + 1][0] - 1
     if count < 0 or _hash_at(connection, count, state) != head:
@@ -426,28 +439,29 @@ def check_seen(connection: sqlite3.Connection, state: LedgerState, place: Path, 
 
 
 def write_anchor(place: Path, state: LedgerState) -> None:
-    """What has been seen of the whole chain."""
-    about = {"ledger": state.settings.ledger, "count": state.sequence, "head": state.head}
-    atomic.write(place, canonical(about))
+    """Write count and head of the whole chain to the anchor."""
+    content = {"ledger": state.settings.ledger, "count": state.sequence, "head": state.head}
+    atomic.write(place, canonical(content))
 
 
 def write_witness(place: Path, state: LedgerState, last: Entry | None = None) -> None:
-    """What has been seen of what leaves: all of it and, before it is committed, the entry that
-    comes last.
+    """Write count and head of what leaves to the witness, including `last` before it is committed.
 
-    A file that has it is left alone: its date would tell of other entries.
+    A file with the same content is left alone: a new date would reveal that there were other
+    entries.
     """
     if last:
         count, head = after(state.released, last)
     else:
         count, head = state.released
-    about = {"ledger": state.settings.ledger, "count": count, "head": head, "of": OF}
-    text = canonical(about)
+    content = {"ledger": state.settings.ledger, "count": count, "head": head, "of": OF}
+    text = canonical(content)
     if not place.is_file() or place.read_bytes() != text.encode():
         atomic.write(place, text)
 
 
 def _hash_at(connection: sqlite3.Connection, sequence: int, state: LedgerState) -> str | None:
+    """Return the hash of the entry with this number, or None if there is no such entry."""
     if sequence == 0:
         return state.settings.genesis
     row = connection.execute("SELECT hash FROM entries WHERE sequence = ?", (sequence,)).fetchone()
@@ -455,11 +469,15 @@ def _hash_at(connection: sqlite3.Connection, sequence: int, state: LedgerState) 
 
 
 def now() -> str:
-    """For people: no decision looks at it, so that a clock that goes backwards changes nothing."""
+    """Return the present time as text for people.
+
+    No decision depends on it, so a clock that goes backwards changes nothing.
+    """
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def reason(error: Exception) -> str:
+    """Return in words why a file could not be used."""
     if isinstance(error, OSError):
         return error.strerror or "it cannot be read or written"
     words = str(error)

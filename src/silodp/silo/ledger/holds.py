@@ -1,17 +1,21 @@
-"""Holds as data: what other runs may not take away from a run before it has asked for it. A hold is
-never spend, and pays for nothing.
+"""Define holds as data: amounts that are reserved for a run before it asks.
 
-No file and no clock are touched here; `LedgerState` replays the entries into this, and `reserve`
-writes them. A hold has buckets in the ledger's own unit. What it still reserves, in each bucket, is
-what was held less what its run was charged there, before or after, and never below 0.
+A hold is never spend, and pays for nothing. This module touches no file and no clock. `LedgerState`
+replays the entries into it, and `reserve` writes them. A hold has buckets in the ledger's own unit.
+What it still reserves, in each bucket, is the amount held less the amount its run was charged
+there, before or after, and never below 0.
 
-Formal guarantees. Let T be the rule's total of (spent + all that live holds still reserve). A hold
-is taken only if T stays at most capacity (1 - SLACK). So is a charge made that no hold covers, in
-whichever bucket; if what its own run still reserves is in the way, that hold ends with the charge.
-A charge that its run's hold covers moves an amount from reserved to spent in one bucket, and T
-stays. So a run that asks what it holds for is never refused for budget while its hold lives, for
-SLACK is far above what some 10,000 roundings make of T. Every charge passes the filter alone too,
-whatever is held; only with nothing held at all may a charge come nearer to the capacity than SLACK.
+Formal guarantees. Let T be the rule's total of (spent + all that live holds still reserve).
+
+  1. A hold is taken only if T stays at most capacity (1 - SLACK).
+  2. The same is required of a charge that no hold covers, in whichever bucket. If what its own
+     run still reserves is in the way, that hold ends with the charge.
+  3. A charge that its run's hold covers moves an amount from reserved to spent in one bucket,
+     and T stays.
+  4. So a run that asks what it holds for is never refused for budget while its hold lives:
+     SLACK is far above what some 10,000 roundings make of T.
+  5. Every charge passes the filter alone too, whatever is held. Only with nothing held at all
+     may a charge come nearer to the capacity than SLACK.
 """
 
 from __future__ import annotations
@@ -31,17 +35,16 @@ COVERED = 1e-12
 
 
 def remains(rest: Amounts, buckets: Amounts) -> bool:
-    """Whether what is left of these amounts is more than rounding leaves of them: a hold of which
-    nothing remains keeps nothing from anybody.
+    """Return whether more is left of these amounts than rounding leaves of them.
+
+    A hold of which nothing remains reserves nothing.
     """
     return any(amount > SLACK * buckets[bucket] for bucket, amount in rest.items())
 
 
 @dataclass(frozen=True)
 class Hold:
-    """An open hold: whose, for which run, until when (seconds since 1970), and how much of each
-    bucket.
-    """
+    """An open hold: asker, run, end in seconds since 1970, and the amount in each bucket."""
 
     id: str
     asker: str
@@ -56,7 +59,7 @@ class Hold:
 
     @property
     def about(self) -> dict[str, str]:
-        """What every entry about this hold says."""
+        """Return the fields that every entry about this hold has."""
         return {
             "query_id": self.id,
             "digest": self.digest,
@@ -68,12 +71,14 @@ class Hold:
 
 @dataclass
 class Holds:
-    """What the chain says of holds so far, and what each run was charged."""
+    """The holds of a chain so far, and what each run was charged."""
 
+    price: Callable[[Mapping[str, Any]], tuple[str, float]] = field(repr=False, compare=False)
+    """Return the bucket and the amount of an event as it was written down."""
     open: dict[str, Hold] = field(default_factory=dict)
     unpriced: dict[str, Any] = field(default_factory=dict)
-    """By id: the events of open holds that the replay has not priced yet. Those that end before
-    never are.
+    """By id: the events of open holds that have not been priced yet. Those that end before never
+    are.
     """
     charged: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     """By (asker, run)."""
@@ -88,6 +93,7 @@ class Holds:
     # --- the replay ------------------------------------------------------------------------------
 
     def charge(self, asker: str, run: str, bucket: str, amount: float) -> None:
+        """Add a charge to the run's amounts."""
         mine = self.charged.setdefault((asker, run), {})
         mine[bucket] = mine.get(bucket, 0.0) + amount
 
@@ -114,7 +120,7 @@ class Holds:
         return True
 
     def reopen(self, entry: Any, data: Mapping[str, Any]) -> None:
-        """Take in an open hold. It is not priced before `settle`."""
+        """Take in an open hold. It is not priced before it counts (`live`)."""
         self.unpriced[entry.query_id] = data["events"]
         self.open[entry.query_id] = Hold(
             id=entry.query_id,
@@ -128,24 +134,29 @@ class Holds:
             hash=entry.hash,
         )
 
-    def settle(self, price: Callable[[Mapping[str, Any]], tuple[str, float]]) -> None:
-        """Price the open holds that are not priced yet. The records are those of their time, for
-        a change of the records ends every hold.
+    def settle(self, ids: Iterable[str]) -> None:
+        """Price these holds if they are not priced yet.
+
+        The number of records is that of their time, since a change of it ends every hold.
         """
-        for id in list(self.unpriced):
-            amounts = (price(event) for event in self.unpriced[id])
+        for id in list(ids):
+            if id not in self.unpriced:
+                continue
+            amounts = (self.price(event) for event in self.unpriced[id])
             buckets = added(*({bucket: amount} for bucket, amount in amounts))
             self.open[id] = replace(self.open[id], buckets=buckets)
             del self.unpriced[id]
 
     def later(self, asker: str, run: str, number: int) -> bool:
-        """Whether a request of this number comes after all that the run has had written down, and
-        after every run that is not remembered.
+        """Return whether a request of this number comes after all recorded requests of the run.
+
+        For a run that is not remembered: after those of every such run.
         """
         last = self.last.get(asker, {}).get(run, self.floor.get(asker, -1))
         return type(number) is int and number > last
 
     def _remember(self, asker: str, run: str, number: int) -> bool:
+        """Record the run's number. Return False if it is not higher than the last one."""
         runs = self.last.setdefault(asker, {})
         if type(number) is not int or number <= runs.get(run, -1):
             return False
@@ -170,9 +181,9 @@ class Holds:
     def note_state(self, data: Mapping[str, Any]) -> bool:
         """Take in a checkpoint. Return False if it is not of this state."""
         ends = data["ends"]
-        given = {name: data[name] for name in ("open", "last", "floor")}
-        found = json.loads(json.dumps(self.state(ends)))
-        return given == found and self._end(ends)
+        recorded = {name: data[name] for name in ("open", "last", "floor")}
+        computed = json.loads(json.dumps(self.state(ends)))
+        return recorded == computed and self._end(ends)
 
     def resume(self, data: Mapping[str, Any]) -> None:
         """Take the numbers of runs from a checkpoint. Its open holds follow by `reopen`."""
@@ -180,6 +191,7 @@ class Holds:
         self.floor = dict(data["floor"])
 
     def _end(self, ids: Iterable[str]) -> bool:
+        """End these holds. Return False, and end none, if one of them is not open."""
         ids = list(ids)
         if any(id not in self.open for id in ids):
             return False
@@ -189,19 +201,19 @@ class Holds:
         return True
 
     def end_all(self) -> None:
-        """The records have changed: what was held was priced for others."""
+        """End every hold, since the number of records or the ledger's standing has changed."""
         self._end(list(self.open))
 
     # --- what is held ----------------------------------------------------------------------------
 
     def reserves(self, hold: Hold, more: Amounts | None = None) -> dict[str, float]:
-        """What the hold still reserves, once its run has been charged `more`."""
+        """Return what the hold still reserves, once its run has been charged `more`."""
         return self.rest(hold.asker, hold.run, hold.buckets, more)
 
     def rest(
         self, asker: str, run: str, buckets: Amounts, more: Amounts | None = None
     ) -> dict[str, float]:
-        """What of these amounts the run has not been charged yet."""
+        """Return the part of these amounts that the run has not been charged yet."""
         charged = added(self.charged.get((asker, run), {}), more or {})
         return {
             bucket: max(0.0, amount - charged.get(bucket, 0.0))
@@ -209,26 +221,34 @@ class Holds:
         }
 
     def live(self, now: float) -> list[Hold]:
-        return [hold for hold in self.open.values() if hold.until > now]
+        """Return the holds that count at this time, priced.
+
+        Other holds are never priced. Otherwise an asker could let expensive holds run out at no
+        cost, and each opening of the ledger would price them again.
+        """
+        ids = [id for id, hold in self.open.items() if hold.until > now]
+        self.settle(ids)
+        return [self.open[id] for id in ids]
 
     def others(self, asker: str, run: str, now: float) -> dict[str, float]:
-        """What is held for other runs than this one, by whomever."""
-        return added(
-            *(
-                self.reserves(hold)
-                for hold in self.live(now)
-                if (hold.asker, hold.run) != (asker, run)
-            )
-        )
+        """Return what is held for all other runs, of any asker."""
+        holds = [hold for hold in self.live(now) if (hold.asker, hold.run) != (asker, run)]
+        return added(*map(self.reserves, holds))
 
     def own(self, asker: str, run: str, now: float) -> Hold | None:
-        """The run's hold, if it has one: each ends the one before."""
-        return next(
-            (hold for hold in self.live(now) if (hold.asker, hold.run) == (asker, run)), None
-        )
+        """Return the run's hold, or None. Each run has at most one, since a new one ends the one
+        before.
+        """
+        for hold in self.live(now):
+            if (hold.asker, hold.run) == (asker, run):
+                return hold
+        return None
 
     def covers(self, asker: str, run: str, bucket: str, amount: float, now: float) -> bool:
-        """Whether a charge is within what the run holds."""
-        own = self.own(asker, run, now)
-        held = own.buckets.get(bucket, 0.0) if own else 0.0
-        return self.charged.get((asker, run), {}).get(bucket, 0.0) + amount <= held * (1 + COVERED)
+        """Return whether a charge is within what the run holds."""
+        hold = self.own(asker, run, now)
+        reserved = 0.0
+        if hold:
+            reserved = hold.buckets.get(bucket, 0.0)
+        charged = self.charged.get((asker, run), {}).get(bucket, 0.0)
+        return charged + amount <= reserved * (1 + COVERED)

@@ -1,29 +1,28 @@
-"""Which data set a ledger belongs to: a keyed sketch of its records that survives reordering,
-edits, growth, renaming and copying.
+"""Recognise a data set by a keyed sketch of its records.
 
-A record's mark is the HMAC-SHA256, under a key that never leaves the ledger and the registry, of
-its values in sorted order: neither the order of rows or columns nor which column is the label
-matters. `columns` has profiles of some columns each, how often each value occurs in them: they
-outlive added and dropped columns, also together with added, removed and edited rows. Values
-themselves are never stored. What is compared is the file's cells, not what a schema makes of them;
-another kind of file, or of true and false, is seen through.
+The sketch survives reordering, edits, growth, renaming and copying. A record's mark is the
+HMAC-SHA256 of its values in sorted order, under a key that never leaves the ledger and the
+registry. So neither the order of rows or columns nor the choice of the label column matters.
+`columns` has profiles of some columns each. They survive added and dropped columns, also together
+with added, removed and edited rows. Values themselves are never stored. The file's cells are
+compared, not what a schema makes of them. Another file format, or another spelling of true and
+false, makes no difference.
 
 Recognised: data with 1 in 20 of the smaller set's whole rows (where rows repeat by chance, more, up
-to half), or with enough people (at least 21, 21 n / 2,000 in a larger set of n, and more the
-coarser the columns) in columns that stayed. Not recognised: data that was rescaled or retyped
-throughout, images that were packed anew with loss, fewer people in rows that all changed, and few
-coarse columns (an age and a sex, say) once the rows have grown several times over or half were
+to half), or with enough people in columns that stayed. Enough is at least 21, 21 n / 2,000 in a
+larger set of n, and more the coarser the columns. Not recognised: data that was rescaled or retyped
+throughout, images that were compressed again with loss, fewer people in rows that all changed, and
+few coarse columns (an age and a sex, say) once the rows have grown several times over or half were
 replaced. Different people whose rows are mostly alike, as of yes and no alone, are taken for the
 same.
 
-Where records are persons, they are recognised by who they are as well: each has a mark of its own,
-the HMAC of its id under the same key. New rows of known persons are then known persons, though no
-row was ever there before. The silos of one federation that was started on one machine are told
-apart by its operator: there an id is not taken for the same person in two silos, since many
-hospitals count from 1.
+If records are persons, they are recognised by their ids as well: each has a mark of its own, the
+HMAC of its id under the same key. New rows of known persons are then known persons, though no row
+was ever there before. The operator of a federation that was started on one machine keeps its silos
+apart. There an id is not taken for the same person in two silos, since many hospitals count from 1.
 
-The registry is a folder with one file for each ledger known on this machine, so that a copy of the
-data does not get a budget of its own.
+The registry is a folder with one file for each ledger on this machine. With it, a copy of the data
+does not get a budget of its own.
 """
 
 from __future__ import annotations
@@ -60,21 +59,23 @@ from silodp.silo.ledger.columns import (
 
 MARK = 16  # bytes of a mark
 KEPT = 100_000
-"""Marks kept of a data set; of a larger one the smallest, which are a random sample under the key.
+"""Most marks kept of a data set. Of a larger one the smallest marks are kept, which are a random
+sample under the key.
 """
 SAME = 0.05
-"""Two data sets are the same one, changed, when this share of the smaller one's records is in both,
-besides twice what chance would give ...
+"""Two data sets are versions of the same one if this share of the smaller one's records is in both,
+in addition to twice the share expected by chance ...
 """
-MOSTLY = 0.5  # ... or this share, whatever chance gives
+MOSTLY = 0.5  # ... or this share, whatever is expected by chance
 PROFILES = 300  # kept of a data set whose columns change again and again
 _CHUNK = 2**22
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Identity:
-    """Digests of the records, in memory only: without the ledger's key they could be found by
-    guessing records, so they are never stored.
+    """Digests of the records, in memory only.
+
+    Without the ledger's key they could be found by guessing records, so they are never stored.
     """
 
     count: int
@@ -82,7 +83,7 @@ class Identity:
     profiles: list[Profile]
     layout: bytes
     person: str = ""
-    """Of persons: the column that says who they are."""
+    """If records are persons: the column with their ids."""
 
     @classmethod
     def of(
@@ -93,12 +94,13 @@ class Identity:
         persons: Sequence[str] | None = None,
         person: str = "",
     ) -> Identity:
-        """The identity of records x (n, ...) with labels y (n,), recognised by values as
-        `comparable` has them.
+        """Return the identity of records x (n, ...) with labels y (n,). Raise BadInput for other
+        shapes.
 
-        The layout is exact: `exact` is the digest of whatever x and y were made of, where that says
-        more than they do. Where records are persons, x and y have their rows, and `persons` an id
-        for each person, "" for one who has none, from the column `person`.
+        Values are compared as `comparable` returns them. The layout is exact: `exact` is the digest
+        of the source of x and y, if that has more detail than they have. If records are persons, x
+        and y have their rows, and `persons` has an id for each person, "" for one without, from the
+        column `person`.
         """
         x = np.asarray(x)
         y = np.asarray(y)
@@ -129,9 +131,11 @@ class Identity:
 
     @property
     def by_person(self) -> bool:
+        """Return whether the records are persons."""
         return any(profile.kind == PERSON for profile in self.profiles)
 
     def sketch(self, key: bytes) -> Sketch:
+        """Return the marks of the records under this key."""
         rows = {tag(key, b"row", digest)[:MARK] for digest in self.rows}
         return Sketch(
             key,
@@ -142,15 +146,16 @@ class Identity:
         )
 
     def layout_under(self, key: bytes) -> str:
-        """A mark of the whole table in its order: while it stays, row k is the same record, and a
-        stored partition may be used.
+        """Return a mark of the whole table in its order.
+
+        While it stays the same, row k is the same record, and a stored partition may be used.
         """
         return tag(key, b"layout", self.layout).hex()
 
 
 @dataclass(frozen=True, repr=False)
 class Sketch:
-    """The stored marks: sorted, different, and laid end to end."""
+    """The stored marks: sorted, different, and concatenated."""
 
     key: bytes
     rows: bytes
@@ -158,15 +163,17 @@ class Sketch:
 
     @property
     def by_person(self) -> bool:
+        """Return whether the records are persons."""
         return any(profile.kind == PERSON for profile in unpacked(self.profiles))
 
     def digest(self) -> str:
+        """Return a keyed hash of all marks."""
         return tag(
             self.key, b"sketch", len(self.rows).to_bytes(8, "big") + self.rows + self.profiles
         ).hex()
 
     def merged(self, other: Sketch) -> Sketch:
-        """Both sets of marks: what was once in the data set stays known, whatever is edited."""
+        """Return both sets of marks, so that a record that was once in the data set stays known."""
         profiles = merged(unpacked(self.profiles), unpacked(other.profiles), PROFILES)
         return Sketch(
             self.key,
@@ -175,6 +182,7 @@ class Sketch:
         )
 
     def compare(self, identity: Identity) -> Likeness:
+        """Return how much the records have in common with the sketch."""
         other = identity.sketch(self.key)
         mine = _split(self.rows)
         theirs = _split(other.rows)
@@ -184,33 +192,23 @@ class Sketch:
         mine = {m for m in mine if m <= cut}
         theirs = {m for m in theirs if m <= cut}
         shared = len(mine & theirs)
-        known = unpacked(self.profiles)
-        new = unpacked(other.profiles)
+        columns = 0.0
+        persons = 0.0
+        chance = 0.0
+        for new in unpacked(other.profiles):
+            for old in unpacked(self.profiles):
+                if old.kind != PERSON:
+                    columns = max(columns, old.share(new))
+                elif new.kind == PERSON:
+                    persons = max(persons, old.share(new))
+                if old.kind == new.kind == CORE:
+                    chance = max(chance, by_chance(old, new))
         return Likeness(
             known=shared / max(1, len(theirs)),
             records=shared / max(1, min(len(mine), len(theirs))),
-            columns=max(
-                (one.share(other) for other in new for one in known if one.kind != PERSON),
-                default=0.0,
-            ),
-            persons=max(
-                (
-                    one.share(other)
-                    for other in new
-                    for one in known
-                    if one.kind == other.kind == PERSON
-                ),
-                default=0.0,
-            ),
-            chance=max(
-                (
-                    by_chance(one, other)
-                    for other in new
-                    for one in known
-                    if one.kind == other.kind == CORE
-                ),
-                default=0.0,
-            ),
+            columns=columns,
+            persons=persons,
+            chance=chance,
         )
 
 
@@ -218,24 +216,29 @@ class Sketch:
 class Likeness:
     """How much a data set has in common with a sketch."""
 
-    known: float  # share of its records that the sketch knows
-    records: float  # share of the smaller one's records that are in both
-    columns: (
-        float  # about the share of the smaller one's people that some of the columns show in both
-    )
-    # about the share of records that other people of the same kind would have in common with the
-    # larger one
+    known: float
+    """The share of its records whose marks are in the sketch."""
+    records: float
+    """The share of the smaller one's records that are in both."""
+    columns: float
+    """About the share of the smaller one's people that are in both, by some of the columns."""
     chance: float
-    persons: float = 0.0  # share of the smaller one's persons whose ids are in both
+    """About the share of records that different people of the same kind would have in common with
+    the larger one.
+    """
+    persons: float = 0.0
+    """The share of the smaller one's persons whose ids are in both."""
 
     @property
     def same(self) -> bool:
+        """Return whether both are taken for the same data set."""
         return (
             self.records >= min(MOSTLY, SAME + 2 * self.chance)
             or max(self.columns, self.persons) >= SAME
         )
 
     def words(self) -> str:
+        """Return the largest share in words."""
         if self.persons > max(self.records, self.columns):
             return f"{self.persons:.0%} of its persons, by their ids,"
         if self.records >= self.columns:
@@ -244,6 +247,7 @@ class Likeness:
 
 
 def tag(key: bytes, domain: bytes, content: bytes) -> bytes:
+    """Return the HMAC-SHA256 of the content under this key and domain."""
     return hmac.digest(key, domain + b"\0" + content, "sha256")
 
 
@@ -260,14 +264,17 @@ def _split(packed: bytes) -> set[bytes]:
 
 @dataclass(frozen=True)
 class Registered:
+    """A ledger in the registry."""
+
     ledger: str
     path: Path
     sketch: Sketch
 
 
 def _federated(one: Path, other: Path) -> bool:
-    """Whether both are ledgers of silos in one federation's folder, FOLDER/silos/NAME, which
-    `silodp federation up` made.
+    """Return whether both are ledgers of silos in one federation's folder, FOLDER/silos/NAME.
+
+    `silodp federation up` makes such folders.
     """
     silos = one.resolve().parent.parent
     return (
@@ -278,8 +285,9 @@ def _federated(one: Path, other: Path) -> bool:
 
 
 class Registry:
-    """The ledgers known on this machine: by default in ~/.local/state/silodp/ledgers, or in
-    $SILODP_STATE/ledgers.
+    """The ledgers on this machine.
+
+    Its folder is by default ~/.local/state/silodp/ledgers, or $SILODP_STATE/ledgers.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -296,7 +304,9 @@ class Registry:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time, from looking for a data set to writing it down."""
+        """Lock the registry for one process, from the search for a data set to the writing of its
+        entry.
+        """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -326,12 +336,14 @@ class Registry:
             except (OSError, ValueError, KeyError, TypeError):
                 raise BadInput(
                     f"the registry file {file} cannot be read, so it is not known which "
-                    "records have a ledger already; restore it"
+                    "records already have a ledger; restore that file"
                 ) from None
 
     def write(self, entry: Registered) -> None:
-        kept = {"key": entry.sketch.key, "rows": entry.sketch.rows, "parts": entry.sketch.profiles}
-        encoded = {name: base64.b64encode(content).decode() for name, content in kept.items()}
+        """Write the entry of a ledger. Raise BadInput if that fails."""
+        sketch = entry.sketch
+        fields = {"key": sketch.key, "rows": sketch.rows, "parts": sketch.profiles}
+        encoded = {name: base64.b64encode(content).decode() for name, content in fields.items()}
         try:
             atomic.write(
                 self.folder / f"{entry.ledger}.json",
@@ -339,19 +351,23 @@ class Registry:
             )
         except OSError as error:
             raise BadInput(
-                f"the registry of ledgers {self.folder} cannot be written: {error.strerror}"
+                f"the registry of ledgers {self.folder} cannot be written ({error.strerror}); "
+                "set SILODP_STATE to another folder"
             ) from None
 
     def keep(self, entry: Registered) -> None:
+        """Write the entry of a ledger if it has changed."""
         if entry not in list(self):
             self.write(entry)
 
     def forget(self, ledger: str) -> None:
+        """Remove the entry of a ledger."""
         (self.folder / f"{ledger}.json").unlink(missing_ok=True)
 
     def refuse_copy(self, ledger: str, path: Path) -> None:
-        """BadInput if the ledger of this name is elsewhere, and is still there: what one of two
-        copies spends the other does not see.
+        """Raise BadInput if the ledger of this name also exists at another path.
+
+        Of two copies, neither sees what the other spends.
         """
         for entry in self:
             if (
@@ -365,8 +381,9 @@ class Registry:
                 )
 
     def refuse_known(self, identity: Identity, path: Path, *, but: str = "") -> None:
-        """BadInput if these records, whose ledger is at `path`, belong to a ledger already, other
-        than the one named `but`.
+        """Raise BadInput if these records belong to another ledger than the one named `but`.
+
+        `path` is where the ledger of these records is.
         """
         for entry in self:
             likeness = entry.sketch.compare(identity)

@@ -1,4 +1,4 @@
-"""The ledger of a simulation, in memory: J runs, each a world of its own, over N silos."""
+"""Keep the ledger of a simulation in memory: J runs, each a world of its own, over N silos."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from silodp.silo.ledger.buckets import added, fits
 
 
 class MemoryLedger:
-    """Charges events by one rule against one budget per run and silo, and refuses before a sum
-    would pass its budget.
-    """
+    """Charges events by one rule against one budget per run and silo."""
 
     def __init__(self, rule: Rule, budgets: Budget | Sequence, counts: Sequence[int]) -> None:
-        """`budgets` is one Budget, one per silo, or one row of them per run."""
+        """Start with nothing spent. `budgets` is one Budget, one per silo, or one row of them per
+        run.
+        """
         self.rule = rule
         self.counts = np.asarray(counts)
         array = budget_array(budgets)
@@ -27,8 +27,10 @@ class MemoryLedger:
         self._buckets: dict[str, np.ndarray] = {}
 
     def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
-        """Adds the event's price to the answering silos, or raises Refused("budget") and charges
-        nobody.
+        """Add the event's price to the answering silos.
+
+        Raise Refused("budget"), and charge no silo, if a sum would pass its budget. Raise
+        Refused("rule") if the rule has no price for the event.
         """
         try:
             key, price = self.rule.price(event, self.counts)
@@ -42,7 +44,7 @@ class MemoryLedger:
         self._buckets = after
 
     def used(self) -> np.ndarray:
-        """Share of each budget's capacity that is used up, (J, N)."""
+        """Return the share of each budget's capacity that is used up, (J, N)."""
         return np.broadcast_to(
             self.rule.total(self._buckets) / self._capacity, self._capacity.shape
         )

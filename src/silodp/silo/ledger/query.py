@@ -1,6 +1,4 @@
-"""One query's way through a data set's ledger: charge durably, then keep the answer, and give those
-bytes to whoever asks again.
-"""
+"""Charge one query durably, then store its answer, and return those bytes to every repetition."""
 
 from __future__ import annotations
 
@@ -22,11 +20,10 @@ from silodp.silo.ledger.state import SLACK, Known
 
 
 class QueryLedger:
-    """One query's way through the ledger: charge, then store. It is the gate's Ledger for that
-    query.
+    """One query's steps in the ledger: charge, then store. It is the gate's Ledger for that query.
 
-    Formal guarantees: under one charge at most one answer is ever stored, so at most one leaves,
-    whoever computes it and however often.
+    Formal guarantee: under one charge at most one answer is ever stored. So at most one leaves,
+    whichever process computes it and however often.
     """
 
     def __init__(
@@ -38,18 +35,22 @@ class QueryLedger:
         *,
         round: str = "",
         begun: tuple[contextlib.ExitStack, sqlite3.Connection] | None = None,
-        **about: str,
+        **names: str,
     ) -> None:
         """Look for a stored answer.
 
-        With `begun`, a transaction and what ends it, the look and the charge are made within it.
+        `begun` is an open transaction and its end. Look and charge are then made within it.
         """
         self._file = file
         self._generation = generation
         self._most_local = most_local
-        self._about = about
-        self._now = time.time() if now is None else now
-        self._round = {"round": round} if round else {}
+        self._names = names
+        if now is None:
+            now = time.time()
+        self._now = now
+        self._round = {}
+        if round:
+            self._round["round"] = round
         if begun is None:
             with file.change() as connection:
                 answer = file.answer(connection, self.known())
@@ -61,8 +62,8 @@ class QueryLedger:
 
     @property
     def rounds(self) -> Mapping[str, str]:
-        """The rounds of totals that were charged, each with its query id, as of this object's last
-        look at the ledger.
+        """Return the rounds of totals that were charged, each with its query id, as of the last
+        look.
         """
         return self._file.state.rounds
 
@@ -79,7 +80,9 @@ class QueryLedger:
 
     @contextlib.contextmanager
     def _charging(self) -> Iterator[sqlite3.Connection]:
-        """Go on in the transaction of the look, if it is still open, and commit it; or make one."""
+        """Continue the transaction of the look if it is still open, or begin one. Commit it at the
+        end.
+        """
         if self._begun is None:
             with self._file.change() as connection:
                 yield connection
@@ -90,22 +93,23 @@ class QueryLedger:
             yield connection
 
     def known(self) -> Known | None:
-        """What has become of this id, within a transaction; Refused if it was another query's or
-        was purged.
+        """Return the state of this id, or None. Called within a transaction.
+
+        Raise Refused if the id was another query's or was purged.
         """
-        known = self._file.state.queries.get(self._about["query_id"])
-        if known and known.charge.digest != self._about["digest"]:
+        known = self._file.state.queries.get(self._names["query_id"])
+        if known and known.charge.digest != self._names["digest"]:
             raise Refused("id-reused")
         if known and known.purged:
             raise Refused("purged")
         return known
 
     def charge(self, event: Event | TotalEvent, silos: Sequence[int]) -> None:
-        """Prices the event and writes it down, durably, or raises Refused and charges nothing
-        (`ledger`: or has charged it, when unsure).
+        """Price the event and record the charge durably.
 
-        What is charged but not answered is not charged again, if query and price are the same:
-        nothing was sent.
+        Raise Refused and charge nothing if it may not be answered. With the code `ledger` the
+        charge may have been recorded. A charge without an answer is not charged again if query and
+        price are the same, since nothing was sent.
         """
         if len(silos) != 1:
             raise Refused("shape")
@@ -113,21 +117,20 @@ class QueryLedger:
         file = self._file
         if event.total != bool(self._round):
             raise Refused("round")
+        query_id = self._names["query_id"]
         with self._charging() as connection:
             data = data | self._round
             known = self.known()
-            if (
-                event.total
-                and file.state.rounds.get(data.get("round", ""), self._about["query_id"])
-                != self._about["query_id"]
-            ):
-                raise Refused("round")
+            if event.total:
+                charged_for = file.state.rounds.get(data.get("round", ""), query_id)
+                if charged_for != query_id:
+                    raise Refused("round")
             answer = file.answer(connection, known)
             if answer is None:
                 self._check_left()
                 bucket, amount = self._price(data)
-                self._check_local(None if known else data)
                 if known is None:
+                    self._check_local(data)
                     if not file.state.fits({bucket: amount}):
                         raise Refused("budget")
                     ended = self._check_holds(connection, bucket, amount)
@@ -138,62 +141,71 @@ class QueryLedger:
                         bucket=bucket,
                         amount=amount,
                         after=ended,
-                        **self._about,
+                        **self._names,
                     )
-                elif (known.charge.event, known.charge.bucket) != (
-                    canonical(data),
-                    bucket,
-                ) or amount > known.charge.amount * (1 + SLACK):
-                    raise Refused("id-reused")
+                else:
+                    self._check_local(None)
+                    self._check_same(known, data, bucket, amount)
         self.answer = answer
 
+    @staticmethod
+    def _check_same(known: Known, data: dict, bucket: str, amount: float) -> None:
+        """Raise Refused unless this is what was charged under the id, at the same price."""
+        charge = known.charge
+        if (charge.event, charge.bucket) != (canonical(data), bucket):
+            raise Refused("id-reused")
+        if amount > charge.amount * (1 + SLACK):
+            raise Refused("id-reused")
+
     def _check_left(self) -> None:
-        """Once the rest was written off nothing is computed, not even what was charged: the ledger
-        that was lost may have answered it.
+        """Raise Refused once the rest of the budget was written off, also for what was charged
+        before.
+
+        The lost ledger may have answered it.
         """
         if self._file.state.closing.written_off:
             raise Refused("budget")
 
     def _price(self, data: dict) -> tuple[str, float]:
+        """Return bucket and amount of the event. Raise Refused if the rule has no price."""
         event = event_of(data)
         self._file.check_generation(self._generation)
         try:
             return self._file.state.price(event)
-        except (
-            Exception
-        ):  # whatever a numerical library raises: what cannot be priced is not answered
+        except Exception:
+            # Whatever a numerical library raises, what cannot be priced is not answered.
             raise Refused("rule") from None
 
     def _check_holds(
         self, connection: sqlite3.Connection, bucket: str, amount: float
     ) -> Entry | None:
-        """Refuses a charge that would take what is held for another run, whatever its own run holds
-        (see `holds`).
+        """Raise Refused for a charge that would use what is reserved for other runs (see `holds`).
 
-        One that no hold covers, and that leaves no room for what its own run still reserves, ends
-        that hold: the entry that says so.
+        A charge that no hold covers, and that leaves no room for what its own run still reserves,
+        ends that hold. Return the entry that records this end, or None.
         """
         state = self._file.state
         holds = self._file.state.holds
-        who = (self._about["asker"], self._about["run"])
+        who = (self._names["asker"], self._names["run"])
         others = holds.others(*who, self._now)
-        own = holds.own(*who, self._now)
+        hold = holds.own(*who, self._now)
         more = {bucket: amount}
         covered = holds.covers(*who, bucket, amount, self._now)
         slack = 0.0 if covered else HELD_SLACK
         if others and not state.fits(more, others, slack=slack):
             raise Refused("taken")
-        if (
-            covered
-            or own is None
-            or state.fits(more, others, holds.reserves(own, more), slack=slack)
-        ):
+        if covered or hold is None:
             return None
-        return self._file.append(connection, "release", event={"why": "charge"}, **own.about)
+        if state.fits(more, others, holds.reserves(hold, more), slack=slack):
+            return None
+        return self._file.append(connection, "release", event={"why": "charge"}, **hold.about)
 
     def _check_local(self, more: dict | None) -> None:
-        """Within a transaction, so that no other process can charge between this and the charge.
-        Not worked out where there is no limit.
+        """Raise Refused if what parties that see the silo's own counts could learn would pass the
+        limit.
+
+        It runs within the charge's transaction, so that no other process can charge in between.
+        Without a limit nothing is computed.
         """
         if self._most_local == math.inf:
             return
@@ -205,8 +217,9 @@ class QueryLedger:
             raise Refused("local")
 
     def store(self, answer: bytes) -> bytes:
-        """Keeps the answer durably and returns the bytes to send: this answer or, if another
-        process was first, the one that it stored.
+        """Store the answer durably and return the bytes to send.
+
+        These are this answer or, if another process was first, the answer that it stored.
         """
         file = self._file
         with file.change() as connection:
@@ -217,14 +230,14 @@ class QueryLedger:
             if stored is None:
                 self._check_left()
                 stored = bytes(answer)
+                # Without the salt, the time of this entry could be found by trial from the head in
+                # the next release.
                 event = {
                     "sha256": hashlib.sha256(stored).hexdigest(),
                     "bytes": len(stored),
                     "salt": secrets.token_hex(16),
                 }
-                # without the salt, the head in the next release would tell by trial when this entry
-                # was made
-                entry = file.append(connection, "answer", event=event, **self._about)
+                entry = file.append(connection, "answer", event=event, **self._names)
                 connection.execute("INSERT INTO answers VALUES (?, ?)", (entry.sequence, stored))
         self.answer = stored
         return stored

@@ -1,9 +1,9 @@
-"""Taking and releasing holds in a data set's ledger: each a durable entry of its chain, made in one
-transaction with the check that allows it.
+"""Take and release holds in a data set's ledger.
 
-A hold is for one asker's run, capped by the policy in share, number and seconds. Whether it is
-given is a function of the request, the policy, the ledger and the time. It ends with its run, by
-its time, by the officer (`silodp ledger release`), or when the records change.
+Each act is a durable entry of the chain, made in one transaction with its check. A hold is for one
+asker's run. The policy limits its share, number and seconds. Whether it is granted is a function of
+the request, the policy, the ledger and the time. It ends with its run, by its time, by the officer
+(`silodp ledger release`), or when the number of records changes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Caps(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """`code` is empty if the amount is held. `needed` and `left` are shares of the ledger's
-    capacity.
+    """The result of a request for a hold.
+
+    `code` is empty if the amount is held. `needed` and `left` are shares of the ledger's capacity.
     """
 
     code: str
@@ -54,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Open:
-    """An open hold as the officer sees it: what it still reserves, as a share of the capacity."""
+    """An open hold as the officer sees it, with the share of the capacity that it reserves."""
 
     hold: Hold
     share: float
@@ -74,13 +75,13 @@ def take(
     now: float,
     generation: int,
 ) -> Outcome:
-    """Holds what the run has not been charged yet of these events, if it fits beside all that is
-    spent and held; else says why not.
+    """Reserve what the run has not been charged yet of these events. Return whether it fits.
 
-    The run's earlier hold is replaced. The same request again finds what it took. Refused("lapsed")
-    if it has ended since or a request of the run with a number as high was written down before,
-    Refused("id-reused") for another request under its id, Refused("rule") where the ledger has no
-    price.
+    It must fit in addition to all that is spent and held. The run's earlier hold is replaced. A
+    repetition of the same request returns its first outcome. Raise Refused("lapsed") if the hold
+    has ended since, or if a request of the run with a number as high was recorded before. Raise
+    Refused("id-reused") for another request under its id. Raise Refused("rule") if the ledger has
+    no price.
     """
     data = [plain(event) for event in events]
     file = ledger._file
@@ -113,8 +114,8 @@ def take(
         code = _refused(state, rest, others, added(*map(holds.reserves, mine)), count, caps)
         if not code:
             until = int(now) + caps.hold_seconds
-            # the ones that have run out are ended for good: should the clock go back, they must not
-            # come back beside this one
+            # Holds that have run out are ended for good. If the clock goes back, they must not be
+            # open again in addition to this one.
             ends = sorted(
                 known.id
                 for known in holds.open.values()
@@ -127,17 +128,18 @@ def take(
                 event={"events": data, "until": until, "ends": ends, "number": number},
                 **about,
             )
-    if not code:
-        checkpoint(ledger, now)
-    return Outcome(code, needed, left, 0 if code else caps.hold_seconds)
+    if code:
+        return Outcome(code, needed, left)
+    checkpoint(ledger, now)
+    return Outcome("", needed, left, caps.hold_seconds)
 
 
 def _ever_taken(connection: sqlite3.Connection, hold: str) -> bool:
-    """Whether a hold of this id was ever taken: none is taken twice."""
-    found = connection.execute(
+    """Return whether a hold of this id was ever taken: none is taken twice."""
+    rows = connection.execute(
         "SELECT 1 FROM entries WHERE query_id = ? AND query_id <> '' AND act = 'hold'", (hold,)
     )
-    return found.fetchone() is not None
+    return rows.fetchone() is not None
 
 
 def checkpoint(
@@ -175,6 +177,7 @@ def taken_since(ledger: DurableLedger, stamp: str) -> list[Entry]:
 def _refused(
     state: LedgerState, rest: Amounts, others: Amounts, mine: Amounts, count: int, caps: Caps
 ) -> str:
+    """Return the code of the limit that a new hold would pass, or ""."""
     if not state.fits(rest, slack=SLACK):
         return "budget"
     if not state.fits(others, rest, slack=SLACK):
@@ -185,48 +188,50 @@ def _refused(
 
 
 def _priced(state: LedgerState, data: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the amounts of these events by bucket. Raise Refused if one has no price."""
     try:
-        return added(
-            *(
-                {bucket: amount}
-                for bucket, amount in (state.price(event_of(event)) for event in data)
-            )
-        )
-    except Exception:  # whatever a numerical library raises: what cannot be priced is not held
+        priced = [state.price(event_of(event)) for event in data]
+        return added(*({bucket: amount} for bucket, amount in priced))
+    except Exception:
+        # Whatever a numerical library raises, what cannot be priced is not held.
         raise Refused("rule") from None
 
 
 def release(ledger: DurableLedger, ids: Sequence[str]) -> int:
-    """Ends the open ones among these holds, by the officer's word; how many that were."""
+    """End the open ones among these holds, at the officer's request. Return how many were open."""
     return sum(
         _ended(ledger, lambda holds, id=id: holds.open.get(id), {"why": "officer"}) for id in ids
     )
 
 
-def known(ledger: DurableLedger, hold: str) -> bool:
-    """Whether a hold of this id was ever taken."""
+def taken(ledger: DurableLedger, hold: str) -> bool:
+    """Return whether a hold of this id was ever taken."""
     file = ledger._file
     with file.failing_closed(), file.transaction(write=False) as connection:
         return _ever_taken(connection, hold)
 
 
 def finish(ledger: DurableLedger, *, asker: str, run: str, number: int) -> bool:
-    """Ends what is held for the run, whatever its id, unless a request with a number as high was
-    written down; whether anything was.
+    """End the run's hold, whatever its id. Return whether there was one.
+
+    Nothing ends if a request with a number as high was recorded before.
     """
 
-    def held(holds: Holds) -> Hold | None:
-        own = (hold for hold in holds.open.values() if (hold.asker, hold.run) == (asker, run))
-        if holds.later(asker, run, number):
-            return next(own, None)
+    def hold_of_run(holds: Holds) -> Hold | None:
+        if not holds.later(asker, run, number):
+            return None
+        for hold in holds.open.values():
+            if (hold.asker, hold.run) == (asker, run):
+                return hold
         return None
 
-    return _ended(ledger, held, {"why": "run", "number": number})
+    return _ended(ledger, hold_of_run, {"why": "run", "number": number})
 
 
 def _ended(
     ledger: DurableLedger, which: Callable[[Holds], Hold | None], event: dict[str, Any]
 ) -> bool:
+    """End the hold that `which` returns, if any. Return whether there was one."""
     file = ledger._file
     with file.change(explain=True) as connection:
         if (hold := which(file.state.holds)) is not None:
@@ -237,12 +242,13 @@ def _ended(
 
 
 def listed(ledger: DurableLedger, now: float | None = None) -> list[Open]:
-    """The holds that count now, as of the file."""
+    """Return the holds that count now, as of the file."""
     file = ledger._file
-    moment = time.time() if now is None else now
+    if now is None:
+        now = time.time()
     with file.explained(), file.transaction(write=False):
         state = file.state
         return [
-            Open(hold, state.share(state.holds.reserves(hold)), hold.until - moment)
-            for hold in state.holds.live(moment)
+            Open(hold, state.share(state.holds.reserves(hold)), hold.until - now)
+            for hold in state.holds.live(now)
         ]

@@ -1,7 +1,7 @@
-"""The replay: what a chain of entries adds up to, under the ledger's own rule.
+"""Replay a chain of entries under the ledger's own rule.
 
-No file and no clock are touched here. A state believes nothing that it is told: it recomputes hash,
-link, price and running total of every entry, and what the ledger has spent is what the replay says.
+This module touches no file and no clock. A state trusts no entry. It computes hash, link, price and
+running total of every entry again. What the ledger has spent is the result of the replay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENTRY_LEAST = 500
 
 
 class Stored(NamedTuple):
-    """All that is held of an answer's entry: its number, and the SHA-256 of the bytes."""
+    """What memory has of an answer's entry: its number, and the SHA-256 of the bytes."""
 
     sequence: int
     sha256: str
@@ -45,8 +45,8 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Known:
-    """What has become of a query id. There is one of every question that was ever charged, for as
-    long as a gate runs.
+    """The state of a query id. There is one of every query that was ever charged, as long as a gate
+    runs.
     """
 
     charge: Entry
@@ -56,8 +56,8 @@ class Known:
 
 @dataclass
 class LedgerState:
-    """The replay: what a chain of entries adds up to, under the ledger's rule. `apply` takes only
-    the one entry that may come next.
+    """The result of replaying a chain of entries. `apply` accepts only the entry that may come
+    next.
     """
 
     settings: LedgerSettings
@@ -71,7 +71,7 @@ class LedgerState:
     total twice.
     """
     partitions: dict[tuple[str, int, int], Entry] = field(default_factory=dict)
-    holds: Holds = field(default_factory=Holds)
+    holds: Holds = field(init=False)
     closing: Closing = field(default_factory=Closing)
     kept: str = ""
     """A running hash of all entries that a checkpoint does not pass over."""
@@ -92,6 +92,7 @@ class LedgerState:
     def __post_init__(self) -> None:
         self.head = self.kept = self.settings.genesis
         self.released = released.genesis(self.settings)
+        self.holds = Holds(self._price_held)
         self.heads = [(0, self.released[1])]
         self.records = self.settings.records
         self.layout = self.settings.layout
@@ -100,8 +101,10 @@ class LedgerState:
         self.capacity = float(self.rule.capacity(budget_array(self.settings.budget)))
 
     def price(self, event: Event) -> tuple[str, float]:
-        """(bucket, amount). A partition's buckets carry its generation: a record that moved may be
-        in two batches of one name, so they add up.
+        """Return bucket and amount of an event.
+
+        A partition's buckets carry its generation. A record that moved may be in two batches of one
+        name, so such batches add up.
         """
         with np.errstate(all="ignore"):
             bucket, amount = self.rule.price(self._named(event), np.asarray(self.records))
@@ -146,25 +149,26 @@ class LedgerState:
         return self.alone(more) <= gdp_mu(Budget(limit, self.settings.budget.delta)) ** 2
 
     def _charged(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(bucket, event as it was written down) of every charge."""
+        """Yield bucket and recorded event of every charge."""
         return (
             (known.charge.bucket, json.loads(known.charge.event)) for known in self.queries.values()
         )
 
     def total_with(self, bucket: str, amount: float) -> float:
-        """The total once this is added."""
+        """Return the total once this amount is added."""
         return float(total(self.rule, self.buckets, {bucket: amount}))
 
     def fits(self, *more: Amounts, slack: float = 0.0) -> bool:
-        """Whether what is spent, and all this, stays within the capacity less a share `slack` of
-        it; nothing does once the rest was written off.
+        """Return whether what is spent, and all these amounts, stay within the capacity.
+
+        A share `slack` of the capacity must stay free. Nothing fits once the rest was written off.
         """
         return not self.closing.written_off and fits(
             self.rule, self.capacity, self.buckets, *more, slack=slack
         )
 
     def share(self, *amounts: Amounts) -> float:
-        """What these amounts alone take of the capacity."""
+        """Return the share of the capacity that these amounts alone take."""
         return float(total(self.rule, *amounts)) / self.capacity
 
     def draft(
@@ -178,8 +182,9 @@ class LedgerState:
         after: Entry | None = None,
         **about: str,
     ) -> Entry:
-        """The next entry of the chain, or the one after a draft that changes no total, with its
-        hash; it counts once it is applied.
+        """Return the next entry of the chain, with its hash. It counts once it is applied.
+
+        With `after`, return the entry after that draft, which changes no total.
         """
         if act == "charge":
             spent = self.total_with(bucket, amount)
@@ -202,11 +207,11 @@ class LedgerState:
         return entry.chained()
 
     def apply(self, entry: Entry, *, sums: bool = True) -> None:
-        """Checks everything about the next entry and takes it in, or raises Altered and takes in
-        nothing.
+        """Check everything about the next entry and apply it. Raise Altered and apply nothing if it
+        is wrong.
 
-        `sums=False` leaves the total to `check_total` at the end of the replay: with many buckets
-        it is the slow part.
+        `sums=False` leaves the total to `check_total` at the end of the replay. With many buckets
+        the total is the slow part.
         """
         name = f"entry {entry.sequence}"
         if entry.sequence != self.sequence + 1:
@@ -220,8 +225,9 @@ class LedgerState:
         self._take_in(name, entry, sums=sums)
 
     def apply_kept(self, entry: Entry) -> None:
-        """Take in an entry before a checkpoint, where those in between are passed over. `resume`
-        checks that none is missing and none was altered.
+        """Apply an entry before a checkpoint, where the entries in between are passed over.
+
+        `resume` checks that none is missing and none was altered.
         """
         follows = entry.sequence == self.sequence + 1
         if entry.act in PASSED or (follows and entry.previous != self.head):
@@ -229,12 +235,14 @@ class LedgerState:
         self._take_in(f"entry {entry.sequence}", entry, sums=False)
 
     def resume(self, mark: Entry, still_open: list[Entry]) -> None:
-        """Go on from a checkpoint, after the entries before it that it does not pass over and the
-        holds that are open there. Raise Altered if they are not those that the checkpoint names.
+        """Continue from a checkpoint, after the entries that it keeps and the holds that are open
+        there.
 
-        Formal guarantees: the checkpoint holds a hash of the entries that are replayed, in order,
-        and of every open hold. So where the checkpoint is one that the anchor has seen, what is
-        spent is what a replay from the first entry finds. `verify` makes that replay.
+        Raise Altered if they are not those that the checkpoint names.
+
+        Formal guarantee: the checkpoint contains a hash of the entries that are replayed, in order,
+        and of every open hold. So if the anchor has seen the checkpoint, what is spent is what a
+        replay from the first entry finds. `verify` makes that replay.
         """
         name = f"entry {mark.sequence}"
         try:
@@ -280,10 +288,13 @@ class LedgerState:
             self.passed += 1
             self.passed_bytes += len(entry.event) + ENTRY_LEAST
 
-    def settle_holds(self) -> None:
-        """Price the holds that are open at the end of the replay."""
+    def _price_held(self, data: Mapping[str, Any]) -> tuple[str, float]:
+        """Return the bucket and the amount of a hold's event. Raise Altered if it has no price."""
         try:
-            self.holds.settle(self._price_held)
+            event = event_of(data)
+            if isinstance(event, BinomialEvent):  # nobody can ask for it any more
+                return self._named(event).sampling.bucket, 0.0
+            return self.price(event)
         except (
             BadInput,
             Refused,
@@ -295,13 +306,8 @@ class LedgerState:
         ):
             raise Altered("an open hold has no price") from None
 
-    def _price_held(self, data: Mapping[str, Any]) -> tuple[str, float]:
-        event = event_of(data)
-        if isinstance(event, BinomialEvent):  # nobody can ask for it any more
-            return self._named(event).sampling.bucket, 0.0
-        return self.price(event)
-
     def check_total(self) -> None:
+        """Raise Altered if the recorded total differs from the rule's total of all charges."""
         self._check(self.total, float(total(self.rule, self.buckets)), f"entry {self.sequence}")
 
     @staticmethod

@@ -1,6 +1,4 @@
-"""A ledger as people read it: its rule by name, what is spent and left, open holds, every charge
-with its cost.
-"""
+"""Show a ledger to people: its rule by name, epsilon spent and left, open holds, every charge."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
+    """Return the rule of this name. Raise BadInput if it and the schedule do not fit."""
     from silodp.core.privacy.accounting import GDP, Committed, Renyi
 
     kind, _, order = name.partition(":")
@@ -39,6 +38,7 @@ def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
 
 
 def _release(text: str) -> Any:
+    """Return the event in a --schedule option. Raise BadInput if it is malformed."""
     from silodp.core.events import Event
     from silodp.core.sampling import FullBatch, Poisson
 
@@ -48,7 +48,7 @@ def _release(text: str) -> Any:
         case ["poisson", rate, noise, count]:
             sampling = Poisson(_number("--schedule", text, rate))
             if not 0 < sampling.rate <= 1:
-                raise BadInput(f"--schedule is {text!r}; a rate lies between 0 and 1")
+                raise BadInput(f"--schedule is {text!r}; a rate must be between 0 and 1")
         case _:
             raise BadInput(
                 f"--schedule is {text!r}; it must be full:NOISE_MULTIPLIER:COUNT or "
@@ -56,11 +56,12 @@ def _release(text: str) -> Any:
             )
     times = _number("--schedule", text, count)
     if times != int(times):
-        raise BadInput(f"--schedule is {text!r}; a count is a whole number")
+        raise BadInput(f"--schedule is {text!r}; a count must be a whole number")
     return Event(sampling, _number("--schedule", text, noise), int(times))
 
 
 def _number(option: str, text: str, part: str) -> float:
+    """Return the number in a part of an option. Raise BadInput unless it is greater than 0."""
     try:
         value = float(part)
     except ValueError:
@@ -71,17 +72,13 @@ def _number(option: str, text: str, part: str) -> float:
 
 
 def summary_of(opened: DurableLedger) -> dict[str, Any]:
-    settings, (count, head), used, spent = (
-        opened.settings,
-        opened.head(),
-        opened.used(),
-        opened.spent(),
-    )
-    alone = {}
-    if (local := opened.local()) is not None:
-        alone["local_epsilon"] = local if math.isfinite(local) else None
-    left_count, left_head = opened.released()
-    return {
+    """Return a ledger's settings, sums, heads and holds as data."""
+    settings = opened.settings
+    count, head = opened.head()
+    used = opened.used()
+    spent = opened.spent()
+    released_count, released_head = opened.released()
+    summary = {
         "ledger": str(opened.path),
         "anchor": str(opened.anchor),
         "rule": settings.rule.name,
@@ -94,29 +91,33 @@ def summary_of(opened: DurableLedger) -> dict[str, Any]:
         "used": used,
         "count": count,
         "head": head,
-        "released_count": left_count,
-        "released_head": left_head,
+        "released_count": released_count,
+        "released_head": released_head,
         "holds": holds_of(opened),
         "closed": opened.closed,
-        **alone,
     }
+    local = opened.local()
+    if local is not None:
+        summary["local_epsilon"] = local if math.isfinite(local) else None
+    return summary
 
 
 def said_of(summary: dict[str, Any]) -> str:
-    """What is spent, of what and against whom: one statement, one figure, which is the one that
-    plan, run and report show.
+    """Return a sentence about what is spent, of what and against whom.
+
+    Its one figure is the one that plan, run and report show.
     """
     from silodp.core.figures import shown
     from silodp.core.privacy.accounting import rounded_up
 
-    about = (
+    conditions = (
         f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} "
         "records"
     )
     if "local_epsilon" not in summary:
         return (
             f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
-            f"({about})."
+            f"({conditions})."
         )
     if summary["local_epsilon"] is not None:
         local = f"epsilon {shown(summary['local_epsilon'])}"
@@ -124,18 +125,17 @@ def said_of(summary: dict[str, Any]) -> str:
         local = "no bound"
     return (
         f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
-        f"against the server, which sees totals ({about}). "
-        "Against whoever sees this silo's own numbers (the shuffler itself, or under masks "
-        f"all other silos and the server together): {local}."
+        f"against the server, which sees totals ({conditions}). Against an observer of this "
+        "silo's own numbers (the shuffler itself, or under masks all other silos and "
+        f"the server together): {local}."
     )
 
 
 def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
-    """The open holds that still reserve something: whose, for which run, the share of the budget,
-    and for how long.
+    """Return the open holds that still reserve something.
 
-    One whose run was charged all of it is open until the gate has heard of the run's end, and keeps
-    nothing from anybody.
+    Each has its asker, its run, its share of the budget and its remaining seconds. A hold whose run
+    was charged all of it stays open until the run's end reaches the gate, and reserves nothing.
     """
     from silodp.silo.ledger.holds import SLACK
     from silodp.silo.ledger.reserve import listed
@@ -155,8 +155,9 @@ def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
 
 
 def queries_of(opened: DurableLedger) -> list[dict[str, Any]]:
-    """Every charge in the order of the ledger, with its cost and what was left after it as shares
-    of the budget.
+    """Return every charge in the order of the ledger.
+
+    Each has its cost, and what was left after it, as shares of the budget.
     """
     capacity = opened.capacity
     entries = list(opened.entries())

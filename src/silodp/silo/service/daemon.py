@@ -1,8 +1,8 @@
-"""The gate daemon, `silodp silo serve`: the process around a door. It loads what the silo owns,
-listens on a Unix socket and keeps a log.
+"""Run the gate daemon, `silodp silo serve`: the process around a door.
 
-Whatever a courier does with its end of the socket, all that goes back is the door's reply or one of
-`LINE_CODES`. Nothing that is printed or logged holds a record.
+It loads the silo's own files, listens on a Unix socket and keeps a log. Whatever a courier does
+with its end of the socket, each reply is the door's reply or one of `LINE_CODES`. Nothing that is
+printed or logged contains a record.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling, approv
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
-    from silodp.silo.service.masking import Masker, Masking
+    from silodp.silo.service.masking import Masking
+    from silodp.silo.service.trust import Trust
 
 # --- what the silo owns --------------------------------------------------------------------------
 
 
 def approved_problem(place: DaemonSettings, features: int, schema: Schema | None) -> Problem:
-    """The problem in the silo's own words. Whether the policy approves it is for the door to
-    say.
-    """
+    """Return the problem in the silo's own words. The door checks if the policy approves it."""
     words = Words(
         place.model,
         schema or Task.plain(len(place.classes)),
@@ -63,40 +62,45 @@ def approved_problem(place: DaemonSettings, features: int, schema: Schema | None
 
 
 def approved_map(place: DaemonSettings, schema: Schema | None) -> FeatureMap | None:
-    """The map of features that the policy names, if it does."""
+    """Return the feature map that the policy names, or None."""
     if not place.feature_map:
         return None
     from silodp.core.features.feature_map import feature_map
 
     shape = schema.shape if schema else ()
-    fresh = _approved(place, run_again)
-    return feature_map(place.feature_map, _approved(place), shape, fresh)
+    load = _approved(place)
+    load_again = _approved(place, run_again)
+    return feature_map(place.feature_map, load, shape, load_again)
 
 
 def _bytes(path: str) -> bytes:
+    """Return the bytes of a file. Raise BadInput if it cannot be read."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
+        raise BadInput(
+            f"{path} of the policy cannot be read: {error.strerror}; restore that file"
+        ) from None
 
 
 def _approved(
     place: DaemonSettings, execute: Callable[[bytes, str], ModuleType] = run
 ) -> Callable[[str], Any]:
-    """Finds FILE.py:NAME in files whose SHA-256 the policy approves, and no others; what runs are
-    the very bytes that were hashed, by `execute`.
+    """Return a loader of FILE.py:NAME for files whose SHA-256 the policy approves, and no others.
 
-    A file is read once, however many words name it: each word's hash is of the bytes that all of
-    them run.
+    Raise BadInput if a file has another hash. The bytes that are run, by `execute`, are those that
+    were hashed. A file is read once, however many words name it, so each word's hash is of the
+    bytes that all of them run.
     """
     sources = {
         path: _bytes(path) for path in dict.fromkeys(path for path, _ in place.code.values())
     }
     for what, (path, wanted) in place.code.items():
-        if (found := hashlib.sha256(sources[path]).hexdigest()) != wanted:
+        digest = hashlib.sha256(sources[path]).hexdigest()
+        if digest != wanted:
             raise BadInput(
                 f"the policy approves a {what} file with SHA-256 {wanted or '(none)'}, but "
-                f"that of {path} is {found}"
+                f"that of {path} is {digest}; restore the approved file"
             )
 
     def load(text: str) -> Any:
@@ -118,8 +122,9 @@ def _approved(
 
 
 class GateLog(Log):
-    """One line for each frame: when, what became of it, which statistic, which query, its price and
-    what is left. No data, no addresses.
+    """One line for each frame, without data or addresses.
+
+    It has the time, the code, the statistic, the query, its price and what is left.
     """
 
     def __init__(self, path: str, most: int) -> None:
@@ -128,12 +133,12 @@ class GateLog(Log):
         self._used = 0.0
 
     def follow(self, ledger: DurableLedger) -> None:
-        """From now on prices are told: what the ledger has used up more than when it was last
-        asked.
-        """
-        self._ledger, self._used = ledger, ledger.used()
+        """Log prices from now on: what the ledger has used up since the last frame."""
+        self._ledger = ledger
+        self._used = ledger.used()
 
     def note(self, note: FrameNote) -> None:
+        """Log one frame."""
         before = self._used
         if self._ledger is not None and note.code == "answered":
             with contextlib.suppress(BadInput):
@@ -165,8 +170,10 @@ def states(
     *,
     clock: Callable[[], float] = time.time,
 ) -> Callable[[], None]:
-    """What a gate tells monitoring: of ledger, policy and clock alone, a charge at the end of its
-    slot. Not the ledger's count of entries, which says when an answer was ready.
+    """Return a function that sets a gate's states for monitoring.
+
+    They follow from ledger, policy and clock alone. A charge shows at the end of its slot. The
+    ledger's count of entries is left out, since it would show when an answer was ready.
     """
 
     @functools.cache
@@ -178,9 +185,9 @@ def states(
         return delayed(Path(place.ledger), lambda: policy.answer_after, clock=clock)
 
     def look() -> None:
-        seen = shown()
-        metrics.gauge("silodp_budget_used_ratio", seen.used())
-        metrics.gauge("silodp_budget_held_ratio", sum(hold.share for hold in listed(seen)))
+        view = shown()
+        metrics.gauge("silodp_budget_used_ratio", view.used())
+        metrics.gauge("silodp_budget_held_ratio", sum(hold.share for hold in listed(view)))
         metrics.gauge("silodp_paused", halted())
         metrics.gauge("silodp_policy_days", (policy.expires - datetime.now(UTC).date()).days)
 
@@ -196,11 +203,30 @@ def load_masking(path: str | Path) -> Masking | None:
     return Masking.load(path)
 
 
-def _masker(masking: Masking, key: Ed25519PrivateKey, policy: Policy) -> Masker:
-    """Return what masks the counts of this silo."""
-    from silodp.silo.service.masking import Masker
+def _trust(
+    shuffling: Shuffling | None,
+    masking: Masking | None,
+    key: Ed25519PrivateKey,
+    policy: Policy,
+) -> Trust | None:
+    """Return the object that hides the silo's part of a total, None if it answers no totals.
 
-    return Masker(masking, key, policy.definition)
+    Raise `BadInput` where the policy has both tables: a silo trusts masks or a shuffler.
+    """
+    if shuffling and masking:
+        raise BadInput(
+            "the policy has the tables [shuffle] and [masks]; a silo takes part in one kind of "
+            "total, so remove one of them"
+        )
+    if shuffling:
+        from silodp.silo.service.sealing import Sealer
+
+        return Sealer(shuffling, read_key(shuffling.pseudonym))
+    if masking:
+        from silodp.silo.service.masking import Masker
+
+        return Masker(masking, key, policy.definition)
+    return None
 
 
 def open_door(
@@ -214,11 +240,12 @@ def open_door(
     registry: Path | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[Door, tuple[str, ...], int]:
-    """All that a silo shows the world, made of its own files, its features and the model's number
-    of parameters; BadInput, without a record in it, if anything is not as the policy says.
+    """Return the silo's door, its features and the model's number of parameters.
 
-    No record decides whether the door opens. `tell` is given what the hospital alone should read of
-    its records: it must go to the officer's own screen, and never into what leaves.
+    Everything is made of the silo's own files. Raise BadInput, without a record in it, if anything
+    is not as the policy requires. No record decides whether the door opens. `tell` gets sentences
+    about the records for the hospital alone. It must write to the officer's own screen, and never
+    into a reply.
     """
     # Reading is loaded here, once, and apart from all that answers.
     from silodp.silo.data.faults import Faults
@@ -226,41 +253,33 @@ def open_door(
 
     faults = Faults()
     schema = find_schema(place)
-    own = read_records(place, schema, faults)
+    data = read_records(place, schema, faults)
     mapped = approved_map(place, schema)
     if mapped and is_file(mapped.text):
         from silodp.silo.service.elsewhere import refuse_other_elsewhere
 
         source = _bytes(parse(place.feature_map)[0])
-        refuse_other_elsewhere(mapped, source, own.x.shape[-1])
-    problem = approved_problem(place, own.x.shape[-1], schema)
+        refuse_other_elsewhere(mapped, source, data.x.shape[-1])
+    problem = approved_problem(place, data.x.shape[-1], schema)
     key = read_key(place.key)
-    if shuffling:
-        sealing = (shuffling, read_key(shuffling.pseudonym))
-    else:
-        sealing = None
-    if masking:
-        masks = _masker(masking, key, policy)
-    else:
-        masks = None
+    records = data.records()
     door = Door(
         policy,
         problem,
-        own.records(),
+        records,
         ledger,
         held_out=place.held_out,
         signing_key=key,
-        shuffling=sealing,
-        masks=masks,
+        trust=_trust(shuffling, masking, key, policy),
         registry=registry,
         noted=noted,
-        known_by=own.known_by,
+        known_by=data.known_by,
         mapped=mapped,
     )
     faults.records = door.void
     for sentence in faults.sentences():
         tell(sentence)
-    return door, own.features, problem.dim
+    return door, data.features, problem.dim
 
 
 def serve(
@@ -269,18 +288,29 @@ def serve(
     ready: Callable[[Policy, DaemonSettings], None],
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> None:
-    """`silodp silo serve`: returns once `stop` can be read; BadInput, without a record in it, if
-    anything is not as the policy says.
+    """Serve the silo's gate until `stop` can be read, for `silodp silo serve`.
 
-    When `silodp silo approve` has approved another study it begins anew by itself, as if it had
-    been started then. `tell` is for the operator's own screen, as for `open_door`.
+    Raise BadInput, without a record in it, if anything is not as the policy requires. When `silodp
+    silo approve` has approved another study, the gate starts again by itself. `tell` is for the
+    operator's own screen, as for `open_door`.
     """
     while _serve(path, stop, ready, tell):
         ready = _nobody
 
 
 def _nobody(policy: Policy, place: DaemonSettings) -> None:
-    """Told once, at the first start."""
+    """Do nothing. `ready` is called at the first start only."""
+
+
+def _refuse_reachable(files: list[str], place: DaemonSettings) -> None:
+    """Raise BadInput if the courier's user could read the times of one of these files."""
+    for file in files:
+        if reachable(file, group_of(place.socket_group)):
+            raise BadInput(
+                f"answer_after is set, but the courier's user can reach {file} and "
+                "read from its times when an answer was ready; "
+                "keep it in a folder with mode 0700, and the socket in a folder of its own"
+            )
 
 
 def _serve(
@@ -289,14 +319,16 @@ def _serve(
     ready: Callable[[Policy, DaemonSettings], None],
     tell: Callable[[str], None],
 ) -> bool:
-    """Whether it ended since another study was approved."""
-    entrust([path])  # before a word of it is believed
+    """Serve the gate, and return whether it ended because another study was approved."""
+    entrust([path])  # before the file is read
     approved = approval_stamp(path)
     policy = Policy.load(path)
     place = DaemonSettings.load(path)
     shuffling = Shuffling.load(path)
     masking = load_masking(path)
-    secret = (place.data, place.key, place.ledger, shuffling.pseudonym if shuffling else None)
+    secret = [place.data, place.key, place.ledger]
+    if shuffling:
+        secret.append(shuffling.pseudonym)
     daemon.check_files(
         place,
         used=(*(path for path, _ in place.code.values()), place.schema, Registry().folder),
@@ -309,22 +341,20 @@ def _serve(
     ):
         ledger = DurableLedger.open(Path(place.ledger))
         entrust([ledger.anchor])
-        dated = [place.ledger, str(ledger.anchor), place.log, *filter(None, [ledger.witness])]
-        for file in dated if policy.answer_after else ():
-            if reachable(file, group_of(place.socket_group)):
-                raise BadInput(
-                    f"answer_after is set, but the courier's user can come to {file} and "
-                    "read from its times when an answer was ready; "
-                    "keep it in a folder with mode 0700, and the socket in a folder of its own"
-                )
-        (door, _, _), key = (
-            open_door(policy, place, shuffling, ledger, masking=masking, noted=log.note, tell=tell),
-            read_key(place.key),
+        if policy.answer_after:
+            dated = [place.ledger, str(ledger.anchor), place.log, *filter(None, [ledger.witness])]
+            _refuse_reachable(dated, place)
+        door, _, _ = open_door(
+            policy, place, shuffling, ledger, masking=masking, noted=log.note, tell=tell
         )
+        key = read_key(place.key)
         log.follow(ledger)
 
         def handle(frame: bytes) -> bytes:
-            (door.pause if pause.on() else door.resume)()
+            if pause.on():
+                door.pause()
+            else:
+                door.resume()
             return door.handle(frame)
 
         server = Server(

@@ -1,13 +1,13 @@
-"""The door of a deployed silo: a frame of bytes comes in, a frame of bytes goes out, and this is
-all that ever does.
+"""Answer frames for a deployed silo: a frame of bytes in, a frame of bytes out, and nothing else.
 
-What leaves is a release that has been charged and stored, or one code of `refusals.CODES`. Which of
-them, and how long the frame is, is a function of the query, the policy and the ledger; no
-exception's text, no shape and no count passes. How long it takes to make does depend a little on
-records and noise (a record on which the model raises, a slow draw, numbers below 2^-1022, which are
-not flushed to zero and which processors are slow with): with the policy's `answer_after` the daemon
-sends every reply at the end of a slot of that length (`listener.Server`), so that nobody is trusted
-to hold replies back.
+A reply is a release that has been charged and stored, or one code of `refusals.CODES`. Which of
+them, and how long the frame is, is a function of the query, the policy and the ledger. No
+exception's text, no shape and no count passes.
+
+How long a reply takes does depend a little on records and noise: on a record on which the model
+raises, on a slow draw, on numbers below 2^-1022, which are not flushed to zero and which processors
+are slow with. With the policy's `answer_after` the daemon therefore sends every reply at the end of
+a slot of that length (`listener.Server`). No other party is trusted to delay replies.
 """
 
 from __future__ import annotations
@@ -29,23 +29,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.mechanisms import Shuffled
-from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.work import price_work
 from silodp.core.problem.problem import Problem
-from silodp.core.protocol.box import Contribution, encrypt_box
 from silodp.core.protocol.codec import (
     MAX_HEADER,
     OVERHEAD,
     Answer,
-    Envelope,
     Refusal,
     Sealed,
     decode_query,
     encode_reply,
 )
 from silodp.core.protocol.frames import COMMON
-from silodp.core.protocol.masks import ROW
 from silodp.core.protocol.offers import KEYS, Offer, decode_key_request, encode_offer
 from silodp.core.protocol.quote import (
     HOLD,
@@ -57,35 +52,36 @@ from silodp.core.protocol.quote import (
 )
 from silodp.core.protocol.quote import LIMIT as HOLD_LIMIT
 from silodp.core.protocol.refusals import CODES
-from silodp.core.query import Release
 from silodp.core.statistics import MAX_EDGES
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger, QueryLedger
-from silodp.silo.ledger.reserve import checkpoint, finish, known, take, taken_since
+from silodp.silo.ledger.reserve import checkpoint, finish, take, taken, taken_since
 from silodp.silo.service.limits import Limits
 from silodp.silo.service.pace import slot_for
-from silodp.silo.service.policy import HOUR, Policy, Shuffling
+from silodp.silo.service.policy import HOUR, Policy
+from silodp.silo.service.trust import ALONE, NoTotals, Trust
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
     from silodp.silo.data.tables import Known
-    from silodp.silo.service.masking import Masker
 
 FINISHED = 10_000
-"""Runs whose release is remembered in memory, newest first to stay."""
+"""Most runs whose release is remembered in memory. The latest ones stay."""
 
 
 def definition_hash(problem: Problem) -> str:
-    """The name of a problem in policies and queries: SHA-256 of its definition."""
+    """Return the name of a problem in policies and queries: the SHA-256 of its definition."""
     return hashlib.sha256(problem.definition().encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class FrameNote:
-    """What an operator may read of one frame, a function of query, policy and ledger: answered,
-    repeated, held, released, or the code of the refusal."""
+    """What an operator may read about one frame, as a function of query, policy and ledger.
+
+    `code` is answered, repeated, held, released, or the code of the refusal.
+    """
 
     code: str
     query_id: str = "-"
@@ -93,9 +89,7 @@ class FrameNote:
 
 
 class Door:
-    """Answers frames for the records of one silo, one at a time, within its policy and its
-    ledger.
-    """
+    """Answers frames for the records of one silo, one at a time, within its policy and ledger."""
 
     def __init__(
         self,
@@ -106,38 +100,35 @@ class Door:
         *,
         held_out: float = 0.0,
         signing_key: Ed25519PrivateKey | None = None,
-        shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None,
-        masks: Masker | None = None,
+        trust: Trust | None = None,
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[FrameNote], None] = lambda note: None,
         known_by: Known | None = None,
         mapped: FeatureMap | None = None,
     ) -> None:
-        """Raises BadInput unless the policy approves this problem, the ledger is that of these
-        records and of the policy's budget, and this machine computes each record by itself
-        (`Exact.verify`).
+        """Open the door. Raise BadInput unless policy, ledger, records and machine fit together.
 
-        A share `held_out` of the records, by position (of persons by secret marks), is what a Score
-        is over, and nothing else.
-        `shuffling` is the policy's table of that name with the pseudonym's key; without it,
-        shuffled queries are refused; masked ones are without `masks`. `noted` is told of each
-        frame, before its reply is sent. `known_by` are the features and labels that the ledger
-        recognises the records by, an exact digest of them all, and who the persons are, where those
-        are not the records' own: what a file holds stays the same under another schema. The model
-        sees what `mapped` makes of the records.
+        The policy must approve this problem. The ledger must be that of these records and of the
+        policy's budget. This machine must compute each record by itself (`Exact.verify`).
+
+        `held_out` is the share of the records, by position (of persons by secret marks), that a
+        Score is over, and nothing else. `trust` hides the silo's part of a total; without it,
+        totals are refused. `noted` is called for each frame, before its reply is sent. `known_by`
+        are the features, labels, exact digest and persons that the ledger recognises the records
+        by, if they differ from the records' own: a file's content stays the same under another
+        schema. The model sees what `mapped` makes of the records.
         """
         if policy.definition != definition_hash(problem):
+            study = "a study"
             if policy.study:
-                named = f"the study {policy.study}"
-            else:
-                named = "a study"
+                study = f"the study {policy.study}"
             raise BadInput(
-                f"the policy of {policy.silo} approves {named} by its definition, "
+                f"the policy of {policy.silo} approves {study} by its definition, "
                 f"{policy.definition[:12]}.., but model, loss, prox, schema and torch "
                 "version as they are here make another, "
                 f"{definition_hash(problem)[:12]}..; restore what was changed, or approve "
-                "what is wanted now: "
+                "the new one: "
                 "`silodp federation propose` at the server, then `silodp silo approve` here"
             )
         if policy.budget != ledger.settings.budget:
@@ -147,12 +138,12 @@ class Door:
             )
         self._n = records.counts[0]
         self._dim = problem.dim
-        known = known_by or records.known_by
-        _, self._generation = ledger.recognise(*known, registry=registry)
+        identity = known_by or records.known_by
+        _, self._generation = ledger.recognise(*identity, registry=registry)
         places = partial(ledger.partition, generation=self._generation)
         marks = None
         if problem.person:
-            persons = known[3] or [""] * self._n
+            persons = identity[3] or [""] * self._n
             marks = ledger.marks(persons, records.contents)
         self._exact = Exact(
             problem,
@@ -167,8 +158,7 @@ class Door:
         self._ledger = ledger
         self._key = signing_key
         self._clock = clock
-        self._shuffling = shuffling
-        self._masks = masks
+        self._trust = trust or NoTotals()
         self._charges = Charges()
         self._noted = noted
         self._note = FrameNote("answered")
@@ -178,32 +168,28 @@ class Door:
         self._longest = (
             OVERHEAD + 8 + MAX_HEADER + 16 * max(problem.dim, self._exact.features, MAX_EDGES)
         )
-        if masks:
-            self._longest += ROW * (len(masks.policy.members) + 1)
-        else:
-            self._longest += 0
+        self._longest += self._trust.room
         self.limit = max(self._longest, HOLD_LIMIT)
-        """Bytes of the longest frame that is looked at: a query with two points of the model in
-        float64, or what a hold is asked for with.
+        """Bytes of the longest frame that is decoded: a query with two points of the model in
+        float64, or a request for a hold.
         """
         self._limits = Limits(
             policy,
             partial(price_work, ledger.settings.rule),
             taken_since(ledger, _stamp(clock() - HOUR)),
         )
-        with contextlib.suppress(
-            Refused
-        ):  # what cannot be purged now is when a question comes, or the question is refused
+        # If purging fails now, it is tried again at the next query, which is refused if it fails.
+        with contextlib.suppress(Refused):
             self._purge(clock())
         with contextlib.suppress(Refused):  # a checkpoint can wait
             checkpoint(ledger, clock(), expired=True)
         self._finished: dict[tuple[str, str], int] = {}
-        """The number under which a run was last released: a hold that comes late is not taken,
-        though the ledger had nothing to release.
+        """The number under which a run was last released. A request for a hold that arrives late
+        is refused, even if the ledger had nothing to release.
         """
 
     def slot(self) -> float:
-        """Return the seconds that `answer_after` should be: measured on made-up records."""
+        """Return the seconds that `answer_after` should be, measured on invented records."""
         return slot_for(
             self._exact.problem,
             *self._exact.shapes,
@@ -214,22 +200,23 @@ class Door:
 
     @property
     def void(self) -> int:
-        """How many records count as zero. For the hospital alone: nothing that leaves has it."""
+        """Return how many records count as zero, for the hospital alone. No reply contains this
+        number.
+        """
         return self._exact.void
 
     def pause(self) -> None:
-        """From now on every frame is refused with "paused"; an answer that is being computed is
+        """Refuse every frame with "paused" from now on. An answer that is being computed is
         finished.
         """
         self._paused = True
 
     def resume(self) -> None:
+        """Answer frames again."""
         self._paused = False
 
     def handle(self, frame: bytes) -> bytes:
-        """The reply to a frame: always a valid reply frame, whatever the bytes and whatever the
-        records.
-        """
+        """Return a valid reply to a frame, whatever its bytes and whatever the records."""
         with self._lock:
             self._note = FrameNote("answered")
             try:
@@ -241,15 +228,16 @@ class Door:
                     code = "internal"
                 self._note = replace(self._note, code=code)
                 reply = encode_reply(Refusal(code, hashlib.sha256(frame).hexdigest()), self._key)
-            with contextlib.suppress(
-                Exception
-            ):  # a full disk stops no answer that was charged and stored
+            # A log on a full disk must not stop an answer that was charged and stored.
+            with contextlib.suppress(Exception):
                 self._noted(self._note)
             return reply
 
     def _answer(self, frame: bytes) -> bytes:
-        """Decode, policy, ledger, gate (check, charge durably, compute), store, send: each only if
-        all before it agreed.
+        """Return the reply to a query. Raise Refused if a check fails.
+
+        The steps are decode, policy, ledger, gate (check, charge durably, compute), store, send.
+        Each runs only if all before it passed.
         """
         if self._paused:
             raise Refused("paused")
@@ -263,10 +251,13 @@ class Door:
         self._note = FrameNote("answered", envelope.query_id, type(query.statistic).__name__)
         self._purge(now)
         self._policy.check(envelope, asker, n=self._n, now=now)
-        round = ""
         if query.mechanism.total:
-            self._check_total(envelope)
+            trust = self._trust
             round = envelope.shuffle_round
+        else:
+            trust = ALONE
+            round = ""
+        trust.check(envelope, self._n)
         who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         with self._ledger.question(
             query_id=envelope.query_id,
@@ -276,26 +267,22 @@ class Door:
             run=envelope.run,
             round=round,
             generation=self._generation,
-            most_local=self._most_local(),
+            most_local=self._trust.local_limit,
             now=now,
         ) as paid:
             if paid.answer is not None:
                 self._note = replace(self._note, code="repeated")
-                if (
-                    query.mechanism.masked and self._masks
-                ):  # stored, but who stored it may have died, or failed, before this
-                    self._masks.forget(asker, envelope.run, envelope.cohort)
+                # The process that stored the answer may have died before it forgot the key.
+                trust.forget(asker, envelope)
                 return paid.answer
             self._exact.check(query)
             self._limits.count_work(asker, [query.event()], now)
-            if query.mechanism.masked and self._masks:
-                self._masks.begin(asker, envelope, paid.rounds)
+            trust.begin(asker, envelope, paid.rounds)
             self._charges.read(paid)
-            if not self._charges.known(
-                envelope.query_id
-            ):  # or else charged but not answered, as when the process died in between
+            # A query may be charged but not answered, if the process died in between.
+            if not self._charges.known(envelope.query_id):
                 self._policy.check_rate(asker, envelope.run, now=now, counts=self._charges)
-            # the charge ends the transaction: no record is read within it
+            # The charge ends the transaction, so no record is read within it.
             release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
         self._charges.read(paid, _stamp(now))
         count, head = paid.released
@@ -303,29 +290,27 @@ class Door:
         if release.event.total:
             answer = Sealed(
                 *names,
-                self._hidden(asker, envelope, release),
+                trust.hide(asker, envelope, release.value.flatten().numpy()),
                 cast(TotalEvent, release.event),
                 count,
                 head,
             )
         else:
+            packing = None
             if envelope.version > COMMON:
                 packing = self._exact.packing(query)
-            else:
-                packing = None
             answer = Answer(
                 *names, release.value[0], cast(Event, release.event), count, head, packing
             )
-        stored = paid.store(
-            encode_reply(answer, self._key)
-        )  # another process may have been first: then its bytes are the answer
-        if query.mechanism.masked and self._masks:
-            self._masks.forget(asker, envelope.run, envelope.cohort)
+        # If another process stored an answer first, its bytes are the answer.
+        stored = paid.store(encode_reply(answer, self._key))
+        trust.forget(asker, envelope)
         return stored
 
     def _purge(self, now: float) -> None:
-        """Once a day, before a question is looked at, and at the start: answers that are older than
-        the policy keeps them.
+        """Delete answers that are older than the policy allows, once a day and at the start.
+
+        It runs before a query is looked at.
         """
         today = datetime.fromtimestamp(now, UTC).date()
         if today != self._purged:
@@ -336,11 +321,13 @@ class Door:
             self._purged = today
 
     def _hold(self, frame: bytes) -> bytes:
-        """Takes a hold for a run, or releases one; no record is touched, and nothing is charged."""
+        """Take or release a hold for a run. No record is touched, and nothing is charged."""
         request, asker, digest = decode_hold(frame)
         now = self._clock()
-        wanted = isinstance(request, HoldRequest)
-        self._note = FrameNote("held" if wanted else "released", request.hold)
+        if isinstance(request, HoldRequest):
+            self._note = FrameNote("held", request.hold)
+        else:
+            self._note = FrameNote("released", request.hold)
         self._policy.check_asker(request, asker, now=now)
         names = request.silo, request.run, request.hold, digest
         if not isinstance(request, HoldRequest):
@@ -357,87 +344,44 @@ class Door:
             events,
             len(frame),
             now,
-            taken=lambda: known(self._ledger, request.hold),
+            taken=lambda: taken(self._ledger, request.hold),
         )
         for event in events:
             self._policy.check_planned(event, n=self._n)
             if event.total:
-                self._check_planned_total(cast(TotalEvent, event))
+                self._trust.check_planned(cast(TotalEvent, event))
         self._limits.count_work(asker, events, now)
-        about = {
-            "hold": request.hold,
-            "digest": digest,
-            "asker": asker,
-            "run": request.run,
-            "number": request.number,
-        }
-        found = take(
+        outcome = take(
             self._ledger,
-            **about,
+            hold=request.hold,
+            digest=digest,
+            asker=asker,
+            run=request.run,
+            number=request.number,
             events=events,
             caps=self._policy,
             now=now,
             generation=self._generation,
         )
-        self._note = replace(self._note, code=found.code or "held")
-        if math.isfinite(found.needed):
-            needed = found.needed
-        else:
-            needed = None
+        self._note = replace(self._note, code=outcome.code or "held")
+        needed = None
+        if math.isfinite(outcome.needed):
+            needed = outcome.needed
+        left = None
         if asker in self._policy.sees_left:
-            left = max(0.0, found.left)
-        else:
-            left = None
+            left = max(0.0, outcome.left)
         return encode_hold_reply(
-            HoldReply(*names, found.code, found.seconds, needed, left), self._key
+            HoldReply(*names, outcome.code, outcome.seconds, needed, left), self._key
         )
 
     def _offer(self, frame: bytes) -> bytes:
-        """Gives the silo's key for a run; no record is touched, and nothing is charged."""
+        """Return the silo's key for a run. No record is touched, and nothing is charged."""
         request, asker, digest = decode_key_request(frame)
         self._note = FrameNote("offered", request.run)
         self._policy.check_asker(request, asker, now=self._clock())
         return encode_offer(
-            Offer(request.silo, digest, self._masker().offer(asker, request.run)), self._key
+            Offer(request.silo, digest, self._trust.offer(asker, request.run)), self._key
         )
-
-    def _check_total(self, envelope: Envelope) -> None:
-        """A total is refused that counts on more noise of others than the officer allows."""
-        mechanism = as_total(envelope.query.mechanism)
-        if mechanism.masked:
-            self._masker().check(envelope, int(mechanism.sampling.batch(self._n)))
-        else:
-            self._check_shuffle(mechanism)
-
-    def _masker(self) -> Masker:
-        if self._masks is None:
-            raise Refused("masks")
-        return self._masks
-
-    def _check_shuffle(self, asked: Shuffled | TotalEvent) -> None:
-        if self._shuffling is None:
-            raise Refused("shuffle")
-        self._shuffling[0].check(asked)
-
-    def _check_planned_total(self, event: TotalEvent) -> None:
-        """Of masked totals the cohort is not known before they are asked: a hold of them is of what
-        they cost with so many shares.
-        """
-        if self._masks is None:
-            self._check_shuffle(event)
-
-    def _most_local(self) -> float:
-        if self._shuffling:
-            shuffled = self._shuffling[0].maximum_local_epsilon
-        else:
-            shuffled = math.inf
-        return min(shuffled, self._masks.policy.maximum_local_epsilon if self._masks else math.inf)
-
-    def _hidden(self, asker: str, envelope: Envelope, release: Release) -> bytes:
-        """The numbers under the masks of the query's cohort, or in a box for the shuffler."""
-        if envelope.query.mechanism.masked and self._masks:
-            return self._masks.masked(asker, envelope, release.value[0, 0].numpy())
-        return self._sealed(envelope, release)
 
     def _finish(self, asker: str, request: ReleaseRequest) -> None:
         who = asker, request.run
@@ -445,24 +389,12 @@ class Door:
         if len(self._finished) > FINISHED:
             del self._finished[next(iter(self._finished))]
 
-    def _sealed(self, envelope: Envelope, release: Release) -> bytes:
-        """The numbers in a box for the shuffler alone, on the silo's condition."""
-        mechanism = as_total(envelope.query.mechanism)
-        assert self._shuffling is not None
-        shuffling, pseudonym = self._shuffling
-        contribution = Contribution(
-            envelope.shuffle_round,
-            mechanism.counted + shuffling.colluding,
-            release.value.flatten().numpy(),
-        )
-        return encrypt_box(contribution, shuffling.shuffler, pseudonym)
-
 
 class Charges:
-    """What the policy's rates count by: the ledger's charges, so that a restart forgets none.
+    """The charges that the policy's rates count, from the ledger, so that a restart forgets none.
 
-    Formal guarantee: counts what the file holds, as of the last call of `read`, which is within the
-    transaction of the charge.
+    Formal guarantee: they are the charges in the file, as of the last call of `read`, which is
+    within the transaction of the charge.
     """
 
     def __init__(self) -> None:
@@ -471,43 +403,48 @@ class Charges:
         self._times: list[str] = []
 
     def known(self, query_id: str) -> bool:
-        """Return whether the query has been charged: then it may be computed again under that
-        charge, whatever the rates.
+        """Return whether the query has been charged.
+
+        Then it may be computed again under that charge, whatever the rates.
         """
         return query_id in self._runs
 
     def read(self, paid: QueryLedger, stamp: str = "") -> None:
-        """Take in the charges that are new in the ledger. Entries of another kind are not looked
-        at.
+        """Read the charges that are new in the ledger. Entries of another kind are not read.
 
-        After a charge `stamp` is the door's own time, which counts where no other was made.
+        After a charge, `stamp` is the door's own time, which counts if there is no other new
+        charge.
         """
         new = paid.charges(after=len(self._times))
         for entry in new:
             self._runs[entry.query_id] = entry.asker, entry.run
             self._count[entry.asker, entry.run] += 1
-            self._times.append(stamp if stamp and len(new) == 1 else entry.time)
+            if stamp and len(new) == 1:
+                self._times.append(stamp)
+            else:
+                self._times.append(entry.time)
 
     def in_run(self, asker: str, run: str) -> int:
-        """Charges of this asker's run, ever: another's may have its name."""
+        """Return how many charges this asker's run has. Another asker may use the same name."""
         return self._count[asker, run]
 
     def since(self, time: float) -> int:
-        """Charges with a later time stamp (seconds since 1970), those from the future among them,
-        should the clock have gone back.
+        """Return how many charges have a later time stamp (seconds since 1970).
+
+        Charges from the future count too, in case the clock was put back.
         """
         moment = _stamp(time)
         return sum(stamp > moment for stamp in self._times)
 
 
 def _stamp(time: float) -> str:
-    """A time in the ledger's own form, in which text sorts as time does."""
+    """Return a time in the ledger's own form, in which text sorts as time does."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
 
 
 @contextlib.contextmanager
 def _closed() -> Iterator[None]:
-    """The ledger explains to people what is wrong with it; an asker learns that something is."""
+    """Turn the ledger's sentence for people into Refused("ledger") for an asker."""
     try:
         yield
     except BadInput:

@@ -1,14 +1,13 @@
-"""Try a user's own map of features in a second process, on made-up records.
+"""Try a user's own feature map in a second process, on invented records.
 
-A map may follow from what its process did before: a clock, a hash of text, a draw. No record is
-seen here. The gate compares the digests of both processes before it serves.
+A map may depend on its process: on a clock, a hash of text, a draw. No record is used here. The
+gate compares the digests of both processes before it serves.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,28 +18,25 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import parse
 from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.host.extension import named, run, run_again
+from silodp.host.python_path import child_environment
 
 PATIENCE = 600.0
-"""Seconds that the second process is given."""
+"""Seconds after which the second process is stopped."""
 
 
 def refuse_other_elsewhere(mapped: FeatureMap, source: bytes, features: int) -> None:
-    """Raise BadInput unless the map of a file gives the same bits in a process of its own."""
+    """Raise BadInput unless the map of a file gives the same bits in a second process."""
     question = {
         "text": mapped.text,
         "source": base64.b64encode(source).decode(),
         "features": features,
         "threads": torch.get_num_threads(),
     }
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = os.pathsep.join(path for path in paths if os.path.isabs(path))
-    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"PYTHONPATH": kept} if kept else {}
     try:
-        found = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-P", "-m", "silodp.silo.service.elsewhere"],
             input=json.dumps(question).encode(),
-            env=environment,
+            env=child_environment(),
             cwd=Path(sys.prefix),
             capture_output=True,
             timeout=PATIENCE,
@@ -51,10 +47,10 @@ def refuse_other_elsewhere(mapped: FeatureMap, source: bytes, features: int) -> 
             f"the features {mapped.text} cannot be tried in a second process "
             f"({type(error).__name__}); let the gate's user start one"
         ) from None
-    if found.split()[-1:] != [_digest(mapped, features)]:
+    if output.split()[-1:] != [_digest(mapped, features)]:
         raise BadInput(
-            f"the features {mapped.text} are other ones in a second process; let them follow from "
-            "the record alone: from no clock, no draw and no hash of text"
+            f"the features {mapped.text} differ in a second process; compute them from the record "
+            "alone: from no clock, no draw and no hash of text"
         )
 
 

@@ -1,8 +1,8 @@
-"""What one asker may make a gate compute and write down in an hour without paying: bounded before
-anything is done, asker by asker, so that none uses up what another may.
+"""Limit what one asker may make a gate compute and record in an hour without paying.
 
-Each limit is a function of the asker's own requests, the policy and the time. A frame that comes
-again counts once, so that a courier uses up nothing by repeating frames.
+The limits apply before anything is done, to each asker separately, so that none uses up what
+another may use. Each limit is a function of the asker's own requests, the policy and the time. A
+repeated frame counts once, so a courier uses up nothing by repeating frames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from silodp.silo.ledger.chain import Entry, event_of
 from silodp.silo.service.policy import HOUR, Policy
 
 MOST_WORK = 2**26
-"""Numbers that the prices of one request may take to compute: some seconds."""
+"""Most numbers that the prices of one request may take to compute: some seconds."""
 HOUR_WORK = 2**28
 """Numbers that the prices of one asker's requests in an hour may take to compute."""
 HOUR_BYTES = 2**21
@@ -46,36 +46,38 @@ def _noise(event: Event | TotalEvent) -> tuple:
 
 
 @dataclass
-class _Asked:
-    """What one asker has asked for in the last hour."""
+class _Requests:
+    """The requests of one asker in the last hour."""
 
     holds: dict[str, tuple[float, int, int]] = field(default_factory=dict)
-    """By digest of a request for a hold: when it came first, its prices and its bytes."""
+    """By digest of a request for a hold: its first time, its prices and its bytes."""
     work: dict[int, int] = field(default_factory=dict)
     """By minute: numbers computed for prices."""
     priced: OrderedDict[tuple, None] = field(default_factory=OrderedDict)
+    """The latest prices that were computed."""
 
 
 class Limits:
-    """Counts the unpaid requests of each asker, and refuses those past a limit."""
+    """Count the unpaid requests of each asker, and refuse those past a limit."""
 
     def __init__(
         self, policy: Policy, work: Callable[[Event | TotalEvent], int], holds: Iterable[Entry]
     ) -> None:
-        """Take the holds of the last hour from the ledger, so that a restart forgets none that was
-        given. `work` is what the price of an event takes to compute.
+        """Read the holds of the last hour from the ledger, so that a restart forgets none.
+
+        `work` returns how much the price of an event takes to compute.
         """
         self._policy = policy
         self._work = work
-        self._asked: dict[str, _Asked] = {}
+        self._requests: dict[str, _Requests] = {}
         for entry in holds:
             events = [event_of(event) for event in json.loads(entry.event)["events"]]
             size = len(entry.event) + ENTRY_BYTES
-            asked = self._of(entry.asker)
-            asked.holds[entry.digest] = entry.moment, count_prices(events), size
+            requests = self._of(entry.asker)
+            requests.holds[entry.digest] = entry.moment, count_prices(events), size
 
-    def _of(self, asker: str) -> _Asked:
-        return self._asked.setdefault(asker, _Asked())
+    def _of(self, asker: str) -> _Requests:
+        return self._requests.setdefault(asker, _Requests())
 
     def count_hold(
         self,
@@ -87,47 +89,52 @@ class Limits:
         *,
         taken: Callable[[], bool],
     ) -> None:
-        """Count a request for a hold that has not come before, by its events and its bytes. Raise
-        Refused("rate") past a limit. `taken` says whether the ledger has a hold of this id.
+        """Count a new request for a hold, by its events and its bytes. Raise Refused("rate") past a
+        limit.
+
+        A request that was counted before is not counted again. `taken` returns whether the ledger
+        has a hold of this id.
         """
-        asked = self._of(asker)
-        for old in [one for one, (moment, *_) in asked.holds.items() if moment <= now - HOUR]:
-            del asked.holds[old]
-        if digest in asked.holds or taken():
+        requests = self._of(asker)
+        for old in [each for each, (moment, *_) in requests.holds.items() if moment <= now - HOUR]:
+            del requests.holds[old]
+        if digest in requests.holds or taken():
             return
         prices = count_prices(events)
         size = size + ENTRY_BYTES
-        recent = list(asked.holds.values())
-        so_far = sum(known for _, known, _ in recent)
-        # One request is always let through: a run may have more kinds of events than the policy
-        # lets it ask questions in an hour.
-        self._policy.check_quotes(so_far, prices if recent else 1)
-        if sum(known for *_, known in recent) + size > HOUR_BYTES:
+        recent = list(requests.holds.values())
+        prices_so_far = sum(each for _, each, _ in recent)
+        bytes_so_far = sum(each for *_, each in recent)
+        # One request always passes: a run may have more kinds of events than the queries that the
+        # policy allows in an hour.
+        self._policy.check_quotes(prices_so_far, prices if recent else 1)
+        if bytes_so_far + size > HOUR_BYTES:
             raise Refused("rate")
-        asked.holds[digest] = now, prices, size
+        requests.holds[digest] = now, prices, size
 
     def count_work(self, asker: str, events: Iterable[Event | TotalEvent], now: float) -> None:
-        """Count what the prices of these events take to compute, each distinct one once. Raise
-        Refused("rule") where one request takes too much, and Refused("rate") where the hour does.
+        """Count what the prices of these events take to compute, each distinct one once.
+
+        Raise Refused("rule") if one request takes too much, and Refused("rate") if the hour does.
         """
-        asked = self._of(asker)
+        requests = self._of(asker)
         new = {}
         for event in events:
             key = event.sampling.at(0), _noise(event)
-            if key not in asked.priced:
+            if key not in requests.priced:
                 new[key] = self._work(event)
         wanted = sum(new.values())
         if wanted > MOST_WORK:
             raise Refused("rule")
         minute = int(now // 60)
-        for old in [one for one in asked.work if not minute - 60 <= one]:
-            del asked.work[old]
-        if wanted and sum(asked.work.values()) + wanted > HOUR_WORK:
+        for old in [each for each in requests.work if not minute - 60 <= each]:
+            del requests.work[old]
+        if wanted and sum(requests.work.values()) + wanted > HOUR_WORK:
             raise Refused("rate")
         if wanted:
-            asked.work[minute] = asked.work.get(minute, 0) + wanted
+            requests.work[minute] = requests.work.get(minute, 0) + wanted
         for key, cost in new.items():
             if cost:
-                asked.priced[key] = None
-        while len(asked.priced) > PRICES:
-            asked.priced.popitem(last=False)
+                requests.priced[key] = None
+        while len(requests.priced) > PRICES:
+            requests.priced.popitem(last=False)

@@ -25,6 +25,7 @@ from silodp.core.protocol.codec import Envelope
 from silodp.core.protocol.masks import (
     EPOCH,
     MODULI,
+    ROW,
     Row,
     is_signed,
     masked,
@@ -35,6 +36,7 @@ from silodp.core.protocol.masks import (
 from silodp.host.atomic import write
 from silodp.host.tables import check_number, check_text, check_whole, of_table, table_text, toml
 from silodp.silo.service.policy import own_table
+from silodp.silo.service.trust import Trust
 
 RUNS = 64
 """Runs of one asker that a gate remembers at once; of more the oldest are forgotten, with keys that
@@ -158,13 +160,15 @@ class _Run:
     """Round and digest of the latest attempt, which may have been charged or refused."""
 
 
-class Masker:
+class Masker(Trust):
     """Masks the numbers of one silo. Which tables it accepts follows from the query and the policy;
     what it has answered before, from neither.
     """
 
     def __init__(self, masking: Masking, identity: Ed25519PrivateKey, definition: str) -> None:
         self.policy = masking
+        self.local_limit = masking.maximum_local_epsilon
+        self.room = ROW * (len(masking.members) + 1)
         self._identity = identity
         self._definition = definition
         self._own = identity.public_key().public_bytes_raw()
@@ -190,20 +194,27 @@ class Masker:
             )
         return kept.row
 
-    def forget(self, asker: str, run: str, table: bytes) -> None:
-        """The key is gone if it is in this table, whose answer is stored. The next question needs,
-        and its key round gets, another.
+    def forget(self, asker: str, envelope: Envelope) -> None:
+        """Delete the key if it is in the table of this query, whose answer is stored. The next
+        question needs, and its key round gets, another.
         """
-        kept = self._runs.get((asker, run))
-        if kept and kept.row and kept.row.key in {row.key for row in read_table(table)}:
+        kept = self._runs.get((asker, envelope.run))
+        keys = {row.key for row in read_table(envelope.cohort)}
+        if kept and kept.row and kept.row.key in keys:
             kept.key = kept.row = None
 
-    def check(self, envelope: Envelope, own: int) -> None:
-        """Refuses a cohort on which the silo, with `own` records in the batch, cannot count as the
-        price does, and a total that could wrap. A function of query and policy.
+    def check(self, envelope: Envelope, records: int) -> None:
+        """Refuse a cohort on which the silo cannot count as the price does, and a total that could
+        wrap around.
+
+        The cohort of a hold is not known before its totals are asked: a hold reserves what they
+        cost with the shares that it states.
         """
         query = envelope.query
         asked = query.mechanism
+        if not asked.masked:
+            raise Refused("shuffle")
+        own = int(asked.sampling.batch(records))
         rows = read_table(envelope.cohort)
         mine = [row for row in rows if row.identity == self._own]
         if not mine or len(rows) < self.policy.least or mine[0].records != own:
@@ -215,9 +226,9 @@ class Masker:
         # Every silo adds the same share, so any `colluding` of them take so many shares away.
         if not 1 <= asked.counted <= len(rows) - self.policy.colluding:
             raise Refused("contributions")
-        records = sum(row.records for row in rows)
+        together = sum(row.records for row in rows)
         dim = query.statistic.shape[-1]
-        largest = most(asked.noise_multiplier, asked.clip, dim, records, len(rows))
+        largest = most(asked.noise_multiplier, asked.clip, dim, together, len(rows))
         if asked.modulus not in MODULI or not largest < 2 ** (asked.modulus - 1):
             raise Refused("modulus")
 
@@ -244,8 +255,8 @@ class Masker:
         ):
             raise Refused("attempts")
 
-    def masked(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
-        """The numbers under the masks of this question's cohort: all that leaves."""
+    def hide(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+        """Return the numbers under the masks of this question's cohort."""
         asked = envelope.query.mechanism
         rows = read_table(envelope.cohort)
         own = self._runs[asker, envelope.run].key

@@ -1,6 +1,6 @@
-"""Names for people: who asked, and for which study, where a ledger has keys and numbers alone.
+"""Find names for people, where a ledger has keys and numbers only: who asked, and for which study.
 
-The ledger's chain is not touched: names stand in the policy and in the list of approvals beside it.
+The ledger's chain is not changed. The names are in the policy and in the list of approvals.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def called(ledger: Path, asker: str) -> str:
-    """What the policy beside the ledger calls the asker; else the key's first digits, or the word
-    itself where it is no key.
+    """Return the asker's name in the policy of this ledger, or the key's first digits.
+
+    Text that is no key is returned as it is.
     """
     rules = _policy(ledger)
     if rules and asker in rules.askers:
@@ -29,36 +30,36 @@ def called(ledger: Path, asker: str) -> str:
 
 
 def runs_of(opened: DurableLedger, queries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each run that was answered, in the order of its first question: who asked, for which study,
-    how often, and its share of the budget.
+    """Return each run that was answered, in the order of its first query.
+
+    Each has its asker, its study, its number of queries and its share of the budget.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    runs: dict[tuple[str, str], dict[str, Any]] = {}
     studies = _studies(opened.path)
     for query in queries:
         run = query["run"]
         asker = query["asker"]
-        if (
-            row := found.get((asker, run))
-        ) is None:  # the policy is read for each run, and not for each question
-            who = called(opened.path, asker)
-            row = found[asker, run] = {
+        if (asker, run) not in runs:
+            # The policy is read once for each run, and not for each query.
+            runs[asker, run] = {
                 "run": run,
                 "asker": asker,
-                "asked_by": who,
+                "asked_by": called(opened.path, asker),
                 "study": "",
                 "questions": 0,
                 "cost": 0.0,
             }
+        row = runs[asker, run]
         row["study"] = next(
             (name for since, name in reversed(studies) if since <= query["time"]), ""
         )
         row["questions"] += 1
         row["cost"] += query["cost"]
-    return list(found.values())
+    return list(runs.values())
 
 
 def _studies(ledger: Path) -> list[tuple[str, str]]:
-    """(from when on, the study's name), the oldest first."""
+    """Return (start, name) of each study, the oldest first."""
     from silodp.silo.service.approve import approvals
 
     rules = _policy(ledger)
@@ -73,12 +74,16 @@ def _studies(ledger: Path) -> list[tuple[str, str]]:
 
 
 def _policy(ledger: Path) -> Policy | None:
-    """The policy of the silo whose ledger this is, where `silodp silo init` has put it."""
+    """Return the policy of the silo whose ledger this is, or None.
+
+    It is found where `silodp silo init` puts it.
+    """
     from silodp.silo.service.policy import DaemonSettings, Policy
 
     path = ledger.parent / "policy.toml"
     try:
-        own = Path(DaemonSettings.load(path).ledger).resolve() == ledger.resolve()
-        return Policy.load(path) if own else None
+        if Path(DaemonSettings.load(path).ledger).resolve() != ledger.resolve():
+            return None
+        return Policy.load(path)
     except BadInput:
         return None

@@ -1,7 +1,7 @@
-"""How long a gate's slot for an answer should be: `answer_after` of a new policy.
+"""Measure how long a gate's slot for an answer should be: `answer_after` of a new policy.
 
-It is measured on made-up records of the silo's shapes, number and model. So it follows from public
-numbers and this machine, and from nothing that a record holds.
+The measurement uses invented records of the silo's shapes, number and model. So it follows from
+public numbers and this machine, and not from the content of any record.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from silodp.silo.data.records import Records
 from silodp.silo.service.policy import HOUR
 
 MULTIPLE = 2.0
+"""How many times the slowest measured answer a slot is."""
 LEAST = 1.0
-"""How many times the slowest measured answer a slot is, and its fewest seconds."""
+"""The fewest seconds of a slot."""
 TIMES = 3
-"""How often each question is asked. The first time is counted too."""
+"""How often each query is answered. The first time is counted too."""
 MEASURED = 2**14
-"""Records that are made up, at most. The time for more of them is in proportion."""
+"""Most invented records. The time for more records is in proportion."""
 EDGES = 64
 
 
@@ -44,11 +45,12 @@ def slot_for(
     """Return the seconds of a slot for records with features of the shape x and targets of the
     shape y, whose first axis is that of records.
 
-    `number` says whether a target is a number and not a class. Of what the policy allows, local
+    `number` is whether a target is a number and not a class. Of what the policy allows, local
     steps take the longest: `steps` releases, one after the other. More than an hour is no slot.
     """
-    local = any(name in statistics for name in ("LocalSteps", "SteeredSteps"))
-    longest = _slowest(problem, x, y, number, statistics) * (steps if local else 1)
+    longest = _slowest(problem, x, y, number, statistics)
+    if "LocalSteps" in statistics or "SteeredSteps" in statistics:
+        longest *= steps
     share = max(1.0, x[0] / MEASURED)
     seconds = max(LEAST, MULTIPLE * share * longest)
     return min(HOUR, math.ceil(10 * seconds) / 10)
@@ -57,7 +59,11 @@ def slot_for(
 def _slowest(
     problem: Problem, x: Sequence[int], y: Sequence[int], number: bool, statistics: Sequence[str]
 ) -> float:
-    """Seconds of the slowest answer to a question that makes one release."""
+    """Return the seconds of the slowest answer to a query that makes one release.
+
+    They include room for one record on which the model raises. Without it, a late reply would
+    reveal such a record.
+    """
     n = min(x[0], MEASURED)
     features = np.random.default_rng(0).normal(size=(n, *x[1:])).astype(np.float32)
     targets = np.zeros((n, *y[1:]), np.float32 if number else np.int64)
@@ -68,21 +74,22 @@ def _slowest(
         partition=lambda name, batches: np.arange(n),
         held_out_share=0.5 if n > 1 else 0.0,
     )
-    found = 0.0
-    for statistic in _questions(problem, silo.features, statistics):
+    slowest = 0.0
+    for statistic in _measured(problem, silo.features, statistics):
         query = Query(statistic, Gaussian("anchor", 1.0, 1.0, FullBatch()))
         for _ in range(TIMES):
             began = time.perf_counter()
             silo.answer(query, [0])
-            found = max(found, time.perf_counter() - began)
-    return found
+            slowest = max(slowest, time.perf_counter() - began)
+    return slowest * silo.retries
 
 
-def _questions(problem: Problem, features: int, statistics: Sequence[str]) -> list[Statistic]:
+def _measured(problem: Problem, features: int, statistics: Sequence[str]) -> list[Statistic]:
+    """Return the statistics that are measured for a policy that allows these."""
     w = problem.initial([0]).double().cpu()
-    found: list[Statistic] = [Grad(w), GradDiff(w, 0.9 * w)]
+    measured: list[Statistic] = [Grad(w), GradDiff(w, 0.9 * w)]
     if "Score" in statistics:
-        found.append(Score(w, 0, 1.0))
+        measured.append(Score(w, 0, 1.0))
     if "Histogram" in statistics:
-        found.append(Histogram(torch.linspace(-1, 1, EDGES).double(), features))
-    return found
+        measured.append(Histogram(torch.linspace(-1, 1, EDGES).double(), features))
+    return measured

@@ -1,8 +1,8 @@
-"""The gate's page of `silodp ui`, at the silo and for the silo: budget left, every query answered
-or refused and why, and the pause.
+"""Show the gate's page of `silodp ui`, at the silo and for the silo.
 
-It reads policy, ledger and log, which hold no record, and never the data. Whoever has the token may
-pause the gate; all else is for reading.
+It shows the budget that is left, every query that was answered or refused and why, and the pause.
+It reads policy, ledger and log, which contain no record, and never the data. With the token a user
+may pause the gate. Everything else is for reading.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from silodp.silo.service.pause import paused, set_paused
 from silodp.silo.service.policy import DaemonSettings, Policy
 
 SHOWN = 200
-"""Frames and charges that are listed, the latest."""
+"""How many of the latest frames are listed."""
 LONGEST_FORM = 4096
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-READ = "This page was started without a token: it can only be read."
+READ = "This page was started without a token, so it is read-only."
 PASSED = {
     "answered": "It was charged, computed, stored and sent.",
-    "repeated": "The stored answer was sent once more, at no cost.",
-    "held": "What a run will need is held for it; nothing was charged.",
-    "released": "The run has ended, and what was still held for it is free.",
+    "repeated": "The stored answer was sent again, at no cost.",
+    "held": "The budget that a run needs was reserved. Nothing was charged.",
+    "released": "The run has ended, and the rest of its reservation is free.",
     "started": "The gate began to listen.",
     "stopped": "The gate was stopped.",
-    "late": "The reply before took longer than answer_after.",
+    "late": "The previous reply took longer than answer_after.",
 }
 WHY = LINE_CODES | CODES | PASSED
 LINE = re.compile(
@@ -66,16 +66,17 @@ LINE = re.compile(
 
 
 SCORED = 20
+"""How many of the latest evaluations are listed."""
 LONGEST_SCORE = 2**20
-"""Evaluations that are listed, the latest, and the bytes that an answer to one may have."""
+"""Most bytes of an answer to an evaluation."""
 Judge = Callable[[np.ndarray, float], Mapping[str, Any] | None]
-"""What the means of a score say at this noise multiplier, as a row of an evaluation; None where
-they are of another kind.
+"""Returns the row of an evaluation for the means of a score at this noise multiplier. Returns None
+for means of another kind.
 """
 
 
 class GatePage:
-    """The page of one silo's gate; `token` lets whoever has it pause the gate."""
+    """The page of one silo's gate. `token` allows its owner to pause the gate."""
 
     def __init__(
         self,
@@ -95,10 +96,11 @@ class GatePage:
         self._verified = ""
 
     def _slot(self) -> float:
-        """Seconds after which a charge is shown: when its reply is sent."""
+        """Return the seconds after which a charge is shown, which is when its reply is sent."""
         return Policy.load(self._path).answer_after
 
     def routes(self) -> list[Route]:
+        """Return the page's routes."""
         return [
             Route("/silo", self.show),
             Route("/silo-live", self.live),
@@ -106,17 +108,15 @@ class GatePage:
             Route("/silo/pause", self.pause, methods=["POST"]),
         ]
 
-    def show(self, request: Request, said: str = "", status: int = 200) -> Response:
+    def show(self, request: Request, error: str = "", status: int = 200) -> Response:
+        """Return the page, with a note about a failed or finished request."""
         done = {"paused": "The gate is paused.", "resumed": "The gate answers again."}.get(
             request.query_params.get("done", ""), ""
         )
-        if said or done:
-            note = tag(
-                "p",
-                said or done,
-                class_=f"note{' bad' if said else ''}",
-                role="alert" if said else "status",
-            )
+        if error:
+            note = tag("p", error, class_="note bad", role="alert")
+        elif done:
+            note = tag("p", done, class_="note", role="status")
         else:
             note = ""
         content = (
@@ -127,10 +127,11 @@ class GatePage:
         return HTMLResponse(screen("The gate", self._tabs, "/silo", *content, live=True), status)
 
     async def live(self, request: Request) -> Response:
+        """Return the part of the page that changes, again and again."""
         return await follow(request, self._now)
 
     def charges(self, request: Request) -> Response:
-        """Every charge as a table for a spreadsheet."""
+        """Return every charge as a table for a spreadsheet."""
         columns = ("entry", "time", "asker", "run", "kind", "query_id", "cost", "left", "answer")
         out = io.StringIO()
         rows = csv.writer(out)
@@ -143,7 +144,7 @@ class GatePage:
         )
 
     async def pause(self, request: Request) -> Response:
-        """Pauses the gate or lets it answer again, if the form carries the token."""
+        """Pause the gate, or let it answer again, if the form has the token."""
         raw = b""
         async for piece in request.stream():
             raw += piece
@@ -154,13 +155,13 @@ class GatePage:
         wanted = form.get("do", [""])[-1]
         if not self._token or not hmac.compare_digest(given.encode(), self._token.encode()):
             if self._token:
-                said = "This is not the token; the gate stays as it is."
+                error = "This is not the token. The gate has not changed."
             else:
-                said = READ
-            return await run_in_threadpool(self.show, request, said, 403)
+                error = READ
+            return await run_in_threadpool(self.show, request, error, 403)
         if wanted not in ("pause", "resume"):
             return await run_in_threadpool(
-                self.show, request, "The form says neither pause nor resume.", 400
+                self.show, request, "The form has neither pause nor resume.", 400
             )
         await run_in_threadpool(set_paused, self._path, wanted == "pause")
         return RedirectResponse(f"/silo?done={wanted}d", 303)
@@ -168,9 +169,7 @@ class GatePage:
     # --- what is shown ---------------------------------------------------------------------------
 
     def _now(self) -> Markup:
-        """State and budget, the pause, what was asked and what became of it, and within which
-        limits.
-        """
+        """Return state, budget, pause, queries and limits."""
         try:
             rules = Policy.load(self._path)
             ledger = self._ledger
@@ -195,20 +194,22 @@ class GatePage:
             if runs:
                 words = "Every query is refused."
             else:
-                words = "The gate does not run; when it does, it will refuse every query."
+                words = "The gate does not run. When it starts, it will refuse every query."
         numbers = (
             ("of the budget left", left_of(summary["used"])),
             (f"ε spent, of {rules.epsilon:g}", shown(summary["spent_epsilon"])),
             ("questions charged", len(queries)),
-            ("refused, as far as the log goes back", sum(codes.values())),
+            ("refused, within the log", sum(codes.values())),
         )
         refused = [
             (tag("b", code, class_="refused"), n, WHY.get(code, ""))
             for code, n in sorted(codes.items())
         ]
-        why = table(
-            "Why queries were refused", ("code", "times", "why"), refused, numbers=(1,), hide=True
-        )
+        if refused:
+            columns = ("code", "times", "why")
+            why = table("Why queries were refused", columns, refused, numbers=(1,), hide=True)
+        else:
+            why = tag("p", "No query was refused.")
         entries = facts(
             [("Ledger entries", summary["count"]), ("Records (public)", ledger.records)]
         )
@@ -230,13 +231,13 @@ class GatePage:
                 self._form(halted),
                 section(
                     "spend",
-                    "What was spent, and when",
+                    "Spend over time",
                     *spend(rules.silo, queries, summary["used"]),
                 ),
-                section("runs", "Who asked, and for which study", self._runs(queries), frames),
+                section("runs", "Askers and studies", self._runs(queries), frames),
                 *self._scores(queries),
-                section("refused", "Refused", why if refused else tag("p", "Nothing was refused.")),
-                section("rules", "What the policy allows", self._rules(rules)),
+                section("refused", "Refused", why),
+                section("rules", "The policy", self._rules(rules)),
                 section(
                     "ledger",
                     "The ledger",
@@ -254,9 +255,7 @@ class GatePage:
         )
 
     def _badge(self) -> Markup:
-        """Whether the chain holds; it is walked again when the ledger has grown, and not every
-        second.
-        """
+        """Return whether the chain is intact. It is verified again once the ledger has grown."""
         count, head = self._ledger.head()
         if self._verified != head:
             self._ledger.verify()
@@ -264,11 +263,11 @@ class GatePage:
         return tag(
             "p",
             tag("span", "verified", class_="state finished"),
-            f". The chain of {count} entries holds, and so does every total in it.",
+            f". The chain of {count} entries is valid, and so is every total in it.",
         )
 
     def _runs(self, queries: list[dict]) -> Markup:
-        """One line for each run that was answered, the newest first."""
+        """Return one line for each run that was answered, the newest first."""
         times: dict[str, list[str]] = {}
         for q in queries:
             times.setdefault(q["run"], []).append(q["time"][:16].replace("T", " "))
@@ -289,7 +288,7 @@ class GatePage:
             for r in reversed(runs_of(self._ledger, queries))
         ]
         if not rows:
-            return tag("p", "Nobody has been answered yet.")
+            return tag("p", "No query has been answered yet.")
         columns = (
             "study",
             "asker",
@@ -301,39 +300,34 @@ class GatePage:
         return table("Every run that was answered, newest first", columns, rows, numbers=(2, 5))
 
     def _frames(self, queries: list[dict]) -> Markup:
-        """The latest frames of the log, each answered one with who asked and in which run, as the
-        ledger has it.
-        """
-        known = {daemon._short(q["query_id"]): q for q in queries}
+        """Return the latest frames of the log, with the asker and the run of each answered one."""
+        by_short_id = {daemon._short(q["query_id"]): q for q in queries}
         rows = []
-        for found in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
-            code = found["code"] or ""
-            q = known.get(found["id"] or "", {})
-            fine = code in PASSED
-            if code in ("answered", "repeated"):
-                said = ""
-            else:
-                said = tag("span", WHY.get(code, ""), class_="small soft why")
-            became = join([tag("b", code, class_="answered" if fine else "refused"), " ", said])
-            when = tag("span", (found["time"] or "")[:19].replace("T", " "), class_="when")
-            who = (
-                q.get("kind", "-"),
-                called(self._ledger.path, q["asker"]) if "asker" in q else "-",
-                q.get("run", "-")[:8],
-            )
+        for line in reversed(deque(_lines(self._place.log), maxlen=SHOWN)):
+            code = line["code"] or ""
+            q = by_short_id.get(line["id"] or "", {})
+            why = ""
+            if code not in ("answered", "repeated"):
+                why = tag("span", WHY.get(code, ""), class_="small soft why")
+            class_ = "answered" if code in PASSED else "refused"
+            asker = "-"
+            if "asker" in q:
+                asker = called(self._ledger.path, q["asker"])
             rows.append(
                 (
-                    when,
-                    became,
-                    found["statistic"] or "-",
-                    *who,
-                    _percent(found["price"]),
-                    _percent(found["left"]),
+                    tag("span", (line["time"] or "")[:19].replace("T", " "), class_="when"),
+                    join([tag("b", code, class_=class_), " ", why]),
+                    line["statistic"] or "-",
+                    q.get("kind", "-"),
+                    asker,
+                    q.get("run", "-")[:8],
+                    _percent(line["price"]),
+                    _percent(line["left"]),
                 )
             )
         columns = (
             "when (UTC)",
-            "what became of it",
+            "result",
             "statistic",
             "kind",
             "asker",
@@ -346,27 +340,26 @@ class GatePage:
         )
 
     def _scores(self, queries: list[dict]) -> list[Markup]:
-        """What evaluations found here, beside what each has cost: by the very answers that were
-        sent, which are private already.
+        """Return the results of evaluations here, and the cost of each.
+
+        They are computed from the answers that were sent, which are private already.
         """
+        if self._judge is None:
+            return []
         rows = []
-        for q in (
-            [q for q in queries if q["kind"] == "score" and q["answer"] == "kept"][-SCORED:]
-            if self._judge
-            else []
-        ):
+        kept = [q for q in queries if q["kind"] == "score" and q["answer"] == "kept"]
+        for q in kept[-SCORED:]:
             stored = self._ledger.stored(q["query_id"])
             if stored is None:  # purged since
                 continue
             reply = decode_reply(stored, limit=LONGEST_SCORE)
-            if isinstance(reply, Answer) and self._judge:
-                found = self._judge(reply.value[0].numpy(), reply.event.multiplier)
+            row = None
+            if isinstance(reply, Answer):
+                row = self._judge(reply.value[0].numpy(), reply.event.multiplier)
+            if row:
+                words = [quality.short(row, name) for name in (ACCURACY, BALANCED, AUC)]
             else:
-                found = None
-            if found:
-                words = [quality.short(found, name) for name in (ACCURACY, BALANCED, AUC)]
-            else:
-                words = ["in a total alone", "-", "-"]
+                words = ["only in a total", "-", "-"]
             who = called(self._ledger.path, q["asker"])
             rows.append(
                 (
@@ -379,21 +372,24 @@ class GatePage:
         if not rows:
             return []
         columns = ("when (UTC)", "asker", "accuracy", "balanced accuracy", "AUC", "price")
-        found = table(
-            "Evaluations of a model on the records that this silo holds out",
+        evaluations = table(
+            "Evaluations of a model on this silo's held-out records",
             columns,
             rows,
             numbers=(2, 3, 4, 5),
         )
         note = (
-            "95 % intervals, by noise at the clip that silodp's server asks with and by the "
-            "number of records. Price: share of the budget."
+            "95 % confidence intervals, from the noise at the clip that silodp's "
+            "server uses and from the number of records. Price: share of the budget."
         )
         return [
-            section("scores", "What evaluations found", found, tag("p", note, class_="soft small"))
+            section(
+                "scores", "Results of evaluations", evaluations, tag("p", note, class_="soft small")
+            )
         ]
 
     def _rules(self, rules: Policy) -> Markup:
+        """Return the policy's limits."""
         return facts(
             [
                 ("Last day", rules.expires.isoformat()),
@@ -401,15 +397,16 @@ class GatePage:
                 ("Batches", ", ".join(rules.samplings)),
                 ("Clip", f"{rules.clip[0]:g} to {rules.clip[1]:g}"),
                 ("Noise multiplier, least", f"{rules.minimum_noise_multiplier:g}"),
-                ("Records in a batch, least", f"{rules.minimum_batch:g}"),
-                ("Queries in a run, most", rules.queries_per_run),
-                ("Queries in an hour, most", rules.queries_per_hour),
+                ("Fewest records in a batch", f"{rules.minimum_batch:g}"),
+                ("Most queries in a run", rules.queries_per_run),
+                ("Most queries in an hour", rules.queries_per_hour),
                 ("Askers", len(rules.askers)),
                 ("ε and δ", f"{rules.epsilon:g}, {rounded_up(rules.delta)}"),
             ]
         )
 
     def _form(self, halted: bool) -> Markup:
+        """Return the form that pauses the gate."""
         if not self._token:
             words = f"{READ} ", tag("code", "silodp silo pause"), " pauses the gate."
             return section("pause", "Pause", tag("p", *words))
@@ -418,15 +415,15 @@ class GatePage:
         )
         field = tag("div", tag("label", "Token", for_="token"), box, class_="field")
         if halted:
-            name = "Let it answer again"
+            name = "Resume the gate"
             value = "resume"
         else:
             name = "Pause the gate"
             value = "pause"
         button = tag("button", name, type="submit", name="do", value=value, id="do")
         words = (
-            "A paused gate refuses every query until it is resumed, also after a restart. An "
-            "answer that is being computed is still sent."
+            "A paused gate refuses every query until it is resumed, also after a "
+            "restart. It still sends an answer that it is computing."
         )
         return section(
             "pause",
@@ -437,13 +434,13 @@ class GatePage:
 
 
 def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
-    """The budget as a bar of its charges, and how it went down over time."""
+    """Return the budget as a bar of its charges, and how it was used over time."""
     kinds = list(dict.fromkeys(q["kind"] for q in queries))
     bar = spent_bar(name, [(i, q["kind"], q["cost"]) for i, q in enumerate(queries)], used, kinds)
     drawn = [
         figure(
             "The budget",
-            "Each piece is one charge, in order; what is empty is left.",
+            "Each piece is one charge, in order. The empty part is not spent.",
             bar,
             legend(kinds) if kinds else "",
         )
@@ -452,6 +449,7 @@ def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
         return drawn
     moments = [datetime.fromisoformat(q["time"]) for q in queries]
     length = (moments[-1] - moments[0]).total_seconds()
+    # The longest unit of which the time has at least two.
     unit, seconds = next(
         ((unit, seconds) for unit, seconds in UNITS if length >= 2 * seconds), UNITS[-1]
     )
@@ -460,8 +458,8 @@ def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
         across = (moment - moments[0]).total_seconds() / seconds
         points += [(across, points[-1][1]), (across, 1 - q["left"])]
     since = (
-        f"Share of the budget that was used, from {moments[0]:%Y-%m-%d %H:%M} UTC on. A step "
-        "up is a charge; a flat stretch is a time without questions."
+        f"Share of the budget used, from {moments[0]:%Y-%m-%d %H:%M} UTC on. A step is "
+        "a charge. A flat part is a time without questions."
     )
     drawn.append(
         chart(
@@ -478,15 +476,14 @@ def spend(name: str, queries: list[dict], used: float) -> list[Markup]:
 
 
 def _percent(text: str | None) -> str:
+    """Return the log's percentage with two digits."""
     if text:
         return f"{float(text.rstrip('%')):.2f} %"
     return "-"
 
 
 def _lines(path: str) -> Iterator[dict[str, str | None]]:
-    """The log's lines in order, as far as they have been kept; a line of another form is left
-    out.
-    """
+    """Yield the log's lines in order, as far as they are kept, without those of another form."""
     for line in log.lines(path):
         words = line.split()
         if len(words) > 1 and words[1] in ("started", "stopped", "late"):

@@ -1,9 +1,9 @@
-"""The gate's pause: a file beside the policy. While it is there the daemon refuses every frame,
-also after a restart.
+"""Pause the gate: while the file "paused" is in the policy's folder, the daemon refuses every
+frame.
 
-Where the policy is a link, "beside" means both beside the link and beside what it points to,
-whichever of the two a command was given. Only a look that finds nothing lets the gate answer: a
-look that fails, for whatever reason, pauses it.
+This includes the time after a restart. If the policy is a link, both the folder of the link and the
+folder of its target count, whichever path a command was given. The gate answers only if a check
+finds no file. A check that fails, for whatever reason, pauses it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def paused(policy: str | Path) -> bool:
-    """Whatever lies there pauses the gate, and so does a folder that is not to be found."""
+    """Return whether the gate is paused: by anything of that name, or by a folder that cannot be
+    opened.
+    """
     for folder in _folders(policy):
         try:
             handle = os.open(folder, FOLDER)
         except OSError:
             return True
         try:
-            if _lies_in(handle):
+            if _marked(handle):
                 return True
         finally:
             os.close(handle)
@@ -38,7 +40,8 @@ def _folders(policy: str | Path) -> list[Path]:
     return list(dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent)))
 
 
-def _lies_in(folder: int) -> bool:
+def _marked(folder: int) -> bool:
+    """Return whether the folder has the file, or cannot be searched."""
     try:
         os.stat(NAME, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -49,8 +52,9 @@ def _lies_in(folder: int) -> bool:
 
 
 class Pause:
-    """A daemon's look at its pause: also through the folder as it was at the start, which may be
-    renamed meanwhile.
+    """A daemon's check of its pause, which includes the folder as it was at the start.
+
+    That folder may be renamed while the daemon runs.
     """
 
     def __init__(self, policy: str | Path) -> None:
@@ -64,26 +68,28 @@ class Pause:
             ) from None
 
     def on(self) -> bool:
-        return _lies_in(self._folder) or paused(self._policy)
+        """Return whether the gate is paused."""
+        return _marked(self._folder) or paused(self._policy)
 
     def close(self) -> None:
         os.close(self._folder)
 
 
 def set_paused(policy: str | Path, wanted: bool) -> None:
-    """Afterwards the gate is paused, or not; an answer that is being computed is finished."""
+    """Pause the gate or end its pause. An answer that is being computed is finished.
+
+    Raise BadInput if the file cannot be written or removed.
+    """
     for path in (folder / NAME for folder in _folders(policy)):
         try:
             if wanted and not os.path.lexists(path):
-                with open(
-                    os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644),
-                    "w",
-                ) as file:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                with open(os.open(path, flags, 0o644), "w") as file:
                     file.write(f"paused {datetime.now(UTC).isoformat(timespec='seconds')}\n")
             elif not wanted and os.path.lexists(path):
                 path.unlink(missing_ok=True)
         except OSError as error:
+            done = "written" if wanted else "removed"
             raise BadInput(
-                f"{path} cannot be {'written' if wanted else 'removed'}: {error.strerror}; "
-                "run this as the gate's own user"
+                f"{path} cannot be {done}: {error.strerror}; run this as the gate's own user"
             ) from None

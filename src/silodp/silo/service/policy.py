@@ -1,8 +1,7 @@
-"""What a silo's data officer allows, as one TOML file, and the fixed list of codes with which a
-gate says no.
+"""Read a silo's policy: what its data officer allows, as one TOML file.
 
-A policy never sees a record: what it refuses is a function of the query, of this file and of what
-the ledger counts. Example:
+A policy never sees a record. What it refuses is a function of the query, of this file and of the
+ledger's counts. Example:
 
     silo = "hospital-a"
     epsilon = 2.0
@@ -19,9 +18,9 @@ the ledger counts. Example:
     expires = 2027-06-30
     askers = ["<an Ed25519 public key, 64 hexadecimal digits>"]
 
-A gate daemon reads its own settings, `DaemonSettings`, from a table [daemon] in the same file,
-`Shuffling` from a table [shuffle] where the silo takes part in a shuffle, and `Masking` from a
-table [masks] where it takes part in masked totals; `silodp silo init` writes them with comments.
+The same file may have more tables. A gate daemon reads its own settings, `DaemonSettings`, from the
+table [daemon]; `Shuffling` from [shuffle] if the silo takes part in a shuffle; and `Masking` from
+[masks] if it takes part in masked totals. `silodp silo init` writes them with comments.
 """
 
 from __future__ import annotations
@@ -64,27 +63,32 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 APPROVALS = "approvals.jsonl"
-"""The file of approvals, beside a policy."""
+"""The file of approvals, in the policy's folder."""
 STATISTICS = tuple(statistics.STATISTICS)
 SAMPLINGS = tuple(samplings.SAMPLINGS)
 
 
 class Addressed(Protocol):
-    """Whom something is for, and the SHA-256 of the definition of the problem that it is about: a
-    query, or what is asked about holds and keys.
+    """A query, or a request about holds and keys, with the silo that it is for and the model it is
+    about.
+
+    The model is the SHA-256 of the problem's definition.
     """
 
     @property
-    def silo(self) -> str: ...
+    def silo(self) -> str:
+        """Return the name of the silo."""
+        ...
+
     @property
-    def model(self) -> str: ...
+    def model(self) -> str:
+        """Return the SHA-256 of the problem's definition."""
+        ...
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The limits within which a silo answers. Made by `load`, which says in a sentence what is
-    wrong with a file.
-    """
+    """The limits within which a silo answers. `load` makes one from a file."""
 
     silo: str
     epsilon: float
@@ -194,8 +198,9 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | Path) -> Policy:
-        """The policy in a TOML file, whose tables [daemon], [shuffle] and [masks] are not its own;
-        BadInput names the field that cannot be used.
+        """Return the policy in a TOML file, without its tables [daemon], [shuffle] and [masks].
+
+        Raise BadInput with the name of a field that cannot be used.
         """
         table = {
             name: value
@@ -206,21 +211,19 @@ class Policy:
 
     @property
     def budget(self) -> Budget:
+        """Return the privacy budget of the silo's records."""
         return Budget(float(self.epsilon), float(self.delta))
 
     def called(self, asker: str) -> str:
-        """The asker's name, where the officer has given it one, else the first digits of its key:
-        for people to read.
-        """
+        """Return the asker's name for people, or the first digits of its key if it has none."""
         names = dict(zip(self.askers, self.asker_names, strict=False))
         return names.get(asker, asker[:8])
 
     def check(self, envelope: Envelope, asker: str, *, n: int, now: float) -> None:
-        """Raises Refused unless this asker may ask this query of n records (n is public) at this
-        time, in seconds since 1970.
+        """Raise Refused unless this asker may ask this query of n records at this time.
 
-        A clip of exactly 0 is allowed whatever the range: its answer is zero (a SPIDER step that
-        did not move asks it).
+        n is public, and `now` is in seconds since 1970. A clip of exactly 0 is allowed whatever the
+        range, since its answer is zero. A SPIDER step that did not move asks for it.
         """
         query = envelope.query
         mechanism = envelope.query.mechanism
@@ -237,8 +240,9 @@ class Policy:
         self._check_batch(mechanism.sampling, n)
 
     def check_planned(self, event: Event | TotalEvent, *, n: int) -> None:
-        """Raises Refused where no question of this event would be answered: nothing is held for it,
-        and nobody works out its price.
+        """Raise Refused if no query of this event would be answered.
+
+        Then nothing is held for it, and its price is not computed.
         """
         if type(event.sampling).__name__ not in self.samplings:
             raise Refused("sampling")
@@ -256,15 +260,14 @@ class Policy:
     def _check_batch(self, sampling: Sampling, n: int) -> None:
         try:
             batch = sampling.batch(n)
-        except ArithmeticError:  # no batches at all, or a rate beyond all numbers
+        except ArithmeticError:
+            # There are no batches, or the rate is beyond all numbers.
             raise Refused("batch") from None
         if not self.minimum_batch <= batch <= n:
             raise Refused("batch")
 
     def check_asker(self, envelope: Addressed, asker: str, *, now: float) -> None:
-        """Raises Refused unless this asker may ask this silo anything about this model at this
-        time.
-        """
+        """Raise Refused unless this asker may ask this silo about this model at this time."""
         if asker not in self.askers:
             raise Refused("asker")
         if envelope.silo != self.silo:
@@ -275,15 +278,18 @@ class Policy:
             raise Refused("model")
 
     def check_quotes(self, events: int, more: int) -> None:
-        """Raise Refused where an asker has asked to hold so many events in the last hour that so
-        many more pass the limit: that of questions, counted apart from them.
+        """Raise Refused if `more` events would pass the limit of events that an asker may ask to
+        hold.
+
+        `events` were asked for in the last hour. The limit is that of queries, counted separately.
         """
         if events + more > self.queries_per_hour:
             raise Refused("rate")
 
     def check_rate(self, asker: str, run: str, *, now: float, counts: Charges) -> None:
-        """Raises Refused where one more entry in the ledger would pass a limit; asked only about
-        queries that have no entry yet.
+        """Raise Refused if one more entry in the ledger would pass a limit.
+
+        It is for queries that have no entry yet.
         """
         if counts.in_run(asker, run) >= self.queries_per_run:
             raise Refused("run-limit")
@@ -302,6 +308,7 @@ class Shuffling:
 
     shuffler: str
     pseudonym: str
+
     members: int
     colluding: int
     maximum_local_epsilon: float = math.inf
@@ -321,8 +328,10 @@ class Shuffling:
 
     @classmethod
     def load(cls, path: str | Path) -> Shuffling | None:
-        """The table in a policy file, or None where it has none; the pseudonym's path is taken from
-        the file's own folder.
+        """Return the table in a policy file, or None. The pseudonym's path is from the file's own
+        folder.
+
+        Raise BadInput with the name of a field that cannot be used.
         """
         table = own_table(path, "shuffle", "shuffler, pseudonym, members and colluding")
         if table is None:
@@ -336,8 +345,8 @@ class Shuffling:
 
 @dataclass(frozen=True)
 class DaemonSettings(Site):
-    """Where a gate daemon finds the silo's own things, and who may knock: the table [daemon] of a
-    policy file.
+    """The paths of the silo's own files, its model and its socket: the table [daemon] of a policy
+    file.
     """
 
     data: str
@@ -384,8 +393,9 @@ class DaemonSettings(Site):
 
     @classmethod
     def load(cls, path: str | Path) -> DaemonSettings:
-        """The settings in a policy file, their paths taken from the file's own folder; BadInput
-        names the field that cannot be used.
+        """Return the settings in a policy file, with paths from the file's own folder.
+
+        Raise BadInput with the name of a field that cannot be used.
         """
         table = read_toml("policy", path).get("daemon")
         if not isinstance(table, dict):
@@ -398,27 +408,29 @@ class DaemonSettings(Site):
 
     @property
     def code(self) -> dict[str, tuple[str, str]]:
-        """Of model, loss, prox and map of features those that are FILE.py:NAME: the file, and the
-        SHA-256 that the policy approves.
+        """Return the file, and its approved SHA-256, of each field that is FILE.py:NAME.
+
+        The fields are model, loss, prox and feature map.
         """
-        return {
-            what: (parse(text)[0], getattr(self, f"{what}_sha256"))
-            for what in CODE
-            if is_file(text := getattr(self, what))
-        }
+        files = {}
+        for what in CODE:
+            text = getattr(self, what)
+            if is_file(text):
+                files[what] = (parse(text)[0], getattr(self, f"{what}_sha256"))
+        return files
 
 
 def approval_stamp(policy: str | Path) -> object:
-    """Return what changes with every approval of a study beside this policy file."""
+    """Return a value that changes with every approval of a study for this policy file."""
     try:
-        found = os.stat(Path(os.path.realpath(policy)).parent / APPROVALS)
+        status = os.stat(Path(os.path.realpath(policy)).parent / APPROVALS)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def own_table(path: str | Path, name: str, wanted: str) -> dict[str, Any] | None:
-    """The table of this name in a policy file, or None where it has none."""
+    """Return the table of this name in a policy file, or None. Raise BadInput if it is no table."""
     table = read_toml("policy", path).get(name)
     if table is not None and not isinstance(table, dict):
         raise BadInput(f"policy: {name} is no table; it must be [{name}] with {wanted}")
@@ -429,8 +441,9 @@ _text = partial(check_text, "policy")
 _number = partial(check_number, "policy")
 
 
-def _choice(name: str, value: object, known: Iterable[str]) -> None:
-    if not isinstance(value, tuple) or not value or any(item not in known for item in value):
+def _choice(name: str, value: object, names: Iterable[str]) -> None:
+    """Raise BadInput unless the value is a list of some of these names."""
+    if not isinstance(value, tuple) or not value or any(item not in names for item in value):
         raise BadInput(
-            f"policy: {name} is {value!r}; it must be a list of some of {', '.join(known)}"
+            f"policy: {name} is {value!r}; it must be a list of some of {', '.join(names)}"
         )

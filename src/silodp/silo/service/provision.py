@@ -1,6 +1,6 @@
-"""Makes what a gate daemon needs: policy, key, card and a ledger with nothing spent.
+"""Make what a gate daemon needs: policy, key, card and a ledger with nothing spent.
 
-What is written to `silo.json` and said of the data holds no value of a record; n is public.
+Neither `silo.json` nor the sentences about the data contain a value of a record. n is public.
 """
 
 from __future__ import annotations
@@ -147,22 +147,20 @@ COMMENTS = {
     ),
 }
 
-
 SCORES = ("Score", "GroupScore")
 """What evaluations ask."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Silo(Card):
-    """A silo's card, and what is for its own operator alone: where its policy is, and what was
-    found in its data.
-    """
+    """A silo's card, with the policy's path and the findings, which are for its operator alone."""
 
     policy: str
     findings: tuple[str, ...] = ()
     pseudonym: str = ""
 
     def card(self) -> dict[str, Any]:
+        """Return the fields of the card."""
         return {field.name: getattr(self, field.name) for field in fields(Card)}
 
 
@@ -333,8 +331,9 @@ def provision(
 
 
 def _passable(folder: Path, place: DaemonSettings) -> list[str]:
-    """Return a sentence if the silo's folder is there and a courier's user could see its files'
-    times, which the daemon refuses where replies are padded.
+    """Return a sentence if a courier's user could see the times of files in the silo's folder.
+
+    The daemon refuses such a folder if replies are padded.
     """
     from silodp.host.ownership import group_of, reachable
 
@@ -360,16 +359,19 @@ def _place(
     loss: str = "",
     feature_map: str = "",
 ) -> dict[str, Any]:
-    code = {"model": model, "prox": prox, "loss": loss, "feature_map": feature_map}
+    """Return the fields of [daemon] for these arguments."""
+    words = {"model": model, "prox": prox, "loss": loss, "feature_map": feature_map}
+    for what, text in words.items():
+        if is_file(text):
+            words[what] = str(Path(text).resolve())
+    if classes is None:
+        classes = ("0", "1")
     return {
         "data": str(Path(data).resolve()),
         "label": label,
-        "classes": ("0", "1") if classes is None else tuple(classes),
+        "classes": tuple(classes),
         "model_sha256": "",
-        **{
-            what: str(Path(text).resolve()) if is_file(text) else text
-            for what, text in code.items()
-        },
+        **words,
         "ledger": "ledger.db",
         "key": "silo.key",
         "log": "gate.log",
@@ -379,7 +381,7 @@ def _place(
 
 
 def _by(schema: Path | None) -> dict[str, Any]:
-    """What the schema says in the policy's words."""
+    """Return the schema's path, label and classes as fields of [daemon]."""
     if schema is None:
         return {}
     label = load_schema(schema).label
@@ -414,21 +416,22 @@ def policy_text(
     shuffling: dict[str, Any] | None,
     masking: Masking | None,
 ) -> str:
-    """Return the file that `Policy`, `DaemonSettings`, `Shuffling` and `Masking` are loaded from,
-    each field with its comment.
+    """Return the text of a policy file, each field with its comment.
+
+    `Policy`, `DaemonSettings`, `Shuffling` and `Masking` are loaded from it.
     """
     from silodp.silo.service.masking import table_of
 
     head = (
-        "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` says "
+        "# What this silo allows. Its gate reads it when it starts; `silodp silo serve` prints "
         "what is wrong with it.\n"
     )
+    text = f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}"
     if shuffling:
-        more = f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}"
-    else:
-        more = ""
-    more += f"\n{table_of(masking)}" if masking else ""
-    return f"{head}{table_text(policy, COMMENTS)}\n[daemon]\n{table_text(place, COMMENTS)}{more}"
+        text += f"\n[shuffle]\n{table_text(shuffling, COMMENTS)}"
+    if masking:
+        text += f"\n{table_of(masking)}"
+    return text
 
 
 def findings(
@@ -438,34 +441,37 @@ def findings(
     place: DaemonSettings,
     persons: int | None = None,
 ) -> list[str]:
-    """What an operator should know of the data before they are asked about, a sentence each,
-    without a value of any record.
-    """
+    """Return sentences about the data for its operator, without a value of any record."""
     from silodp.host.ownership import changeable, exposed, group_of
     from silodp.silo.data.check import records_said
 
-    said = [finding.sentence for finding in records_said(x, y, features, place.classes, persons)]
+    sentences = [
+        finding.sentence for finding in records_said(x, y, features, place.classes, persons)
+    ]
     spread = x.max(0) - x.min(0)
     widths = x.std(0)[spread > 0]
     if widths.size and widths.max() > 100 * widths.min():
-        said.append(
+        sentences.append(
             "Columns differ in scale by a factor of more than 100; divide each by a public "
-            "range, or few of them will be learnt from."
+            "range, or the model will learn from few of them."
         )
-    if open_to := changeable(place.data) or exposed(place.data, group_of(place.socket_group)):
-        said.append(f"{open_to}; until then the daemon does not start.")
-    return said
+    open_to = changeable(place.data) or exposed(place.data, group_of(place.socket_group))
+    if open_to:
+        sentences.append(f"{open_to}; until then the daemon does not start.")
+    return sentences
 
 
 def clipped(x: np.ndarray, schema: Schema) -> list[str]:
-    """Numbers of which many lie at or beyond an end of their public range, which may be in other
-    units than the file.
+    """Return a sentence about numbers of which many are at or beyond an end of their public range.
+
+    The file may have other units than the schema.
     """
     numbers = [column.name for column in schema.columns if column.type == "number"]
     shares = {name: float((abs(x[:, schema.features.index(name)]) == 1).mean()) for name in numbers}
     many = [name for name, share in shares.items() if share > 0.2]
-    said = (
-        "More than a fifth of the values lie at or beyond an end of the schema's range, and "
-        "are clipped; are the units right? Columns: "
-    )
-    return [f"{said}{', '.join(many)}."] if many else []
+    if not many:
+        return []
+    return [
+        "More than a fifth of the values are at or beyond an end of the schema's range, and "
+        f"are clipped; are the units right? Columns: {', '.join(many)}."
+    ]

@@ -1,5 +1,6 @@
-"""Over Flower."""
+"""The wire over Flower."""
 
 from silodp.host.python_path import leave_out_current_folder
 
-leave_out_current_folder()  # before any library is imported
+# A file in the current folder must not replace a library, so this comes before their import.
+leave_out_current_folder()

@@ -1,8 +1,8 @@
 """The Flower app of a federation: `client` at a silo, `server` at the server.
 
-Flower knows the nodes, lets in the ones whose keys were registered, and carries one message to
-each: an invitation to the line on which frames then travel (`line.py` has the reason). A gate's
-socket, and the server's address, are the site's own settings, never the message's.
+Flower lists the nodes, and admits those whose keys were registered. It carries one message to each:
+an invitation to the line on which frames then travel (`line.py` has the reason). A gate's socket
+and the server's address are settings of the site, never of the message.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SITE = "SILODP_SITE"
 HUB = "SILODP_HUB"
 """The site's own settings, as environment variables of Flower's processes."""
 AT_ONCE = 256
-"""Silos that are asked at once, each by a thread; the others wait for their turn."""
+"""Most silos that are asked at the same time, each by a thread. The others wait for their turn."""
 LOOK = 1.0
 """Seconds between two looks at the list of nodes."""
 SIGNATURES = "signatures"
-"""The folder of the server's site that has each silo's signature under the app."""
+"""The folder of the server's site with each silo's signature for the app."""
 CONNECT = 30.0
 
 client = ClientApp()
@@ -60,6 +60,7 @@ def follow(message: Message, context: Context) -> Message:
 
 
 def _line() -> ssl.SSLSocket:
+    """Connect to the server's port, over TLS with the federation's CA."""
     host, _, port = os.environ[LINE].rpartition(":")
     trust = ssl.create_default_context(cafile=os.environ[CA])
     plain = socket.create_connection((host, int(port)), CONNECT)
@@ -72,13 +73,16 @@ def _line() -> ssl.SSLSocket:
 
 
 def _count(code: str) -> None:
+    """Count a question by its outcome, and print a failure."""
     if code != "replied":
         print(f"courier: no reply from the gate: {code}", flush=True)
     metrics.count("silodp_carried_total", code=code)
 
 
 def _note(log: Path, sentence: str) -> None:
-    """Append to a log of our own: Flower takes what an app prints into its database."""
+    """Append a sentence to a log of our own. Flower would copy what an app prints into its
+    database.
+    """
     with log.open("a") as file:
         print(time.strftime("%Y-%m-%d %H:%M:%S"), sentence, file=file)
 
@@ -87,7 +91,8 @@ def _note(log: Path, sentence: str) -> None:
 def relay(grid: Grid, context: Context) -> None:
     """Serve the hub, and invite each node that has no line, until SIGTERM.
 
-    End, too, when a silo's signature was added: Flower hands signatures out at a run's start.
+    End also when a silo's signature was added, because Flower hands signatures out at the start of
+    a run.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -102,23 +107,23 @@ def relay(grid: Grid, context: Context) -> None:
     place.unlink(missing_ok=True)
 
     def exchange(frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
-        given = Frames.of(frames)
-        known = [name for name in lines.names() if name in given]
+        shared = Frames.of(frames)
+        connected = [name for name in lines.names() if name in shared]
 
         def ask(name: str, left: float) -> bytes | None:
-            return lines.ask(name, given[name], left)
+            return lines.ask(name, shared[name], left)
 
-        return iter(Turns(known, ask, timeout, at_once=AT_ONCE))
+        return iter(Turns(connected, ask, timeout, at_once=AT_ONCE))
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))
         place.chmod(0o600)
         listener.listen(64)
-        for work, given in (
+        for work, arguments in (
             (lines.serve, (listener, stop)),
             (serve_hub, (os.environ[HUB], exchange, lines.names, stop)),
         ):
-            threading.Thread(target=work, args=given, daemon=True).start()
+            threading.Thread(target=work, args=arguments, daemon=True).start()
         sent: dict[str, str] = {}
         while not stop.wait(LOOK) and signatures.stat().st_mtime_ns == begun:
             invite(grid, lines, sent, note)
@@ -127,10 +132,10 @@ def relay(grid: Grid, context: Context) -> None:
 
 
 def invite(grid: Grid, lines: Lines, sent: dict[str, str], note: Callable[[str], None]) -> None:
-    """Send an invitation to each node without a line. Take note of those that were answered.
+    """Send an invitation to each node without a line, and note which invitations were answered.
 
-    `sent` has the name of the node for each message without an answer. `note` gets a sentence for
-    each node that refuses.
+    `sent` has the node's name for each message without an answer. `note` gets a sentence for each
+    node that refuses.
     """
     nodes = {node.name: node.node_id for node in grid.get_nodes() if node.name}  # type: ignore[attr-defined]
     tokens = lines.invite(nodes)
@@ -144,7 +149,9 @@ def invite(grid: Grid, lines: Lines, sent: dict[str, str], note: Callable[[str],
     if messages:
         pushed = grid.push_messages(messages)
         sent |= {identity: name for identity, name in zip(pushed, tokens, strict=True)}
-    for reply in grid.pull_messages(list(sent)) if sent else ():
+    if not sent:
+        return
+    for reply in grid.pull_messages(list(sent)):
         name = sent.pop(reply.metadata.reply_to_message_id, "")
         if reply.has_error():
             note(f"{name} could not be invited: Flower's code {reply.error.code}")

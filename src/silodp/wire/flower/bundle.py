@@ -1,8 +1,8 @@
-"""The one Flower app that a silo's node runs, and the silo's own signature under it.
+"""The one Flower app that a silo's node runs, and the silo's own signature for the app.
 
-The app holds no code: it names `client` and `server` of the installed silodp. A silo signs the app
-that its own installation makes, with a key that is thrown away, and its node trusts that key alone
-(`--trusted-entities`). So Flower itself refuses every other app, whatever its server sends.
+The app has no code: it names `client` and `server` of the installed silodp. A silo signs the app
+that its own installation makes, with a key that is thrown away. Its node trusts that key alone
+(`--trusted-entities`). So Flower itself refuses every other app that a server sends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sign() -> tuple[str, str]:
     """Sign the app with a new key. Return the trusted entities, as a file for Flower's node, and
     the signature as one word for the server's operator.
 
-    The key is not kept: nothing else will ever be signed by it.
+    The key is thrown away, so it signs nothing else.
     """
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes(
@@ -61,11 +61,14 @@ def sign() -> tuple[str, str]:
     now = int(time.time())
     # Flower's form of what is signed: the time in 8 bytes, and the app's hash.
     signed = key.sign(now.to_bytes(8, "big") + hashlib.sha256(bundle()).digest())
-    trusted = json.dumps({name: public.decode()})  # JSON is YAML
+    # The file is YAML, which includes JSON.
+    trusted = json.dumps({name: public.decode()})
     return trusted, f"{name}.{now}.{base64.urlsafe_b64encode(signed).decode()}"
 
 
 def verification(word: str) -> dict[str, object]:
-    """Return the signature of `sign` as Flower's app store would give it; raise ValueError."""
+    """Return the signature of `sign` in the form of Flower's app store. Raise ValueError for any
+    other text.
+    """
     name, now, signed = word.split(".")
     return {"public_key_id": name, "signed_at": int(now), "signature": signed}

@@ -1,9 +1,11 @@
-"""The one port of a Flower server that is open to other machines: TLS, the Fleet API, the line.
+"""The only port of a Flower server that is open to other machines: TLS, the Fleet API, and the
+line.
 
-SuperLink serves three APIs on one port, and asks for no credential where runs are begun and nodes
-are registered. So it listens on this machine alone, and this front door lets two things through:
-requests below /v1/fleet/, where nodes sign, and couriers' lines. Each request has a connection of
-its own to SuperLink and brings as many bytes as it has announced, so none hides behind another.
+SuperLink serves three APIs on one port, and asks for no credential to begin runs and to register
+nodes. So SuperLink listens on this machine alone, and this front door lets two things through:
+requests below /v1/fleet/, which nodes sign, and couriers' lines. Each request has a connection of
+its own to SuperLink, with exactly the announced number of bytes. So no request can hide behind
+another.
 """
 
 from __future__ import annotations
@@ -31,25 +33,30 @@ REFUSED = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n
 
 
 class Refused(Exception):
-    """The request is for another API, or is not written as Flower's nodes write theirs."""
+    """The request is for another API, or is not in the form of Flower's nodes."""
 
 
 def only_fleet(head: bytes) -> tuple[bytes, int]:
-    """Return the head as SuperLink is to get it, and the length of the body; raise Refused."""
+    """Return the head for SuperLink, and the length of the body. Raise Refused for any other
+    request.
+    """
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     if not REQUEST.fullmatch(first):
         raise Refused
     kept = [first]
     length = None
     for line in lines:
-        found = HEADER.fullmatch(line)
-        if not found or found[1].lower() == b"transfer-encoding":
+        header = HEADER.fullmatch(line)
+        if not header:
             raise Refused
-        if found[1].lower() == b"content-length":
-            if length is not None or not re.fullmatch(rb"[0-9]{1,7}", found[2]):
+        name = header[1].lower()
+        if name == b"transfer-encoding":
+            raise Refused
+        if name == b"content-length":
+            if length is not None or not re.fullmatch(rb"[0-9]{1,7}", header[2]):
                 raise Refused
-            length = int(found[2])
-        if found[1].lower() not in DROPPED:
+            length = int(header[2])
+        if name not in DROPPED:
             kept.append(line)
     if (length or 0) > BODY:
         raise Refused
@@ -57,9 +64,9 @@ def only_fleet(head: bytes) -> tuple[bytes, int]:
 
 
 async def serve(folder: Path, host: str, port: int, superlink: int, line: Path) -> None:
-    """Listen at host and port with the server's certificate, for ever.
+    """Listen at host and port with the server's certificate, forever.
 
-    `superlink` is SuperLink's port on this machine, `line` the socket for couriers' lines.
+    `superlink` is SuperLink's port on this machine. `line` is the socket for couriers' lines.
     """
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     own.load_cert_chain(folder / "server.pem", folder / "server.key")
@@ -86,10 +93,11 @@ async def serve(folder: Path, host: str, port: int, superlink: int, line: Path) 
 async def _carry(
     head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: Path
 ) -> None:
+    """Copy a courier's line to the relay and back, until one end hangs up."""
     near, far = await asyncio.open_unix_connection(line, limit=PIECE)
     far.write(head)
     copies = [asyncio.create_task(_copy(*ends)) for ends in ((reader, far), (near, writer))]
-    # Whichever end hangs up, the other one is told.
+    # If one end hangs up, the other end is closed too.
     await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
     for copy in copies:
         copy.cancel()
@@ -103,6 +111,9 @@ async def _forward(
     superlink: int,
     trust: ssl.SSLContext,
 ) -> None:
+    """Send a request to SuperLink, and copy its reply. Refuse a request that is not for the Fleet
+    API.
+    """
     try:
         checked, length = only_fleet(head)
     except Refused:
@@ -117,6 +128,7 @@ async def _forward(
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    """Copy bytes in one direction until the end."""
     with contextlib.suppress(OSError):
         while piece := await source.read(PIECE):
             target.write(piece)
@@ -124,6 +136,7 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
+    """Close the connection, and wait at most a second for it."""
     writer.close()
     with contextlib.suppress(OSError, TimeoutError):
         await asyncio.wait_for(writer.wait_closed(), 1.0)

@@ -1,4 +1,6 @@
-"""A Flower federation's keys: a silo's node key, a CA and the server's certificate by it."""
+"""The keys of a Flower federation: a silo's node key, a CA, and the server's certificate from the
+CA.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,14 @@ from silodp.wire.flower.bundle import sign
 _PLAIN = serialization.NoEncryption()
 ISSUER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "silodp federation CA")])
 AUTHORITY_DAYS = 3650
-"""The CA outlives the server's certificate, which is renewed under it."""
+"""Days for which the CA is valid. The server's certificate is shorter, and is renewed by the CA."""
 
 
 def key(folder: Path) -> None:
-    """Make a silo's folder: a node key, the secret of its own worker, and whom its node trusts.
+    """Make a silo's folder: a node key, the secret of its own worker, and the entities that its
+    node trusts.
 
-    node.pub goes to the server's operator. Its comment is the silo's signature under the app.
+    node.pub goes to the server's operator. Its comment is the silo's signature for the app.
     """
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     node = ec.generate_private_key(ec.SECP384R1())
@@ -46,22 +49,26 @@ def key(folder: Path) -> None:
 
 
 def certify(folder: Path, host: str, days: int) -> None:
-    """A CA (ca.pem, ca.key), and the server's certificate (server.pem, server.key), valid for
-    `days` days, for `host` and loopback.
+    """Make a CA (ca.pem, ca.key), and the server's certificate (server.pem, server.key).
+
+    The certificate is valid for `days` days, for `host` and loopback.
     """
     authority = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    own = (
+    extensions = (
         (x509.BasicConstraints(ca=True, path_length=0), True),
         (_usage(key_cert_sign=True), True),
         (identifier, False),
     )
-    _keep(folder, "ca", authority, _issue(authority, ISSUER, authority, AUTHORITY_DAYS, *own))
+    certificate = _issue(authority, ISSUER, authority, AUTHORITY_DAYS, *extensions)
+    _keep(folder, "ca", authority, certificate)
     renew(folder, host, days)
 
 
 def renew(folder: Path, host: str, days: int = 365) -> None:
-    """The server's certificate anew, by the CA that silos know already: they notice nothing."""
+    """Make a new certificate of the server, from the CA that silos have already. Nothing changes
+    for silos.
+    """
     authority: Any = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     holder = ec.generate_private_key(ec.SECP256R1())
     names: list[x509.GeneralName] = [
@@ -88,7 +95,7 @@ def renew(folder: Path, host: str, days: int = 365) -> None:
 
 
 def host_of(folder: Path) -> str:
-    """The host that the server's certificate is for."""
+    """Return the host of the server's certificate."""
     certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
     return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
@@ -100,6 +107,7 @@ def _issue(
     days: int,
     *more: tuple[x509.ExtensionType, bool],
 ) -> bytes:
+    """Return a certificate from the CA, in PEM."""
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -107,6 +115,7 @@ def _issue(
         .issuer_name(ISSUER)
         .public_key(holder.public_key())
     )
+    # The start is two days ago, for machines with a slow clock.
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(
         now - datetime.timedelta(days=2)
     )
@@ -117,6 +126,7 @@ def _issue(
 
 
 def _keep(folder: Path, name: str, holder: ec.EllipticCurvePrivateKey, certificate: bytes) -> None:
+    """Write a key and its certificate."""
     write(
         folder / f"{name}.key",
         holder.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _PLAIN),
@@ -125,6 +135,7 @@ def _keep(folder: Path, name: str, holder: ec.EllipticCurvePrivateKey, certifica
 
 
 def _usage(**used: bool) -> x509.KeyUsage:
+    """Return the usage of a key: the named uses, and no others."""
     every = (
         "digital_signature",
         "content_commitment",

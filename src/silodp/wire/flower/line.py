@@ -1,13 +1,14 @@
 """The line between a courier and the hub of a Flower federation: frames out, replies back.
 
-Flower starts a process for each message and asks for messages every 3 seconds, so a question by
-message takes 4 seconds or more. One message, the invitation, therefore opens a line: the courier
+Flower starts a process for each message, and asks for messages every 3 seconds. So a question by
+message takes 4 seconds or more. Therefore one message, the invitation, opens a line. The courier
 connects to the server's only port, over TLS with the server's certificate, and shows the token of
-its invitation. A token is good once, and only the node that Flower knows by its key was sent it.
+its invitation. A token is valid once. It was sent only to the node that Flower identifies by its
+key.
 
 The courier begins with  SILODP token CR LF CR LF . A question is  number (4 bytes) | seconds (4) |
 length (4) | frame, a reply  number (4) | kind (1) | length (4) | bytes , all big-endian. Kind 0 is
-a gate's reply; kind 1 is one of the fixed codes. Standard library only; nothing here reads a frame.
+a gate's reply. Kind 1 is one of the fixed codes. Standard library only. Nothing here reads a frame.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ REPLIED = 0
 REFUSED = 1
 CODES = re.compile(r"[a-z]{1,20}")
 WHOLE = 60.0
-"""Seconds in which a message that has begun must be whole."""
+"""Seconds in which a message that has begun must be complete."""
 PIECE = 2**18
 INVITED = 60.0
-"""Seconds after which an invitation that was neither followed nor answered is sent again."""
+"""Seconds after which an invitation without a line and without an answer is sent again."""
 AGAIN = 2.0
-"""Seconds before the next one, where an answer has come."""
+"""Seconds before the next invitation after an answer."""
 
 
 def keep_alive(line: socket.socket) -> None:
@@ -50,12 +51,14 @@ def keep_alive(line: socket.socket) -> None:
 
 
 def read(line: socket.socket, size: int, deadline: float | None) -> bytes:
-    """Read exactly so many bytes; none is read ahead, so that `select` sees what is left.
+    """Read exactly this number of bytes. None is read ahead, so that `select` still reports what is
+    left.
 
-    Memory is used for what has come, not for what was announced.
+    Memory grows with the bytes that have come, not with the announced length. Raise TimeoutError
+    after the deadline, and ConnectionResetError at the end of the line.
     """
-    found = bytearray()
-    while len(found) < size:
+    content = bytearray()
+    while len(content) < size:
         if deadline is None:
             left = None
         else:
@@ -63,11 +66,11 @@ def read(line: socket.socket, size: int, deadline: float | None) -> bytes:
         if left is not None and left <= 0:
             raise TimeoutError
         line.settimeout(left)
-        piece = line.recv(min(size - len(found), PIECE))
+        piece = line.recv(min(size - len(content), PIECE))
         if not piece:
             raise ConnectionResetError
-        found += piece
-    return bytes(found)
+        content += piece
+    return bytes(content)
 
 
 # --- at a silo -----------------------------------------------------------------------------------
@@ -78,7 +81,7 @@ def carry(line: socket.socket, token: str, gate: Socket, count: Callable[[str], 
     line.sendall(f"SILODP {token}\r\n\r\n".encode())
     with contextlib.suppress(OSError):
         while True:
-            # A line may rest for days; the system's keep-alive notices a server that is gone.
+            # A line may be idle for days. The system's keep-alive notices a server that is gone.
             number, seconds, size = QUESTION.unpack(read(line, QUESTION.size, None))
             if size > LARGEST:
                 return
@@ -86,12 +89,15 @@ def carry(line: socket.socket, token: str, gate: Socket, count: Callable[[str], 
             code, reply = _ask(gate, frame, min(float(seconds), LONGEST))
             count(code or "replied")
             line.settimeout(WHOLE)
-            kind = REFUSED if code else REPLIED
+            if code:
+                kind = REFUSED
+            else:
+                kind = REPLIED
             line.sendall(REPLY.pack(number, kind, len(reply)) + reply)
 
 
 def _ask(gate: Socket, frame: bytes, seconds: float) -> tuple[str, bytes]:
-    """Return ("", the gate's reply) or (code, code): no exception's text leaves the silo."""
+    """Return ("", the gate's reply) or (code, code). No exception's text leaves the silo."""
     try:
         return "", gate.ask(frame, seconds)
     except Unreached as missed:
@@ -104,7 +110,7 @@ def _ask(gate: Socket, frame: bytes, seconds: float) -> tuple[str, bytes]:
 
 
 class _Line:
-    """One courier's line. One question at a time is on it."""
+    """One courier's line, with one question at a time."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
@@ -112,8 +118,10 @@ class _Line:
         self._number = 0
 
     def ask(self, frame: bytes, seconds: float) -> tuple[int, bytes]:
-        """Return kind and bytes of the reply; TimeoutError, or another OSError if the line is no
-        longer of use.
+        """Return kind and bytes of the reply.
+
+        Raise TimeoutError if none comes in time, and another OSError if the line cannot be used any
+        longer.
         """
         deadline = time.monotonic() + seconds
         if not self.busy.acquire(timeout=max(0.0, seconds)):
@@ -122,36 +130,43 @@ class _Line:
             self._send(frame, deadline - time.monotonic())
             while True:
                 number, kind, reply = self._reply(deadline)
-                if number == self._number:  # an earlier question's reply is late, and of no use
+                # A late reply to an earlier question is not used.
+                if number == self._number:
                     return kind, reply
         finally:
             self.busy.release()
 
     def _send(self, frame: bytes, left: float) -> None:
+        """Send a question. Raise ConnectionError if only a part of it could be sent."""
         self._number = (self._number + 1) % 2**32
         head = QUESTION.pack(self._number, max(1, min(int(left), 2**31)), len(frame))
         self.line.settimeout(max(1.0, left))
         try:
             self.line.sendall(head)
             self.line.sendall(frame)
-        except TimeoutError:  # half a question: the next one could not be told from its rest
+        except TimeoutError:
+            # The courier would take the next question for the rest of this one.
             raise ConnectionError("half a question") from None
 
     def _reply(self, deadline: float) -> tuple[int, int, bytes]:
+        """Return number, kind and bytes of the next reply. Raise ConnectionError if it is torn or
+        too long.
+        """
         ready, _, _ = select.select([self.line], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise TimeoutError
-        whole = max(deadline, time.monotonic() + WHOLE)
+        end = max(deadline, time.monotonic() + WHOLE)
         try:
-            number, kind, size = REPLY.unpack(read(self.line, REPLY.size, whole))
+            number, kind, size = REPLY.unpack(read(self.line, REPLY.size, end))
             if size > LARGEST:
                 raise ConnectionError("a reply is too long")
-            return number, kind, read(self.line, size, whole)
-        except TimeoutError:  # half a reply: what follows could not be told from its rest
+            return number, kind, read(self.line, size, end)
+        except TimeoutError:
+            # The next reply would be taken for the rest of this one.
             raise ConnectionError("half a reply") from None
 
     def gone(self) -> bool:
-        """Whether the courier has hung up, as far as the system knows."""
+        """Return whether the courier has hung up, as far as the system can tell."""
         if not self.busy.acquire(blocking=False):
             return False
         try:
@@ -167,36 +182,37 @@ class Lines:
     """The lines of all couriers, by the names under which the operator registered their nodes."""
 
     def __init__(self, note: Callable[[str], None] = print) -> None:
-        """`note` gets a sentence for each silo that replied with a code."""
+        """Start without a line. `note` gets a sentence for each silo that replied with a code."""
         self._note = note
         self._guard = threading.Lock()
         self._lines: dict[str, _Line] = {}
         self._invited: dict[str, float] = {}
         self._tokens: dict[str, str] = {}
-        """Whose each token is. All tokens of a node end when one of them is shown."""
+        """The node of each token. All tokens of a node end when one of them is shown."""
 
     def invite(self, nodes: Iterable[str]) -> dict[str, str]:
-        """Return a token for each node that has no line and no fresh invitation. Hang up on nodes
-        that are no longer listed.
+        """Return a token for each node that has no line and no recent invitation.
+
+        Hang up on nodes that are no longer listed.
         """
-        here = set(nodes)
+        listed = set(nodes)
         with self._guard:
-            lost = [n for n, line in self._lines.items() if n not in here or line.gone()]
+            lost = [n for n, line in self._lines.items() if n not in listed or line.gone()]
             for name in lost:
                 self._hang_up(name)
-            for name in set(self._tokens.values()) - here:
+            for name in set(self._tokens.values()) - listed:
                 self._forget_tokens(name)
-            found = {}
-            for name in here - self._lines.keys():
+            tokens = {}
+            for name in listed - self._lines.keys():
                 now = time.monotonic()
                 if now - self._invited.get(name, now - INVITED) >= INVITED:
-                    found[name] = secrets.token_hex(32)
-                    self._tokens[found[name]] = name
+                    tokens[name] = secrets.token_hex(32)
+                    self._tokens[tokens[name]] = name
                     self._invited[name] = now
-            return found
+            return tokens
 
     def forget(self, name: str) -> None:
-        """The invitation was followed to its end, or could not be: another may soon be sent."""
+        """Note that the invitation was followed to its end, or failed. Another may soon be sent."""
         with self._guard:
             self._invited[name] = time.monotonic() - INVITED + AGAIN
 
@@ -205,6 +221,7 @@ class Lines:
         self.invite([])
 
     def names(self) -> list[str]:
+        """Return the silos with a line."""
         with self._guard:
             return sorted(name for name, line in self._lines.items() if not line.gone())
 
@@ -227,8 +244,9 @@ class Lines:
             return reply
         # A silo's own words do not reach the log.
         code = reply[:20].decode("ascii", "replace")
-        known = kind == REFUSED and CODES.fullmatch(code)
-        self._note(f"{name} replies with {code if known else 'no code'}")
+        if kind != REFUSED or not CODES.fullmatch(code):
+            code = "no code"
+        self._note(f"{name} replies with {code}")
         return None
 
     def serve(self, listener: socket.socket, stop: threading.Event) -> None:
@@ -240,16 +258,20 @@ class Lines:
                 threading.Thread(target=self._greet, args=(line,), daemon=True).start()
 
     def _greet(self, line: socket.socket) -> None:
+        """Read the greeting of a courier, and admit it or close the line."""
         name = ""
         with contextlib.suppress(OSError):
             greeting = read(line, GREETING_BYTES, time.monotonic() + WHOLE)
-            if found := GREETING.fullmatch(greeting):
-                name = self._let_in(found[1].decode(), line)
+            if match := GREETING.fullmatch(greeting):
+                name = self._let_in(match[1].decode(), line)
         if not name:
             line.close()
 
     def _let_in(self, token: str, line: socket.socket) -> str:
-        # A token has 256 random bits: to look it up in a dictionary gives nothing away.
+        """Store the line of the node with this token, and return the node's name, or an empty
+        text.
+        """
+        # A token has 256 random bits, so the time of a look-up in a dictionary reveals nothing.
         with self._guard:
             name = self._tokens.get(token, "")
             if name:
@@ -259,9 +281,11 @@ class Lines:
         return name
 
     def _forget_tokens(self, name: str) -> None:
-        self._tokens = {token: whose for token, whose in self._tokens.items() if whose != name}
+        """Forget all tokens of a node."""
+        self._tokens = {token: node for token, node in self._tokens.items() if node != name}
 
     def _hang_up(self, name: str) -> None:
+        """Close the line of a node."""
         if line := self._lines.pop(name, None):
             with contextlib.suppress(OSError):
                 line.line.shutdown(socket.SHUT_RDWR)

@@ -1,10 +1,11 @@
-"""The processes of a Flower federation: what the server's operator and a silo's operator start, and
-all of it at once on one machine.
+"""The processes of a Flower federation: those of the server's operator, those of a silo's operator,
+and all of them on one machine.
 
 Flower is used by its commands: flower-superlink, flower-supernode, flower-superexec and flwr. A
 server's folder has ca.pem, ca.key, server.pem, server.key, the secret of its workers, SuperLink's
-database, and the silos' signatures under the app; a silo's has ca.pem, node.key, its own secret and
-trusted.yaml. `python -P -m silodp.wire.flower.site --help` has the commands for separate machines.
+database, and the silos' signatures for the app. A silo's folder has ca.pem, node.key, its own
+secret and trusted.yaml. `python -P -m silodp.wire.flower.site --help` lists the commands for
+separate machines.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from silodp.core.errors import BadInput
 from silodp.core.text import visible
@@ -45,13 +47,14 @@ QUIET = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
     "PYTHONSAFEPATH": "1",
 }
-"""No telemetry, no question about updates, no packages installed because a server says so, a short
-pause between two looks for work, and no code from the current folder.
+"""No telemetry, no search for updates, no installation of packages for a server, a short pause
+between two searches for work, and no code from the current folder.
 """
 SIGNATURES = "signatures"
+"""The folder of a server's site with each silo's signature for the app."""
 NODES = "nodes"
-"""The folders of a server's site with each silo's signature under the app, and its node's number,
-by which Flower's command removes it.
+"""The folder of a server's site with the number of each silo's node, by which Flower's command
+removes it.
 """
 SIGNS = {
     "certificate has expired": "The server's certificate has expired.",
@@ -74,16 +77,18 @@ SIGNS = {
 PATIENCE = 60.0
 """Seconds in which a SuperLink that was just started begins to listen."""
 GRACE = 10.0
-"""Seconds in which a process that is told to end may take its leave."""
+"""Seconds in which a process must end after SIGTERM."""
 AGAIN = 3.0
 """Seconds before a node that was refused is started again."""
 CRASHED = 120.0
-"""Seconds for which it is: SuperLink notices within a minute that a node has crashed."""
+"""Seconds in which a refused node is tried again. SuperLink notices within a minute that a node has
+crashed.
+"""
 
 
 def explain(log: str) -> str:
-    """Why the server, or the node, refused the other, in one sentence; empty if the log names no
-    known reason.
+    """Return one sentence about why the server, or the node, refused the other. Return an empty
+    text if the log has no known reason.
     """
     return next((sentence for sign, sentence in SIGNS.items() if sign.lower() in log.lower()), "")
 
@@ -94,8 +99,10 @@ def explain(log: str) -> str:
 def provision(
     folder: Path, silos: Sequence[str], *, host: str = "localhost", port: int = 0, days: int = 365
 ) -> None:
-    """Makes a server's folder (`folder/server`) and one for each silo (`folder/silos/NAME`), with
+    """Make a server's folder (`folder/server`) and one for each silo (`folder/silos/NAME`), with
     keys, for start() or for shipping.
+
+    Raise BadInput for names that cannot be used.
     """
     if len(set(silos)) < len(silos) or not all(
         re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,30}", name) for name in silos
@@ -124,10 +131,11 @@ def provision(
 
 
 def server(folder: Path, host: str, hub: Path) -> int:
-    """Run SuperLink, the worker of its runs and the front door, until SIGTERM; 1 if one ends.
+    """Run SuperLink, the worker of its runs and the front door, until SIGTERM. Return 1 if one of
+    them ends before.
 
-    A run is begun whenever the hub is not there: at the start, after the relay was killed, and when
-    a silo's signature was added.
+    A run is begun whenever the hub does not answer: at the start, after the relay was killed, and
+    when a silo's signature was added.
     """
     warn(folder)
     store = _app_store(folder)
@@ -163,13 +171,13 @@ def server(folder: Path, host: str, hub: Path) -> int:
     children = [superlink, _child(worker, environment)]
     door = front.serve(folder, host, _port(folder), inner, place)
     threading.Thread(target=lambda: _ended_by(asyncio.run, door), daemon=True).start()
-    return _attend(children, lambda told: _begin_run(folder, hub, environment, told))
+    return _attend(children, lambda ending: _begin_run(folder, hub, environment, ending))
 
 
 def _begin_run(
-    folder: Path, hub: Path, environment: Mapping[str, str], told: threading.Event
+    folder: Path, hub: Path, environment: Mapping[str, str], ending: threading.Event
 ) -> None:
-    """Begin a run of the app unless the hub answers, and wait until it does, or is told to end."""
+    """Begin a run of the app unless the hub answers. Wait until it answers, or until `ending`."""
     if connected(hub.parent, hub) is not None or not _accepts(_inner(folder)):
         return
     done = _flwr(folder, "run", SPEC, "fed", environment=environment)
@@ -177,63 +185,72 @@ def _begin_run(
         print(visible(f"no run: {done.stdout[-500:]}"), file=sys.stderr, flush=True)
     deadline = time.monotonic() + PATIENCE
     while not done.returncode and connected(hub.parent, hub) is None:
-        if told.wait(0.2) or time.monotonic() > deadline:
+        if ending.wait(0.2) or time.monotonic() > deadline:
             return
 
 
 def register(folder: Path, silos: Mapping[str, Path]) -> None:
-    """Admit the nodes that hold the keys (silo -> its node.pub), each under its silo's name.
+    """Admit the nodes with these keys (silo -> its node.pub), each under its silo's name.
 
-    A key that is admitted stays as it is. With a new signature the server begins its run again.
+    A key that is admitted already stays as it is. After a new signature the server begins its run
+    again. Raise BadInput if SuperLink refuses a node.
     """
     words = ("supernode", "register")
-    begun = {
+    processes = {
         name: _start_flwr(folder, *words, str(file), "fed", "--name", name, "--format", "json")
         for name, file in silos.items()
     }
-    for name, process in begun.items():
-        said = process.communicate()[0]
-        if found := re.search(r'"node-id": "?(\d+)', said):
-            write(folder / NODES / name, found[1])
-        elif "already in use" not in said:
-            raise BadInput(f"SuperLink refuses {name}: {explain(said) or said.strip()[-300:]}")
+    for name, process in processes.items():
+        printed = process.communicate()[0]
+        if match := re.search(r'"node-id": "?(\d+)', printed):
+            write(folder / NODES / name, match[1])
+        elif "already in use" not in printed:
+            reason = explain(printed) or printed.strip()[-300:]
+            raise BadInput(f"SuperLink refuses {name}: {reason}")
         _accept_signature(folder, name, silos[name])
 
 
 def unregister(folder: Path, silos: Sequence[str]) -> None:
-    """Let the nodes of these names in no more; the others notice nothing."""
-    there = {file.name: file.read_text() for file in (folder / NODES).iterdir()}
-    if strange := sorted(set(silos) - set(there)):
+    """Have the server admit the nodes of these names no longer. Nothing changes for the others.
+
+    Raise BadInput for an unknown silo, or if SuperLink refuses.
+    """
+    nodes = {file.name: file.read_text() for file in (folder / NODES).iterdir()}
+    if unknown := sorted(set(silos) - set(nodes)):
         raise BadInput(
-            f"SuperLink has no silo {strange[0]!r}; it has {', '.join(sorted(there)) or 'none'}"
+            f"SuperLink has no silo {unknown[0]!r}; it has {', '.join(sorted(nodes)) or 'none'}"
         )
     for name in silos:
-        process = _start_flwr(folder, "supernode", "unregister", there[name], "fed")
-        said = process.communicate()[0]
+        process = _start_flwr(folder, "supernode", "unregister", nodes[name], "fed")
+        printed = process.communicate()[0]
         if process.returncode:
-            raise BadInput(f"SuperLink refuses: {explain(said) or said.strip()[-300:]}")
+            raise BadInput(f"SuperLink refuses: {explain(printed) or printed.strip()[-300:]}")
         (folder / NODES / name).unlink()
 
 
 def _accept_signature(folder: Path, name: str, public_key: Path) -> None:
-    """Keep the silo's signature under the app, which is the comment of its public key."""
+    """Store the silo's signature for the app, which is the comment of its public key. Raise
+    BadInput if there is none.
+    """
     words = public_key.read_text().split()
     try:
-        found = json.dumps(verification(words[2]))
+        signature = json.dumps(verification(words[2]))
     except (LookupError, ValueError):
         raise BadInput(
             f"{public_key}: has no signature of the app in its comment; the silo makes the file by "
             "`python -P -m silodp.wire.flower.site key FOLDER`"
         ) from None
-    kept = folder / SIGNATURES / f"{name}.json"
-    if not kept.exists() or kept.read_text() != found:
-        write(kept, found)
+    # The time of the folder restarts the run, so an unchanged file is not written.
+    stored = folder / SIGNATURES / f"{name}.json"
+    if not stored.exists() or stored.read_text() != signature:
+        write(stored, signature)
 
 
 def _app_store(folder: Path) -> int:
-    """Serve the app and the silos' signatures to SuperLink, on this machine; return the port.
+    """Serve the app and the silos' signatures to SuperLink, on this machine. Return the port.
 
-    SuperLink takes signatures of an app from an app store alone, whose address is a setting.
+    SuperLink takes signatures of an app only from an app store. The address of that store is a
+    setting.
     """
 
     class Store(http.server.BaseHTTPRequestHandler):
@@ -276,10 +293,11 @@ def _connection(folder: Path) -> None:
 def _start_flwr(
     folder: Path, *words: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    own = {"FLWR_HOME": str(folder / "home"), "PATH": _path()}
+    """Start Flower's command `flwr` for the server of this folder."""
+    settings = {"FLWR_HOME": str(folder / "home"), "PATH": _path()}
     return subprocess.Popen(
         [_program("flwr"), *words],
-        env=environment or (child_environment() | QUIET | own),
+        env=environment or (child_environment() | QUIET | settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -290,25 +308,25 @@ def _start_flwr(
 def _flwr(
     folder: Path, *words: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """Run Flower's command `flwr`, and return what it printed with its exit code."""
     process = _start_flwr(folder, *words, environment=environment)
-    said = process.communicate()[0]
-    return subprocess.CompletedProcess(process.args, process.returncode, said, "")
+    printed = process.communicate()[0]
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, "")
 
 
 # --- a silo's operator ---------------------------------------------------------------------------
 
 
 def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> int:
-    """Run a SuperNode and its worker until SIGTERM. The app carries frames to the gate's socket.
+    """Run a SuperNode and its worker until SIGTERM. Return 1 if one of them ends before. The app
+    carries frames to the gate's socket.
 
-    A node that was connected before, and is refused, is tried again for a while: after a crash
-    SuperLink takes it to be connected for a minute.
+    A node that was connected before, and is refused, is tried again for a while. After a crash
+    SuperLink counts the node as connected for a minute.
     """
-    # The certificate is for this machine's own address, too: that is where a tunnel begins.
+    # A tunnel begins at this machine's own address. The server's certificate is valid for it too.
     if proxy:
         superlink = tunnel(superlink, proxy)
-    else:
-        superlink = superlink
     secret = f"--superexec-auth-secret-file={folder / 'secret'}"
     environment = (
         child_environment()
@@ -325,7 +343,7 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
     warn(folder)
     log = folder / "node.log"
     deadline = time.monotonic() + CRASHED
-    known = log.exists() and "SuperNode ID" in log.read_text()
+    was_connected = log.exists() and "SuperNode ID" in log.read_text()
     while True:
         port = free_port()
         with log.open("w") as out:
@@ -342,11 +360,11 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
             )
         runtime = f"--runtime-api-address=127.0.0.1:{port}"
         worker = _child(["flower-superexec", "--insecure", runtime, secret], environment)
-        status = _attend([node, worker], lambda told: None)
+        status = _attend([node, worker], lambda ending: None)
         reason = explain(log.read_text())
         if status:
             print(visible(reason or f"the node ended: see {log}"), flush=True)
-        again = known and "does not know" in reason and time.monotonic() < deadline
+        again = was_connected and "does not know" in reason and time.monotonic() < deadline
         if not status or not again:
             return status
         time.sleep(AGAIN)
@@ -356,10 +374,11 @@ def silo(folder: Path, superlink: str, gate: Path, proxy: str | None = None) -> 
 
 
 def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
-    """Start the server and a courier per silo; return name -> pid once the hub at folder/hub.sock
-    knows all silos.
+    """Start the server and a courier for each silo. Return the pid of each process by name once all
+    silos are connected to the hub at folder/hub.sock.
 
-    Each is the leader of a process group, and writes to folder/NAME.log.
+    Each process leads a process group, and writes to folder/NAME.log. Raise BadInput if a process
+    ends, or if the silos are not connected in time.
     """
     folder = folder.absolute()
     deadline = time.monotonic() + patience
@@ -383,7 +402,7 @@ def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0)
 
 
 def start_silo(folder: Path, name: str, gate: Path) -> int:
-    """Start one silo's courier, for the first time or after it was killed."""
+    """Start one silo's courier, for the first time or after it was killed. Return its pid."""
     return _spawn(
         folder.absolute(),
         name,
@@ -395,9 +414,9 @@ def start_silo(folder: Path, name: str, gate: Path) -> int:
 
 
 def restart_server(folder: Path, *, patience: float = 600.0) -> int:
-    """Start the server again, with the database that it had; return its pid once the hub answers.
+    """Start the server again with its database. Return its pid once the hub answers.
 
-    Nodes come back by themselves.
+    Nodes reconnect by themselves.
     """
     folder = folder.absolute()
     deadline = time.monotonic() + patience
@@ -408,9 +427,7 @@ def restart_server(folder: Path, *, patience: float = 600.0) -> int:
 
 
 def stop(folder: Path) -> None:
-    """End every process that start() began and that still runs: the server last, so that nodes can
-    take their leave.
-    """
+    """End every process that start() began. The server ends last, so that nodes can sign off."""
     processes = Processes(folder.absolute())
     couriers = [name for name in processes.started() if name != "server"]
     for names in (couriers, ["server"]):
@@ -419,40 +436,43 @@ def stop(folder: Path) -> None:
 
 
 def _spawn_server(folder: Path) -> int:
+    """Start the server's process, and return its pid."""
     (folder / "server" / "superlink.port").unlink(missing_ok=True)
     return _spawn(folder, "server", "server", folder / "server", f"--hub={folder / 'hub.sock'}")
 
 
 def _spawn(folder: Path, name: str, command: str, home: Path, *arguments: str) -> int:
+    """Start a command of this module as a process of the folder, and return its pid."""
     words = [sys.executable, "-P", "-m", "silodp.wire.flower.site", command, str(home), *arguments]
     environment = child_environment() | QUIET | {"OMP_NUM_THREADS": "1"}
     return Processes(folder).start(name, words, environment, within=home)
 
 
 def _child(
-    words: Sequence[str], environment: Mapping[str, str], out: object = None
+    words: Sequence[str], environment: Mapping[str, str], out: IO[str] | None = None
 ) -> subprocess.Popen:
     """Start one of Flower's programs, which ends with this process."""
     return subprocess.Popen(
         [_program(words[0]), *words[1:]],
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=out,  # type: ignore[arg-type]
+        stdout=out,
         stderr=subprocess.STDOUT if out else None,
         preexec_fn=die_with_parent,
     )
 
 
 def _attend(children: Sequence[subprocess.Popen], look: Callable[[threading.Event], None]) -> int:
-    """Wait until SIGTERM, which gives 0, or until a child ends, which gives 1. Look on, meanwhile.
+    """Wait until SIGTERM, and return 0, or until a child ends, and return 1. Call `look` now and
+    then.
 
     Afterwards no child runs.
     """
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
-    while not told.is_set() and all(child.poll() is None for child in children):
-        look(told)
-        told.wait(0.5)
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    while not ending.is_set() and all(child.poll() is None for child in children):
+        look(ending)
+        ending.wait(0.5)
     for child in children:
         child.terminate()
     deadline = time.monotonic() + GRACE
@@ -461,11 +481,11 @@ def _attend(children: Sequence[subprocess.Popen], look: Callable[[threading.Even
             child.wait(max(0.0, deadline - time.monotonic()))
         child.kill()
         child.wait()
-    return 0 if told.is_set() else 1
+    return 0 if ending.is_set() else 1
 
 
 def _ended_by(run: Callable[..., object], work: object) -> None:
-    """Run it; the process ends with it, since without a front door nobody comes in."""
+    """Run it, and end this process after it. Without a front door no node can connect."""
     try:
         run(work)
     except OSError as error:
@@ -474,24 +494,28 @@ def _ended_by(run: Callable[..., object], work: object) -> None:
 
 
 def _program(name: str) -> str:
-    """Return the path of a command of this very environment."""
+    """Return the path of a command of this environment."""
     return str(Path(sys.executable).parent / name)
 
 
 def _path() -> str:
-    """Return PATH with this environment's commands first: Flower starts its own ones by name."""
+    """Return PATH with this environment's commands first, because Flower starts its own commands by
+    name.
+    """
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _await(ready: Callable[[], bool], folder: Path, names: Sequence[str], deadline: float) -> None:
+    """Wait until it is ready. Raise BadInput if one of the processes ends, or after the
+    deadline.
+    """
     processes = Processes(folder)
     while not ready():
         for name in names:
             if not processes.runs(name):
-                log = (folder / f"{name}.log").read_text()
-                raise BadInput(
-                    f"{name} ended at once: {explain(log) or 'see ' + str(folder / f'{name}.log')}"
-                )
+                log = folder / f"{name}.log"
+                reason = explain(log.read_text()) or f"see {log}"
+                raise BadInput(f"{name} ended at once: {reason}")
         if time.monotonic() > deadline:
             raise BadInput(
                 f"{folder}: not all of {', '.join(names)} are connected in time; their "
@@ -501,6 +525,7 @@ def _await(ready: Callable[[], bool], folder: Path, names: Sequence[str], deadli
 
 
 def _accepts(port: int) -> bool:
+    """Return whether a process listens at the port of this machine."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
         return True
     return False
@@ -512,26 +537,26 @@ def _port(server: Path) -> int:
 
 
 def _inner(server: Path) -> int:
-    """Return SuperLink's own port, on this machine; 0 before it has one."""
+    """Return SuperLink's own port on this machine, or 0 before it has one."""
     with contextlib.suppress(FileNotFoundError):
         return int((server / "superlink.port").read_text())
     return 0
 
 
 def main() -> int:
-    """The commands for separate machines; FOLDER is a server's or a silo's own."""
+    """Run a command for separate machines. FOLDER is a server's or a silo's own."""
     parser = argparse.ArgumentParser(
         prog="python -P -m silodp.wire.flower.site", description=main.__doc__
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, does in {
+    for name, purpose in {
         "provision": "make a server's folder, and a folder for each silo named",
         "server": "the server: Flower's SuperLink, the front door and the hub",
         "register": "admit a silo's node",
         "key": "make a silo's folder",
         "silo": "the silo's courier",
     }.items():
-        commands.add_parser(name, help=does).add_argument("folder", type=Path)
+        commands.add_parser(name, help=purpose).add_argument("folder", type=Path)
     commands.choices["provision"].add_argument(
         "silos", nargs="*", help="none if silos make their own"
     )

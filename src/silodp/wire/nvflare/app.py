@@ -1,15 +1,15 @@
-"""NVIDIA FLARE as courier: `Courier` at a silo, `ServerHub` at the server.
+"""NVIDIA FLARE as carrier: `Courier` at a silo, `ServerHub` at the server.
 
 Both are components of a site's own resources.json, in the engine's client and server processes. No
-job is ever started: no code and no configuration comes from the server, and a client or a server
-that was killed is back as soon as it runs again.
+job is ever started. No code and no configuration comes from the server. A client or a server that
+was killed works again as soon as it runs again.
 
-Only interfaces that NVFlare offers to components are used: events, auxiliary messages, `Shareable`,
-`DXO`. A question is an auxiliary message {"frame": bytes, "timeout": seconds}; the answer is
-{"reply": bytes} or {"code": word}. A long question is offered, as {"ticket": word, "timeout":
-seconds}, and the courier fetches it. NVFlare 2.9 writes every byte of a message that it pushes into
-a string for its log, even where nothing is logged; for 40 MB that takes longer than the transfer.
-Content inside a DXO is left out of that string.
+This module uses only the interfaces that NVFlare offers to components: events, auxiliary messages,
+`Shareable`, `DXO`. A question is an auxiliary message {"frame": bytes, "timeout": seconds}. The
+answer is {"reply": bytes} or {"code": word}. A long question is offered, as {"ticket": word,
+"timeout": seconds}, and the courier fetches it. The reason is that NVFlare 2.9 writes every byte of
+a message that it pushes into a string for its log, even if nothing is logged. For 40 MB this takes
+longer than the transfer. Content inside a DXO is left out of that string.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from silodp.wire.sweep import Sweep
 TOPIC = "silodp"
 FETCH = "silodp_fetch"
 AT_ONCE = 256
-"""Silos that are asked at once: each takes two threads of the engine's process until it has
-answered. The others wait for their turn.
+"""Most silos that are asked at the same time. Each needs two threads of the engine's process until
+it has answered. The others wait for their turn.
 """
 BEYOND = GRACE / 2
-"""Seconds beyond its time for a reply that is on its way at the end of it."""
+"""Seconds beyond the deadline for a reply that is on its way."""
 PING = 10.0
-"""Seconds in which a courier that is there says so."""
+"""Seconds in which a connected courier answers a ping."""
 
 
 class _Until(Signal):
-    """Ends a call of the engine's after so many seconds: by itself the engine waits on for as long
-    as a byte comes now and then.
+    """A signal that ends a call of the engine after some seconds. Otherwise the engine waits for as
+    long as a byte comes now and then.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -63,23 +63,26 @@ class _Until(Signal):
 
     @property
     def triggered(self) -> bool:
+        """Return whether the time is over."""
         return time.monotonic() >= self._end
 
 
 def _end_after(seconds: float, fl_ctx: FLContext) -> None:
-    """`put`, not `set_prop`: the server's contexts have a sticky signal of its own, which that
-    would not replace.
+    """Limit the calls of this context to some seconds.
+
+    This uses `put`, not `set_prop`. The server's contexts have a sticky signal of their own, which
+    `set_prop` would not replace.
     """
     fl_ctx.put(key=ReservedKey.RUN_ABORT_SIGNAL, value=_Until(seconds), private=True, sticky=False)
 
 
 class _Malformed(Exception):
-    """No question is in the message."""
+    """The message contains no question."""
 
 
 class Courier(FLComponent):
-    """The silo's end: carries frames to the gate at `socket`, which the silo's own resources.json
-    names, and does nothing else.
+    """The silo's end. It carries frames to the gate at `socket`, which the silo's own
+    resources.json names, and does nothing else.
     """
 
     def __init__(self, socket: str, limit: int = LARGEST) -> None:
@@ -88,7 +91,9 @@ class Courier(FLComponent):
         self._sweep = Sweep()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.SYSTEM_BOOTSTRAP:  # before the server knows this client
+        """Register for messages when the engine begins, and start monitoring when the site runs."""
+        # This event comes before the server has registered this client.
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
             engine: Any = fl_ctx.get_engine()
             engine.register_aux_message_handler(TOPIC, self._carry)
         if event_type == EventType.SYSTEM_START:
@@ -96,6 +101,7 @@ class Courier(FLComponent):
             self._sweep.begin()
 
     def _carry(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Ask the gate the question of a message, and return the reply or a code."""
         answer = Shareable()
         try:
             timeout = request.get("timeout")
@@ -115,13 +121,15 @@ class Courier(FLComponent):
         except Unreached as missed:
             answer["code"] = missed.code
         except Exception:
-            answer["code"] = "courier"  # no exception's text goes to the server
+            # The text of an exception must not go to the server.
+            answer["code"] = "courier"
         metrics.count("silodp_carried_total", code=answer.get("code", "replied"))
         self._sweep.carried(len(answer.get("reply", b"")))
         return answer
 
     def _fetched(self, ticket: str, timeout: float, fl_ctx: FLContext) -> object:
-        """Fetch the long frame for which the server gave this ticket.
+        """Fetch the long frame for which the server gave this ticket. Return None if the server
+        does not send it.
 
         Only a word of the right form is sent back to the server.
         """
@@ -130,14 +138,14 @@ class Courier(FLComponent):
         engine: Any = fl_ctx.get_engine()
         _end_after(timeout, fl_ctx)
         request = Shareable({"ticket": ticket})
-        found = engine.send_aux_request(FETCH, request, timeout, fl_ctx).get("frame")
-        if isinstance(found, DXO) and isinstance(found.data, dict):
-            return found.data.get("frame")
+        content = engine.send_aux_request(FETCH, request, timeout, fl_ctx).get("frame")
+        if isinstance(content, DXO) and isinstance(content.data, dict):
+            return content.data.get("frame")
         return None
 
 
 class ServerHub(FLComponent):
-    """The server's end: opens the hub at `path` for as long as the engine's server runs."""
+    """The server's end. It opens the hub at `path` for as long as the engine's server runs."""
 
     def __init__(self, path: str, removed: str) -> None:
         super().__init__()
@@ -147,9 +155,10 @@ class ServerHub(FLComponent):
         self._sweep = Sweep()
         self._engine: Any = None
         self._offered: dict[str, Callable[[], bytes]] = {}
-        """What couriers may ask for, each once, under a word that only they were told."""
+        """Frames that couriers may fetch, each once, by the ticket that only its courier has."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Open the hub when the engine's server runs, and close it when the server ends."""
         if event_type == EventType.SYSTEM_START:
             self._engine = fl_ctx.get_engine()
             self._engine.register_aux_message_handler(FETCH, self._give)
@@ -172,65 +181,71 @@ class ServerHub(FLComponent):
         return sorted(connected - removed(self._removed))
 
     def _names(self) -> list[str]:
-        """The silos whose couriers answer: the engine goes on listing one that was killed until its
-        heartbeats are missed.
+        """Return the silos whose couriers answer. The engine still lists a courier that was killed
+        until its heartbeats are missed.
         """
-        return sorted(
-            name
-            for name, _ in Turns(self._registered(), self._answers, GRACE - PING, at_once=AT_ONCE)
-        )
+        answers = Turns(self._registered(), self._answers, GRACE - PING, at_once=AT_ONCE)
+        return sorted(name for name, _ in answers)
 
     def _answers(self, name: str, left: float) -> bool | None:
+        """Return True if the silo's courier answers a ping, and None otherwise."""
         return "code" in self._send(name, {}, min(left, PING)) or None
 
     def _exchange(self, frames: Mapping[str, bytes], timeout: float) -> Iterator[tuple[str, bytes]]:
-        """Each silo by itself: the engine's own multicast fails in 2.9.0, and its call for one
-        waits for the answer, in a thread.
+        """Yield (silo, reply) as replies come.
+
+        Each silo is asked by a call of its own, because the engine's multicast fails in 2.9.0. The
+        call waits for the answer, so it runs in a thread.
         """
-        known = [name for name in self._registered() if name in frames]
-        given = Frames.of(frames)
+        registered = [name for name in self._registered() if name in frames]
+        shared = Frames.of(frames)
 
         def ask(name: str, left: float) -> bytes | None:
-            return self._ask(name, given, left)
+            return self._ask(name, shared, left)
 
-        return iter(Turns(known, ask, timeout, at_once=AT_ONCE, beyond=BEYOND))
+        return iter(Turns(registered, ask, timeout, at_once=AT_ONCE, beyond=BEYOND))
 
     def _ask(self, name: str, frames: Frames, left: float) -> bytes | None:
+        """Return the reply of a silo. Return None, and log a code, if there is none."""
         if frames.size(name) >= LONG:
             answer = self._offer(name, frames, left)
         else:
             answer = self._send(name, {"frame": frames[name]}, left)
-        self._sweep.carried(frames.size(name))  # whether or not it answered
+        # The engine keeps the frame also if the silo did not answer.
+        self._sweep.carried(frames.size(name))
         reply = answer.get("reply")
         if isinstance(reply, bytes) and len(reply) <= LARGEST:
             return reply
         code = answer.get("code")
         # A silo's own words do not reach the log.
-        known = isinstance(code, str) and code in CODES
-        self.logger.warning(f"{name} did not answer: {code if known else 'silent'}")
+        if not isinstance(code, str) or code not in CODES:
+            code = "silent"
+        self.logger.warning(f"{name} did not answer: {code}")
         return None
 
     def _offer(self, name: str, frames: Frames, left: float) -> Mapping[str, Any]:
-        self._offered[ticket := secrets.token_hex(16)] = lambda: frames[name]
+        """Offer a long frame to a silo's courier under a new ticket, and return its answer."""
+        ticket = secrets.token_hex(16)
+        self._offered[ticket] = lambda: frames[name]
         try:
             return self._send(name, {"ticket": ticket}, left)
         finally:
             self._offered.pop(ticket, None)
 
     def _give(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
-        """What was offered to this courier, once; whoever names no ticket that is out gets
-        nothing.
+        """Return the frame of a ticket, once. Return nothing for a message without a valid
+        ticket.
         """
         ticket = request.get("ticket")
-        if isinstance(ticket, str):
-            offered = self._offered.pop(ticket, None)
-        else:
-            offered = None
-        return Shareable(
-            {"frame": DXO(DataKind.APP_DEFINED, {"frame": offered()})} if offered else {}
-        )
+        if not isinstance(ticket, str):
+            return Shareable({})
+        offered = self._offered.pop(ticket, None)
+        if offered is None:
+            return Shareable({})
+        return Shareable({"frame": DXO(DataKind.APP_DEFINED, {"frame": offered()})})
 
     def _send(self, name: str, content: dict[str, Any], left: float) -> Mapping[str, Any]:
+        """Send a message to one silo's courier, and return its answer, or an empty one."""
         if left <= 0:
             return {}
         with self._engine.new_context() as fl_ctx:

@@ -1,9 +1,8 @@
 """Sets up, starts and stops NVIDIA FLARE for silodp: certificates and kits, the settings that close
-the engine's holes, processes.
+the engine's holes, and processes.
 
 On one machine: `provision`, `start`, `restart_job`, `stop`. On separate machines each operator runs
-`python -P -m silodp.wire.nvflare.site` with the kit that was handed out; docs/deploy.md has the
-steps.
+`python -P -m silodp.wire.nvflare.site` with the kit of that machine. docs/deploy.md has the steps.
 """
 
 from __future__ import annotations
@@ -34,13 +33,14 @@ from silodp.wire.versions import check
 LOST = 20
 """Seconds without a sign of life after which the server no longer lists a client."""
 MESSAGE = LARGEST + 2**20
-"""Bytes that the engine takes for one message: the longest frame, and what is around it."""
+"""Most bytes of one message of the engine: the longest frame, and its envelope."""
 SILENCE = 60
-"""Seconds after which the server waits no more for the rest of a message."""
+"""Seconds for which the server waits for the rest of a message."""
 CREDENTIALS = ("rootCA.pem", "client.crt", "client.key")
 MEMORY = {"MALLOC_ARENA_MAX": "2"}
-"""Memory that one of its many threads has let go of is there for the others, or each would keep a
-frame's worth."""
+"""With few arenas, threads share the memory that other threads have released. Otherwise each of the
+engine's many threads would keep the memory of a frame.
+"""
 
 
 # --- kits ----------------------------------------------------------------------------------------
@@ -49,30 +49,30 @@ frame's worth."""
 def provision(
     folder: Path, silos: Sequence[str], *, host: str = "localhost", port: int | None = None
 ) -> None:
-    """Afterwards folder/kits has a kit with certificates for the server, each silo and an
-    administrator; the server's is settled.
+    """Make a kit with certificates for the server, each silo and an administrator, in folder/kits.
+    The server's kit is ready to run.
 
-    folder/authority has the key of the certificate authority: who has it can add a silo. `port` is
-    a free one unless it is given.
+    folder/authority has the key of the certificate authority. Anyone with this key can add a silo.
+    Without `port` a free one is used.
     """
     issue(folder, silos, host=host, port=port or free_port())
-    settle_server(
-        folder / "kits" / SERVER,
-        folder / "hub.sock",
-        bind="127.0.0.1" if host == "localhost" else "0.0.0.0",
-    )
+    if host == "localhost":
+        bind = "127.0.0.1"
+    else:
+        bind = "0.0.0.0"
+    settle_server(folder / "kits" / SERVER, folder / "hub.sock", bind=bind)
 
 
 def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target: target) -> None:
-    """Afterwards the silo's kit keeps its certificates and the server's address, and all else in it
-    is written here.
+    """Write the silo's kit anew, with its certificates and the server's address as the only parts
+    that stay.
 
-    `via` gives the address that the engine is to call in the place of the server's, which the kit
-    keeps too.
+    A kit comes from the server's operator, whom the silo does not trust. Scripts, code in
+    local/custom, extra configuration files and components in the kit would all run. So only the
+    parts stay that are needed to find the server and to be recognised there.
 
-    A kit comes from the server's operator, whom the silo does not trust: scripts, code in
-    local/custom, extra configuration files and components in it would all run. So nothing of it is
-    kept but what is needed to find the server and to be known there.
+    `via` returns the address that the engine calls instead of the server's. The kit also keeps the
+    server's own address. Raise BadInput if the folder is not a client's kit.
     """
     start = kit / "startup"
     local = kit / "local"
@@ -94,7 +94,10 @@ def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target
             f"{start / 'fed_client.json'}: target, scheme, identity and fqsn must be words"
         )
     for entry in kit.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
     for place in (kit, start, local):
         place.mkdir(mode=0o700, exist_ok=True)
         place.chmod(0o700)
@@ -136,16 +139,18 @@ def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target
     }
     _write(local / "resources.json", resources)
     _write(local / "authorization.json", _nobody())
-    _write(
-        local / "comm_config.json", {"allow_adhoc_conns": False, "streaming_max_blob_size": MESSAGE}
-    )  # no client talks to another
+    # Clients must not connect to each other.
+    communication = {"allow_adhoc_conns": False, "streaming_max_blob_size": MESSAGE}
+    _write(local / "comm_config.json", communication)
     _write(local / "log_config.json", _log())
     write(start / START, start_script(name))
 
 
 def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
-    """Afterwards the server's kit opens the hub at `hub` for the algorithm's process, runs no jobs
-    and takes no log of a silo.
+    """Write the settings of the server's kit: it opens the hub at `hub` for the algorithm's
+    process, runs no jobs, and takes no log of a silo.
+
+    Raise BadInput if the folder is not a server's kit.
     """
     start = kit / "startup"
     local = kit / "local"
@@ -184,7 +189,8 @@ def settle_server(kit: Path, hub: Path, *, bind: str = "0.0.0.0") -> None:
                 "path": "silodp.wire.nvflare.app.ServerHub",
                 "args": {"path": str(hub), "removed": str(kit / REMOVED)},
             },
-            # the engine does not start without these; no launcher, and no log_receiver
+            # The engine does not start without the following. There is no launcher and no
+            # log_receiver.
             {
                 "id": "job_scheduler",
                 "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
@@ -216,7 +222,8 @@ def environment(kit: Path) -> dict[str, str]:
     """Return the environment for `command`.
 
     NVFlare's script runs the first `python3` of PATH, and puts PYTHONPATH behind a folder of its
-    own. An empty PYTHONPATH would stand for the current folder there, so it names this package's.
+    own. An empty PYTHONPATH would mean the current folder there. So this PYTHONPATH names the
+    folder of this package.
     """
     path = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     inherited = child_environment()
@@ -225,17 +232,16 @@ def environment(kit: Path) -> dict[str, str]:
     else:
         packages = []
     packages.append(str(Path(__file__).resolve().parents[3]))
-    own = {
+    return inherited | {
         "PATH": os.pathsep.join(path),
         "PYTHONPATH": os.pathsep.join(packages),
         "SILODP_SITE": str(kit),
     }
-    return inherited | own
 
 
 def _nobody() -> dict:
-    """Rights at a silo: none, for nobody, among them byoc (code in a job) and shell_commands (ls,
-    cat, grep as the courier's user).
+    """Return rights at a silo: none for every role. They include byoc (code in a job) and
+    shell_commands (ls, cat, grep as the courier's user).
     """
     rights = (
         "submit_job",
@@ -255,6 +261,7 @@ def _nobody() -> dict:
 
 
 def _log() -> dict:
+    """Return the settings of the engine's log."""
     line = {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}
     file = {
         "class": "logging.handlers.RotatingFileHandler",
@@ -274,6 +281,7 @@ def _log() -> dict:
 
 
 def _write(path: Path, content: dict) -> None:
+    """Write a table as JSON."""
     write(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -281,8 +289,8 @@ def _write(path: Path, content: dict) -> None:
 
 
 def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0) -> dict[str, int]:
-    """Settle the kits, start server and clients in the background; return name -> pid when all
-    answer.
+    """Set up the kits, and start server and clients in the background. Return the pid of each
+    process by name when all silos answer.
     """
     for name, gate in sockets.items():
         settle_silo(folder / "kits" / name, gate)
@@ -290,32 +298,32 @@ def start(folder: Path, sockets: Mapping[str, Path], *, patience: float = 600.0)
 
 
 def restart_job(folder: Path, *, patience: float = 600.0) -> dict[str, int]:
-    """Starts again whatever of `start` no longer runs; returns name -> pid when all answer. There
-    is no job that could be lost.
+    """Start every process of `start` again that no longer runs. Return the pid of each process by
+    name when all silos answer.
 
-    Clients find a server that is back by themselves, and the hub comes back at the same path.
+    There is no job that could be lost. Clients reconnect to a server that is back, and the hub
+    opens at the same path.
     """
     return _bring_up(folder, list(Processes(folder).started()), patience)
 
 
 def stop(folder: Path) -> None:
-    """Afterwards nothing that `start` started runs."""
+    """End every process that `start` started."""
     processes = Processes(folder)
     processes.end(processes.started(), grace=2.0)
     processes.forget()
 
 
 def explain(kit: Path) -> str:
-    """Whether the server lets this silo's kit in, and if not why: NVFlare's own logs do not say.
-    One sentence.
+    """Return one sentence: whether the server admits this silo's kit, and if not, why. NVFlare's
+    own logs do not have the reason.
     """
     startup = kit / "startup"
-    host, _, port = json.loads((startup / "fed_client.json").read_text())["servers"][0]["service"][
-        "target"
-    ].rpartition(":")
+    settings = json.loads((startup / "fed_client.json").read_text())
+    host, _, port = settings["servers"][0]["service"]["target"].rpartition(":")
     try:
         trust = ssl.create_default_context(cafile=startup / "rootCA.pem")
-        # the engine compares the name in the certificate with the kit's, not with the host's
+        # The engine compares the name in the certificate with the kit's, not with the host's.
         trust.check_hostname = False
         if (startup / "client.crt").exists():
             trust.load_cert_chain(startup / "client.crt", startup / "client.key")
@@ -324,8 +332,9 @@ def explain(kit: Path) -> str:
             trust.wrap_socket(line) as secured,
         ):
             secured.settimeout(5.0)
+            # With TLS 1.3 the server refuses only after the handshake.
             with contextlib.suppress(TimeoutError):
-                secured.recv(1)  # with TLS 1.3 the server refuses only after the handshake
+                secured.recv(1)
     except ssl.SSLError as refused:
         for word, sentence in _REFUSALS.items():
             if word in str(refused).lower().replace("_", " "):
@@ -348,33 +357,36 @@ _REFUSALS = {
 
 
 def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, int]:
+    """Start each of these processes that does not run, and wait until all silos are connected.
+    Return the pids by name.
+
+    Raise BadInput if a process ends at once, or if the silos are not connected in time.
+    """
     processes = Processes(folder)
     started = set[str]()
     deadline = time.monotonic() + patience
     while True:
-        for name in (
-            set(names) - started
-        ):  # once each; looked at again and again, since a killed process takes a moment to be gone
+        # Each process is started once. The test is repeated, because a killed process needs a
+        # moment to end.
+        for name in set(names) - started:
             if not processes.runs(name):
                 kit = folder / "kits" / name
                 processes.start(name, command(kit), environment(kit), within=kit)
                 started.add(name)
         silos = set(processes.started()) - {SERVER}
-        there = connected(folder)
-        if there is not None and silos <= set(there):
+        online = connected(folder)
+        if online is not None and silos <= set(online):
             return processes.pids()
         if dead := [name for name in sorted(started) if not processes.runs(name)]:
             raise BadInput(f"{dead[0]} ended at once: see {folder / f'{dead[0]}.log'}")
         if time.monotonic() > deadline:
-            if there is None:
-                missing = []
+            if online is None:
+                reason = "the server does not run"
             else:
-                missing = sorted(silos - set(there))
-            said = (
-                "; ".join(f"{name}: {explain(folder / 'kits' / name)}" for name in missing)
-                or "the server does not run"
-            )
-            raise BadInput(f"{folder}: not up in {patience:g} s; {said}; the logs are there")
+                missing = sorted(silos - set(online))
+                explained = [f"{name}: {explain(folder / 'kits' / name)}" for name in missing]
+                reason = "; ".join(explained)
+            raise BadInput(f"{folder}: not up in {patience:g} s; {reason}; the logs are there")
         time.sleep(0.1)
 
 
@@ -382,8 +394,10 @@ def _bring_up(folder: Path, names: Iterable[str], patience: float) -> dict[str, 
 
 
 def _run(kit: Path, *, attend: bool) -> int:
-    """Becomes the engine of a settled kit; or is its parent, for the sake of a tunnel that lives in
-    this process.
+    """Run the engine of a set-up kit, and return its exit code.
+
+    Normally this process becomes the engine. With `attend` it stays as the engine's parent, because
+    it has the tunnel.
     """
     check("nvflare")
     warn(kit)
@@ -395,19 +409,19 @@ def _run(kit: Path, *, attend: bool) -> int:
 
 
 def main() -> int:
-    """The commands for separate machines; KIT is the folder that was handed out."""
+    """Run a command for separate machines. KIT is the folder that the operator was given."""
     parser = argparse.ArgumentParser(
         prog="python -P -m silodp.wire.nvflare.site", description=main.__doc__
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, does in {
-        "provision": "make certificates and a kit for the server and each silo",
-        "server": "settle the server's kit and run it",
-        "silo": "settle a silo's kit on its gate's socket and run it",
-        "explain": "say whether the server lets a silo's kit in, and if not why",
-    }.items():
-        commands.add_parser(name, help=does).add_argument(
-            "folder" if name == "provision" else "kit", type=lambda text: Path(text).resolve()
+    for name, argument, purpose in (
+        ("provision", "folder", "make certificates and a kit for the server and each silo"),
+        ("server", "kit", "set up the server's kit and run it"),
+        ("silo", "kit", "set up a silo's kit for its gate's socket and run it"),
+        ("explain", "kit", "show whether the server admits a silo's kit, and if not why"),
+    ):
+        commands.add_parser(name, help=purpose).add_argument(
+            argument, type=lambda text: Path(text).resolve()
         )
     commands.choices["provision"].add_argument("silos", nargs="+", help="the silos' names")
     commands.choices["provision"].add_argument("--host", required=True, help="the server's name")
@@ -436,11 +450,10 @@ def main() -> int:
                 settle_server(given.kit, given.hub)
                 _run(given.kit, attend=False)
             case "silo":
-                settle_silo(
-                    given.kit,
-                    given.gate,
-                    partial(tunnel, proxy=given.proxy) if given.proxy else lambda target: target,
-                )
+                if given.proxy:
+                    settle_silo(given.kit, given.gate, partial(tunnel, proxy=given.proxy))
+                else:
+                    settle_silo(given.kit, given.gate)
                 return _run(given.kit, attend=bool(given.proxy))
     except BadInput as wrong:
         print(visible(wrong), file=sys.stderr)

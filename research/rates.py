@@ -22,6 +22,7 @@ from torch import Tensor
 from research.binomial import theory as sdp
 from research.binomial.mechanism import Binomial
 from research.binomial.run import calibrate as calibrate_shuffled
+from research.binomial.run import connect as connect_binomial
 from research.rates_problems import (
     DELTA,
     DISTANCE,

@@ -135,7 +135,7 @@ class Binomial(Mechanism):
         if type(self.p) is not float or not is_power_of_half(self.p):
             raise Refused("noise")
 
-    def event(self, releases: int = 1, dimension: int = 1) -> BinomialEvent:
+    def event(self, releases: int = 1, dimension: int = 1) -> BinomialEvent:  # type: ignore[override]
         return BinomialEvent(
             self.sampling,
             self.levels,

@@ -208,7 +208,7 @@ def test_a_gate_starts_only_if_nobody_else_could_change_any_of_its_files_or_thei
 def test_a_shuffler_starts_only_if_nobody_else_could_change_any_of_its_files_or_their_folders(
     tmp_path,
 ):
-    shuffler_commands.provision(tmp_path / "settings", askers=[ASKER], members=ROSTER, largest=1000)
+    shuffler_commands.provision(tmp_path / "settings", askers=[ASKER], members=ROSTER)
     settings = tmp_path / "settings/shuffler.toml"
     files = {
         "seal_key": "seal.key",

@@ -107,14 +107,16 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
             f"sampling {order.sampling!r} has no price under the rule gdp; use full or disjoint"
         )
     if order.totals:
-        least_of(
-            order, participation_by_name(order.participation, len(cards), order.coins)(), fewest=2
-        )  # never one alone
-    if order.trust == "masks" and order.colluding < (most := max(card.colluding for card in cards)):
-        raise BadInput(
-            f"colluding is {order.colluding}, but a silo's policy wants its price to hold "
-            f"against {most}; use that"
-        )
+        participation = participation_by_name(order.participation, len(cards), order.coins)()
+        # A total of one silo would be that silo's own answer.
+        least_of(order, participation, fewest=2)
+    if order.trust == "masks":
+        most = max(card.colluding for card in cards)
+        if order.colluding < most:
+            raise BadInput(
+                f"colluding is {order.colluding}, but a silo's policy requires a price against "
+                f"{most}; use --colluding {most}"
+            )
     return prepare(
         order, names, counts, budgets=budgets_over(order, cards), dimension=cards[0].parameters
     )
@@ -170,7 +172,7 @@ def advised(order: Order, cards: Sequence[Card]) -> Advice:
 
 
 def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
-    """Raises BadInput unless every silo keeps its ledger by the rule that runs are priced by, and
+    """Raise BadInput unless every silo keeps its ledger by the rule that runs are priced by, and
     answers under this trust.
     """
     if trust not in ("isrl", *TOTALS):

@@ -34,118 +34,114 @@ if TYPE_CHECKING:
 COMMENTS = {
     "silo": "The silo's name in its answers.",
     "epsilon": (
-        "The privacy budget of each record over everything that will ever be asked. The ledger "
-        "was made with it."
+        "The privacy budget of each record, for all queries ever. The ledger was made with it."
     ),
-    "delta": "The probability to which epsilon may fail.",
-    "study": 'The name of the study that is approved; "" for none.',
+    "delta": "The probability with which epsilon may fail.",
+    "study": 'The name of the approved study, or "".',
     "definition": (
-        "What the silo approves to be asked about: SHA-256 of model, loss, prox, constants and "
-        "torch version. `silodp silo approve` changes it."
+        "What the silo approves: SHA-256 of model, loss, prox, constants and torch version. "
+        "`silodp silo approve` changes it."
     ),
     "statistics": (
-        "Which statistics may be asked; a name that the gate does not know is refused with the "
-        "list of those it does."
+        "Statistics that askers may query. The gate refuses an unknown name with the list of the "
+        "names that it knows."
     ),
     "samplings": (
-        "From which records: FullBatch, DisjointBatches; Poisson and WithoutReplacement where "
+        "Allowed samplings: FullBatch, DisjointBatches, and Poisson and WithoutReplacement if "
         "the ledger's rule has a price for them."
     ),
     "clip": "Smallest and largest clip threshold of a record's vector.",
-    "minimum_noise_multiplier": "Noise standard deviation over sensitivity, at least.",
-    "minimum_batch": "Records in a batch, at least.",
-    "maximum_local_steps": "Local steps that one query may ask for.",
-    "queries_per_run": "New answers to one run, at most.",
-    "queries_per_hour": "New answers in an hour, at most.",
+    "minimum_noise_multiplier": "Smallest noise standard deviation divided by sensitivity.",
+    "minimum_batch": "Fewest records in a batch.",
+    "maximum_local_steps": "Most local steps of one query.",
+    "queries_per_run": "Most new answers to one run.",
+    "queries_per_hour": "Most new answers in an hour.",
     "checked": (
-        "By whom, and when, `silodp silo check` was run on the data, by hand and for all to "
-        'see, never what it found; "" for nobody yet.'
+        "Who ran `silodp silo check` on the data, and when. Entered by hand and public; the "
+        'findings are not. "" if not stated.'
     ),
-    "expires": "The last day on which anything is answered.",
+    "expires": "The last day on which the gate answers.",
     "askers": (
-        "Ed25519 public keys, 64 hexadecimal digits each, of the servers that may ask. Put "
-        "yours here."
+        "Ed25519 public keys of the servers that may ask, 64 hexadecimal digits each. Add yours "
+        "here."
     ),
     "asker_names": (
-        "What these servers are called, in the same order, wherever a person reads; empty for "
-        "the first digits of their keys."
+        "Names of these servers for readers, in the same order. Empty: the first digits of their "
+        "keys."
     ),
     "answer_after": (
-        "Seconds of a slot. Every reply is sent at the end of one, so that its time tells nothing "
-        "of the records. `silo init` measures it: twice the slowest answer about made-up records, "
-        "at least 1. `silo status` counts replies that took longer. 0: at once, as in a trial of "
-        "`federation up`."
+        "Seconds of a slot. Every reply is sent at the end of a slot, so that its time reveals "
+        "nothing about the records. `silo init` measures it: twice the slowest answer about "
+        "made-up records, at least 1. `silo status` counts replies that took longer. 0: send at "
+        "once, as in a trial of `federation up`."
     ),
     "hold_share": (
-        "Share of the budget that one asker may hold for its runs at once: so much it can keep "
-        "from others for a time."
+        "Largest share of the budget that one asker may reserve for its runs at once. Other "
+        "askers cannot use it for a time."
     ),
-    "holds_per_asker": "Runs for which one asker may hold budget at once.",
+    "holds_per_asker": "Most runs for which one asker may reserve budget at once.",
     "hold_seconds": (
-        "Seconds after which a hold ends by itself, should its run not end it; a run that goes "
-        "on renews it."
+        "Seconds after which a reservation ends by itself. A run that continues renews it."
     ),
     "keep_answers": (
-        "Days for which an answer is kept, for a server that asks again what it has not heard; "
-        "then its bytes are deleted, and its charge stays."
+        "Days for which an answer is stored, for a server that did not receive it and asks again. "
+        "Then its bytes are deleted. Its charge stays."
     ),
     "sees_left": (
-        "Those of the askers that are told what is left of the budget, when they ask for a "
-        "hold. The others can find it by yes and no."
+        "Askers that receive the rest of the budget when they ask for a reservation. Others can "
+        "find it by yes and no."
     ),
     "data": (
         "The silo's own file: CSV, Parquet or NPZ, or a folder of images. Paths are relative "
         "to this file's folder."
     ),
-    "label": "Its column with the label.",
+    "label": "Its label column.",
     "classes": "The public list of classes, in order; empty for a number.",
     "model": (
         "linear, logistic, additive:KNOTS, mlp:HIDDEN, cnn, or FILE.py:FUNCTION, called with "
         "(features, outputs)."
     ),
-    "model_sha256": "SHA-256 of FILE.py, which you have read; what it imports is not covered.",
+    "model_sha256": "SHA-256 of FILE.py, which you have read. Its imports are not covered.",
     "prox": "Penalty or constraint: zero, l1:0.01, l2-ball:5, ..., or FILE.py:NAME:PARAMETERS.",
     "prox_sha256": "SHA-256 of the prox's FILE.py, which you have read.",
     "loss": 'FILE.py:NAME; "" for the loss of the task.',
     "feature_map": (
-        "What the model sees of a record: photo:M or digit, which ship, or FILE.py:NAME, a "
-        'function of one record; "" for the record itself.'
+        "Public function that turns a record into the model's input: photo:M or digit, which "
+        'ship with silodp, or FILE.py:NAME; "" for the record itself.'
     ),
     "feature_map_sha256": (
-        "SHA-256 of that FILE.py, which you have read; weights that it loads with "
-        "silodp.frozen are pinned in it."
+        "SHA-256 of that FILE.py, which you have read. The file pins the weights that it loads "
+        "with silodp.frozen."
     ),
     "loss_sha256": "SHA-256 of the loss's FILE.py, which you have read.",
-    "ledger": "The budget's ledger. It is never made anew.",
-    "key": "The key with which the silo signs its answers. It stays here.",
-    "log": "What was asked and what it cost; no data.",
+    "ledger": "The budget's ledger. silodp never makes it a second time.",
+    "key": "The key that signs the silo's answers. It stays here.",
+    "log": "Queries and their prices; no data.",
     **SITE_COMMENTS,
-    "maximum_frame": "Bytes of a frame, at most, even if the model's queries could be longer.",
-    "schema": (
-        'The public schema by which the data are read; its hash is in the definition above. "" '
-        "for none."
-    ),
+    "maximum_frame": "Most bytes of a frame, even if the model's queries could be longer.",
+    "schema": ('The public schema of the data, or "". Its hash is part of the definition above.'),
     "held_out": (
-        "Share of the records, by position, that training never sees and a Score is over. "
-        "Budgets are as without it."
+        "Share of the records, by position, that is held out from training and used for Score. "
+        "It does not change budgets."
     ),
     "shuffler": (
-        "X25519 public key, 64 hexadecimal digits, of the shuffler: only it can open what the "
-        "silo sends."
+        "X25519 public key of the shuffler, 64 hexadecimal digits. Only the shuffler can open "
+        "the silo's messages."
     ),
     "pseudonym": (
-        "The key under which the shuffler knows the silo. It stays here; its public half goes "
-        "to the shuffler alone."
+        "The key that identifies the silo to the shuffler. It stays here. Give its public half "
+        "only to the shuffler."
     ),
     "members": (
-        "Silos of the shuffle, this one among them: no query may count on more shares of noise."
+        "Silos of the shuffle, this one among them. No query may count on more shares of noise."
     ),
-    "colluding": "Members whose noise may be missing: so many more silos must be in a total.",
+    "colluding": "Members whose noise may be missing. So many more silos must be in a total.",
     "maximum_local_epsilon": (
-        "What the shuffler itself, or with the server, may learn, over all that is ever asked, "
-        "by a filter: set it once, not by answers; inf for no limit."
+        "Most epsilon that the shuffler, alone or with the server, may learn over all queries "
+        "ever, enforced by a filter. Set it once, not after seeing answers. inf: no limit."
     ),
 }
+
 
 SCORES = ("Score", "GroupScore")
 """What evaluations ask."""
@@ -189,15 +185,15 @@ def provision(
     padded: bool = False,
     **changes: Any,
 ) -> Silo:
-    """Afterwards the folder has policy.toml, silo.key, silo.json and a ledger with nothing spent;
-    or BadInput, and no file is new.
+    """Make policy.toml, silo.key, silo.json and a ledger with nothing spent. Return the silo.
 
-    With a `shuffler` (its public key) the silo takes part in a shuffle of so many `members`, and
-    there is a pseudonym.key too. With `masking` it takes part in masked totals with the
-    members that its officer will pin (`silodp silo trust`). With `padded`, which is for every real
-    deployment, `answer_after` is measured on made-up records, and a new folder is closed to others;
-    without it replies are sent at once. `changes` are other values for fields
-    of the policy and of its [daemon] table, such as socket_group or queries_per_run.
+    Raise BadInput if anything is wrong. Then no file is new. With a `shuffler` (its public key) the
+    silo takes part in a shuffle of so many `members`, and there is a pseudonym.key too. With
+    `masking` it takes part in masked totals with the members that its officer will pin (`silodp
+    silo trust`). With `padded`, which is for every real deployment, `answer_after` is measured on
+    invented records, and a new folder is closed to other users. Without it replies are sent at
+    once. `changes` are other values for fields of the policy and of its [daemon] table, such as
+    socket_group or queries_per_run.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -226,52 +222,63 @@ def provision(
             f"the rule is {rule}, which has no price for totals under {trust}; leave out --rule, "
             "or --shuffler and --least"
         )
-    own = {field.name for field in fields(DaemonSettings)}
-    found: dict[str, Any] = _place(data, label, classes, model, prox, loss, feature_map) | _by(
-        schema
-    )
     for field in changes:
         if field not in COMMENTS:
             raise BadInput(
                 f"policy: the field {field!r} is unknown; the fields are {', '.join(COMMENTS)}"
             )
-    place = DaemonSettings(**found | {k: v for k, v in changes.items() if k in own})
+    place_fields = {field.name for field in fields(DaemonSettings)}
+    place_changes = {name: value for name, value in changes.items() if name in place_fields}
+    policy_changes = {name: value for name, value in changes.items() if name not in place_fields}
+    settings = _place(data, label, classes, model, prox, loss, feature_map) | _by(schema)
+    place = DaemonSettings(**settings | place_changes)
     place = replace(
         place, **{f"{what}_sha256": file_hash(getattr(place, what)) for what in place.code}
     )
     read_by = find_schema(place)
-    own_data = read_records(place, read_by)
-    (x, y), features, n = own_data.rows, own_data.features, len(own_data.y)
+    silo_data = read_records(place, read_by)
+    x, y = silo_data.rows
+    features = silo_data.features
+    n = len(silo_data.y)
     problem = approved_problem(place, x.shape[1], read_by)
-    budget = Budget(epsilon, delta if delta is not None else 1 / max(2, n) ** 2)
-    kept = rule_by_name(rule, [], budget)
+    if delta is None:
+        delta = 1 / max(2, n) ** 2
+    budget = Budget(epsilon, delta)
+    ledger_rule = rule_by_name(rule, [], budget)
     aside = int(held_out(n, place.held_out).sum())
     limits: dict[str, Any] = _limits(
         name, budget.epsilon, budget.delta, definition_hash(problem), n, rule
     )
-    limits["statistics"] = served(limits["statistics"], trust) + (SCORES if aside else ())
-    limits["askers"] = tuple(askers) or (
-        "0" * 64,
-    )  # none yet: written as an empty list, which `serve` refuses
-    policy = Policy(**limits | {k: v for k, v in changes.items() if k not in own})
+    limits["statistics"] = served(limits["statistics"], trust)
+    if aside:
+        limits["statistics"] += SCORES
+    # Without askers, a placeholder passes the checks. An empty list is written, which `serve`
+    # refuses.
+    limits["askers"] = tuple(askers) or ("0" * 64,)
+    policy = Policy(**limits | policy_changes)
     if padded:
+        width = silo_data.x.shape[-1]
         mapped = approved_map(place, read_by)
         if mapped:
-            width = mapped.width(own_data.x.shape[-1])
-        else:
-            width = own_data.x.shape[-1]
+            width = mapped.width(width)
         slot = slot_for(
             problem,
-            (*own_data.x.shape[:-1], width),
-            own_data.y.shape,
-            number=own_data.y.dtype.kind == "f",
+            (*silo_data.x.shape[:-1], width),
+            silo_data.y.shape,
+            number=silo_data.y.dtype.kind == "f",
             statistics=policy.statistics,
             steps=policy.maximum_local_steps,
         )
         policy = replace(policy, answer_after=slot)
+    sentences = said_of(Path(place.data), read_by)
+    sentences += findings(x, y, features, place, n if read_by and read_by.person else None)
+    if read_by:
+        sentences += clipped(x, read_by)
+    if padded:
+        sentences += _passable(folder, place)
     key = Ed25519PrivateKey.generate()
     pseudonym = Ed25519PrivateKey.generate()
-    made = Silo(
+    silo = Silo(
         name=name,
         key=public(key),
         records=n,
@@ -293,12 +300,7 @@ def provision(
         statistics=policy.statistics,
         colluding=masking.colluding if masking else 0,
         policy=str(folder / "policy.toml"),
-        findings=(
-            *said_of(Path(place.data), read_by),
-            *findings(x, y, features, place, n if read_by and read_by.person else None),
-            *(clipped(x, read_by) if read_by else ()),
-            *(_passable(folder, place) if padded else ()),
-        ),
+        findings=tuple(sentences),
         pseudonym=public(pseudonym) if shuffling else "",
     )
     text = policy_text(
@@ -310,24 +312,23 @@ def provision(
     files = {
         "policy.toml": text,
         place.key: key_text(key),
-        "silo.json": json.dumps(made.card(), indent=1) + "\n",
+        "silo.json": json.dumps(silo.card(), indent=1) + "\n",
     }
-    # Where replies are padded, nobody else may read the times of ledger and log either.
-    with new_files(
-        folder,
-        files | ({shuffling.pseudonym: key_text(pseudonym)} if shuffling else {}),
-        mode=0o700 if padded else 0o711,
-    ):
+    if shuffling:
+        files[shuffling.pseudonym] = key_text(pseudonym)
+    # If replies are padded, no other user may read the times of ledger and log either.
+    mode = 0o700 if padded else 0o711
+    with new_files(folder, files, mode=mode):
         DurableLedger.create(
             folder / place.ledger,
-            rule=kept,
+            rule=ledger_rule,
             budget=budget,
             records=n,
-            identity=Identity.of(*own_data.known_by),
+            identity=Identity.of(*silo_data.known_by),
             anchor=anchor,
             registry=registry,
         )
-    return made
+    return silo
 
 
 def _passable(folder: Path, place: DaemonSettings) -> list[str]:
@@ -346,7 +347,7 @@ def _passable(folder: Path, place: DaemonSettings) -> list[str]:
 
 
 def served(statistics: Sequence[str], trust: str) -> tuple[str, ...]:
-    """Return those of them that training asks a silo for under this trust."""
+    """Return those of the statistics that training asks a silo for under this trust."""
     return tuple(name for name in statistics if trust == "isrl" or STATISTICS[name].in_totals)
 
 
@@ -391,7 +392,10 @@ def _by(schema: Path | None) -> dict[str, Any]:
 def _limits(
     name: str, epsilon: float, delta: float, definition: str, n: int, rule: str
 ) -> dict[str, Any]:
-    exact = ("FullBatch", "DisjointBatches")
+    """Return the fields of a new policy."""
+    samplings = ("FullBatch", "DisjointBatches")
+    if rule != "gdp":
+        samplings += ("Poisson", "WithoutReplacement")
     today = datetime.now(UTC).date()
     return {
         "silo": name,
@@ -399,7 +403,7 @@ def _limits(
         "delta": delta,
         "definition": definition,
         "statistics": ("Grad", "GradDiff", "LocalSteps"),
-        "samplings": exact if rule == "gdp" else (*exact, "Poisson", "WithoutReplacement"),
+        "samplings": samplings,
         "clip": (1e-6, 100.0),
         "minimum_noise_multiplier": 0.5,
         "minimum_batch": max(1, n // 20),

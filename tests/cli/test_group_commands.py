@@ -191,20 +191,23 @@ def test_a_column_without_groups_is_said_before_anything_is_asked_or_paid(traine
     assert not (trained / "run/evaluations.jsonl").exists()
 
 
-def test_a_run_in_totals_or_without_a_schema_has_no_groups(trained, tmp_path):
+def test_a_run_in_totals_has_groups_and_one_without_a_schema_has_none(trained, tmp_path):
     order = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 1, "--held-out", 0.5)
     silodp("train", *files(trained), *order, "--trust", "masks", "--out", tmp_path / "masked")
+    answer = silodp("evaluate", tmp_path / "masked", "--epsilon", 8, "--by", "sex")
+    assert [row["name"] for row in answer["groups"]["rows"]] == [
+        "female",
+        "male",
+        "other",
+    ]
+    assert [row["name"] for row in answer["scores"]] == ["all"]
     (tmp_path / "plain.csv").write_text(
         "x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(60))
     )
     silodp("train", "--silo", tmp_path / "plain.csv", *order, "--out", tmp_path / "plain")
-    for name, sentence in (
-        ("masked", "totals alone; groups need answers as --trust isrl has them"),
-        ("plain", "no schema"),
-    ):
-        with pytest.raises(BadInput, match=sentence):
-            silodp("evaluate", tmp_path / name, "--by", "sex")
-        assert not (tmp_path / name / "evaluations.jsonl").exists()
+    with pytest.raises(BadInput, match="no schema"):
+        silodp("evaluate", tmp_path / "plain", "--by", "sex")
+    assert not (tmp_path / "plain/evaluations.jsonl").exists()
 
 
 def test_where_a_person_is_the_record_groups_count_persons(tmp_path, monkeypatch):

@@ -514,7 +514,7 @@ def test_no_two_evaluations_have_one_run_whatever_words_they_hold(gate, monkeypa
         ["evaluate", "1", "a", "b"],
         ["evaluate", 1, "a b"],
     )
-    runs_of = [module._channel(folder, cards, words, 1.0, totals=False)._run for words in asked]
+    runs_of = [module._channel(folder, cards, words, 1.0, "isrl")._run for words in asked]
     assert len(set(runs_of)) == len(asked)
 
 

@@ -507,9 +507,10 @@ class _Simulation:
 
     def _local(self) -> list[float]:
         """Return the epsilon of each silo against a party that sees its own numbers."""
+        if not self.made.order.totals:
+            return self.spent()
         delta = np.array([[budget.delta for budget in self.budgets]])
-        found = np.asarray(self._alone.epsilon(delta))[0]
-        return np.broadcast_to(found, len(self.records.names)).tolist()
+        return np.asarray(self._alone.epsilon(delta))[0].tolist()
 
     def progress(self, iterates: int) -> int:
         """Return the number of iterates. The next question belongs to the round after it."""

@@ -26,6 +26,7 @@ from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.core.protocol.card import Card
 from silodp.host.keys import read_key
 from silodp.pages import runs
+from silodp.server import evaluation
 from silodp.server.estimates.scoring import gaussian_for, score
 from silodp.server.federation import Everyone, Federation
 from silodp.server.remote import Remote, Timeouts
@@ -174,10 +175,10 @@ def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeyp
     run = shutil.copytree(
         trained, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl")
     )
-    spent, real = json.loads((run / "summary.json").read_text())["silos"][0], scoring.score
+    spent, real = json.loads((run / "summary.json").read_text())["silos"][0], evaluation.score
     before = spent.get("in_all", {}).get("epsilon", spent["spent_epsilon"])
     monkeypatch.setattr(
-        scoring, "score", lambda *args, **more: (time.sleep(0.1), real(*args, **more))[1]
+        evaluation, "score", lambda *args, **more: (time.sleep(0.1), real(*args, **more))[1]
     )
     with ThreadPoolExecutor(4) as pool:
         told = {"epsilon": "2", "bins": 10, "cap": 4.0, "seed": 5}
@@ -422,7 +423,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(
 ):
     place = shutil.copytree(trained, folder / "run")
     before = (place / "summary.json").read_bytes()
-    monkeypatch.setattr(scoring, "score", lambda *_, **__: pytest.fail("a question was asked"))
+    monkeypatch.setattr(evaluation, "score", lambda *_, **__: pytest.fail("a question was asked"))
     if spoilt:
         (place / spoilt).unlink(missing_ok=True)
         (place / spoilt).mkdir()

@@ -31,11 +31,8 @@ from silodp.server.approval import check_study
 from silodp.server.order import Order, least_of_all
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from silodp.core.privacy.accounting import Budget
     from silodp.core.protocol.card import Card
-    from silodp.server.estimates.groups import Groups
     from silodp.server.federation import Federation
     from silodp.server.remote import Remote
 
@@ -296,6 +293,7 @@ def federation_evaluate(
     from silodp.host.model import contents, refuse_personal
     from silodp.server.estimates.groups import groups_of
     from silodp.server.estimates.scoring import asked_of
+    from silodp.server.evaluation import BY, SCORE, Evaluation
     from silodp.server.folder import read_run
 
     place = run or last_run(folder.resolve() / "runs")
@@ -341,17 +339,31 @@ def federation_evaluate(
         words.append([[card.name, card.records] for card in cards])
         budgets = [least_of_all(budgets)] * len(cards)
     least = Order.read(read_run(place), place).least
+    evaluation = Evaluation(
+        [card.name for card in cards],
+        [card.held_out for card in cards],
+        budgets,
+        groups,
+        **_counting(cards, trust, least),
+        asked=asked,
+    )
+    channels = []
+
+    def port(question: str) -> Federation:
+        # Each question is a run of its own: a silo that refuses one is still asked the other. The
+        # score beside groups is the same query for every column, and is paid for once.
+        more = []
+        if by is not None:
+            more = {SCORE: ["beside groups"], BY: ["by", by]}[question]
+        channel = _channel(folder, cards, [*words, *more], deadline, trust)
+        channels.append(channel)
+        return _port(channel, cards, evaluation.held_out, trust)
+
     with interruptible(REPEATED):
-        seen = _evaluated(
-            lambda more: _channel(folder, cards, [*words, *more], deadline, trust),
-            cards,
-            budgets,
-            w,
-            groups,
-            _counting(cards, trust, least),
-            **asked,
-        )
-    answer = {"scores": [], "cap": cap, "bins": bins, "run": place.name, "trust": trust} | seen
+        found = evaluation.run(w, port)
+    charged = _charged(cards, budgets, channels, evaluation.questions)
+    answer = {"scores": [], "cap": cap, "bins": bins, "run": place.name, "trust": trust}
+    answer |= found | {"silos": charged}
     line = json.dumps(answer) + "\n"
     kept = RunFolder(
         place
@@ -487,65 +499,6 @@ def _counting(cards: Sequence[Card], trust: str, least: int | None) -> dict[str,
     """Return the trust, and on how many silos' shares of noise a total counts."""
     colluding = max(card.colluding for card in cards)
     return {"trust": trust, "counted": (least or len(cards)) - colluding}
-
-
-def _evaluated(
-    ask: Callable[[Sequence[Any]], Remote],
-    cards: Sequence[Card],
-    budgets: Sequence[Budget],
-    w: Tensor,
-    groups: Groups | None,
-    counting: dict[str, Any],
-    **asked: Any,
-) -> dict[str, Any]:
-    """What the silos answer, who is not in it, and what each silo may have been charged.
-
-    Groups come first: where no policy allows them, nothing is paid. Each question is a run of its
-    own, so that whoever refuses one is asked the other; the score beside groups is the same
-    question whatever their column is, and is paid for once.
-    """
-    from silodp.server.estimates.groups import KIND, QUESTIONS, score_groups
-    from silodp.server.estimates.scoring import as_rows, gaussian_for, score
-
-    held = [card.held_out for card in cards]
-    names = [card.name for card in cards]
-    trust = counting["trust"]
-    questions = QUESTIONS if groups else 1
-    seen = dict[str, Any]()
-    without = [dict[str, str]() for _ in range(questions)]
-    channels = [
-        ask(["beside groups"] if groups else []),
-        *([ask(["by", groups.by])] if groups else []),
-    ]
-    if groups:
-        seen["groups"] = score_groups(
-            _port(channels[1], cards, held, trust),
-            w,
-            gaussian_for(KIND, budgets, questions, **counting),
-            groups,
-            held,
-            without[1],
-        )
-        seen["groups"] |= {"without": without[1]} if without[1] else {}
-    try:
-        mechanism = gaussian_for("score", budgets, questions, **counting)
-        found = score(
-            _port(channels[0], cards, held, trust),
-            w,
-            mechanism,
-            names=names,
-            held_out=held,
-            without=without[0],
-            **asked,
-        )
-        seen |= {"scores": as_rows(found, len(cards[0].classes))} | (
-            {"without": without[0]} if without[0] else {}
-        )
-    except BadInput as refusal:
-        if not groups:
-            raise
-        seen["refused"] = str(refusal)
-    return seen | {"silos": _charged(cards, budgets, channels, questions)}
 
 
 def _trust(folder: Path, cards: Sequence[Card]) -> str:

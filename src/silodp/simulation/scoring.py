@@ -11,7 +11,6 @@ import math
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,11 @@ from silodp.core.weights import Weights
 from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.runs import Kind, RunFolder
-from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
+from silodp.server.estimates.groups import groups_of
 from silodp.server.estimates.profile import profile, releases
-from silodp.server.estimates.scoring import as_rows, gaussian_for, score
+from silodp.server.estimates.scoring import gaussian_for
 from silodp.server.estimates.survival import survival, survival_label
+from silodp.server.evaluation import Evaluation
 from silodp.server.federation import Everyone, Federation
 from silodp.server.folder import read_run
 from silodp.server.order import (
@@ -146,21 +146,18 @@ def _evaluate(
         label = None
     asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
     fed, ledger = _connected(order, problem, held, budgets, seed, purpose)
-    questions = QUESTIONS if groups else 1
-    priced = partial(gaussian_for, budgets=budgets, releases=questions, **_trusted(order, held))
-    seen = {}
-    if groups:
-        seen["groups"] = score_groups(fed, w, priced(KIND), groups, held.counts)
-    found = score(fed, w, priced("score"), names=held.names, held_out=held.counts, **asked)
+    evaluation = Evaluation(
+        held.names, held.counts, budgets, groups, **_trusted(order, held), asked=asked
+    )
+    found = evaluation.run(w, lambda question: fed)
     paid = _paid(ledger, held.names, budgets)
     answer = {
-        "scores": as_rows(found, classes),
         "silos": paid,
         "cap": cap,
         "bins": bins,
         "noise": NOISE,
         "trust": order.trust,
-    } | seen
+    } | found
     _add_up(spent, paid)
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput(

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from silodp.cli.console import Json, dump, group, say, tell
+from silodp.host.daemon import guarded
 from silodp.host.keys import public
-from silodp.host.lock import running
 from silodp.host.log import tally
-from silodp.host.process import guarded
+from silodp.host.portable import running
 from silodp.host.site import for_unit
 
 shuffler = group("Run a shuffler, which adds the silos' counts and sends on the totals.")

@@ -1,4 +1,4 @@
-"""Hide how systems differ about files: flags of `os.open` that some lack, and a lock.
+"""Hide how systems differ about files: flags of `os.open` that some lack, and locks.
 
 Daemons need Linux. Everything else uses this module.
 """
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from silodp.core.errors import BadInput
 
 OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """Child processes do not get the file, and its bytes are read as they are."""
@@ -93,3 +95,42 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+# --- one daemon at a time -------------------------------------------------------------------------
+
+
+@contextmanager
+def sole(file: str, what: str = "ledger", *, patience: float = 2.0) -> Iterator[None]:
+    """Lock the file for one daemon, whatever path names it. Raise BadInput if another has it.
+
+    It waits for `patience` seconds, since `running` holds the lock for an instant.
+    """
+    handle = _opened(file, what)
+    deadline = time.monotonic() + patience
+    try:
+        while not lock(handle):
+            if time.monotonic() > deadline:
+                raise BadInput(f"another daemon serves the {what} {file}; stop it first")
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(handle)
+
+
+def running(file: str, what: str = "ledger") -> bool:
+    """Return whether a daemon serves this file now."""
+    handle = _opened(file, what)
+    try:
+        return not lock(handle, shared=True)
+    finally:
+        os.close(handle)
+
+
+def _opened(file: str, what: str) -> int:
+    try:
+        return os.open(file, os.O_RDONLY | OWN)
+    except OSError:
+        raise BadInput(
+            f"there is no {what} at {file}; restore it (a new one is made by `init` only)"
+        ) from None

@@ -12,7 +12,7 @@ from torch import nn
 from silodp.core.errors import BadInput
 from silodp.core.problem.losses import Huber, cross_entropy, logistic
 from silodp.core.problem.problem import Problem
-from silodp.engine.blocks import MeanPool, Residual
+from silodp.engine.model import MeanPool, Residual
 from silodp.silo.answer import factors, products
 from silodp.silo.answer.exact import Exact, Gradients
 from silodp.silo.answer.integers import lattice_step

@@ -15,7 +15,7 @@ from gate_process import edited, made, write_data
 
 from own_code import PROX
 from silodp.core.errors import BadInput
-from silodp.host.lock import running, sole
+from silodp.host.portable import running, sole
 from silodp.silo.service import daemon
 from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling

@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import special
@@ -29,7 +29,8 @@ from silodp.core.privacy.root import root
 from silodp.core.privacy.sampled import pld_event, renyi
 from silodp.core.sampling import Sampling
 
-Buckets = Mapping[str, np.ndarray]
+Buckets = Mapping[str, Any]
+"""Bucket -> amount in the rule's unit: a number, or an array with one for each run and silo."""
 ROUND_UP = 1 + 1e-9
 """The factor by which calibrated noise is raised, so that rounding never exceeds a budget."""
 
@@ -197,6 +198,34 @@ def budget_array(budgets: Budget | Sequence) -> np.ndarray:
         return array
     rows = [budget_array(b) for b in budgets]
     return np.stack(rows)
+
+
+def add_amounts(*amounts: Buckets) -> dict[str, Any]:
+    """Return the sum of these amounts, bucket by bucket."""
+    total: dict[str, Any] = {}
+    for each in amounts:
+        for bucket, amount in each.items():
+            if bucket in total:
+                total[bucket] = total[bucket] + amount
+            else:
+                total[bucket] = amount
+    return total
+
+
+def total_of(rule: Rule, *amounts: Buckets) -> np.ndarray:
+    """Return the rule's total of all these amounts."""
+    buckets = add_amounts(*amounts)
+    return np.asarray(rule.total({bucket: np.asarray(a) for bucket, a in buckets.items()}))
+
+
+def fits(rule: Rule, capacity: np.ndarray | float, *amounts: Buckets, slack: float = 0.0) -> bool:
+    """Return whether the total of all these amounts stays within the capacity of every run and
+    silo.
+
+    A share `slack` of the capacity must stay free. Every ledger decides by this function whether a
+    charge fits.
+    """
+    return bool((total_of(rule, *amounts) <= capacity * (1 - slack)).all())
 
 
 def elementwise(function, *arrays) -> np.ndarray:

@@ -84,6 +84,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.differentiate import Gradients
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
 from silodp.core.numbers import Number
@@ -107,7 +108,6 @@ from silodp.core.statistics.gram import MAX_FACTORS, Gram
 from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
-from silodp.silo.answer.gradients import Gradients
 from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify

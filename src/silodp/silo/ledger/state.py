@@ -18,10 +18,9 @@ import numpy as np
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import Budget, budget_array
+from silodp.core.privacy.accounting import Buckets, Budget, budget_array, fits, total_of
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.silo.ledger import released
-from silodp.silo.ledger.buckets import Amounts, fits, total
 from silodp.silo.ledger.chain import Altered, Entry, LedgerSettings, canonical, event_of
 from silodp.silo.ledger.closing import Closing
 from silodp.silo.ledger.holds import Holds
@@ -161,7 +160,7 @@ class LedgerState:
             shares[bucket] = (
                 shares.get(bucket, np.zeros(())) + rule.price(event, np.asarray(self.records))[1]
             )
-        return float(total(rule, shares))
+        return float(total_of(rule, shares))
 
     def _charged(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield bucket and recorded event of every charge."""
@@ -170,10 +169,10 @@ class LedgerState:
         )
 
     def total_with(self, bucket: str, amount: float) -> float:
-        """Return the total once this amount is added."""
-        return float(total(self.rule, self.buckets, {bucket: amount}))
+        """Return the total once this amount is add_amounts."""
+        return float(total_of(self.rule, self.buckets, {bucket: amount}))
 
-    def fits(self, *more: Amounts, slack: float = 0.0) -> bool:
+    def fits(self, *more: Buckets, slack: float = 0.0) -> bool:
         """Return whether what is spent, and all these amounts, stay within the capacity.
 
         A share `slack` of the capacity must stay free. Nothing fits once the rest was written off.
@@ -182,9 +181,9 @@ class LedgerState:
             self.rule, self.capacity, self.buckets, *more, slack=slack
         )
 
-    def share(self, *amounts: Amounts) -> float:
+    def share(self, *amounts: Buckets) -> float:
         """Return the share of the capacity that these amounts alone take."""
-        return float(total(self.rule, *amounts)) / self.capacity
+        return float(total_of(self.rule, *amounts)) / self.capacity
 
     def draft(
         self,
@@ -320,7 +319,7 @@ class LedgerState:
 
     def check_total(self) -> None:
         """Raise Altered if the recorded total differs from the rule's total of all charges."""
-        self._check(self.total, float(total(self.rule, self.buckets)), f"entry {self.sequence}")
+        self._check(self.total, float(total_of(self.rule, self.buckets)), f"entry {self.sequence}")
 
     @staticmethod
     def _check(said: float, found: float, name: str) -> None:

@@ -31,9 +31,9 @@ from silodp.host import daemon, metrics
 from silodp.host.extension import named, run, run_again
 from silodp.host.keys import read_key
 from silodp.host.listener import Server
-from silodp.host.lock import sole
 from silodp.host.log import Log
 from silodp.host.ownership import entrust, group_of, reachable
+from silodp.host.portable import sole
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Registry
 from silodp.silo.ledger.reserve import listed

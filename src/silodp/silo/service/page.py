@@ -33,7 +33,7 @@ from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.core.protocol.refusals import CODES
 from silodp.host import log
 from silodp.host.listener import LINE_CODES
-from silodp.host.lock import running
+from silodp.host.portable import running
 from silodp.pages.charts import Series, chart, legend, spent_bar
 from silodp.pages.markup import Markup, counts, facts, figure, folded, join, section, table, tag
 from silodp.pages.screen import Tabs, alive, follow, screen

@@ -26,7 +26,6 @@ from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
 from silodp.core.figures import rounded_up as rounded_up
 from silodp.core.privacy.root import root
-from silodp.core.privacy.sampled import pld_event, renyi
 from silodp.core.sampling import Sampling
 
 Buckets = Mapping[str, Any]
@@ -306,6 +305,9 @@ class Renyi:
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         """Return the bucket and the Renyi divergence of the event."""
+        # A ledger with the gdp rule does not load this module.
+        from silodp.core.privacy.sampled import renyi
+
         event = no_totals(event, self.name)
         return event.sampling.bucket, event.count * elementwise(
             functools.partial(renyi, event.sampling),
@@ -442,6 +444,8 @@ def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: f
             math.sqrt(sum(count / multiplier**2 for _, multiplier, count in releases)), delta
         )
     from dp_accounting.pld import pld_privacy_accountant as library
+
+    from silodp.core.privacy.sampled import pld_event
 
     accountant = library.PLDAccountant(
         library.NeighborRel.REPLACE_ONE, value_discretization_interval=5e-4

@@ -109,13 +109,13 @@ from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
 from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
-from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
 from silodp.silo.data.heldout import held_out, held_out_persons
 from silodp.silo.data.records import Records
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
+    from silodp.silo.answer.products import Products
 
 MAX_DIM = 2**26
 MAX_RECORDS = 2**31
@@ -224,6 +224,9 @@ class Exact:
         """Return exact products for this model on the best device, or None if none is possible."""
         if self._n > MOST_IN_PRODUCTS or self.problem.person:
             return None
+        # A gate of persons has no products, and does not load them.
+        from silodp.silo.answer.products import Products
+
         for device in devices():
             products = Products.of(self.problem, self._x.shape[1:], self._y.shape[1:], device)
             if products:

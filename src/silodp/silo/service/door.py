@@ -29,8 +29,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import Rule
-from silodp.core.privacy.work import price_work
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import (
     MAX_HEADER,
@@ -41,8 +39,7 @@ from silodp.core.protocol.codec import (
     decode_query,
     encode_reply,
 )
-from silodp.core.protocol.frames import COMMON
-from silodp.core.protocol.offers import KEYS, Offer, decode_key_request, encode_offer
+from silodp.core.protocol.frames import COMMON, KEYS
 from silodp.core.protocol.quote import (
     HOLD,
     HoldReply,
@@ -60,7 +57,6 @@ from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger, QueryLedger
 from silodp.silo.ledger.reserve import checkpoint, finish, take, taken, taken_since
 from silodp.silo.service.limits import Limits
-from silodp.silo.service.pace import slot_for
 from silodp.silo.service.policy import HOUR, Policy
 from silodp.silo.service.trust import ALONE, NoTotals, Trust
 
@@ -176,7 +172,8 @@ class Door:
         """
         self._limits = Limits(
             policy,
-            partial(_work, ledger.settings.rule, self._n),
+            ledger.settings.rule,
+            self._n,
             taken_since(ledger, _stamp(clock() - HOUR)),
         )
         # If purging fails now, it is tried again at the next query, which is refused if it fails.
@@ -191,6 +188,9 @@ class Door:
 
     def slot(self) -> float:
         """Return the seconds that `answer_after` should be, measured on invented records."""
+        # Only approving a study measures. A gate that serves does not load this module.
+        from silodp.silo.service.pace import slot_for
+
         return slot_for(
             self._exact.problem,
             *self._exact.shapes,
@@ -377,6 +377,9 @@ class Door:
 
     def _offer(self, frame: bytes) -> bytes:
         """Return the silo's key for a run. No record is touched, and nothing is charged."""
+        # Only a server of masked totals sends such a frame.
+        from silodp.core.protocol.offers import Offer, decode_key_request, encode_offer
+
         request, asker, digest = decode_key_request(frame)
         self._note = FrameNote("offered", request.run)
         self._policy.check_asker(request, asker, now=self._clock())
@@ -436,14 +439,6 @@ class Charges:
         """
         moment = _stamp(time)
         return sum(stamp > moment for stamp in self._times)
-
-
-def _work(rule: Rule, n: int, event: Event | TotalEvent) -> int:
-    """Return what the event's price takes to compute, for a total before the shuffler too."""
-    work = price_work(rule, event)
-    if event.total:
-        work += price_work(rule, event.alone(int(event.sampling.batch(n))))
-    return work
 
 
 def _stamp(time: float) -> str:

@@ -15,9 +15,9 @@ import typer
 from silodp.cli.console import Json, dump, group, say, tell
 from silodp.host.daemon import guarded
 from silodp.host.keys import public
+from silodp.host.listener import for_unit
 from silodp.host.log import tally
 from silodp.host.portable import running
-from silodp.host.site import for_unit
 
 shuffler = group("Run a shuffler, which adds the silos' counts and sends on the totals.")
 

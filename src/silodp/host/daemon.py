@@ -17,10 +17,9 @@ from pathlib import Path
 
 from silodp.core.errors import BadInput
 from silodp.host import metrics
-from silodp.host.listener import Server
+from silodp.host.listener import Server, Site
 from silodp.host.log import Log
 from silodp.host.ownership import entrust, exposed, group_of
-from silodp.host.site import Site
 
 
 def check_files(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
-from silodp.host.site import Site
+from silodp.host.listener import Site
 from silodp.host.tables import beside, check_keys, check_text, check_whole, of_table, read_toml
 
 

@@ -13,9 +13,10 @@ import torch
 
 from silodp.core.errors import BadInput
 from silodp.core.events import TotalEvent
+from silodp.core.figures import rounded_up
 from silodp.core.mechanisms import shuffle
 from silodp.core.numbers import CLIP_TOLERANCE
-from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, rounded_up, user_level
+from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, user_level
 from silodp.core.privacy.totals import Schedule
 from silodp.core.sampling import FullBatch, Sampling
 from silodp.core.text import visible

@@ -21,7 +21,7 @@ import pytest
 from gate_process import CANARY, PATIENCE, STRANGER, Process, asked, made, slow, whole, write_data
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.core.protocol.codec import Answer, Refusal, decode_reply
 from silodp.host.log import tally
 from silodp.host.portable import running, sole

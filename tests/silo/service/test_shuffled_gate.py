@@ -18,9 +18,9 @@ from torch import nn
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import TotalEvent
-from silodp.core.figures import HOLDS
+from silodp.core.figures import HOLDS, rounded_up
 from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
-from silodp.core.privacy.accounting import GDP, Budget, rounded_up
+from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem

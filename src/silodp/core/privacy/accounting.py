@@ -24,7 +24,6 @@ from scipy import special
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
-from silodp.core.figures import rounded_up as rounded_up
 from silodp.core.privacy.root import root
 from silodp.core.sampling import Sampling
 

@@ -1,14 +1,13 @@
 """List what may be averaged over a silo's records, one statistic in each file."""
 
 from silodp.core.fields import discovered
-from silodp.core.statistics.cells import Cells
 from silodp.core.statistics.grad import ClippedDiff, Grad, GradDiff
 from silodp.core.statistics.gram import Gram
 from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
 from silodp.core.statistics.local_steps import LocalSteps, SteeredSteps
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.core.statistics.score_total import ScoreTotal
-from silodp.core.statistics.statistic import Rowed, Rows, Statistic
+from silodp.core.statistics.statistic import Cells, Rowed, Rows, Statistic
 from silodp.core.statistics.summaries import (
     MAX_CLASSES,
     MAX_EDGES,

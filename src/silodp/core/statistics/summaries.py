@@ -12,8 +12,7 @@ from torch import Tensor
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, VECTOR
 from silodp.core.problem.problem import Problem
-from silodp.core.statistics.cells import Cells, one_hot
-from silodp.core.statistics.statistic import Rowed, Rows
+from silodp.core.statistics.statistic import Cells, Rowed, Rows, one_hot
 
 MAX_CLASSES = 2**16
 """The most classes of a query.

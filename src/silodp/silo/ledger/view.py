@@ -113,8 +113,7 @@ def said_of(summary: dict[str, Any]) -> str:
 
     Its one figure is the one that plan, run and report show.
     """
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
+    from silodp.core.figures import rounded_up, shown
 
     conditions = (
         f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} "

@@ -27,8 +27,7 @@ from starlette.routing import Route
 
 from silodp.core import quality
 from silodp.core.errors import BadInput
-from silodp.core.figures import ACCURACY, AUC, BALANCED, HOLDS, left_of, shown
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import ACCURACY, AUC, BALANCED, HOLDS, left_of, rounded_up, shown
 from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.core.protocol.refusals import CODES
 from silodp.host import log

@@ -43,7 +43,7 @@ from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.accounting import Budget
 from silodp.core.sampling import Sampling
 from silodp.core.text import STUDY, check_name
-from silodp.host.site import Site
+from silodp.host.listener import Site
 from silodp.host.tables import (
     beside,
     check_keys,

@@ -16,9 +16,10 @@ D' be data sets that differ in record j. S and S' are their sums.
     floor((C / gamma)^2) comes after all floating point. A vector that fails is replaced by zero. So
     ||k_j|| <= C / gamma. The int64 sums S and S' are exact, and differ by at most 2 C / gamma in
     norm. Two kinds of statistics have another check, with the same result for S and S':
-    a. Numbers and cells (`query.Cells`, `integers.levelled`). Each number is in 0 .. 1 / gamma. The
-       cells are >= 0 and sum to at most 1 / gamma. Two such vectors differ by at most sqrt(numbers
-       + 2) / gamma in norm. That numbers + 2 <= (2 C)^2 is verified in fractions before the charge.
+    a. Numbers and cells (`statistics.Cells`, `integers.levelled`). Each number is in 0 .. 1 /
+       gamma. The cells are >= 0 and sum to at most 1 / gamma. Two such vectors differ by at most
+       sqrt(numbers + 2) / gamma in norm. That numbers + 2 <= (2 C)^2 is verified in fractions
+       before the charge.
     b. Products (`statistics.gram`, `integers.multiplied`). The factors are verified as a vector is,
        by a bound from C, d and gamma alone, and are multiplied in integers. Two such vectors differ
        by at most 2 C / gamma, which is sqrt(2) of their largest norm and not twice it.

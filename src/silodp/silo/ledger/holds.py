@@ -7,15 +7,15 @@ there, before or after, and never below 0.
 
 Formal guarantees. Let T be the rule's total of (spent + all that live holds still reserve).
 
-  1. A hold is taken only if T stays at most capacity (1 - SLACK).
+  1. A hold is taken only if T stays at most capacity (1 - HELD_SLACK).
   2. The same is required of a charge that no hold covers, in whichever bucket. If what its own
      run still reserves is in the way, that hold ends with the charge.
   3. A charge that its run's hold covers moves an amount from reserved to spent in one bucket,
      and T stays.
   4. So a run that asks what it holds for is never refused for budget while its hold lives:
-     SLACK is far above what some 10,000 roundings make of T.
+     HELD_SLACK is far above what some 10,000 roundings make of T.
   5. Every charge passes the filter alone too, whatever is held. Only with nothing held at all
-     may a charge come nearer to the capacity than SLACK.
+     may a charge come nearer to the capacity than HELD_SLACK.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from silodp.core.privacy.accounting import Buckets, add_amounts
 
-SLACK = 1e-10
+HELD_SLACK = 1e-10
 RUNS = 64
 """Runs of one asker whose last number is remembered; of older ones the highest number is."""
 COVERED = 1e-12
@@ -39,7 +39,7 @@ def remains(rest: Buckets, buckets: Buckets) -> bool:
 
     A hold of which nothing remains reserves nothing.
     """
-    return any(amount > SLACK * buckets[bucket] for bucket, amount in rest.items())
+    return any(amount > HELD_SLACK * buckets[bucket] for bucket, amount in rest.items())
 
 
 @dataclass(frozen=True)

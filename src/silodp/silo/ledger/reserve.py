@@ -21,7 +21,7 @@ from silodp.core.privacy.accounting import Buckets, add_amounts
 from silodp.silo.ledger.chain import Entry, canonical, event_of, plain
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.file import ENTRIES
-from silodp.silo.ledger.holds import SLACK, Hold, Holds, remains
+from silodp.silo.ledger.holds import HELD_SLACK, Hold, Holds, remains
 from silodp.silo.ledger.state import LedgerState
 
 PASSED_MOST = 16
@@ -178,9 +178,9 @@ def _refused(
     state: LedgerState, rest: Buckets, others: Buckets, mine: Buckets, count: int, caps: Caps
 ) -> str:
     """Return the code of the limit that a new hold would pass, or ""."""
-    if not state.fits(rest, slack=SLACK):
+    if not state.fits(rest, slack=HELD_SLACK):
         return "budget"
-    if not state.fits(others, rest, slack=SLACK):
+    if not state.fits(others, rest, slack=HELD_SLACK):
         return "taken"
     if count >= caps.holds_per_asker or not state.share(mine, rest) <= caps.hold_share:
         return "hold-limit"

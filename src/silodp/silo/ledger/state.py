@@ -322,9 +322,9 @@ class LedgerState:
         self._check(self.total, float(total_of(self.rule, self.buckets)), f"entry {self.sequence}")
 
     @staticmethod
-    def _check(said: float, found: float, name: str) -> None:
-        if not math.isclose(said, found, rel_tol=SLACK):
-            raise Altered(f"{name} says that the total is {said:g}, but it is {found:g}")
+    def _check(recorded: float, found: float, name: str) -> None:
+        if not math.isclose(recorded, found, rel_tol=SLACK):
+            raise Altered(f"{name} records the total {recorded:g}, but it is {found:g}")
 
     def _charge(self, name: str, entry: Entry, data: Any, *, sums: bool) -> None:
         bucket, amount = self.price(event_of(data))

@@ -142,7 +142,7 @@ def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
     Each has its asker, its run, its share of the budget and its remaining seconds. A hold whose run
     was charged all of it stays open until the run's end reaches the gate, and reserves nothing.
     """
-    from silodp.silo.ledger.holds import SLACK
+    from silodp.silo.ledger.holds import HELD_SLACK
     from silodp.silo.ledger.reserve import listed
 
     return [
@@ -155,7 +155,7 @@ def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
             "seconds": o.seconds,
         }
         for o in listed(opened)
-        if o.share > SLACK
+        if o.share > HELD_SLACK
     ]
 
 

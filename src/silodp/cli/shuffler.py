@@ -13,11 +13,10 @@ from typing import Annotated
 import typer
 
 from silodp.cli.console import Json, dump, group, say, tell
-from silodp.host.daemon import guarded
 from silodp.host.keys import public
-from silodp.host.listener import for_unit
 from silodp.host.log import tally
-from silodp.host.portable import running
+from silodp.host.portable import guarded, running
+from silodp.host.tables import for_unit
 
 shuffler = group("Run a shuffler, which adds the silos' counts and sends on the totals.")
 

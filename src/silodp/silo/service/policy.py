@@ -43,8 +43,8 @@ from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.accounting import Budget
 from silodp.core.sampling import Sampling
 from silodp.core.text import STUDY, check_name
-from silodp.host.listener import Site
 from silodp.host.tables import (
+    Site,
     beside,
     check_keys,
     check_line,

@@ -20,9 +20,9 @@ from silodp.core.statistics import STATISTICS
 from silodp.host.atomic import new_files
 from silodp.host.extension import file_hash
 from silodp.host.keys import key_text, public
-from silodp.host.listener import COMMENTS as SITE_COMMENTS
-from silodp.host.listener import DEFAULTS as SITE_DEFAULTS
 from silodp.host.schema import load_schema
+from silodp.host.tables import COMMENTS as SITE_COMMENTS
+from silodp.host.tables import DEFAULTS as SITE_DEFAULTS
 from silodp.host.tables import table_text
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""List what may be averaged over a silo's records, one statistic in each file."""
+"""List what may be averaged over a silo's records."""
 
 from silodp.core.fields import discovered
 from silodp.core.statistics.grad import ClippedDiff, Grad, GradDiff
 from silodp.core.statistics.gram import Gram
 from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
 from silodp.core.statistics.local_steps import LocalSteps, SteeredSteps
+from silodp.core.statistics.risk_cells import RiskCells
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.core.statistics.score_total import ScoreTotal
 from silodp.core.statistics.statistic import Cells, Rowed, Rows, Statistic
@@ -36,6 +37,7 @@ __all__ = [
     "LocalSteps",
     "MissingRates",
     "Moments",
+    "RiskCells",
     "Rowed",
     "Rows",
     "Score",

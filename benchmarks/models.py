@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from silodp.engine.blocks import MeanPool, Residual, SelfAttention
+from silodp.engine.model import MeanPool, Residual, SelfAttention
 
 
 def mlp(hidden: int = 64) -> nn.Module:

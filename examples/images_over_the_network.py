@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from silodp import Problem
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.core.problem.losses import cross_entropy
 from silodp.silo.data.datasets import DATASETS
 from silodp.testing.evaluate import error_rate

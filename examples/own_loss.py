@@ -13,7 +13,7 @@ from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
 from silodp import ALGORITHMS, Budget, Gaussian, Problem, Records, calibrate, simulate
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.server.settings import prepared
 
 LEVELS = (0.5, 0.9)

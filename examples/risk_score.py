@@ -9,7 +9,7 @@ from sklearn.datasets import load_breast_cancer
 from torch import nn
 
 from silodp import ALGORITHMS, Budget, Gaussian, Problem, calibrate, simulate
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.prox import L1, Part
 from silodp.server.settings import prepared

@@ -20,7 +20,7 @@ from research.trusts import chance, one_screen, paired, trust_table
 from research.verdict import read_trials
 from research.verdict_read import TITLES as VERDICT_TITLES
 from research.verdict_read import Trials
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.host import atomic
 
 VERDICT_LINES = {

@@ -72,8 +72,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from silodp.core.errors import BadInput
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import renyi_conversion
-from silodp.core.tolerance import CLIP_TOLERANCE
 
 MAX_TRIALS = 2**42
 MAX_LEVELS = 2**16

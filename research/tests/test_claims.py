@@ -16,8 +16,9 @@ import pytest
 from research import gallery, rates
 from research.compare import improvement, read_table
 from research.study import TRUST, demo
+from silodp.core.figures import rounded_up
 from silodp.core.mechanisms import Gaussian
-from silodp.core.privacy.accounting import Budget, rounded_up
+from silodp.core.privacy.accounting import Budget
 from silodp.core.sampling import FullBatch
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Everyone

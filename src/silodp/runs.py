@@ -1,4 +1,4 @@
-"""Know the files of a run's folder, and the state of the run in it.
+"""Name the files of a run's folder, and find the state of the run in it.
 
 A `RunFolder` is the only place with the names of these files. Its `state` is the only answer to
 "in which state is this run?": `status`, `report`, `ui` and every `--resume` read it.

@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from silodp.core.privacy.accounting import gdp_epsilon, rounded_up
+from silodp.core.figures import rounded_up
+from silodp.core.privacy.accounting import gdp_epsilon
 from silodp.server.algorithms import ALGORITHMS
 
 

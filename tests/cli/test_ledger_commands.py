@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.core.sampling import FullBatch, Poisson
 from silodp.silo.ledger.chain import Entry
 from silodp.silo.ledger.durable import DurableLedger

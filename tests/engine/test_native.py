@@ -16,9 +16,9 @@ from silodp.core.problem.losses import Huber, cross_entropy, logistic, squared_e
 from silodp.core.problem.models import cnn
 from silodp.core.problem.problem import Problem
 from silodp.engine import native
-from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.clipping import ENGINES, IN_TORCH, clipped_sum, task
 from silodp.engine.compiled import compiled
+from silodp.engine.model import MeanPool, Residual, SelfAttention
 from silodp.engine.structured import numbers
 from silodp.testing.model import record_gradients
 

@@ -12,9 +12,8 @@ from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.models import lenet
 from silodp.core.problem.problem import Problem
 from silodp.engine import convolution, structured
-from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.clipping import clipped_sum, task
-from silodp.engine.model import chain, read
+from silodp.engine.model import MeanPool, Residual, SelfAttention, chain, read
 from silodp.engine.structured import numbers
 from silodp.testing.model import check_model, record_gradients
 

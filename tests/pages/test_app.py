@@ -18,7 +18,7 @@ import pytest
 from looking import PATIENCE, TOKEN, ask, free_port, served, started, until
 
 from silodp.cli import app as cli
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.core.protocol.refusals import CODES
 from silodp.pages import runs
 from silodp.pages.guard import HEADERS

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from looking import PATIENCE, TOKEN, run_command, served, started, until
 
-from silodp.core.figures import left_of
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import left_of, rounded_up
 from silodp.host.log import tally
 from silodp.pages import runs
 from silodp.silo.ledger.durable import DurableLedger

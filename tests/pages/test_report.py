@@ -19,15 +19,9 @@ from scipy import stats
 
 from silodp.cli import app as cli
 from silodp.core.errors import BadInput
+from silodp.core.figures import rounded_up
 from silodp.core.mechanisms import Gaussian
-from silodp.core.privacy.accounting import (
-    Budget,
-    composed_epsilon,
-    gdp_delta,
-    gdp_epsilon,
-    gdp_mu,
-    rounded_up,
-)
+from silodp.core.privacy.accounting import Budget, composed_epsilon, gdp_delta, gdp_epsilon, gdp_mu
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.models import model_by_name
 from silodp.core.problem.problem import Problem

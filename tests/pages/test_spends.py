@@ -18,8 +18,8 @@ from looking import ask, served
 from silodp.cli.federation_run import _show_spent
 from silodp.cli.status import _run_words, _runs
 from silodp.core.events import Event
-from silodp.core.figures import EARLY, HOLDS, TOO_NOISY, UNCHANGED
-from silodp.core.privacy.accounting import Budget, composed_epsilon, gdp_epsilon, gdp_mu, rounded_up
+from silodp.core.figures import EARLY, HOLDS, TOO_NOISY, UNCHANGED, rounded_up
+from silodp.core.privacy.accounting import Budget, composed_epsilon, gdp_epsilon, gdp_mu
 from silodp.core.sampling import Poisson
 from silodp.pages import runs
 from silodp.pages.app import compared

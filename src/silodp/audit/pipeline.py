@@ -36,7 +36,7 @@ from silodp.shuffler.store import RoundStore
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
-from silodp.silo.data.tables import Known, Table, table_of
+from silodp.silo.data.tables import KnownBy, Table, table_of
 from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger, Identity
 from silodp.silo.ledger.memory import MemoryLedger
@@ -174,7 +174,7 @@ class Silo:
     held_out = 0.0
     shuffling: tuple[Shuffling, Ed25519PrivateKey] | None = None
     masking: Masking | None = None
-    raw: Known | None = None
+    raw: KnownBy | None = None
     """The raw cells by which the ledger recognises the records of a file. None without a file."""
 
     def __init__(self, folder: Path, pipeline: Pipeline, *, target: float = 0.25) -> None:

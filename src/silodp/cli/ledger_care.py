@@ -15,7 +15,7 @@ from silodp.cli.ledger import Anchor, LedgerFile, OutFile, ledger_at
 from silodp.core.errors import BadInput
 from silodp.host import atomic
 from silodp.host.keys import make_key, public, read_key
-from silodp.host.lock import running
+from silodp.host.portable import running
 
 KeyFile = Annotated[Path, typer.Option("--key", help="The silo's own silo.key, which signs.")]
 

@@ -14,10 +14,9 @@ import typer
 
 from silodp.cli.console import Json, dump, group, say, tell
 from silodp.host.keys import public
-from silodp.host.lock import running
 from silodp.host.log import tally
-from silodp.host.process import guarded
-from silodp.host.site import for_unit
+from silodp.host.portable import guarded, running
+from silodp.host.tables import for_unit
 
 shuffler = group("Run a shuffler, which adds the silos' numbers and sends on the totals.")
 

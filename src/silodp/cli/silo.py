@@ -17,11 +17,10 @@ import typer
 from silodp.cli.console import Classes, FeatureMapName, Json, LabelColumn, dump, group, say, tell
 from silodp.core.errors import BadInput
 from silodp.core.figures import rounded_up, shown
-from silodp.host.lock import running
 from silodp.host.log import tally
-from silodp.host.process import guarded, leave_no_core
+from silodp.host.portable import guarded, leave_no_core, running
 from silodp.host.schema import load_schema
-from silodp.host.site import for_unit
+from silodp.host.tables import for_unit
 
 if TYPE_CHECKING:
     from silodp.silo.service.policy import DaemonSettings, Policy

@@ -25,9 +25,8 @@ from silodp.core.protocol.words import fingerprint
 from silodp.core.text import visible
 from silodp.host.cards import read_card
 from silodp.host.keys import public, read_key
-from silodp.host.lock import running
 from silodp.host.log import tally
-from silodp.host.process import leave_no_core
+from silodp.host.portable import leave_no_core, running
 from silodp.host.tables import read_toml
 
 if TYPE_CHECKING:

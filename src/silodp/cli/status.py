@@ -217,7 +217,7 @@ def _gate(folder: Path) -> dict[str, Any]:
 
 
 def _silo(folder: Path) -> dict[str, Any]:
-    from silodp.host.lock import running
+    from silodp.host.portable import running
     from silodp.silo.service.policy import DaemonSettings
 
     path = folder / "policy.toml"

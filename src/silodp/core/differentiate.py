@@ -1,10 +1,14 @@
-"""Differentiate a function of one record by its first argument, under vmap.
+"""Differentiate a function of one record by its first argument, under vmap, for any model.
 
-The result has the same bits as torch.func.grad. But torch.func.grad loads torch's compiler, only to
-find that it is not needed. That is more than a second of every gate's start.
+`Gradients` computes every record's gradient by itself, with `grad`. The result of `grad` has the
+same bits as that of torch.func.grad. But torch.func.grad loads torch's compiler, only to find that
+it is not needed. That is more than a second of every gate's start.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +22,10 @@ from torch._C._functorch import (
     get_inplace_requires_grad_allowed,
     set_inplace_requires_grad_allowed,
 )
+from torch.func import vmap
+
+if TYPE_CHECKING:
+    from silodp.core.problem.problem import Problem
 
 
 def grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -56,3 +64,32 @@ def grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
             _grad_decrement_nesting()
 
     return gradient
+
+
+class Gradients:
+    """Gradients grad f0(w, x) of each record in float64, or differences between two points.
+
+    With a limit, each gradient is clipped to it first. Each record is computed by itself, whatever
+    the model.
+    """
+
+    def __init__(self, problem: Problem, points: list[Tensor], limit: float | None = None) -> None:
+        self.problem = problem
+        self.points = points
+        self.limit = limit
+        self._constants = problem.constants(points[0].double())
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        each = [vmap(grad(self._loss), (None, 0, 0))(w[0].double(), x, y) for w in self.points]
+        if self.limit is not None:
+            lengths = [torch.linalg.vector_norm(g, dim=1, keepdim=True) for g in each]
+            each = [
+                g * (self.limit / length.clamp(min=self.limit))
+                for g, length in zip(each, lengths, strict=True)
+            ]
+        if len(each) == 1:
+            return each[0]
+        return each[0] - each[1]
+
+    def _loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self.problem.loss_of(w, self._constants, x, y)

@@ -1,7 +1,11 @@
-"""Define the one error that a user may cause.
+"""Define the two errors of silodp, and tell Ctrl-C from an error of somebody's own code.
 
-The command line prints its sentence and exits with code 2.
+`BadInput` is for the user: the command line prints its sentence and exits with code 2. `Refused` is
+for an asker: a gate replies with its code.
 """
+
+import signal
+import threading
 
 
 class BadInput(ValueError):
@@ -27,3 +31,16 @@ class Refused(Exception):
         """Store the code."""
         super().__init__(code)
         self.code = code
+
+
+def raise_if_ctrl_c(error: BaseException) -> None:
+    """Raise the error again if Python may have raised it because somebody pressed Ctrl-C.
+
+    A gate handles Ctrl-C by itself, and answers in a thread that no signal reaches. A model or a
+    feature map that raises KeyboardInterrupt on one record must not end the gate, and must not
+    prevent the reply. Otherwise the gate would reveal the record.
+    """
+    handled_by_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    reached = threading.current_thread() is threading.main_thread()
+    if isinstance(error, KeyboardInterrupt) and handled_by_python and reached:
+        raise error

@@ -10,6 +10,8 @@ from typing import Any
 
 from silodp.core.errors import BadInput
 
+CODE = ("model", "loss", "prox", "feature_map")
+"""The fields of a policy, a study or a card that may be FILE.py:NAME."""
 MODULE = "silodp_extension_"
 """The start of the name of a module made from a user's file. The SHA-256 of its bytes follows.
 

@@ -16,6 +16,8 @@ LONGEST = 200
 """The most characters of a name."""
 SHOWN = 4000
 """The most characters of a text that are shown."""
+STUDY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""The pattern of a study's name, which also names a file."""
 MARKS = 4
 """The most marks on one letter. No script needs more, and more cover the lines around."""
 _INVISIBLE = re.compile(

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from silodp.core.problem.losses import Loss, cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
-from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.convolution import conv_known, pair, side_by_side
-from silodp.engine.model import Node, chain, read, sequence
+from silodp.engine.model import MeanPool, Node, Residual, SelfAttention, chain, read, sequence
 from silodp.engine.structured import numbers
 from silodp.engine.task import Task
 

@@ -3,6 +3,15 @@
 Only known types are known to treat each record alone. A subclass, a hook, a parametrisation or a
 replaced forward may compute something else. A model with one is read as None, and goes to the
 engine that differentiates each record alone.
+
+Three known types are defined here: the building blocks of small transformers. For example:
+
+    Sequential(
+        Embedding(V, D),
+        Residual(LayerNorm(D), Linear(D, 3 * D), SelfAttention(4), Linear(D, D)),
+        MeanPool(),
+        Linear(D, 2),
+    )
 """
 
 from __future__ import annotations
@@ -13,12 +22,62 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 
-from silodp.core.problem.additive import Shapes
+from silodp.core.errors import BadInput
+from silodp.core.problem.models import Shapes
 from silodp.core.problem.problem import Problem
-from silodp.engine.blocks import MeanPool, Residual, SelfAttention
 from silodp.engine.convolution import pair
+
+
+class Residual(nn.Sequential):
+    """x + body(x), where the body is the chain of the given modules."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the input plus the body's output."""
+        return input + super().forward(input)
+
+
+class SelfAttention(nn.Module):
+    """softmax(q k' / sqrt(D / heads)) v within each record.
+
+    q, k and v are side by side in the input: (B, T, 3 D) becomes (B, T, D).
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        if heads < 1:
+            raise BadInput(f"heads is {heads}; use 1 or more")
+        self.heads = heads
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the attention (B, T, D).
+
+        Raise BadInput if the heads do not divide the last axis.
+        """
+        if input.shape[-1] % (3 * self.heads):
+            raise BadInput(
+                f"the last axis has size {input.shape[-1]}; use a multiple of 3 x "
+                f"{self.heads} heads, for q, k and v"
+            )
+        q, k, v = input.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    def extra_repr(self) -> str:
+        """Return what a definition contains of this module."""
+        return f"{self.heads}"
+
+
+class MeanPool(nn.Module):
+    """The mean over a sequence: (B, T, D) to (B, D)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the mean over the sequence."""
+        return input.mean(1)
+
+
+# --- reading a model ------------------------------------------------------------------------------
 
 LAYERS: set[type[nn.Module]] = {nn.Linear, nn.Conv2d, nn.LayerNorm, nn.GroupNorm, nn.Embedding}
 """The modules with parameters. `rules.RULES` has a rule for each."""

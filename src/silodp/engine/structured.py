@@ -20,10 +20,9 @@ from torch.func import vmap
 
 from silodp.core.differentiate import grad
 from silodp.core.problem.problem import Problem
-from silodp.engine.blocks import Residual
 from silodp.engine.convolution import Parameters, max_pool
 from silodp.engine.ghost import Term
-from silodp.engine.model import AXES, Node, read
+from silodp.engine.model import AXES, Node, Residual, read
 from silodp.engine.rules import RULES, Part
 from silodp.engine.task import Task, along, norms, scales
 

@@ -14,8 +14,8 @@ from silodp.host import metrics
 from silodp.host.listener import Server
 from silodp.host.log import Log
 from silodp.host.ownership import entrust, exposed, group_of
-from silodp.host.process import tell_systemd
-from silodp.host.site import Site
+from silodp.host.portable import tell_systemd
+from silodp.host.tables import Site
 
 
 def check_files(

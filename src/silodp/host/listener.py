@@ -23,7 +23,7 @@ from pathlib import Path
 from silodp.core.errors import BadInput
 from silodp.host.log import Log
 from silodp.host.ownership import group_of, users_of
-from silodp.host.site import Site
+from silodp.host.tables import Site
 
 LOOK = 0.5
 """Seconds between two checks whether the daemon should start again."""

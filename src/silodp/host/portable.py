@@ -1,17 +1,24 @@
-"""Hide how systems differ about files: flags of `os.open` that some lack, and a lock.
+"""Hide how systems differ about files, locks and the process of a daemon.
 
 Daemons need Linux. Everything else uses this module.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import os
+import signal
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from silodp.core.errors import BadInput
 
 OWN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """Child processes do not get the file, and its bytes are read as they are."""
@@ -93,3 +100,103 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+# --- one daemon at a time -------------------------------------------------------------------------
+
+
+@contextmanager
+def sole(file: str, what: str = "ledger", *, patience: float = 2.0) -> Iterator[None]:
+    """Lock the file for one daemon, whatever path names it. Raise BadInput if another has it.
+
+    It waits for `patience` seconds, since `running` holds the lock for an instant.
+    """
+    handle = _opened(file, what)
+    deadline = time.monotonic() + patience
+    try:
+        while not lock(handle):
+            if time.monotonic() > deadline:
+                raise BadInput(f"another daemon serves the {what} {file}; stop it first")
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(handle)
+
+
+def running(file: str, what: str = "ledger") -> bool:
+    """Return whether a daemon serves this file now."""
+    handle = _opened(file, what)
+    try:
+        return not lock(handle, shared=True)
+    finally:
+        os.close(handle)
+
+
+def _opened(file: str, what: str) -> int:
+    try:
+        return os.open(file, os.O_RDONLY | OWN)
+    except OSError:
+        raise BadInput(
+            f"there is no {what} at {file}; restore it (a new one is made by `init` only)"
+        ) from None
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def leave_no_core() -> None:
+    """Keep this process from leaving a core file, which would contain its memory.
+
+    The limit alone does not stop cores that the system passes to a program.
+    """
+    if sys.platform == "win32":  # which leaves none
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE, on Linux
+
+
+@contextlib.contextmanager
+def signalled() -> Iterator[socket.socket]:
+    """Yield a socket that can be read once SIGTERM or SIGINT has arrived."""
+    readable, writable = socket.socketpair()
+    writable.setblocking(False)
+    with readable, writable:
+        before = signal.set_wakeup_fd(writable.fileno(), warn_on_full_buffer=False)
+        handlers = {
+            kind: signal.signal(kind, lambda *_: None) for kind in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            yield readable
+        finally:
+            signal.set_wakeup_fd(before)
+            for kind, handler in handlers.items():
+                signal.signal(kind, handler)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[socket.socket]:
+    """Yield the socket of `signalled`, in a process that leaves no core.
+
+    While the body runs, new files are for the process's own user alone.
+    """
+    leave_no_core()
+    mask = os.umask(0o077)
+    try:
+        with signalled() as stop:
+            yield stop
+    finally:
+        os.umask(mask)
+
+
+def tell_systemd(words: str) -> None:
+    """Send this state to systemd, if systemd started the process."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]  # an abstract socket, which has no file
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
+        line.sendto(words.encode(), address)

@@ -12,14 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from silodp.core.errors import BadInput
-from silodp.core.extension import is_file, parse
-from silodp.core.text import is_name
+from silodp.core.extension import CODE, is_file, parse
+from silodp.core.text import STUDY, is_name
 from silodp.host.atomic import new_files
 from silodp.host.tables import check_line, check_text, check_texts, of_table, read_toml, table_text
 
-CODE = ("model", "loss", "prox", "feature_map")
-"""Fields that may be FILE.py:NAME."""
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 COMMENTS = {
     "study": "The study's name, which silos and server show to people.",
     "definition": (
@@ -71,7 +68,7 @@ class Study:
             "study",
             "study",
             self.study,
-            NAME,
+            STUDY,
             "1 to 64 letters, digits, dots, underscores or hyphens",
         )
         check_text(

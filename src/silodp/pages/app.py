@@ -24,8 +24,7 @@ from starlette.routing import Route
 
 from silodp.core import quality
 from silodp.core.errors import BadInput
-from silodp.core.figures import shown
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up, shown
 from silodp.pages import runs
 from silodp.pages.charts import Series, chart
 from silodp.pages.checked import Check, Checked, archive_in, checks_of

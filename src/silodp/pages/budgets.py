@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from silodp.core.figures import ALONE, shown
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import ALONE, rounded_up, shown
 from silodp.pages.charts import Series, chart, legend, rounded, spent_bar
 from silodp.pages.markup import Markup, figure, folded, section, table, tag
 from silodp.pages.runs import Run, Silo

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core import quality
-from silodp.core.figures import NO_MU, WHY, shown
-from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
+from silodp.core.figures import NO_MU, WHY, rounded_up, shown
+from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.problem.schema import Schema
 from silodp.host.model import about_of
 from silodp.pages.judged import grouped, refused

@@ -11,8 +11,7 @@ from importlib.metadata import version
 from statistics import median
 from typing import Any
 
-from silodp.core.figures import EARLY, shown
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import EARLY, rounded_up, shown
 from silodp.pages.budgets import budgets
 from silodp.pages.charts import Series, chart
 from silodp.pages.checked import Checked, badges

@@ -11,7 +11,7 @@ import math
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.additive import Shapes
+from silodp.core.problem.models import Shapes
 from silodp.core.problem.reading import ANY, figures
 from silodp.host.model import Stored, open_model
 from silodp.pages.charts import Series, chart

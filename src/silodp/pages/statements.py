@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from silodp.core import quality
-from silodp.core.figures import shown
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up, shown
 from silodp.core.problem.schema import Column, Schema
 from silodp.pages.judged import grouped
 from silodp.pages.runs import Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.pages.charts import Series, chart
 from silodp.pages.markup import document, table, tag
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
-from silodp.core.figures import shown
-from silodp.core.privacy.accounting import Budget, gdp_mu, rounded_up
+from silodp.core.figures import rounded_up, shown
+from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.pages.charts import Series, chart
 from silodp.pages.markup import Markup, section, sentence, table, tag
 from silodp.pages.runs import Run

@@ -76,6 +76,9 @@ class Round:
 class Journal:
     """The file of one run, locked by one process. `read` returns the records in order. After the
     last one `write` adds new records.
+
+    A resumed run asks every question again from the first. The answers come from here until `read`
+    returns None. Then questions go out.
     """
 
     def __init__(self, path: Path, run: str, config: str) -> None:
@@ -97,10 +100,10 @@ class Journal:
                 f"another process runs with the journal {path}; wait for its end, or stop it"
             )
         self._head = bytes(_HASH)
-        self._ended = False
+        self._at_end = False
         self.reached = -1
-        """The last question that may have gone out before the journal was opened. This is the
-        question after the last recorded one, or none in a new journal.
+        """The number of the last question that may have gone out before the journal was opened: the
+        one after the last recorded question, or -1 in a new journal.
         """
         self.replies = Replies(path.with_name("replies"))
         header = {"version": VERSION, "run": run, "config": config}
@@ -112,7 +115,7 @@ class Journal:
         """Whether no question of this run is recorded."""
         if first is None:
             self._append(header)
-            self._ended = True
+            self._at_end = True
             sync_folder(path.parent)
         elif first.get("version") != VERSION:
             self.close()
@@ -127,20 +130,20 @@ class Journal:
                 "another folder, or resume that run"
             )
         else:
-            self._unmark()
+            self._remove_stop_mark()
 
     def read(self) -> Round | None:
         """Return the next question, or None after the last. From then on the journal takes new
         records.
         """
-        if self._ended:
+        if self._at_end:
             return None
         header = self._next()
         # `iterate` reads the record of an iterate. Without a call of it the record is skipped.
         while header and "iterate" in header:
             header = self._next()
         if header is None:
-            self._ended = True
+            self._at_end = True
             return None
         heard = {name: Heard(**fields) for name, fields in header["heard"].items()}
         refused_late = tuple(header.get("doubted", ()))
@@ -160,14 +163,14 @@ class Journal:
         In a resumed run, compare the iterate with the recorded one. Raise BadInput if they differ.
         """
         header = {"iterate": number, "sha256": sha256}
-        if not self._ended and (recorded := self._next()) is not None:
+        if not self._at_end and (recorded := self._next()) is not None:
             if any(recorded.get(name) != value for name, value in header.items()):
                 raise BadInput(
                     f"iterate {number} is not the one in the journal {self.path}; resume the run "
                     "with the versions that began it"
                 )
             return
-        self._ended = True
+        self._at_end = True
         self._append(header)
         self.replies.clear()
 
@@ -176,10 +179,10 @@ class Journal:
 
         When the run is resumed, its questions from there on that got no reply are asked again.
         """
-        if self._ended:
+        if self._at_end:
             self._append({"stopped": since})
 
-    def _unmark(self) -> None:
+    def _remove_stop_mark(self) -> None:
         """Remove the mark of a stop at the end, and the questions before it that got no reply and
         led to no iterate. Set `reached`.
         """
@@ -212,7 +215,7 @@ class Journal:
 
         Raise RuntimeError if the journal is not read to its end.
         """
-        if not self._ended:
+        if not self._at_end:
             raise RuntimeError("a journal is read to its end before it is written")
         header = {
             "sequence": question.sequence,

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import OVERHEAD
 from silodp.core.protocol.quote import (

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import Budget, rounded_up
+from silodp.core.figures import rounded_up
+from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.reading import plain_text
 from silodp.core.problem.schema import Schema

@@ -17,9 +17,9 @@ from silodp.core.protocol.relay import Declined, encode_outcome
 from silodp.host import daemon
 from silodp.host.keys import public, read_key, read_opening_key
 from silodp.host.listener import Server
-from silodp.host.lock import sole
 from silodp.host.log import Log
 from silodp.host.ownership import entrust
+from silodp.host.portable import sole
 from silodp.shuffler.door import RoundNote, ShufflerDoor
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.settings import ShufflerSettings

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from silodp.core.errors import BadInput
 from silodp.host.atomic import new_files, write
 from silodp.host.keys import key_text, public
-from silodp.host.site import COMMENTS as SITE_COMMENTS
-from silodp.host.site import DEFAULTS as SITE_DEFAULTS
+from silodp.host.tables import COMMENTS as SITE_COMMENTS
+from silodp.host.tables import DEFAULTS as SITE_DEFAULTS
 from silodp.host.tables import table_text, toml
 from silodp.shuffler.settings import ShufflerSettings
 from silodp.shuffler.store import RoundStore

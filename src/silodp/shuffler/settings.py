@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
-from silodp.host.site import Site
-from silodp.host.tables import beside, check_keys, check_text, check_whole, of_table, read_toml
+from silodp.host.tables import (
+    Site,
+    beside,
+    check_keys,
+    check_text,
+    check_whole,
+    of_table,
+    read_toml,
+)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import torch
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event
+from silodp.core.figures import rounded_up
 from silodp.core.lattice import most
 from silodp.core.numbers import CLIP_TOLERANCE
-from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, rounded_up, user_level
+from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, user_level
 from silodp.core.protocol.masks import modulus_for
 from silodp.core.text import visible
 from silodp.server.federation import Everyone

@@ -13,6 +13,7 @@ from scipy import integrate, stats
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event
+from silodp.core.figures import rounded_up
 from silodp.core.privacy import accounting as acc
 from silodp.core.privacy.accounting import (
     GDP,
@@ -23,7 +24,6 @@ from silodp.core.privacy.accounting import (
     gdp_delta,
     gdp_epsilon,
     gdp_mu,
-    rounded_up,
 )
 from silodp.core.privacy.sampled import pld_event, renyi
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement

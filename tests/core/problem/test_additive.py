@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.additive import Shapes, additive, bends
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.losses import logistic
-from silodp.core.problem.models import model_by_name
+from silodp.core.problem.models import Shapes, additive, bends, model_by_name
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task

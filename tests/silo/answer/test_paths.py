@@ -35,7 +35,7 @@ from silodp.core.statistics import (
     Statistic,
 )
 from silodp.core.statistics.gram import Gram
-from silodp.engine.blocks import MeanPool, Residual, SelfAttention
+from silodp.engine.model import MeanPool, Residual, SelfAttention
 from silodp.silo.answer import exact, lattice, products, slots
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records

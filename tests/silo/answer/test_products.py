@@ -13,7 +13,7 @@ from silodp.core.errors import BadInput
 from silodp.core.lattice import lattice_step
 from silodp.core.problem.losses import Huber, cross_entropy, logistic
 from silodp.core.problem.problem import Problem
-from silodp.engine.blocks import MeanPool, Residual
+from silodp.engine.model import MeanPool, Residual
 from silodp.silo.answer import factors, products
 from silodp.silo.answer.exact import Exact, Gradients
 from silodp.silo.answer.products import Products

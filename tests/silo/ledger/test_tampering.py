@@ -261,12 +261,12 @@ def forge(ledger: DurableLedger, change) -> str:
             False,
         ),
         (
-            "entry 6 says that the total is 0.03, but it is 0.12",
+            "entry 6 records the total 0.03, but it is 0.12",
             lambda e: {"total": e.total / 4},
             False,
         ),
         (
-            "entry 1 says that the total is 0.01, but it is 0.04",
+            "entry 1 records the total 0.01, but it is 0.04",
             lambda e: {"total": e.total / 4 if e.sequence < 5 else e.total},
             True,
         ),

@@ -21,10 +21,10 @@ import pytest
 from gate_process import CANARY, PATIENCE, STRANGER, Process, asked, made, slow, whole, write_data
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import rounded_up
 from silodp.core.protocol.codec import Answer, Refusal, decode_reply
-from silodp.host.lock import running, sole
 from silodp.host.log import tally
+from silodp.host.portable import running, sole
 from silodp.silo.service.daemon import GateLog
 from silodp.silo.service.door import FrameNote
 from silodp.wire.socket import Unreached

@@ -23,7 +23,7 @@ from silodp.core.problem.problem import Problem
 from silodp.core.statistics import Grad
 from silodp.host.cards import read_card
 from silodp.host.extension import named, run, run_again
-from silodp.host.process import signalled
+from silodp.host.portable import signalled
 from silodp.server.order import Order
 from silodp.server.run import agree
 from silodp.silo.answer.exact import Exact

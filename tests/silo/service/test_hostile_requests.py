@@ -21,7 +21,6 @@ from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy import accounting
 from silodp.core.privacy.accounting import GDP, Renyi
-from silodp.core.privacy.work import LIBRARY_COST, price_work
 from silodp.core.protocol.codec import encode_query
 from silodp.core.protocol.offers import KeyRequest, encode_key_request
 from silodp.core.protocol.quote import HoldRequest, ReleaseRequest, encode_hold
@@ -31,7 +30,14 @@ from silodp.silo.ledger.chain import Entry, canonical
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.state import PASSED, LedgerState
 from silodp.silo.service import limits
-from silodp.silo.service.limits import HOUR_BYTES, HOUR_WORK, MOST_WORK, PRICES
+from silodp.silo.service.limits import (
+    HOUR_BYTES,
+    HOUR_WORK,
+    LIBRARY_COST,
+    MOST_WORK,
+    PRICES,
+    price_work,
+)
 
 ONE = Event(FullBatch(), 20.0)
 

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.figures import HOLDS
+from silodp.core.figures import HOLDS, rounded_up
 from silodp.core.lattice import lattice_step
 from silodp.core.mechanisms import Gaussian, Shuffled
-from silodp.core.privacy.accounting import GDP, Renyi, gdp_epsilon, rounded_up
+from silodp.core.privacy.accounting import GDP, Renyi, gdp_epsilon
 from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import box_length, open_box

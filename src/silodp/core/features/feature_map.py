@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silodp.core.errors import BadInput
+from silodp.core.errors import BadInput, raise_if_ctrl_c
 from silodp.core.extension import approved, instantiate, is_file, parse
 from silodp.core.features import maps
-from silodp.core.keyboard import raise_if_ctrl_c
 
 CHUNK = 250
 """How many pictures are computed together.

@@ -17,20 +17,19 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import special
 
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
-from silodp.core.figures import rounded_up as rounded_up
 from silodp.core.privacy.root import root
-from silodp.core.privacy.sampled import pld_event, renyi
 from silodp.core.privacy.totals import total_price
 from silodp.core.sampling import Sampling
 
-Buckets = Mapping[str, np.ndarray]
+Buckets = Mapping[str, Any]
+"""Bucket -> amount in the rule's unit: a number, or an array with one for each run and silo."""
 ROUND_UP = 1 + 1e-9
 """The factor by which calibrated noise is raised, so that rounding never exceeds a budget."""
 
@@ -200,6 +199,34 @@ def budget_array(budgets: Budget | Sequence) -> np.ndarray:
     return np.stack(rows)
 
 
+def add_amounts(*amounts: Buckets) -> dict[str, Any]:
+    """Return the sum of these amounts, bucket by bucket."""
+    total: dict[str, Any] = {}
+    for each in amounts:
+        for bucket, amount in each.items():
+            if bucket in total:
+                total[bucket] = total[bucket] + amount
+            else:
+                total[bucket] = amount
+    return total
+
+
+def total_of(rule: Rule, *amounts: Buckets) -> np.ndarray:
+    """Return the rule's total of all these amounts."""
+    buckets = add_amounts(*amounts)
+    return np.asarray(rule.total({bucket: np.asarray(a) for bucket, a in buckets.items()}))
+
+
+def fits(rule: Rule, capacity: np.ndarray | float, *amounts: Buckets, slack: float = 0.0) -> bool:
+    """Return whether the total of all these amounts stays within the capacity of every run and
+    silo.
+
+    A share `slack` of the capacity must stay free. Every ledger decides by this function whether a
+    charge fits.
+    """
+    return bool((total_of(rule, *amounts) <= capacity * (1 - slack)).all())
+
+
 def elementwise(function, *arrays) -> np.ndarray:
     """Return the function's values over the arrays, in float64."""
     return np.asarray(np.vectorize(function, otypes=[np.float64])(*arrays))
@@ -279,6 +306,9 @@ class Renyi:
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
         """Return the bucket and the Renyi divergence of the event."""
+        # A ledger with the gdp rule does not load this module.
+        from silodp.core.privacy.sampled import renyi
+
         event = no_totals(event, self.name)
         return event.sampling.bucket, event.count * elementwise(
             functools.partial(renyi, event.sampling),
@@ -415,6 +445,8 @@ def composed_epsilon(releases: tuple[tuple[Sampling, float, int], ...], delta: f
             math.sqrt(sum(count / multiplier**2 for _, multiplier, count in releases)), delta
         )
     from dp_accounting.pld import pld_privacy_accountant as library
+
+    from silodp.core.privacy.sampled import pld_event
 
     accountant = library.PLDAccountant(
         library.NeighborRel.REPLACE_ONE, value_discretization_interval=5e-4

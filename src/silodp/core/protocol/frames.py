@@ -30,6 +30,8 @@ COMMON = 2
 """The version of every frame that version 3 has not changed."""
 SPOKEN = (COMMON, PACKED, VERSION)
 OVERHEAD = 4 + 1 + 32 + 64 + 8
+KEYS = b"SDPM"
+"""The magic of a request for a key (`offers`). Here a gate finds it without loading that module."""
 _UNSIGNED = bytes(32), bytes(64)
 
 

@@ -17,11 +17,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput
 from silodp.core.protocol.canonical import as_json, hexhash, name
-from silodp.core.protocol.frames import COMMON, OVERHEAD, VERSION, open_by, open_signed, sign_frame
+from silodp.core.protocol.frames import (
+    COMMON,
+    KEYS,
+    OVERHEAD,
+    VERSION,
+    open_by,
+    open_signed,
+    sign_frame,
+)
 from silodp.core.protocol.masks import Row
 from silodp.core.protocol.quote import parsed_json
 
-KEYS = b"SDPM"
 OFFER = b"SDPO"
 LIMIT = OVERHEAD + 2**10
 _PARTS = {"identity": 32, "epoch": 16, "key": 32, "signature": 64}

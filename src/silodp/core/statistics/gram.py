@@ -15,8 +15,7 @@ from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, REAL
 from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
-from silodp.core.statistics.cells import one_hot
-from silodp.core.statistics.statistic import Rowed, Rows
+from silodp.core.statistics.statistic import Rowed, Rows, one_hot
 
 MAX_FACTORS = 2**11
 """The most factors of a query.

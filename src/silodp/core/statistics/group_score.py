@@ -12,9 +12,8 @@ from torch.func import functional_call, vmap
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, POINT
 from silodp.core.problem.problem import Problem
-from silodp.core.statistics.cells import Cells, one_hot
 from silodp.core.statistics.score import right_of
-from silodp.core.statistics.statistic import Rows
+from silodp.core.statistics.statistic import Cells, Rows, one_hot
 
 MAX_GROUPS = 2**9
 """The most groups of a query.

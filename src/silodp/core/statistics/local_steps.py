@@ -1,4 +1,4 @@
-"""Take noisy local steps inside a silo."""
+"""Take noisy local steps inside a silo, with or without a public pull for each silo."""
 
 from __future__ import annotations
 
@@ -58,3 +58,22 @@ class LocalSteps(Statistic):
         positive = step.shape in ((), (runs, 1)) and bool(((step > 0) & torch.isfinite(step)).all())
         if type(self.steps) is not int or self.steps < 1 or not positive:
             raise Refused("steps")
+
+
+@dataclass(frozen=True, eq=False)
+class SteeredSteps(LocalSteps):
+    """LocalSteps where each step adds `drift` to its noisy gradient.
+
+    `drift` is a public vector for this silo, like SCAFFOLD's c - c_i.
+
+    Sensitivity: the same as of LocalSteps, and the same cost. Only the noisy gradients depend on
+    records.
+    """
+
+    drift: Tensor
+    wire: ClassVar = LocalSteps.wire | {"drift": POINT}
+
+    @property
+    def pull(self) -> Tensor:
+        """Return the drift."""
+        return self.drift

@@ -16,9 +16,8 @@ from silodp.core.errors import Refused
 from silodp.core.fields import POINT, REAL, VECTOR
 from silodp.core.problem.losses import Hazard, Loss, Ordinal, Poisson, Weighted
 from silodp.core.problem.problem import Problem
-from silodp.core.statistics.cells import Cells, one_hot
-from silodp.core.statistics.histogram import refuse_unordered
-from silodp.core.statistics.statistic import Rows
+from silodp.core.statistics.statistic import Cells, Rows, one_hot
+from silodp.core.statistics.summaries import refuse_unordered
 
 MOST_EDGES = 2**9
 """At most: a query is a few numbers, and must not make a silo allocate more than it may be sent."""

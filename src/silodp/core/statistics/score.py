@@ -14,8 +14,7 @@ from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER, POINT, REAL
 from silodp.core.problem.losses import Loss, Ordinal, Poisson, Weighted, predicted
 from silodp.core.problem.problem import Problem
-from silodp.core.statistics.cells import Cells, one_hot
-from silodp.core.statistics.statistic import Rows
+from silodp.core.statistics.statistic import Cells, Rows, one_hot
 
 MAX_BINS = 2**9
 """The most bins of a query.

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from silodp.core.errors import BadInput
-from silodp.core.problem.additive import Shapes
+from silodp.core.problem.models import Shapes
 from silodp.core.problem.reading import sheet
 from silodp.host import atomic
 from silodp.host.model import Stored

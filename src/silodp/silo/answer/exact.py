@@ -16,9 +16,10 @@ D' be data sets that differ in record j. S and S' are their sums.
     floor((C / gamma)^2) comes after all floating point. A vector that fails is replaced by zero. So
     ||k_j|| <= C / gamma. The int64 sums S and S' are exact, and differ by at most 2 C / gamma in
     norm. Two kinds of statistics have another check, with the same result for S and S':
-    a. Numbers and cells (`query.Cells`, `integers.levelled`). Each number is in 0 .. 1 / gamma. The
-       cells are >= 0 and sum to at most 1 / gamma. Two such vectors differ by at most sqrt(numbers
-       + 2) / gamma in norm. That numbers + 2 <= (2 C)^2 is verified in fractions before the charge.
+    a. Numbers and cells (`statistics.Cells`, `integers.levelled`). Each number is in 0 .. 1 /
+       gamma. The cells are >= 0 and sum to at most 1 / gamma. Two such vectors differ by at most
+       sqrt(numbers + 2) / gamma in norm. That numbers + 2 <= (2 C)^2 is verified in fractions
+       before the charge.
     b. Products (`statistics.gram`, `integers.multiplied`). The factors are verified as a vector is,
        by a bound from C, d and gamma alone, and are multiplied in integers. Two such vectors differ
        by at most 2 C / gamma, which is sqrt(2) of their largest norm and not twice it.
@@ -85,6 +86,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silodp.core.differentiate import Gradients
 from silodp.core.errors import BadInput, Refused
 from silodp.core.lattice import lattice_step, most, noise_scale
 from silodp.core.mechanisms import Gaussian, Mechanism
@@ -108,15 +110,14 @@ from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
 from silodp.core.statistics.risk_cells import MOST_EDGES, RiskCells
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
-from silodp.silo.answer.gradients import Gradients
 from silodp.silo.answer.integers import levelled, multiplied, quantised
-from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
 from silodp.silo.data.heldout import held_out, held_out_persons
 from silodp.silo.data.records import Records
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
+    from silodp.silo.answer.products import Products
 
 MAX_DIM = 2**26
 MAX_RECORDS = 2**31
@@ -223,6 +224,9 @@ class Exact:
         """Return exact products for this model on the best device, or None if none is possible."""
         if self._n > MOST_IN_PRODUCTS or self.problem.person:
             return None
+        # A gate of persons has no products, and does not load them.
+        from silodp.silo.answer.products import Products
+
         for device in devices():
             products = Products.of(self.problem, self._x.shape[1:], self._y.shape[1:], device)
             if products:

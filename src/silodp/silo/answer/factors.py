@@ -48,7 +48,7 @@ class Layer:
         return 1
 
 
-Known = dict[Layer, Inputs]
+FixedInputs = dict[Layer, Inputs]
 """What was made of layers' inputs before, which no query changes."""
 
 
@@ -132,7 +132,10 @@ class Chunk:
     """
 
     def __init__(
-        self, shares: Sequence[tuple[Layer, Part | Tensor]], size: int, known: Known | None = None
+        self,
+        shares: Sequence[tuple[Layer, Part | Tensor]],
+        size: int,
+        known: FixedInputs | None = None,
     ) -> None:
         """Sort the shares into factors and wholes.
 

@@ -59,7 +59,7 @@ from silodp.core.problem.problem import Problem
 from silodp.engine.convolution import Parameters
 from silodp.silo.answer.factors import (
     Chunk,
-    Known,
+    FixedInputs,
     Layer,
     bits_of,
     factors_of,
@@ -186,7 +186,7 @@ class Products:
             for name, both in self._tracer.traced(parameters, x, y).items()
         ]
 
-    def known(self, x: Tensor) -> list[Known]:
+    def known(self, x: Tensor) -> list[FixedInputs]:
         """Return for every chunk of the records x (n, ...) what no query changes.
 
         These are integers of the inputs of linear layers that depend on no parameter. They are made
@@ -203,11 +203,11 @@ class Products:
         if not fixed or len(x) * numbers > KEPT:
             return []
         start = self._tracer.parameters(self._problem.initial([0]))
-        chunks = list[Known]()
+        chunks = list[FixedInputs]()
         with self._fixed(), pinned(1):
             for rows in x.split(self.chunk):
                 _, trace = self._tracer.forward(start, self._own(rows).float())
-                integers: Known = {}
+                integers: FixedInputs = {}
                 for name, layer in fixed.items():
                     given, output = (t.detach() for t in trace[name])
                     inputs, _ = factors_of(layer.module, given, output)
@@ -224,7 +224,7 @@ class Products:
         y: Tensor,
         clip: float,
         gamma: float,
-        known: Known | None = None,
+        known: FixedInputs | None = None,
     ) -> tuple[Chunk, Tensor]:
         """The records' integers, and which records keep to the bound, (m,); the others' integers
         are finite.
@@ -249,7 +249,7 @@ class Products:
         clip: float,
         gamma: float,
         threads: int = 1,
-        known: Sequence[Known] = (),
+        known: Sequence[FixedInputs] = (),
     ) -> np.ndarray:
         """Return S of all records x (n, ...) that are drawn, (d,) int64, at the points (1, d).
 

@@ -40,8 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silodp.core.errors import BadInput
-from silodp.core.keyboard import raise_if_ctrl_c
+from silodp.core.errors import BadInput, raise_if_ctrl_c
 from silodp.core.statistics import Rows
 
 CHUNK = 2**20

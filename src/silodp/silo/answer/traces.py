@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
-from silodp.engine.blocks import Residual, SelfAttention
 from silodp.engine.convolution import Parameters, conv_known, side_by_side
-from silodp.engine.model import AXES, Node, read
+from silodp.engine.model import AXES, Node, Residual, SelfAttention, read
 
 LAYERS = nn.Linear, nn.Conv2d, nn.LayerNorm, nn.GroupNorm
 Trace = dict[str, tuple[Tensor, Tensor]]

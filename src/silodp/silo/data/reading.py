@@ -19,7 +19,7 @@ from silodp.host.schema import load_schema
 from silodp.silo.data.faults import Faults
 from silodp.silo.data.files import load_silos
 from silodp.silo.data.records import Records
-from silodp.silo.data.tables import Known, raw, read_table
+from silodp.silo.data.tables import KnownBy, raw, read_table
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
@@ -36,7 +36,7 @@ class SiloData:
     x: np.ndarray  # (n, features), or (n, P, features) for persons
     y: np.ndarray
     features: tuple[str, ...]
-    known_by: Known
+    known_by: KnownBy
     missing: np.ndarray | None = None  # as x: where the schema had a value filled in
     void: np.ndarray | None = None  # (n,) bool: records that count as zero
 

@@ -72,7 +72,7 @@ def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
     )
 
 
-Known = tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]
+KnownBy = tuple[np.ndarray, np.ndarray, bytes, list[str] | None, str]
 """The arguments of `ledger.identity.Identity.of`: two arrays, an exact digest and, if records are
 persons, their ids and the name of the id's column.
 """
@@ -93,7 +93,7 @@ class Table:
     """(n,): classes, survival codes 2 bin + event (see `losses.Hazard`), or float32: counts, or
     numbers scaled to [-1, 1].
     """
-    raw: Known
+    raw: KnownBy
     missing: np.ndarray | None = None
     """As x, bool: where a value was filled in; None if none can be missing."""
     void: np.ndarray | None = None
@@ -198,7 +198,7 @@ def _blanked(column: np.ndarray, codes: set[str]) -> np.ndarray:
     return np.where(gone, "", column.astype(object))
 
 
-def raw(cells: dict[str, np.ndarray]) -> Known:
+def raw(cells: dict[str, np.ndarray]) -> KnownBy:
     """Return a file's whole content: numbers in two arrays, and an exact digest.
 
     The numbers are the same with and without a schema, so that a ledger recognises the file again.

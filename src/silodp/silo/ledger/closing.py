@@ -75,12 +75,12 @@ class Closing:
             case "write-off", "" | "restored":
                 self.closed = ""
                 self.written_off = True
-            case "tombstone", "" if holds(
+            case "tombstone", "" if has_signed(
                 data["key"], data["signature"], "tombstone", entry.previous, data["arrival"]
             ):
                 self.closed = MOVED
                 self.arrival = data["arrival"]
-            case "arrive", "moved" if holds(
+            case "arrive", "moved" if has_signed(
                 self.arrival, data["signature"], "arrive", entry.previous
             ):
                 self.closed = ""
@@ -95,7 +95,7 @@ def signed(key: Ed25519PrivateKey, what: str, *words: str) -> str:
     return key.sign(bytes.fromhex(hashed(what, words))).hex()
 
 
-def holds(key: str, signature: str, what: str, *words: str) -> bool:
+def has_signed(key: str, signature: str, what: str, *words: str) -> bool:
     """Return whether the key made this signature under the statement."""
     from silodp.core.protocol.frames import signed_by
 

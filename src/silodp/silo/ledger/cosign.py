@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from silodp.core.errors import BadInput
 from silodp.host import atomic
 from silodp.host.keys import public
-from silodp.silo.ledger.closing import holds, signed
+from silodp.silo.ledger.closing import has_signed, signed
 from silodp.silo.ledger.file import now
 from silodp.silo.ledger.released import OF
 
@@ -92,7 +92,7 @@ def contradiction(ledger: DurableLedger, statement: Statement, key: str) -> str:
     Raise BadInput if the statement is not co-signed, or is not about this ledger and key.
     """
     _check(statement)
-    if not holds(
+    if not has_signed(
         str(statement.get("witness")),
         str(statement.get("cosignature")),
         "cosigned",
@@ -133,7 +133,7 @@ def _check(statement: Any) -> None:
             statement.get("of", OF) == OF
             and isinstance(statement["count"], int)
             and statement["count"] >= 0
-            and holds(statement["key"], statement["signature"], "head", *values)
+            and has_signed(statement["key"], statement["signature"], "head", *values)
         )
     except (KeyError, TypeError):
         valid = False

@@ -122,7 +122,7 @@ class DurableLedger:
                 write_anchor(place, empty)
                 os.close(os.open(file.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 undo.callback(file.path.unlink)
-                file.write_anew(settings, sketch)
+                file.write_new(settings, sketch)
                 sync_folder(file.path.parent)
             except (OSError, sqlite3.Error) as error:
                 raise BadInput(

@@ -85,7 +85,7 @@ class LedgerFile:
         """Return the path of the anchor."""
         return Path(self._given_anchor or settings.anchor or f"{self.path}.anchor")
 
-    def write_anew(self, settings: LedgerSettings, sketch: Sketch) -> None:
+    def write_new(self, settings: LedgerSettings, sketch: Sketch) -> None:
         """Write the tables of a ledger without entries into an empty file, in one transaction."""
         with contextlib.closing(connect(self.path)) as connection:
             connection.execute("BEGIN IMMEDIATE")

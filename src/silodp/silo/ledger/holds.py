@@ -7,15 +7,15 @@ there, before or after, and never below 0.
 
 Formal guarantees. Let T be the rule's total of (spent + all that live holds still reserve).
 
-  1. A hold is taken only if T stays at most capacity (1 - SLACK).
+  1. A hold is taken only if T stays at most capacity (1 - HELD_SLACK).
   2. The same is required of a charge that no hold covers, in whichever bucket. If what its own
      run still reserves is in the way, that hold ends with the charge.
   3. A charge that its run's hold covers moves an amount from reserved to spent in one bucket,
      and T stays.
   4. So a run that asks what it holds for is never refused for budget while its hold lives:
-     SLACK is far above what some 10,000 roundings make of T.
+     HELD_SLACK is far above what some 10,000 roundings make of T.
   5. Every charge passes the filter alone too, whatever is held. Only with nothing held at all
-     may a charge come nearer to the capacity than SLACK.
+     may a charge come nearer to the capacity than HELD_SLACK.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from silodp.silo.ledger.buckets import Amounts, added
+from silodp.core.privacy.accounting import Buckets, add_amounts
 
-SLACK = 1e-10
+HELD_SLACK = 1e-10
 RUNS = 64
 """Runs of one asker whose last number is remembered; of older ones the highest number is."""
 COVERED = 1e-12
 """What rounding may take a run's charges past its hold, as a share of the hold."""
 
 
-def remains(rest: Amounts, buckets: Amounts) -> bool:
+def remains(rest: Buckets, buckets: Buckets) -> bool:
     """Return whether more is left of these amounts than rounding leaves of them.
 
     A hold of which nothing remains reserves nothing.
     """
-    return any(amount > SLACK * buckets[bucket] for bucket, amount in rest.items())
+    return any(amount > HELD_SLACK * buckets[bucket] for bucket, amount in rest.items())
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Hold:
     digest: str
     time: str
     until: int
-    buckets: Amounts
+    buckets: Buckets
     sequence: int = 0
     hash: str = ""
     """Of its entry in the chain."""
@@ -143,7 +143,7 @@ class Holds:
             if id not in self.unpriced:
                 continue
             amounts = (self.price(event) for event in self.unpriced[id])
-            buckets = added(*({bucket: amount} for bucket, amount in amounts))
+            buckets = add_amounts(*({bucket: amount} for bucket, amount in amounts))
             self.open[id] = replace(self.open[id], buckets=buckets)
             del self.unpriced[id]
 
@@ -206,15 +206,15 @@ class Holds:
 
     # --- what is held ----------------------------------------------------------------------------
 
-    def reserves(self, hold: Hold, more: Amounts | None = None) -> dict[str, float]:
+    def reserves(self, hold: Hold, more: Buckets | None = None) -> dict[str, float]:
         """Return what the hold still reserves, once its run has been charged `more`."""
         return self.rest(hold.asker, hold.run, hold.buckets, more)
 
     def rest(
-        self, asker: str, run: str, buckets: Amounts, more: Amounts | None = None
+        self, asker: str, run: str, buckets: Buckets, more: Buckets | None = None
     ) -> dict[str, float]:
         """Return the part of these amounts that the run has not been charged yet."""
-        charged = added(self.charged.get((asker, run), {}), more or {})
+        charged = add_amounts(self.charged.get((asker, run), {}), more or {})
         return {
             bucket: max(0.0, amount - charged.get(bucket, 0.0))
             for bucket, amount in buckets.items()
@@ -233,7 +233,7 @@ class Holds:
     def others(self, asker: str, run: str, now: float) -> dict[str, float]:
         """Return what is held for all other runs, of any asker."""
         holds = [hold for hold in self.live(now) if (hold.asker, hold.run) != (asker, run)]
-        return added(*map(self.reserves, holds))
+        return add_amounts(*map(self.reserves, holds))
 
     def own(self, asker: str, run: str, now: float) -> Hold | None:
         """Return the run's hold, or None. Each run has at most one, since a new one ends the one

@@ -8,8 +8,7 @@ import numpy as np
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import Budget, Rule, budget_array
-from silodp.silo.ledger.buckets import added, fits
+from silodp.core.privacy.accounting import Budget, Rule, add_amounts, budget_array, fits
 
 
 class MemoryLedger:
@@ -38,7 +37,7 @@ class MemoryLedger:
             raise Refused("rule") from None
         answering = np.zeros(self._capacity.shape, dtype=bool)
         answering[:, silos] = True
-        after = added(self._buckets, {key: np.where(answering, price, 0.0)})
+        after = add_amounts(self._buckets, {key: np.where(answering, price, 0.0)})
         if not fits(self.rule, self._capacity, after):
             raise Refused("budget")
         self._buckets = after

@@ -15,7 +15,7 @@ from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.silo.ledger.chain import Entry, canonical, event_of, plain
 from silodp.silo.ledger.file import LedgerFile
-from silodp.silo.ledger.holds import SLACK as HELD_SLACK
+from silodp.silo.ledger.holds import HELD_SLACK
 from silodp.silo.ledger.state import SLACK, Known
 
 

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.silo.ledger.buckets import Amounts, added
+from silodp.core.privacy.accounting import Buckets, add_amounts
 from silodp.silo.ledger.chain import Entry, canonical, event_of, plain
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.file import ENTRIES
-from silodp.silo.ledger.holds import SLACK, Hold, Holds, remains
+from silodp.silo.ledger.holds import HELD_SLACK, Hold, Holds, remains
 from silodp.silo.ledger.state import LedgerState
 
 PASSED_MOST = 16
@@ -111,7 +111,7 @@ def take(
             return Outcome("", 0.0, left, caps.hold_seconds)  # all is charged already
         mine = [known for known in holds.live(now) if known.asker == asker and known.run != run]
         count = sum(remains(holds.reserves(known), known.buckets) for known in mine)
-        code = _refused(state, rest, others, added(*map(holds.reserves, mine)), count, caps)
+        code = _refused(state, rest, others, add_amounts(*map(holds.reserves, mine)), count, caps)
         if not code:
             until = int(now) + caps.hold_seconds
             # Holds that have run out are ended for good. If the clock goes back, they must not be
@@ -175,12 +175,12 @@ def taken_since(ledger: DurableLedger, stamp: str) -> list[Entry]:
 
 
 def _refused(
-    state: LedgerState, rest: Amounts, others: Amounts, mine: Amounts, count: int, caps: Caps
+    state: LedgerState, rest: Buckets, others: Buckets, mine: Buckets, count: int, caps: Caps
 ) -> str:
     """Return the code of the limit that a new hold would pass, or ""."""
-    if not state.fits(rest, slack=SLACK):
+    if not state.fits(rest, slack=HELD_SLACK):
         return "budget"
-    if not state.fits(others, rest, slack=SLACK):
+    if not state.fits(others, rest, slack=HELD_SLACK):
         return "taken"
     if count >= caps.holds_per_asker or not state.share(mine, rest) <= caps.hold_share:
         return "hold-limit"
@@ -191,7 +191,7 @@ def _priced(state: LedgerState, data: Sequence[dict[str, Any]]) -> dict[str, flo
     """Return the amounts of these events by bucket. Raise Refused if one has no price."""
     try:
         priced = [state.price(event_of(event)) for event in data]
-        return added(*({bucket: amount} for bucket, amount in priced))
+        return add_amounts(*({bucket: amount} for bucket, amount in priced))
     except Exception:
         # Whatever a numerical library raises, what cannot be priced is not held.
         raise Refused("rule") from None

@@ -18,10 +18,18 @@ import numpy as np
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event
-from silodp.core.privacy.accounting import GDP, Budget, budget_array, gdp_epsilon, gdp_mu
+from silodp.core.privacy.accounting import (
+    GDP,
+    Buckets,
+    Budget,
+    budget_array,
+    fits,
+    gdp_epsilon,
+    gdp_mu,
+    total_of,
+)
 from silodp.core.privacy.former import BinomialEvent
 from silodp.silo.ledger import released
-from silodp.silo.ledger.buckets import Amounts, fits, total
 from silodp.silo.ledger.chain import Altered, Entry, LedgerSettings, canonical, event_of
 from silodp.silo.ledger.closing import Closing
 from silodp.silo.ledger.holds import Holds
@@ -134,7 +142,7 @@ class LedgerState:
                 return math.inf
             price = rule.price(event.alone(), np.asarray(self.records))[1]
             amounts[bucket] = amounts.get(bucket, np.zeros(())) + price
-        return float(total(rule, amounts))
+        return float(total_of(rule, amounts))
 
     def local_epsilon(self) -> float:
         """Return the epsilon, at the ledger's delta, before a party that sees the silo's own
@@ -155,10 +163,10 @@ class LedgerState:
         )
 
     def total_with(self, bucket: str, amount: float) -> float:
-        """Return the total once this amount is added."""
-        return float(total(self.rule, self.buckets, {bucket: amount}))
+        """Return the total once this amount is add_amounts."""
+        return float(total_of(self.rule, self.buckets, {bucket: amount}))
 
-    def fits(self, *more: Amounts, slack: float = 0.0) -> bool:
+    def fits(self, *more: Buckets, slack: float = 0.0) -> bool:
         """Return whether what is spent, and all these amounts, stay within the capacity.
 
         A share `slack` of the capacity must stay free. Nothing fits once the rest was written off.
@@ -167,9 +175,9 @@ class LedgerState:
             self.rule, self.capacity, self.buckets, *more, slack=slack
         )
 
-    def share(self, *amounts: Amounts) -> float:
+    def share(self, *amounts: Buckets) -> float:
         """Return the share of the capacity that these amounts alone take."""
-        return float(total(self.rule, *amounts)) / self.capacity
+        return float(total_of(self.rule, *amounts)) / self.capacity
 
     def draft(
         self,
@@ -308,12 +316,12 @@ class LedgerState:
 
     def check_total(self) -> None:
         """Raise Altered if the recorded total differs from the rule's total of all charges."""
-        self._check(self.total, float(total(self.rule, self.buckets)), f"entry {self.sequence}")
+        self._check(self.total, float(total_of(self.rule, self.buckets)), f"entry {self.sequence}")
 
     @staticmethod
-    def _check(said: float, found: float, name: str) -> None:
-        if not math.isclose(said, found, rel_tol=SLACK):
-            raise Altered(f"{name} says that the total is {said:g}, but it is {found:g}")
+    def _check(recorded: float, found: float, name: str) -> None:
+        if not math.isclose(recorded, found, rel_tol=SLACK):
+            raise Altered(f"{name} records the total {recorded:g}, but it is {found:g}")
 
     def _charge(self, name: str, entry: Entry, data: Any, *, sums: bool) -> None:
         event = event_of(data)

@@ -107,8 +107,7 @@ def said_of(summary: dict[str, Any]) -> str:
 
     Its one figure is the one that plan, run and report show.
     """
-    from silodp.core.figures import shown
-    from silodp.core.privacy.accounting import rounded_up
+    from silodp.core.figures import rounded_up, shown
 
     conditions = (
         f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} "
@@ -137,7 +136,7 @@ def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
     Each has its asker, its run, its share of the budget and its remaining seconds. A hold whose run
     was charged all of it stays open until the run's end reaches the gate, and reserves nothing.
     """
-    from silodp.silo.ledger.holds import SLACK
+    from silodp.silo.ledger.holds import HELD_SLACK
     from silodp.silo.ledger.reserve import listed
 
     return [
@@ -150,7 +149,7 @@ def holds_of(opened: DurableLedger) -> list[dict[str, Any]]:
             "seconds": o.seconds,
         }
         for o in listed(opened)
-        if o.share > SLACK
+        if o.share > HELD_SLACK
     ]
 
 

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from silodp.core.errors import BadInput
-from silodp.core.extension import is_file, parse
+from silodp.core.extension import CODE, is_file, parse
 from silodp.core.problem.schema import Schema
 from silodp.core.protocol.card import Card
 from silodp.core.text import visible
 from silodp.host import atomic
 from silodp.host.cards import read_card
 from silodp.host.schema import load_schema, schema_text
-from silodp.host.study import CODE, Study, read_study
+from silodp.host.study import Study, read_study
 from silodp.host.tables import of_table, read_toml, toml
 from silodp.silo.service.masking import Masking
 from silodp.silo.service.policy import APPROVALS, DaemonSettings, Policy, Shuffling

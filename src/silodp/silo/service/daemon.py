@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -28,12 +27,11 @@ from silodp.core.problem.schema import Schema
 from silodp.core.problem.task import Task
 from silodp.core.protocol.codec import Refusal, encode_reply
 from silodp.host import daemon, metrics
-from silodp.host.extension import named, run, run_again
 from silodp.host.keys import read_key
 from silodp.host.listener import Server
-from silodp.host.lock import sole
 from silodp.host.log import Log
 from silodp.host.ownership import entrust, group_of, reachable
+from silodp.host.portable import sole
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.ledger.identity import Registry
 from silodp.silo.ledger.reserve import listed
@@ -69,7 +67,7 @@ def approved_map(place: DaemonSettings, schema: Schema | None) -> FeatureMap | N
 
     shape = schema.shape if schema else ()
     load = _approved(place)
-    load_again = _approved(place, run_again)
+    load_again = _approved(place, again=True)
     return feature_map(place.feature_map, load, shape, load_again)
 
 
@@ -83,14 +81,12 @@ def _bytes(path: str) -> bytes:
         ) from None
 
 
-def _approved(
-    place: DaemonSettings, execute: Callable[[bytes, str], ModuleType] = run
-) -> Callable[[str], Any]:
+def _approved(place: DaemonSettings, *, again: bool = False) -> Callable[[str], Any]:
     """Return a loader of FILE.py:NAME for files whose SHA-256 the policy approves, and no others.
 
-    Raise BadInput if a file has another hash. The bytes that are run, by `execute`, are those that
-    were hashed. A file is read once, however many words name it, so each word's hash is of the
-    bytes that all of them run.
+    Raise BadInput if a file has another hash. The bytes that are run are those that were hashed.
+    With `again` they are run in a new module, without any state of an earlier one. A file is read
+    once, however many words name it, so each word's hash is of the bytes that all of them run.
     """
     sources = {
         path: _bytes(path) for path in dict.fromkeys(path for path, _ in place.code.values())
@@ -113,7 +109,14 @@ def _approved(
             raise BadInput(
                 f"the policy approves no file {path}; name it as FILE.py:NAME, with its SHA-256"
             )
-        return named(execute(sources[path], path), text)
+        # A policy without a file of code does not load what runs one.
+        from silodp.host.extension import named, run, run_again
+
+        if again:
+            module = run_again(sources[path], path)
+        else:
+            module = run(sources[path], path)
+        return named(module, text)
 
     return load
 

@@ -29,7 +29,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.work import price_work
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import (
     MAX_HEADER,
@@ -40,8 +39,7 @@ from silodp.core.protocol.codec import (
     decode_query,
     encode_reply,
 )
-from silodp.core.protocol.frames import COMMON
-from silodp.core.protocol.offers import KEYS, Offer, decode_key_request, encode_offer
+from silodp.core.protocol.frames import COMMON, KEYS
 from silodp.core.protocol.quote import (
     HOLD,
     HoldReply,
@@ -59,13 +57,12 @@ from silodp.silo.gate import Gate
 from silodp.silo.ledger.durable import DurableLedger, QueryLedger
 from silodp.silo.ledger.reserve import checkpoint, finish, take, taken, taken_since
 from silodp.silo.service.limits import Limits
-from silodp.silo.service.pace import slot_for
 from silodp.silo.service.policy import HOUR, Policy
 from silodp.silo.service.trust import ALONE, NoTotals, Trust
 
 if TYPE_CHECKING:
     from silodp.core.features.feature_map import FeatureMap
-    from silodp.silo.data.tables import Known
+    from silodp.silo.data.tables import KnownBy
 
 FINISHED = 10_000
 """Most runs whose release is remembered in memory. The latest ones stay."""
@@ -104,7 +101,7 @@ class Door:
         registry: Path | None = None,
         clock: Callable[[], float] = time.time,
         noted: Callable[[FrameNote], None] = lambda note: None,
-        known_by: Known | None = None,
+        known_by: KnownBy | None = None,
         mapped: FeatureMap | None = None,
     ) -> None:
         """Open the door. Raise BadInput unless policy, ledger, records and machine fit together.
@@ -175,7 +172,7 @@ class Door:
         """
         self._limits = Limits(
             policy,
-            partial(price_work, ledger.settings.rule),
+            ledger.settings.rule,
             taken_since(ledger, _stamp(clock() - HOUR)),
         )
         # If purging fails now, it is tried again at the next query, which is refused if it fails.
@@ -190,6 +187,9 @@ class Door:
 
     def slot(self) -> float:
         """Return the seconds that `answer_after` should be, measured on invented records."""
+        # Only approving a study measures. A gate that serves does not load this module.
+        from silodp.silo.service.pace import slot_for
+
         return slot_for(
             self._exact.problem,
             *self._exact.shapes,
@@ -237,7 +237,8 @@ class Door:
         """Return the reply to a query. Raise Refused if a check fails.
 
         The steps are decode, policy, ledger, gate (check, charge durably, compute), store, send.
-        Each runs only if all before it passed.
+        Each runs only if all before it passed. ARCHITECTURE.md, section 5, has a table of the
+        checks in this order.
         """
         if self._paused:
             raise Refused("paused")
@@ -258,10 +259,11 @@ class Door:
             trust = ALONE
             round = ""
         trust.check(envelope, self._n)
-        who = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
+        # An id belongs to one asker and one query. Another pair may not use it.
+        signed_query = hashlib.sha256(bytes.fromhex(asker) + bytes.fromhex(digest)).digest()
         with self._ledger.question(
             query_id=envelope.query_id,
-            digest=who,
+            digest=signed_query,
             kind=query.mechanism.kind,
             asker=asker,
             run=envelope.run,
@@ -269,23 +271,25 @@ class Door:
             generation=self._generation,
             most_local=self._trust.local_limit,
             now=now,
-        ) as paid:
-            if paid.answer is not None:
+        ) as question:
+            if question.answer is not None:
                 self._note = replace(self._note, code="repeated")
                 # The process that stored the answer may have died before it forgot the key.
                 trust.forget(asker, envelope)
-                return paid.answer
+                return question.answer
             self._exact.check(query)
             self._limits.count_work(asker, [query.event()], now)
-            trust.begin(asker, envelope, paid.rounds)
-            self._charges.read(paid)
+            trust.begin(asker, envelope, question.rounds)
+            self._charges.read(question)
             # A query may be charged but not answered, if the process died in between.
             if not self._charges.known(envelope.query_id):
                 self._policy.check_rate(asker, envelope.run, now=now, counts=self._charges)
             # The charge ends the transaction, so no record is read within it.
-            release = Gate(self._exact, paid, dim=self._dim, counts=[self._n]).answer(query, [0])
-        self._charges.read(paid, _stamp(now))
-        count, head = paid.released
+            release = Gate(self._exact, question, dim=self._dim, counts=[self._n]).answer(
+                query, [0]
+            )
+        self._charges.read(question, _stamp(now))
+        count, head = question.released
         names = self._policy.silo, envelope.query_id, digest
         if release.event.total:
             answer = Sealed(
@@ -303,7 +307,7 @@ class Door:
                 *names, release.value[0], cast(Event, release.event), count, head, packing
             )
         # If another process stored an answer first, its bytes are the answer.
-        stored = paid.store(encode_reply(answer, self._key))
+        stored = question.store(encode_reply(answer, self._key))
         trust.forget(asker, envelope)
         return stored
 
@@ -376,6 +380,9 @@ class Door:
 
     def _offer(self, frame: bytes) -> bytes:
         """Return the silo's key for a run. No record is touched, and nothing is charged."""
+        # Only a server of masked totals sends such a frame.
+        from silodp.core.protocol.offers import Offer, decode_key_request, encode_offer
+
         request, asker, digest = decode_key_request(frame)
         self._note = FrameNote("offered", request.run)
         self._policy.check_asker(request, asker, now=self._clock())
@@ -409,13 +416,13 @@ class Charges:
         """
         return query_id in self._runs
 
-    def read(self, paid: QueryLedger, stamp: str = "") -> None:
+    def read(self, question: QueryLedger, stamp: str = "") -> None:
         """Read the charges that are new in the ledger. Entries of another kind are not read.
 
         After a charge, `stamp` is the door's own time, which counts if there is no other new
         charge.
         """
-        new = paid.charges(after=len(self._times))
+        new = question.charges(after=len(self._times))
         for entry in new:
             self._runs[entry.query_id] = entry.asker, entry.run
             self._count[entry.asker, entry.run] += 1

@@ -8,12 +8,17 @@ repeated frame counts once, so a courier uses up nothing by repeating frames.
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
+from silodp.core.privacy.accounting import Renyi, Rule
+from silodp.core.sampling import Poisson, WithoutReplacement
 from silodp.silo.ledger.chain import Entry, event_of
 from silodp.silo.service.policy import HOUR, Policy
 
@@ -27,6 +32,26 @@ ENTRY_BYTES = 1500
 """Bytes of an entry but for its events, and of the entry that ends the hold."""
 PRICES = 1024
 """Prices of one asker that are remembered as computed."""
+
+GRID_COST = 8
+"""How many functions of each point the integral of a Poisson batch computes."""
+LIBRARY_COST = 2**23
+"""The approximate work of a library's price of a batch without replacement, at any order."""
+
+
+def price_work(rule: Rule, event: Event | TotalEvent) -> int:
+    """Return about how many numbers the rule computes to price the event for the first time.
+
+    The answer is 0 for a closed formula, and where the rule refuses the event without a price.
+    """
+    if isinstance(rule, Renyi):
+        if isinstance(event.sampling, WithoutReplacement):
+            return LIBRARY_COST
+        if isinstance(event.sampling, Poisson) and event.multiplier > 0:
+            std = 2 * event.multiplier
+            in_stds = 12 + 2 * float(np.asarray(rule.order)) / std
+            return GRID_COST * 128 * math.ceil(min(in_stds, 1e4))
+    return 0
 
 
 def count_prices(events: Iterable[Event | TotalEvent]) -> int:
@@ -60,15 +85,13 @@ class _Requests:
 class Limits:
     """Count the unpaid requests of each asker, and refuse those past a limit."""
 
-    def __init__(
-        self, policy: Policy, work: Callable[[Event | TotalEvent], int], holds: Iterable[Entry]
-    ) -> None:
+    def __init__(self, policy: Policy, rule: Rule, holds: Iterable[Entry]) -> None:
         """Read the holds of the last hour from the ledger, so that a restart forgets none.
 
-        `work` returns how much the price of an event takes to compute.
+        `rule` is the ledger's rule.
         """
         self._policy = policy
-        self._work = work
+        self._rule = rule
         self._requests: dict[str, _Requests] = {}
         for entry in holds:
             events = [event_of(event) for event in json.loads(entry.event)["events"]]
@@ -122,7 +145,7 @@ class Limits:
         for event in events:
             key = event.sampling.at(0), _noise(event)
             if key not in requests.priced:
-                new[key] = self._work(event)
+                new[key] = price_work(self._rule, event)
         wanted = sum(new.values())
         if wanted > MOST_WORK:
             raise Refused("rule")

@@ -27,13 +27,12 @@ from starlette.routing import Route
 
 from silodp.core import quality
 from silodp.core.errors import BadInput
-from silodp.core.figures import ACCURACY, AUC, BALANCED, HOLDS, left_of, shown
-from silodp.core.privacy.accounting import rounded_up
+from silodp.core.figures import ACCURACY, AUC, BALANCED, HOLDS, left_of, rounded_up, shown
 from silodp.core.protocol.codec import Answer, decode_reply
 from silodp.core.protocol.refusals import CODES
 from silodp.host import log
 from silodp.host.listener import LINE_CODES
-from silodp.host.lock import running
+from silodp.host.portable import running
 from silodp.pages.charts import Series, chart, legend, spent_bar
 from silodp.pages.markup import Markup, counts, facts, figure, folded, join, section, table, tag
 from silodp.pages.screen import Tabs, alive, follow, screen

@@ -38,14 +38,13 @@ from silodp.core import sampling as samplings
 from silodp.core import statistics
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.extension import is_file, parse
+from silodp.core.extension import CODE, is_file, parse
 from silodp.core.mechanisms import Shuffled
 from silodp.core.privacy.accounting import Budget
 from silodp.core.sampling import Sampling
-from silodp.core.text import check_name
-from silodp.host.site import Site
-from silodp.host.study import CODE, NAME
+from silodp.core.text import STUDY, check_name
 from silodp.host.tables import (
+    Site,
     beside,
     check_keys,
     check_line,
@@ -160,7 +159,7 @@ class Policy:
         _text(
             "study",
             self.study,
-            f"({NAME})?",
+            f"({STUDY})?",
             (
                 "the name of the approved study, of letters, digits, dots, underscores and "
                 'hyphens, or ""'

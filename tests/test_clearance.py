@@ -75,6 +75,16 @@ PLANTED = [
         "silo does not import server or wire",
     ),
     (
+        "silo/service/door.py",
+        "from silodp.silo.fits.compare import compare",
+        "nothing that answers imports a fit to raw records",
+    ),
+    (
+        "silo/answer/exact.py",
+        "def late():\n    from silodp.silo import personal",
+        "nothing that answers imports a fit to raw records",
+    ),
+    (
         "server/plan.py",
         "def late():\n    from silodp.wire.inprocess import InProcess",
         "server does not import wire",

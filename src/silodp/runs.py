@@ -82,6 +82,8 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.moments = path / "moments.safetensors"
         self.evaluations = path / "evaluations.jsonl"
+        self.comparison = path / "personal.json"
+        """Alone, together and personal, on raw held-out records. Not private."""
         self.transcript = path / "transcript.jsonl"
         self.releases = path / "transcript.safetensors"
         self.environment = path / "environment.json"

@@ -418,7 +418,7 @@ def test_where_the_score_is_refused_the_groups_that_were_paid_for_are_shown_and_
         ) in sentence
         assert "the figures of groups, which were paid for, are shown and kept in" in sentence
         if not more:
-            assert "The model is significantly less accurate where sex is male" in told
+            assert "The model is clearly less accurate where sex is male" in told
             assert "Too noisy to say: " in told, "of the group in which nobody is"
             assert "The price below is for the groups alone" in told
     answer = json.loads(told)
@@ -434,7 +434,7 @@ def test_where_the_score_is_refused_the_groups_that_were_paid_for_are_shown_and_
     assert answer["groups"]["held_out"] == HELD
     run = runs.read(folder / "runs/1")
     for page in (report(run), card(run)):
-        assert "The model is significantly less accurate where sex is male, 0." in page
+        assert "The model is clearly less accurate where sex is male, 0." in page
         assert (
             "There is no score of all records: no silo has answered what was asked, Score "
             f"(clinic {code})"

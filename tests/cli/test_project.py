@@ -247,7 +247,7 @@ MISTAKES = [
     ),
     (("train", "--schema", "s.toml", "--silo", "a.csv", "--silo", "a.csv"), "is given twice"),
     (("train", "--schema", "s.toml", "--silo", "bare.csv"), "is the first line a header"),
-    (("train", "--silo", "a.csv", "--label", "ill", "--test", "a.csv"), "--test is for --schema"),
+    (("train", "--silo", "a.csv", "--label", "ill", "--test", "a.csv"), "--test needs --schema"),
     (("train", "--silo", "odd"), "a folder of images needs a schema"),
     (
         (

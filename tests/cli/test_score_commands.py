@@ -397,7 +397,7 @@ def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
     [
         (("--epsilon", "inf"), "no privacy at all"),
         (("--epsilon", "0"), "greater than 0"),
-        (("--epsilon", "1e9"), "tell from infinite"),
+        (("--epsilon", "1e9"), "distinguish from infinite"),
         (("--seed", "-1"), "0 or more"),
         (("--bins", "1000"), "1 to 512 bins"),
         (("--cap", "nan"), "cap"),
@@ -420,7 +420,7 @@ def test_what_cannot_be_evaluated_is_said_in_a_sentence(trained, words, sentence
             "restore it",
         ),
         ("model.safetensors", "x", "restore it"),
-        ("run.json", "[]", "no run of"),
+        ("run.json", "[]", "no run that"),
         ("records.json", "[]", "it cannot be checked"),
     ],
 )

@@ -36,7 +36,7 @@ def test_the_useful_model_is_ranked_before_the_one_that_always_says_the_larger_c
     assert "Ranked by AUC" in why
     assert (
         "majority has the smaller error (20.0% against 25.0%), but its AUC is 0.51 against "
-        "0.85, not significantly better than guessing."
+        "0.85, no better than guessing."
     ) in why
 
 
@@ -66,7 +66,7 @@ def test_several_classes_are_ranked_by_balanced_accuracy():
     found, why = quality.ranking({"majority": many[0], "useful": many[1]})
     assert [s.name for s in found] == ["useful", "majority"]
     assert "Ranked by balanced accuracy" in why
-    assert "guessing gives 0.2" in quality.verdict(many[1])
+    assert "guessing has 0.2" in quality.verdict(many[1])
 
 
 def test_a_verdict_says_whether_guessing_does_as_well_and_why_accuracy_misleads():
@@ -79,7 +79,7 @@ def test_a_verdict_says_whether_guessing_does_as_well_and_why_accuracy_misleads(
     assert quality.verdict(USEFUL).startswith(
         "The model is significantly better than guessing: AUC 0.85 (0.82-0.88)"
     )
-    assert "majority class" not in quality.verdict(row(0.9, 0.9, 0.95))
+    assert "larger class" not in quality.verdict(row(0.9, 0.9, 0.95))
     drowned = row(0.8, 0.7, 0.9, other={"auc": figure(0.9, too_noisy=True)})
     assert (
         quality.verdict(drowned)
@@ -143,7 +143,7 @@ def groups(*pairs, **more):
 def test_a_group_is_said_to_be_worse_off_only_where_intervals_do_not_overlap():
     worse = quality.differences(groups((0.7, 0.9), (0.9, 0.7)))
     assert worse == (
-        "The model is significantly less accurate where sex is a, 0.70 (0.67-0.73) against 0.90 "
+        "The model is clearly less accurate where sex is a, 0.70 (0.67-0.73) against 0.90 "
         "(0.87-0.93) for all others."
     )
     same = quality.differences(groups((0.87, 0.9), (0.9, 0.87)))
@@ -156,11 +156,9 @@ def test_a_group_is_said_to_be_worse_off_only_where_intervals_do_not_overlap():
 def test_many_groups_are_many_chances_to_be_wrong_so_their_intervals_are_wider():
     pair = (0.84, 0.9)
     assert quality.differences(groups(pair, (0.9, 0.84))).startswith(
-        "The model is significantly less accurate where sex is a"
+        "The model is clearly less accurate where sex is a"
     )
-    assert quality.differences(groups(pair, *[(0.9, 0.9)] * 11)).startswith(
-        "There is no significant difference"
-    )
+    assert quality.differences(groups(pair, *[(0.9, 0.9)] * 11)).startswith("No difference")
 
 
 def test_drowned_groups_are_said_and_nobody_is_called_fair():
@@ -173,6 +171,4 @@ def test_drowned_groups_are_said_and_nobody_is_called_fair():
         == "The noise hides all differences by sex. Evaluate with a larger epsilon, or on more "
         "held-out records."
     )
-    none = quality.differences(groups((0.7, 0.9), (0.9, 0.7), too_noisy=True))
-    assert none == "The noise is too large to compare the model between groups by sex."
     assert quality.by_group(groups((0.7, 0.9), too_noisy=True))[1][0][2] == "too noisy"

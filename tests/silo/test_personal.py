@@ -8,13 +8,14 @@ import stat
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.reading import plain_text
 from silodp.host.model import open_model
+from silodp.silo.data.heldout import held_out
 from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.personal import fitted, personalise
+from silodp.silo.personal import personalise
 from silodp.silo.service.daemon import approved_problem
 from silodp.silo.service.policy import DaemonSettings
 from silodp.silo.service.provision import provision
@@ -116,12 +117,50 @@ def test_what_may_leave_is_never_made_from_a_personal_model(clinic, silodp):
         open_model(clinic / "silo/personal")
 
 
-def test_where_the_shared_model_does_as_well_none_is_made(clinic, silodp):
-    records(clinic / "own.csv", 400, (2.0, 0.0), 3)
+def test_the_three_models_are_shown_side_by_side_and_kept_for_the_owner_alone(clinic, silodp):
     code, out, _ = silodp("silo", "personalise", "silo/policy.toml", "run")
     assert code == 0
-    assert "No personal model was made: the shared one does as well" in out
-    assert not (clinic / "silo/personal").exists()
+    for word in ("alone", "together", "personal", "log loss", "AUC", "slope"):
+        assert word in out
+    path = clinic / "silo/personal/figures.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    kept = json.loads(path.read_text())
+    assert kept["private"] is False
+    assert "never send" in kept["stays"]
+    figures = kept["figures"]
+    assert figures["personal"]["log loss"] < figures["together"]["log loss"] - 0.3
+    assert figures["personal"]["log loss"] < figures["alone"]["log loss"] + 0.005
+    assert sum(kept["shares"].values()) == pytest.approx(1)
+
+
+def test_where_the_shared_model_is_right_the_personal_one_is_as_good(clinic, silodp):
+    records(clinic / "own.csv", 60, (2.0, 0.0), 3)
+    code, out, _ = silodp("silo", "personalise", "silo/policy.toml", "run", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (
+        found["figures"]["personal"]["log loss"] < found["figures"]["together"]["log loss"] + 0.01
+    )
+    assert found["shares"]["alone"] < 0.1
+
+
+def test_records_that_the_gate_keeps_for_testing_are_never_fitted_to(clinic):
+    policy = clinic / "silo/policy.toml"
+    text = policy.read_text()
+    assert "\nheld_out = 0.0\n" in text
+    policy.write_text(text.replace("\nheld_out = 0.0\n", "\nheld_out = 0.2\n"))
+    before = np.loadtxt(clinic / "own.csv", delimiter=",", skiprows=1)
+    first = personalise(policy, clinic / "run")
+    model = load_file(first.path)
+    assert (first.trained, first.scored) == (320, 80)
+    changed = before.copy()
+    kept = held_out(400, 0.2)
+    changed[kept, 2] = 1 - changed[kept, 2]
+    rows = "".join(f"{a:.4f},{b:.4f},{k:.0f}\n" for a, b, k in changed)
+    (clinic / "own.csv").write_text("a,b,label\n" + rows)
+    second = personalise(policy, clinic / "run")
+    assert all(torch.equal(one, model[name]) for name, one in load_file(second.path).items())
+    assert second.table != first.table
 
 
 def test_an_older_folder_is_closed_to_others_and_a_link_is_not_followed(clinic):
@@ -129,6 +168,7 @@ def test_an_older_folder_is_closed_to_others_and_a_link_is_not_followed(clinic):
     assert personalise(clinic / "silo/policy.toml", clinic / "run").path
     assert stat.S_IMODE((clinic / "silo/personal").stat().st_mode) == 0o700
     (clinic / "silo/personal/model.safetensors").unlink()
+    (clinic / "silo/personal/figures.json").unlink()
     (clinic / "silo/personal").rmdir()
     (clinic / "elsewhere").mkdir()
     (clinic / "silo/personal").symlink_to(clinic / "elsewhere")
@@ -137,22 +177,23 @@ def test_an_older_folder_is_closed_to_others_and_a_link_is_not_followed(clinic):
     assert not list((clinic / "elsewhere").iterdir())
 
 
-def test_a_strong_pull_gives_the_shared_model_and_none_that_of_the_silo_alone(clinic):
-    problem = approved_problem(DaemonSettings.load(clinic / "silo/policy.toml"), 2, None)
-    data = np.loadtxt(clinic / "own.csv", delimiter=",", skiprows=1)
-    x, y = torch.from_numpy(data[:, :2]), torch.from_numpy(data[:, 2]).long()
-    start = torch.tensor([2.0, 0.0, 0.0], dtype=torch.float64)
-    assert torch.allclose(fitted(problem, start, x, y, 1e6), start, atol=1e-4)
-    alone = fitted(problem, start, x, y, 0.0)
-    assert abs(float(alone[0])) < 0.5
-    assert float(alone[1]) > 1.5
-
-
 def test_another_model_and_too_few_records_are_refused_in_a_sentence(clinic, silodp):
     save_file({"other": torch.zeros(3)}, clinic / "run/model.safetensors", {"plain": "{}"})
     assert (
         "is not the model logistic that the policy approves"
         in silodp("silo", "personalise", "silo/policy.toml", "run")[2]
+    )
+    records(clinic / "own.csv", 19, (2.0, 0.0), 3)
+    tensors, words = shared(clinic / "small")
+    names = list(approved_problem(DaemonSettings.load(clinic / "silo/policy.toml"), 2, None).shapes)
+    save_file(
+        dict(zip([*names, *list(tensors)[2:]], tensors.values(), strict=True)),
+        clinic / "small/model.safetensors",
+        words,
+    )
+    assert (
+        "the silo has 19 records to fit to; a personal model needs 20 or more"
+        in silodp("silo", "personalise", "silo/policy.toml", "small")[2]
     )
     assert (
         "has no model.safetensors"

@@ -62,7 +62,7 @@ def report(
         export.to_mlflow(found, mlflow)
     page = out_file or run / "report.html"
     checks = checks_of(found, ledgers)
-    put(page, written(found, rows, checks=checks), over_any=out_file is None)
+    put(page, written(found, rows, checks=checks, raw=True), over_any=out_file is None)
     if as_json:
         return dump(
             {

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silodp.cli.console import Json, dump, out, say, tell
+from silodp.cli.console import Json, dump, out, say, show, table, tell
 from silodp.cli.silo import PolicyFile, silo
 from silodp.core.errors import BadInput
 from silodp.core.figures import left_of, shown
+from silodp.core.local_figures import columns, rows, verdict
 from silodp.core.protocol.words import fingerprint
 from silodp.core.text import visible
 from silodp.host.cards import read_card
@@ -49,41 +50,33 @@ def personalise(
     ],
     as_json: Json = False,
 ) -> None:
-    """Fit a released model further to this silo's own records, inside the silo. It costs nothing,
-    since nothing leaves.
+    """Fit a released model further to this silo's own records, inside the silo. Nothing is sent,
+    and nothing is charged.
 
-    The personal model is not private and must never be sent. It is pulled towards the shared one as
-    strongly as cross-validation in here finds best, and is written into `personal` beside the
-    policy, for its owner alone. `silodp predict` takes it.
+    The personal model is not private and must never be sent. Cross-validation in here decides how
+    near it stays to the shared model: the shared model as it is, only recalibrated, pulled towards
+    it, or not used at all. The model and its figures are written into `personal` beside the policy,
+    for its owner alone. The figures compare alone, together and personal: on the records that the
+    policy holds out, or else by nested cross-validation. `silodp predict` uses the model.
 
     Example: `silodp silo personalise clinic/policy.toml runs/train` and then `silodp predict
     clinic/personal new.csv`
     """
-    from silodp.silo.personal import STAYS
+    from silodp.silo.personal import STAYS, words
     from silodp.silo.personal import personalise as made
 
     found = made(policy, trained)
     if as_json:
-        about = {
-            "records": found.records,
-            "pull": found.pull,
-            "shared_loss": found.shared,
-            "personal_loss": found.personal,
-        }
-        return dump(about | {"model": str(found.path) if found.path else None, "private": False})
-    losses = (
-        f"loss {found.personal:.4g} on records that it was not fitted to, where the shared "
-        f"model has {found.shared:.4g}"
-    )
-    if found.path is None:
-        say(
-            "No personal model was made: the shared one does as well on these "
-            f"{found.records} records ({losses}). Nothing was sent."
-        )
-        return None
+        return dump(words(found))
+    title = f"{found.scored} records, {found.how}"
+    heads = "|".join(f"{name}>" for name in columns([found.table]))
+    show(table(f"model|{heads}", rows(found.table), title=title))
+    say(verdict(found.table))
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in found.shares.items())
+    say(f"Weights in the personal model: {shares}.")
     say(
-        f"Wrote {found.path}, for its owner alone: {losses}; pull {found.pull:g} towards "
-        "the shared model. Nothing was sent, and nothing is charged."
+        f"Wrote {found.path}, fitted to {found.trained} records, for its owner alone. Nothing was "
+        "sent, and nothing is charged."
     )
     say(STAYS, style="bold")
     say(f"Use it here: silodp predict {found.path.parent} FILE")

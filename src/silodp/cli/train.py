@@ -20,10 +20,15 @@ from silodp.cli.options import (
     typed,
 )
 from silodp.cli.project import Project, SettingsFile
+from silodp.core import local_figures
 from silodp.core.errors import BadInput
 from silodp.core.figures import ALONE, rounded_up, shown
+from silodp.host.plain_files import json_in
 from silodp.runs import RunFolder, State
 from silodp.server.order import Order
+
+SHOWN = 8
+"""Silos that the comparison of alone, together and personal lists; the report lists all."""
 
 
 @takes_order("noise")
@@ -76,7 +81,8 @@ def train(
 
     During the run the folder --out gets run.json (the settings) and progress.jsonl. At the end it
     gets model.safetensors, transcript.jsonl and .safetensors (every release), environment.json and
-    summary.json.
+    summary.json. With --held-out it also gets personal.json: on raw records held out, and so not
+    private, each silo alone, the model of all together, and a personal model.
 
     --resume repeats an interrupted run with the same noise, which is stored until the run ends, so
     nothing new is released. Records, model file, settings, versions and threads must be unchanged.
@@ -122,8 +128,10 @@ def train(
             on_advice=on_advice,
         )
     if as_json:
-        return dump(summary)
+        compared = json_in(RunFolder(folder).comparison)
+        return dump(summary | ({"on_raw_records": compared} if compared else {}))
     _show(summary)
+    _show_comparison(folder)
     _show_together(folder)
     if project:
         say(f"State of the study, and the next command: silodp status {project}")
@@ -131,6 +139,23 @@ def train(
 
 def _ignore(advice: Any) -> None:
     pass
+
+
+def _show_comparison(folder: Path) -> None:
+    """Print alone, together and personal, where records are held out."""
+    found = json_in(RunFolder(folder).comparison)
+    for name in found.get("too_few_records", ()):
+        say(f"{name} has fewer than 20 records for training: no personal model was fitted.")
+    if not found.get("all"):
+        return
+    tables = [(local_figures.ALL, found["all"])]
+    if len(found["silos"]) <= SHOWN:
+        tables += [(silo["name"], silo["figures"]) for silo in found["silos"]]
+    lines = [(name, *row) for name, one in tables for row in local_figures.rows(one)]
+    heads = "|".join(f"{name}>" for name in local_figures.columns([found["all"]]))
+    show(table(f"silo|model|{heads}", lines, title="Records held out: alone, together, personal"))
+    say(local_figures.verdict(found["all"]))
+    say(f"{found['note']} At a silo: `silodp silo personalise`.")
 
 
 def _show_together(folder: Path) -> None:

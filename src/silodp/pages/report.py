@@ -16,6 +16,7 @@ from silodp.core.privacy.accounting import rounded_up
 from silodp.pages.budgets import budgets
 from silodp.pages.charts import Series, chart
 from silodp.pages.checked import Checked, badges
+from silodp.pages.compared import compared
 from silodp.pages.judged import headline, judged
 from silodp.pages.markup import (
     Markup,
@@ -80,15 +81,23 @@ COLOURS = {
 
 
 def report(
-    run: Run, audit: Sequence[dict[str, Any]] = (), *, checks: Sequence[Checked] = ()
+    run: Run,
+    audit: Sequence[dict[str, Any]] = (),
+    *,
+    checks: Sequence[Checked] = (),
+    raw: bool = False,
 ) -> str:
     """Return the whole page as text. The page loads nothing from elsewhere.
 
     `checks` are the results of the verifications made for this page.
+
+    With `raw` it also has figures that a simulation computed on raw records: for the analyst.
     """
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     with readable(run.folder):
-        main = tag("main", head(run, checks), *body(run, audit), signature(run, when), id="main")
+        main = tag(
+            "main", head(run, checks), *body(run, audit, raw=raw), signature(run, when), id="main"
+        )
         return document(f"{title(run)}: report", main, policy=True, kind="report")
 
 
@@ -200,12 +209,18 @@ def figures(run: Run) -> Markup:
     return counts(pairs)
 
 
-def body(run: Run, audit: Sequence[dict[str, Any]] = ()) -> list[Markup]:
-    compared = run.kind == "compare"
-    if compared:
+def body(run: Run, audit: Sequence[dict[str, Any]] = (), *, raw: bool = False) -> list[Markup]:
+    if run.kind == "compare":
         parts = [what(run), errors(run)]
     else:
-        parts = [*judged(run), what(run), *shapes(run), curve(run), budgets(run)]
+        parts = [
+            *judged(run),
+            *(compared(run) if raw else ()),
+            what(run),
+            *shapes(run),
+            curve(run),
+            budgets(run),
+        ]
     return [*parts, trade_off(run, audit), not_protected(run)]
 
 

@@ -1,17 +1,15 @@
-"""A personal model: the released one, fitted further to one silo's own records, inside the silo and
-at no price, since nothing of it leaves.
+"""`silodp silo personalise`: a personal model of one silo, made inside the silo, at no price.
 
-Minimised is the mean loss of the silo's records plus `pull` / 2 times the squared distance from the
-shared model (mean-regularised multi-task learning, MR-MTL): with a strong pull it is the shared
-model, with none a model of this silo alone. The strength is chosen by cross-validation in here.
-What comes out has seen records without any noise. It is not private, and neither is any figure
-about it.
+Nothing of it leaves. The file is marked with the silo's name, and everything that sends or exports
+a model refuses a file with such a mark. The model has seen records without noise. It is not
+private, and neither is any figure about it.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,142 +20,158 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.problem import Problem
+from silodp.core.problem.schema import Schema
+from silodp.core.problem.task import Task
 from silodp.host import atomic
-from silodp.host.model import FILE, PERSONAL, contents
+from silodp.host.model import FILE, PERSONAL, contents, refuse_personal
+from silodp.silo.data.faults import Faults
+from silodp.silo.data.heldout import held_out, held_out_set
 from silodp.silo.data.reading import find_schema, read_records
+from silodp.silo.data.records import Records
+from silodp.silo.fits.compare import Table, compare
+from silodp.silo.fits.figures import scale_of
+from silodp.silo.fits.rows import Rows
+from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import approved_map, approved_problem
 from silodp.silo.service.policy import DaemonSettings, Policy
 
-PULLS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-FOLDS = 5
-FEWEST = 20
-STEPS = 60
+FIGURES = "figures.json"
 STAYS = (
-    "The personal model is NOT private: it has seen the records without noise, and whoever "
-    "has it may learn about single patients. "
-    "Neither it, nor what it is like, nor these figures may leave the silo; never send "
-    "them. The shared model may."
+    "The personal model is NOT private: it has seen the records without noise, and a reader of it "
+    "may learn about single patients. Neither the model nor these figures may leave the silo: "
+    "never send them. The shared model may."
 )
 
 
 @dataclass(frozen=True)
-class Personal:
-    """What cross-validation found: losses of records that the model had not been fitted to, of the
-    shared and of the personal model.
-    """
+class Personalised:
+    """The personal model of a silo, and how good it is there."""
 
-    records: int
-    pull: float | None
-    """None where the shared model is as good: then none was made."""
-    shared: float
-    personal: float
-    path: Path | None
+    path: Path
+    trained: int
+    """Records that it was fitted to."""
+    scored: int
+    """Records that the figures are of."""
+    how: str
+    table: Table
+    shares: dict[str, float]
+    """The weight of each family of fits in the model."""
 
 
-def personalise(policy: Path, trained: Path) -> Personal:
-    """Fits the model in a run's folder, or its file, to the records of the silo whose policy this
-    is, and writes it into `personal` beside it.
+def personalise(policy: Path, trained: Path) -> Personalised:
+    """Fit a personal model to the records of a silo, and write it into `personal` beside its
+    policy.
+
+    Args:
+        policy: the silo's policy.toml.
+        trained: the released model: a run's folder, or its file.
+
+    Raises:
+        BadInput: the model is another one than the policy approves, or there are too few records.
     """
     place = DaemonSettings.load(policy)
     silo = Policy.load(policy).silo
     schema = find_schema(place)
-    data = read_records(place, schema)
+    faults = Faults()
+    data = read_records(place, schema, faults)
     problem = approved_problem(place, data.x.shape[-1], schema)
     records = data.records(approved_map(place, schema))
-    about, tensors = _opened(trained)
+    about, tensors = contents(trained)
+    refuse_personal(trained, about)
+    shared = _parameters(trained, place, schema, problem, about, tensors)
+    persons = data.known_by[3] if problem.person else None
+    held = _held_out(place, data.records(), persons)
+    own, test = _rows(problem, records, data.void, held, tensors)
+    start = problem.initial([0])[0]
+    found = compare(problem, shared, own, test, start)
+    task = schema or Task.plain(len(place.classes))
+    table = found.table(problem, scale_of(task, own_loss=bool(place.loss)))
+    folder = _private_folder(policy.resolve().parent / "personal")
+    split = problem.split(found.model.personal).items()
+    parameters = {name: value.float().contiguous() for name, value in split}
+    path = folder / FILE
+    atomic.write(path, save(tensors | parameters, metadata=about | {PERSONAL: silo}), mode=0o600)
+    made = Personalised(
+        path, found.trained, found.scored.records, found.how, table, found.model.shares
+    )
+    atomic.write(folder / FIGURES, json.dumps(words(made), indent=1) + "\n", mode=0o600)
+    return made
+
+
+def words(made: Personalised) -> dict[str, object]:
+    """Return what --json prints, and what the file beside the model contains."""
+    return {
+        "model": str(made.path),
+        "private": False,
+        "stays": STAYS,
+        "records": made.trained,
+        "scored": made.scored,
+        "by": made.how,
+        "figures": made.table,
+        "shares": made.shares,
+    }
+
+
+def _parameters(
+    trained: Path,
+    place: DaemonSettings,
+    schema: Schema | None,
+    problem: Problem,
+    about: dict[str, str],
+    tensors: dict[str, Tensor],
+) -> Tensor:
+    """Return the released model as one point (d,)."""
     if schema is not None and about.get("schema", schema.text) != schema.text:
         raise BadInput(
             f"{trained} was trained by another schema than the silo's; personalise a model "
             "of this silo's own study"
         )
     try:
-        start = torch.cat(
-            [tensors[name].reshape(shape).flatten() for name, shape in problem.shapes.items()]
-        ).double()
+        parts = [tensors[name].reshape(shape).flatten() for name, shape in problem.shapes.items()]
     except (KeyError, RuntimeError):
         raise BadInput(
             f"{trained} is not the model {place.model} that the policy approves; "
             "personalise one that this silo has trained"
         ) from None
+    return torch.cat(parts).double()
+
+
+def _held_out(place: DaemonSettings, records: Records, persons: Sequence[str] | None) -> Tensor:
+    """Return which records the gate keeps for testing, (n,) bool: by their positions, and persons
+    by the ledger's marks.
+    """
+    n = records.counts[0]
+    mask = held_out(n, place.held_out)
+    if persons is not None and mask.any():
+        marks = DurableLedger.open(Path(place.ledger)).marks(persons, records.contents)
+        mask = held_out_set(marks, int(mask.sum()))
+    return torch.from_numpy(mask)
+
+
+def _rows(
+    problem: Problem,
+    records: Records,
+    void: np.ndarray | None,
+    held: Tensor,
+    tensors: dict[str, Tensor],
+) -> tuple[Rows, Rows | None]:
+    """Return the rows to fit to, and those to score on where records are held out.
+
+    A record that the gate counts as zero is in neither.
+    """
     x = records.x[0].double()
-    y = records.y[0]
-    if len(y) < FEWEST:
-        raise BadInput(
-            f"the silo has {len(y)} records; a personal model needs {FEWEST} or more to be tried on"
-        )
     if "scaling.mean" in tensors:
         x = (x - tensors["scaling.mean"].double()) / tensors["scaling.scale"].double()
-    found = _chosen(problem, start, x, y)
-    if found.pull is None:
-        return found
-    w = fitted(problem, start, x, y, found.pull)
-    own = {name: value.float().contiguous() for name, value in problem.split(w).items()}
-    path = _private_folder(policy.resolve().parent / "personal") / FILE
-    atomic.write(path, save(tensors | own, metadata=about | {PERSONAL: silo}), mode=0o600)
-    return Personal(found.records, found.pull, found.shared, found.personal, path)
-
-
-def fitted(problem: Problem, start: Tensor, x: Tensor, y: Tensor, pull: float) -> Tensor:
-    """(d,): the least of mean loss + pull / 2 ||w - start||^2, by L-BFGS from the shared model
-    on.
-    """
-    w = start.clone().requires_grad_(True)
-    steps = torch.optim.LBFGS(
-        [w],
-        max_iter=STEPS,
-        line_search_fn="strong_wolfe",
-        tolerance_grad=1e-9,
-        tolerance_change=1e-12,
-    )
-
-    def closure() -> Tensor:
-        steps.zero_grad()
-        value = problem.losses(w[None], x, y)[0].mean() + pull / 2 * (w - start).square().sum()
-        value.backward()
-        return value
-
-    steps.step(closure)
-    found = w.detach()
-    if bool(torch.isfinite(found).all()):
-        return found
-    return start
-
-
-def _chosen(problem: Problem, start: Tensor, x: Tensor, y: Tensor) -> Personal:
-    """The pull whose models do best on records that they were not fitted to; none unless that is
-    clear of the shared model by a standard error.
-    """
-    fold = np.random.default_rng(0).permutation(len(y)) % FOLDS
-    shared = _losses(problem, start, x, y)
-    tried = {pull: torch.empty_like(shared) for pull in PULLS}
-    for k in range(FOLDS):
-        kept = torch.from_numpy(fold != k)
-        out = torch.from_numpy(fold == k)
-        for pull in PULLS:
-            tried[pull][out] = _losses(
-                problem, fitted(problem, start, x[kept], y[kept], pull), x[out], y[out]
-            )
-    best = min(PULLS, key=lambda pull: float(tried[pull].mean()))
-    gain = shared - tried[best]
-    clear = float(gain.mean()) > float(gain.std()) / math.sqrt(len(gain))
-    return Personal(
-        len(y), best if clear else None, float(shared.mean()), float(tried[best].mean()), None
-    )
-
-
-@torch.no_grad()
-def _losses(problem: Problem, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return problem.losses(w[None], x, y)[0]
-
-
-def _opened(trained: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    about, tensors = contents(trained)
-    if PERSONAL in about:
-        raise BadInput(
-            f"{trained} is a personal model already; start from the shared one, or the "
-            "pull would be towards it"
-        )
-    return about, tensors
+    y = records.y[0]
+    usable = torch.ones(len(y), dtype=torch.bool)
+    if void is not None:
+        usable = ~torch.from_numpy(void)
+    own = usable & ~held
+    test = usable & held
+    fitted = Rows.of(x[own], y[own], problem.person)
+    if not bool(held.any()):
+        return fitted, None
+    return fitted, Rows.of(x[test], y[test], problem.person)
 
 
 def _private_folder(folder: Path) -> Path:

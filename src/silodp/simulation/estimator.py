@@ -58,6 +58,7 @@ class _Private(BaseEstimator):
     schema: Any = None
     label: str = "label"
     out: str | Path | None = None
+    held_out: float = 0.0
     random_state: int | None = None
 
     _plain_model = ""
@@ -86,6 +87,9 @@ class _Private(BaseEstimator):
     def _fit(self, x: Any, y: Any, silo: Any) -> Any:
         """Train, and return the estimator. Afterwards `trained_` has the model, and `spent_` the
         spend of each silo.
+
+        With `held_out` a share of the records is kept from training, and `compared_` has what
+        alone, together and personal models have on them: on raw records, so not private.
         """
         if isinstance(x, Mapping | list | tuple):
             frames = by_silo(x)
@@ -100,6 +104,8 @@ class _Private(BaseEstimator):
             row["name"]: (row["spent_epsilon"], row["delta"])
             for row in self.trained_.summary["silos"]
         }
+        if self.held_out:
+            self.compared_ = self.trained_.compared
         return self
 
     def _of_frames(self, frames: dict[str, pd.DataFrame], y: Any, silo: Any) -> Held:
@@ -114,7 +120,7 @@ class _Private(BaseEstimator):
         if self.schema is not None:
             schema = schema_of(self.schema)
             self._from_schema(schema.label.classes)
-            return by_schema(frames, schema)
+            return by_schema(frames, schema, self.held_out)
         columns = columns_of(frames, self.label)
         rows = pd.concat(list(frames.values()), ignore_index=True)
         names = np.repeat(list(frames), [len(frame) for frame in frames.values()])
@@ -151,6 +157,7 @@ class _Private(BaseEstimator):
             features,
             classes,
             ranges,  # type: ignore[arg-type]
+            held_out=self.held_out,
         )
 
     def _rows(self, x: Any) -> np.ndarray:

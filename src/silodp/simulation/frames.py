@@ -19,9 +19,12 @@ import torch
 from silodp.core import quality
 from silodp.core.errors import BadInput
 from silodp.core.extension import is_file
+from silodp.core.local_figures import ALL
 from silodp.core.problem.schema import Schema
 from silodp.host.model import Stored, open_model
+from silodp.host.plain_files import json_in
 from silodp.host.schema import load_schema
+from silodp.runs import RunFolder
 from silodp.server.advice.chooser import Advice
 from silodp.server.advice.words import lines
 from silodp.server.order import Order
@@ -113,6 +116,27 @@ class Trained:
         return pd.DataFrame.from_dict(rows, orient="index").astype(
             {"value": float, "low": float, "high": float}
         )
+
+    @property
+    def compared(self) -> pd.DataFrame:
+        """Alone, together and personal for each silo and for all of them, on the records that
+        `held_out` kept from training.
+
+        Computed on raw records, without noise: for the analyst's own data only, not private. No
+        epsilon is charged for them.
+        """
+        found = json_in(RunFolder(self._place).comparison)
+        if not found.get("all"):
+            raise BadInput(
+                "there is no comparison of alone, together and personal: train with held_out=0.2, "
+                "and 20 records or more in a silo"
+            )
+        tables = {silo["name"]: silo["figures"] for silo in found["silos"]}
+        tables[ALL] = found["all"]
+        rows = {(name, model): own for name, one in tables.items() for model, own in one.items()}
+        frame = pd.DataFrame.from_dict(rows, orient="index", dtype=float)
+        frame.index = pd.MultiIndex.from_tuples(rows, names=["silo", "model"])
+        return frame
 
     @property
     def spent(self) -> pd.DataFrame:

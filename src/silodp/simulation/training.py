@@ -52,8 +52,10 @@ from silodp.server.settings import samplings_by_name
 from silodp.server.spending import SeenTotals
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
+from silodp.silo.fits.figures import Scale, scale_of
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.simulation.advised import advised
+from silodp.simulation.comparing import compare_silos, write_comparison
 from silodp.simulation.connect import asked_by, connect
 from silodp.simulation.hidden import kept_seed, mark_of, places_key
 from silodp.simulation.pinned import Code, pinned, refuse_imports
@@ -109,12 +111,13 @@ def train(
     refuse_others(folder)
     records = loaded.records
     mark = None
+    held = None
     budgets = budgets_of(order, records.names, records.counts, samplings)
     large = with_default_delta(order, records.names, records.counts)
     if source.held_out:
         # The mark is of all records, so that an evaluation finds the same split.
         mark = mark_of(records)
-        records, _ = split_records(records, source.held_out, places_key(order.seed))
+        records, held = split_records(records, source.held_out, places_key(order.seed))
     code = Code()
     advice = None
     if open_order:
@@ -126,6 +129,8 @@ def train(
     if resume:
         refuse_imports(order.algorithm, *user_files.values())
     records = mapped(records, order, source, code.load)
+    if held:
+        held = mapped(held, order, source, code.load)
     if loaded.scale == "private":
         scaled = records.x.shape[-1]
     else:
@@ -159,6 +164,9 @@ def train(
             reads=reads,
             record=record,
         )
+        if held:
+            task = source.read_by or Task.plain(loaded.classes)
+            simulation.compare(held, scale_of(task, own_loss=bool(order.loss)))
         run = Run(
             made,
             problem,
@@ -390,7 +398,12 @@ class _Simulation:
             torch.zeros(features, dtype=torch.float64),
             torch.ones(features, dtype=torch.float64),
         )
+        self._held: tuple[Records, Scale] | None = None
         self.score: Callable[[Tensor], dict[str, float]] = lambda w: {}
+
+    def compare(self, held: Records, scale: Scale) -> None:
+        """Let the result include alone, together and personal on these raw records."""
+        self._held = held, scale
 
     @property
     def budgets(self) -> list[Any]:
@@ -538,6 +551,8 @@ class _Simulation:
             mode=0o644,
         )
         write_environment(self.files.path, noise=seeded(order.seed))
+        if self._held:
+            self._compare(w[0], *self._held)
         silos = []
         for name, budget, spent, totals in zip(
             self.records.names, self.budgets, self.spent(), self._totals, strict=True
@@ -563,6 +578,13 @@ class _Simulation:
             "note": note,
             **self.score(w),
         }
+
+    def _compare(self, w: Tensor, held: Records, scale: Scale) -> None:
+        mean, deviation = self._scaling
+        x = (held.x - mean.float()) / deviation.float()
+        scaled = Records(x, held.y, held.counts, held.names)
+        found = compare_silos(self.problem, w, scale, self.records, scaled)
+        write_comparison(self.files, found)
 
 
 class _Watched:

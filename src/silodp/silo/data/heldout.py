@@ -75,15 +75,21 @@ def held_out_persons(order: np.ndarray, held: np.ndarray, marks: Sequence[bytes]
     exchanged person changes the set of persons in each part by one person at most, whatever the
     marks are.
     """
-    # The place in the list decides between equal marks. The order must not decide, since it also
-    # decides the places inside each part.
-    by_mark = sorted(range(len(order)), key=lambda person: (marks[person], person))
-    aside = np.zeros(len(order), bool)
-    aside[by_mark[: int(held.sum())]] = True
+    aside = held_out_set(marks, int(held.sum()))
     at = np.empty(len(order), np.int64)
     at[held] = order[aside[order]]
     at[~held] = order[~aside[order]]
     return at
+
+
+def held_out_set(marks: Sequence[bytes], count: int) -> np.ndarray:
+    """Return which persons of a list are held out, (n,) bool: those with the smallest marks."""
+    # The place in the list decides between equal marks. The order must not decide, since it also
+    # decides the places inside each part.
+    by_mark = sorted(range(len(marks)), key=lambda person: (marks[person], person))
+    aside = np.zeros(len(marks), bool)
+    aside[by_mark[:count]] = True
+    return aside
 
 
 def _places(n: int, key: str) -> np.ndarray:

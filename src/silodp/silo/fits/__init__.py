@@ -1,0 +1,1 @@
+"""Fits to the raw records of one silo, which never leave it."""

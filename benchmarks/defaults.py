@@ -23,7 +23,7 @@ import torch
 
 from silodp.core.privacy.accounting import Budget
 from silodp.core.problem.task import Task
-from silodp.server.advice.candidates import points_of
+from silodp.server.advice.candidates import Batch, points_of
 from silodp.server.advice.chooser import Search, choose
 from silodp.server.advice.facts import Facts
 from silodp.server.advice.worlds import Sample, World, draw
@@ -61,10 +61,26 @@ class Tried(Search):
         found = {}
         for batch in self.batches():
             errors = torch.stack(
-                [self.errors(batch, 0, trial) for trial in range(len(self._given))]
+                [self._errors(batch, trial) for trial in range(len(self._given))]
             ).mean(0)
             found |= dict(zip(points_of(batch), errors.T.reshape(-1).tolist(), strict=True))
         return found
+
+    @torch.no_grad()
+    def _errors(self, batch: Batch, trial: int) -> torch.Tensor:
+        """Return (J, 2): the share of wrong classes of each point's last iterate, and of the
+        average of the later half.
+        """
+        sample = self._given[trial]
+        found = []
+        for w in self.ends(batch, 0, trial):
+            scores = self._problem(batch.model).outputs(w, sample.test_x)
+            if scores.shape[-1] == 1:
+                said = (scores[..., 0] > 0).long()
+            else:
+                said = scores.argmax(-1)
+            found.append((said != sample.test_y.long()).double().mean(-1))
+        return torch.stack(found, 1)
 
 
 def judged(

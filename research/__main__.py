@@ -25,6 +25,7 @@ for command in (
     commands.rates,
     commands.coverage,
     commands.gallery,
+    commands.risks,
     commands.personal,
 ):
     app.command()(command)

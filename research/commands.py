@@ -470,6 +470,28 @@ def coverage(
     )
 
 
+def risks(
+    table: Annotated[
+        list[str] | None, typer.Option(help="A table by name; may be repeated. All by default.")
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None, typer.Option(help="Privacy levels; 1, 3, 8 and 1000 by default.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Splits of the records, each with a noise.")] = 20,
+) -> None:
+    """How good the risks of a default model are: log loss, AUC, calibration slope and mean risk,
+    beside a model of all records without privacy.
+
+    Examples: `python -m research risks --seeds 5 --epsilon 3` · `python -m research risks --table
+    diabetes`
+    """
+    from research import risks as lab
+
+    positive("seeds", seeds)
+    wanted = [positive("epsilon", e) for e in epsilon or lab.EPSILONS]
+    lab.table(table or tuple(lab.STUDIES), wanted, seeds, print)
+
+
 def personal(
     epsilon: Annotated[
         list[float] | None, typer.Option(help="Privacy levels; 1, 3 and 8 by default.")

@@ -96,6 +96,9 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
     statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
     statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),
     statistics.MissingRates: lambda d: statistics.MissingRates(d),
+    statistics.RiskCells: lambda d: statistics.RiskCells(
+        _point(d, 1), torch.linspace(-2, 2, min(d, 64)), 1.0
+    ),
 }
 """A statistic of each type, for a number of features."""
 SAMPLINGS: dict[type, samplings.Sampling] = {

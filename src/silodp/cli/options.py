@@ -274,6 +274,19 @@ ORDER: dict[str, Any] = {
             help="last, random (the paper's rule) or tail. Default last with an --algorithm.",
         ),
     ],
+    "recalibration": Annotated[
+        float,
+        typer.Option(
+            "--recalibration",
+            help=(
+                "Share of the budget for one last question, by which the model's risks are made "
+                "right; none with an --algorithm."
+            ),
+        ),
+    ],
+    "no_recalibration": Annotated[
+        bool, typer.Option("--no-recalibration", help="Leave that question out.")
+    ],
     "seed": Annotated[
         int | None,
         typer.Option(
@@ -288,6 +301,8 @@ ORDER: dict[str, Any] = {
 """The options of an Order, under its fields' names."""
 MANY = ("epsilon", "delta", "settings")
 """The options that may be repeated."""
+SWITCHES = ("from_theory", "no_recalibration")
+"""The options without a value, each of which stands for a value of another field."""
 PRESCRIBED = (
     "rounds",
     "phase",
@@ -316,7 +331,8 @@ PANELS = {
     ),
     "Expert": (
         *("settings", "slope", "local_steps", "inner", "restarts", "momentum", "kappa"),
-        *("sampling", "rule", "anchor_share", "noise", "output", "seed"),
+        *("sampling", "rule", "anchor_share", "noise", "output"),
+        *("recalibration", "no_recalibration", "seed"),
         *("from_theory", "lipschitz", "smoothness", "pl", "gap", "dimension"),
         *("test", "signal", "candidates", "repetitions", "trials"),
         *("peers", "own_name", "gate", "relay", "run_id"),
@@ -350,9 +366,9 @@ def takes_order(*without: str) -> Callable[[Callable[..., None]], Callable[..., 
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         known = inspect.signature(command, eval_str=True)
-        defaults: dict[str, Any] = {"from_theory": False}
+        defaults: dict[str, Any] = dict.fromkeys(SWITCHES, False)
         for name in names:
-            if name != "from_theory":
+            if name not in SWITCHES:
                 defaults[name] = getattr(Order, name)
         defaults |= dict.fromkeys(MANY)
         options = [
@@ -397,6 +413,10 @@ def order_of(given: dict[str, Any]) -> Order:
         words["noise"] = "theory"
     elif words.get("noise") == "theory":
         raise BadInput("noise 'theory' needs the theorem's schedule; give --from-theory")
+    if words.pop("no_recalibration", False):
+        if words.get("recalibration"):
+            raise BadInput("give --recalibration or --no-recalibration, not both")
+        words["recalibration"] = 0.0
     found: dict[str, Any] = {
         **words,
         **{name: tuple(words.get(name) or ()) for name in MANY if name in words},

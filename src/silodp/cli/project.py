@@ -99,6 +99,7 @@ LABEL = """
 column = {column}
 task = "{fill}"                    # binary, multiclass, ordinal, regression, count or survival
 # binary, multiclass:  classes = ["no", "yes"], and perhaps public weights = [0.25, 1]; the largest must be 1, or the clip cancels them
+# binary:              perhaps positive = 0.12, a public estimate of the share of the second class, not from the data
 # ordinal:             classes = ["none", "mild", "severe"], three or more, in order
 # count:               most = 20, the public largest count; larger ones are clipped to it
 # regression:          range = [0, 30], and perhaps huber = 3

@@ -21,6 +21,7 @@ from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.host import atomic
 from silodp.runs import RunFolder
+from silodp.server.estimates import recalibration
 from silodp.server.estimates.moments import Keeping
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_model
@@ -107,6 +108,8 @@ class Run:
         else:
             self.total = sum(asked.kind in made.algorithm.kinds for asked in made.plan.asked)
         self.summary: dict[str, Any] = {}
+        self._recalibrated: Tensor | None = None
+        self._words: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[Any]:
         """Run to the end, complete or early, and yield the progress after each iterate.
@@ -114,6 +117,8 @@ class Run:
         Afterwards the folder has the model and the summary. Raise BadInput if the run ends before
         its first iterate.
         """
+        if self.made.recalibration is not None:
+            recalibration.check(self.problem)
         start = self.problem.initial([self._coin])
         if self.made.order.output == "last":
             kept = deque[Tensor](maxlen=1)
@@ -137,6 +142,8 @@ class Run:
                 self.iterates += 1
                 self._run_journal.iterate(self.iterates, w)
                 yield self._reporter.progress(self.iterates)
+            if len(kept):
+                self._recalibrate(federation, self._output(kept))
         except StopRun as stop:
             self.ended = str(stop)
             self._run_journal.stop(self.ended)
@@ -150,7 +157,23 @@ class Run:
             raise BadInput(f"the run ended before its first iterate: {self.ended}{without}")
         assert fed is not None, "iterates come from a federation"
         fed.write(self.folder)
-        self._write(output(kept, self.made.order.output, seed=self._coin))
+        self._write(self._output(kept) if self._recalibrated is None else self._recalibrated)
+
+    def _output(self, kept: deque[Tensor] | Kept) -> Tensor:
+        return output(kept, self.made.order.output, seed=self._coin)
+
+    def _recalibrate(self, fed: Federation, w: Tensor) -> None:
+        """Ask the question that makes the model's risks right, where the order buys it."""
+        noise = self.made.recalibration
+        if noise is None:
+            return
+        made, found = recalibration.recalibrated(fed, self.problem, w, noise)
+        self._recalibrated = made.to(w)
+        self._words["recalibration"] = {
+            "share": self.made.order.recalibration,
+            "intercept": found.intercept,
+            "slope": found.slope,
+        }
 
     def _rehearse(self, start: Tensor) -> None:
         """Run to the first iterate with answers of zero, at the model's size.
@@ -176,5 +199,6 @@ class Run:
             "said": AGAINST[order.trust],
             "unit": unit(self.problem.person),
             "model": str(path),
+            **self._words,
         } | self._reporter.result(w, self.iterates, self.ended)
         atomic.write_json(self.files.result, self.summary)

@@ -48,6 +48,7 @@ USUAL: dict[str, Any] = {
     "clip": 1.0,
     "weights": "equal",
     "output": "last",
+    "recalibration": 0.0,
 }
 SPECIFIC = (
     "phase",
@@ -131,6 +132,10 @@ class Order:
     constants of the paper's experiments, whose price is shown but which never protect a run).
     """
     output: str = OPEN
+    recalibration: float = OPEN
+    """Share of the budget (mu^2) that buys one last question, by which the model's risks are made
+    right; 0: none is asked. The advisor decides where this is open, and a named algorithm has none.
+    """
     seed: int | None = None
     """Seed of public coins: the start, and the silos that are asked. With a seed, a simulation
     draws all of its noise from it too.
@@ -165,6 +170,8 @@ class Order:
             if value not in (*choices, OPEN):
                 raise BadInput(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}")
         check_seed(self.seed)
+        if self.recalibration:
+            self._check_recalibration()
         if not self.totals and self.least is not None:
             raise BadInput("--least belongs to --trust masks or shuffle; leave it out")
         if self.trust != "masks" and self.colluding:
@@ -196,6 +203,23 @@ class Order:
                 if given:
                     raise BadInput(f"{name} belongs to --trust isrl; leave it out")
 
+    def _check_recalibration(self) -> None:
+        if not 0 < self.recalibration < 1:
+            raise BadInput(
+                f"recalibration is {self.recalibration:g}; give a share of the budget between 0 "
+                "and 1, such as 0.08, or --no-recalibration"
+            )
+        if self.totals:
+            raise BadInput(
+                f"--trust {self.trust} has no recalibration yet: its totals are of clipped "
+                "gradients; leave --recalibration out"
+            )
+        if self.noise != "exact":
+            raise BadInput(
+                "--from-theory and --noise paper set the noise of training alone; leave "
+                "--recalibration out"
+            )
+
     @property
     def totals(self) -> bool:
         """Return whether the server sees totals alone."""
@@ -208,6 +232,8 @@ class Order:
         changes: dict[str, Any] = {"trust": trust}
         if trust not in TOTALS:
             changes["least"] = None
+        if trust in TOTALS:
+            changes["recalibration"] = OPEN
         if trust != "masks":
             changes["colluding"] = 0
             changes["drops"] = 0.0

@@ -23,6 +23,8 @@ from silodp.core.sampling import FullBatch, Sampling
 from silodp.core.theory import isrl as theory
 from silodp.core.weights import Weights
 from silodp.server.algorithms import Algorithm, find
+from silodp.server.estimates import recalibration
+from silodp.server.estimates.recalibration import rehearsal
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.federation import Everyone, Measured
 from silodp.server.order import Order, budgets_of, least_of_all, targets
@@ -82,6 +84,11 @@ class Prepared:
     def mechanisms(self) -> dict[str, Any]:
         """Those of the algorithm itself."""
         return {kind: self.plan.mechanisms[kind] for kind in self.algorithm.kinds}
+
+    @property
+    def recalibration(self) -> Gaussian | None:
+        """How the question is asked by which the model's risks are made right, if it is."""
+        return self.plan.mechanisms.get(recalibration.KIND)
 
     def weights(self, counts: Sequence[int], held_out: Sequence[int] = ()) -> Weights:
         """How silos count in a mean. A total counts records alike, whichever silo holds them."""
@@ -198,6 +205,14 @@ def _gaussian(
             kind: share * (1 - SCALING_SHARE) for kind, share in shares.items()
         } | dict.fromkeys(SCALING, SCALING_SHARE / 2)
         run = _after_scaling(run, scaled)
+    if order.recalibration:
+        shares = shares or dict.fromkeys(mechanisms, 1.0)
+        whole = sum(shares[kind] for kind in mechanisms)
+        rest = (1 - order.recalibration) / whole
+        shares = {kind: rest * share for kind, share in shares.items()}
+        shares[recalibration.KIND] = order.recalibration
+        mechanisms |= {recalibration.KIND: recalibration.mechanism()}
+        run = _then_recalibration(run)
     return calibrate(run, mechanisms, runs, counts, who, shares=shares, rule=order.rule)
 
 
@@ -207,6 +222,18 @@ def _after_scaling(run: Run, features: int) -> Run:
     ) -> Iterator[Tensor]:
         learn_scaling(fed.everyone(), features, ranges=ranges, moments=moments)
         yield from run(fed, problem, w, **rest)
+
+    return both
+
+
+def _then_recalibration(run: Run) -> Run:
+    """Return the run with the question after its last iterate that `server/loop.py` asks."""
+
+    def both(
+        fed: Any, problem: Any, w: Tensor, *, recalibration: Gaussian, **rest: Gaussian
+    ) -> Iterator[Tensor]:
+        yield from run(fed, problem, w, **rest)
+        fed.measure(rehearsal(w, recalibration))
 
     return both
 

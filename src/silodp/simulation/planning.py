@@ -59,7 +59,7 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
             "records": n,
             "releases": [
                 _release(plan, kind, i, n, order.clip)
-                for kind in made.algorithm.kinds
+                for kind in plan.mechanisms
                 if plan.count(kind, i)
             ],
             **asdict(budget),

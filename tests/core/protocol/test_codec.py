@@ -43,6 +43,7 @@ from silodp.core.statistics import (
     LocalSteps,
     MissingRates,
     Moments,
+    RiskCells,
     Score,
     SteeredSteps,
 )
@@ -73,6 +74,7 @@ STATISTICS = [
     ClassCounts(3),
     MissingRates(-(2**53)),
     GroupScore(v, -1, 2**53, 7),
+    RiskCells(w, k, -1e-320),
 ]
 SAMPLINGS = [
     FullBatch(),

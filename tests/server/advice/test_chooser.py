@@ -108,6 +108,7 @@ def test_what_was_said_stays():
         weights="equal",
         output="tail",
         epsilon=("2",),
+        recalibration=0.1,
         seed=4,
     )
     found = choose(said, facts(), effort=QUICK).order
@@ -205,7 +206,7 @@ def test_a_category_column_is_one_of_its_values_at_a_time_in_every_world():
 
 def test_what_a_policy_does_not_allow_is_left_out_and_said():
     free, held = (
-        choose(Order(epsilon=("8",)), facts(statistics=allowed), effort=QUICK)
+        choose(Order(epsilon=("8",)), facts((3000, 3000), statistics=allowed), effort=QUICK)
         for allowed in (None, ("Grad", "GradDiff"))
     )
     assert "one-shot" in {row["algorithm"] for row in free.tried}

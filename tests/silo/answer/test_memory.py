@@ -14,7 +14,15 @@ from silodp.core.problem.losses import logistic
 from silodp.core.problem.person import Person, averaged
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
-from silodp.core.statistics import ClassCounts, Gram, GroupScore, Histogram, Moments, Score
+from silodp.core.statistics import (
+    ClassCounts,
+    Gram,
+    GroupScore,
+    Histogram,
+    Moments,
+    RiskCells,
+    Score,
+)
 from silodp.silo.answer import exact, slots
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.integers import lattice_step, multiplied
@@ -31,6 +39,7 @@ ASKED = [
     Moments(-torch.ones(FEATURES), torch.ones(FEATURES)),
     Score(torch.ones(1, FEATURES + 1), 100, 1.0),
     GroupScore(torch.ones(1, FEATURES + 1), 0, FEATURES, 0),
+    RiskCells(torch.ones(1, FEATURES + 1), torch.arange(100).double(), 1.0),
 ]
 
 

@@ -30,6 +30,7 @@ from silodp.core.statistics import (
     Histogram,
     LocalSteps,
     Moments,
+    RiskCells,
     Score,
     Statistic,
 )
@@ -230,6 +231,8 @@ def statistics_of(problem: Problem) -> list[Statistic]:
         LocalSteps(w, 2, 0.1),
         Score(w, 3, 1.0),
         GroupScore(w, 0, 4, 0),
+        RiskCells(w, torch.linspace(-2, 2, 5).double(), 1.0),
+        RiskCells(w, torch.zeros(0).double(), 1.0),
         Histogram(torch.linspace(-2, 2, 5).double(), FEATURES),
         Moments(low, -low),
         Gram(4, 2, 1.0, 1.0),

@@ -68,6 +68,7 @@ from silodp.core.statistics import (
     LocalSteps,
     MissingRates,
     Moments,
+    RiskCells,
     Score,
     SteeredSteps,
 )
@@ -122,7 +123,7 @@ class Server(random.Random):
 
     def statistic(self):
         w = self.point()
-        match self.randrange(13):
+        match self.randrange(14):
             case 0 | 1 | 2:
                 return Grad(w)
             case 3 | 4:
@@ -143,6 +144,8 @@ class Server(random.Random):
                 return MissingRates(self.choice([FEATURES, *COUNTS]))
             case 11:
                 return GroupScore(w, *(self.choice([0, 1, FEATURES, *COUNTS]) for _ in range(3)))
+            case 12:
+                return RiskCells(w, self.vector(), self.choice([1.0, *STEPS]))
         return Moments(self.vector(), self.vector() + self.choice([0, 1, 10]))
 
     def sampling(self):

@@ -7,6 +7,7 @@ pass `silodp.host.extension.load`. A gate passes a copy that it has approved by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -94,10 +95,21 @@ def build(words: Words, features: int, *, load: Load) -> Problem:
         features=source,
         zero=words.model in ("linear", "logistic"),
         person=person,
+        intercept=0.0 if words.files else _intercept(task),
     )
     if words.files:
         _try(words, problem, features, task)
     return problem
+
+
+def _intercept(task: Task) -> float:
+    """Return the logit of the public estimate of how frequent the second class is, as training
+    weighs the classes; 0 without an estimate. Ready models end in a layer with a bias.
+    """
+    if not task.positive:
+        return 0.0
+    first, second = task.weights or (1.0, 1.0)
+    return math.log(task.positive * second / ((1 - task.positive) * first))
 
 
 def prox_by_name(text: str, load: Load) -> Prox:

@@ -39,6 +39,7 @@ class Problem:
       different columns.
     - `features` names the function that makes the features from raw ones, if there is one.
     - `zero` starts runs at zero, which is best for a convex problem.
+    - `intercept` is added to the last coordinate of every start, which is then a bias.
     - `person` makes a record a person, with features (P, ...) and targets (P,). The model and the
       loss see each row alone. f0 is the mean or the sum over the person's rows.
     """
@@ -53,6 +54,7 @@ class Problem:
         features: str = "",
         zero: bool = False,
         person: Person | None = None,
+        intercept: float = 0.0,
     ) -> None:
         _refuse_unusable(model)
         self.model = copy.deepcopy(model)
@@ -63,6 +65,7 @@ class Problem:
         self.features = features
         self.zero = zero
         self.person = person
+        self.intercept = intercept
         if prox is None:
             prox = Zero()
         self.prox: Prox = prox
@@ -92,7 +95,9 @@ class Problem:
         """
         parameter = next(self.model.parameters())
         if self.zero:
-            return parameter.new_zeros(len(seeds), self.dim)
+            found = parameter.new_zeros(len(seeds), self.dim)
+            found[:, -1] += self.intercept
+            return found
         fresh = copy.deepcopy(self.model).cpu()
         points = []
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -108,7 +113,9 @@ class Problem:
                 points.append(
                     torch.cat([p.detach().flatten() for p in fresh.parameters() if p.requires_grad])
                 )
-        return torch.stack(points).to(parameter.device)
+        found = torch.stack(points).to(parameter.device)
+        found[:, -1] += self.intercept
+        return found
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
         """Return the parameters in w (*lead, d) by name, as views (*lead, *shape).

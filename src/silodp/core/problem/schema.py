@@ -45,6 +45,8 @@ alone. `text` is its one spelling. The hash of `text` is part of what a silo app
     classes = ["no", "yes"]
     weights = [0.25, 1]        # optional and public; the largest should be 1, since the clip cuts
                                # off what is above
+    positive = 0.12            # optional: a public estimate of the share of the second class,
+                               # from the literature and not from the data
 
 Images have a table [images] in place of columns, with height, width, channels (1 or 3) and resize,
 and a folder for each class. Their order is the order of the files' names, which must all differ.
@@ -197,6 +199,8 @@ class Label:
     range: tuple[float, float] = (-1.0, 1.0)
     huber: float = 0.0
     edges: tuple[float, ...] = ()
+    positive: float = 0.0
+    """A public estimate of the share of records with the second of two classes; 0: none."""
 
     @property
     def name(self) -> str:
@@ -226,6 +230,8 @@ class Label:
         table["classes"] = list(self.classes)
         if self.weights:
             table["weights"] = list(self.weights)
+        if self.positive:
+            table["positive"] = self.positive
         return table
 
 
@@ -365,6 +371,7 @@ class Schema:
             huber=huber,
             bins=len(label.edges),
             most=most,
+            positive=label.positive,
         )
 
     @cached_property
@@ -518,6 +525,7 @@ def _label(source: str, table: Any, images: bool) -> Label:
         "regression": ("column", "range", "huber"),
         "count": ("column", "most"),
         "ordinal": ("column", "classes"),
+        "binary": ("column", "classes", "weights", "positive"),
     }.get(task, ("column", "classes", "weights"))
     if images:  # the folders' names are the labels
         fields = tuple(field for field in fields if field != "column")
@@ -579,7 +587,14 @@ def _label(source: str, table: Any, images: bool) -> Label:
         weights,
         f"a public number above 0 for each of the {len(classes)} classes",
     )
-    return Label(task, columns, classes, tuple(map(float, weights)))
+    positive = table.get("positive", 0.0)
+    require(
+        "positive" not in table or (_is_number(positive) and 0 < positive < 1),
+        f"{source}: positive",
+        positive,
+        f"a public estimate, between 0 and 1, of the share of {classes[-1]!r}, such as 0.12",
+    )
+    return Label(task, columns, classes, tuple(map(float, weights)), positive=float(positive))
 
 
 def _known(source: str, table: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -30,6 +30,8 @@ class Task:
     huber: float = 0.0
     bins: int = 0
     most: float = 0.0
+    positive: float = 0.0
+    """Of two classes: a public estimate of the share of the second; 0 where there is none."""
 
     @classmethod
     def plain(cls, classes: int) -> Task:

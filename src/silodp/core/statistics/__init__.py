@@ -12,6 +12,7 @@ from silodp.core.statistics.histogram import MAX_EDGES, Histogram
 from silodp.core.statistics.local_steps import LocalSteps
 from silodp.core.statistics.missing_rates import MissingRates
 from silodp.core.statistics.moments import Moments
+from silodp.core.statistics.risk_cells import RiskCells
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.core.statistics.score_total import ScoreTotal
 from silodp.core.statistics.statistic import Rowed, Rows, Statistic
@@ -36,6 +37,7 @@ __all__ = [
     "LocalSteps",
     "MissingRates",
     "Moments",
+    "RiskCells",
     "Rowed",
     "Rows",
     "Score",

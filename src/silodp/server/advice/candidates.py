@@ -26,25 +26,28 @@ class Effort:
     """
 
     parameters: float
-    worlds: tuple[int, ...] = tuple(range(13))
+    worlds: tuple[int, ...] = tuple(range(16))
     pool: int = 1200
     tested: int = 1500
-    rounds: tuple[int, ...] = (1, 3, 6, 12, 25, 50)
-    clips: tuple[float, ...] = (0.25, 0.5, 1.0)
-    lengths: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
-    trials: int = 6
-    looks: int = 2
-    """Samples of a world: of all candidates at first, then of those that are looked at again."""
+    rounds: tuple[int, ...] = (3, 6, 12, 25, 50)
+    clips: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
+    lengths: tuple[float, ...] = (0.12, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    trials: int = 4
 
 
 EFFORTS = (
     Effort(70),
-    Effort(300, pool=800, tested=800, trials=3, looks=1),
-    Effort(1_000, tuple(range(7)), 600, 600, trials=2, looks=1),
-    Effort(12_000, (0, 1, 2), 400, 600, (3, 12, 40), (0.25, 1.0), (0.3, 1.0, 3.0, 10.0), 2, 1),
-    Effort(100_000, (0, 1), 200, 400, (5, 25), (0.5,), (0.3, 1.0, 3.0, 10.0), 2, 1),
-    Effort(math.inf, (1,), 64, 200, (20,), (0.5,), (0.3, 1.0, 3.0), 1, 1),
+    Effort(300, pool=800, tested=800, trials=3),
+    Effort(1_000, (0, 2, 3, 5, 7, 9, 13, 14), 600, 600, trials=2),
+    Effort(12_000, (0, 2, 13), 400, 600, (3, 12, 40), (0.25, 1.0), (0.5, 1.0, 2.0, 4.0), 2),
+    Effort(100_000, (0, 2), 200, 400, (5, 25), (0.5,), (0.5, 1.0, 2.0, 4.0), 2),
+    Effort(math.inf, (2,), 64, 200, (20,), (0.5,), (0.5, 1.0, 2.0), 1),
 )
+LOUD = 300.0
+"""Records x mu below which noise drowns what more than 25 rounds could find."""
+QUIET = 2000.0
+"""Records x mu from which noise is so little that more rounds come closer to the best model."""
+MORE_ROUNDS = (100, 200)
 BENDING = 400.0
 NETWORK = 3000.0
 """Records x mu from which models that bend are tried, and networks: with less, noise drowns what
@@ -102,14 +105,53 @@ def regrouped(points: Sequence[Point]) -> list[tuple[Batch, list[tuple[Point, in
     return found
 
 
-def regrets(errors: Mapping[Point, np.ndarray]) -> dict[Point, float]:
-    """How much worse each is than the best, as the root mean square over the worlds: much worse in
-    one counts more than a little in all.
+def regrets(losses: Mapping[Point, np.ndarray]) -> dict[Point, float]:
+    """Return how much worse each candidate is than the best, as the root mean square over the
+    worlds: much worse in one counts more than a little in all.
     """
-    best = np.min(list(errors.values()), axis=0)
+    best = np.min(list(losses.values()), axis=0)
     return {
-        point: float(np.sqrt(np.square(found - best).mean())) for point, found in errors.items()
+        point: float(np.sqrt(np.square(found - best).mean())) for point, found in losses.items()
     }
+
+
+NEAR = math.log(2.3)
+"""Steps and clips within a factor of 2 are near, rounded as they are."""
+
+
+def near(points: Sequence[Point]) -> dict[Point, list[Point]]:
+    """Return for each candidate those that differ from it by a factor of about 2 in step or clip
+    alone.
+    """
+    families: dict[tuple, list[Point]] = {}
+    for p in points:
+        key = p.model, p.algorithm, p.rounds, p.momentum, p.output
+        families.setdefault(key, []).append(p)
+    found: dict[Point, list[Point]] = {}
+    for members in families.values():
+        for p in members:
+            found[p] = [q for q in members if _one_factor(p, q)]
+    return found
+
+
+def _one_factor(p: Point, q: Point) -> bool:
+    step = abs(math.log(p.step / q.step))
+    clip = abs(math.log(p.clip / q.clip))
+    alone = min(step, clip) < math.log(1.3)
+    return p != q and alone and max(step, clip) < NEAR
+
+
+def cautious(
+    regret: Mapping[Point, float], around: Mapping[Point, Sequence[Point]]
+) -> dict[Point, float]:
+    """Return the mean of each candidate's regret and of the worst near it: the settings that are
+    chosen must do well even if the records ask for half or twice as much.
+    """
+    found = {}
+    for point, own in regret.items():
+        others = [regret[q] for q in around.get(point, ()) if q in regret]
+        found[point] = (own + max([own, *others])) / 2
+    return found
 
 
 def models_for(facts: Facts, worth: float) -> list[str]:

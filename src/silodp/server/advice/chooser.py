@@ -23,36 +23,51 @@ from silodp.core.extension import is_file
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.build import Load, Words, build
 from silodp.core.problem.problem import Problem
-from silodp.core.problem.task import Task
 from silodp.core.weights import Weights
 from silodp.host.extension import load as from_file
 from silodp.server.advice.candidates import (
     EFFORTS,
+    LOUD,
     MOMENTA,
+    MORE_ROUNDS,
     MOST_PRODUCTS,
-    NETWORK,
     ONE_SHOT,
+    QUIET,
     WHOLE,
     Batch,
     Effort,
     Point,
+    cautious,
     models_for,
+    near,
     points_of,
     regrets,
     regrouped,
     rounded,
 )
 from silodp.server.advice.facts import Facts
+from silodp.server.advice.judging import constant_loss, counted, judged, relative_loss
 from silodp.server.advice.pool import Pool, noise_of, pooled, shares_of
 from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
 from silodp.server.algorithms import ALGORITHMS, find
+from silodp.server.estimates.recalibration import SHARE
+from silodp.server.federation import StopRun
 from silodp.server.order import Order, targets
 from silodp.server.prepare import asked_at_least, least_of, prepare
 from silodp.server.settings import participation_by_name
 
-FINALISTS = 16
-"""How many candidates are looked at again on fresh records."""
-
+LARGE = 5000
+"""Records from which candidates are tried on twice as many made-up ones."""
+CALIBRATED = 100.0
+"""Records x mu from which the answer by which risks are recalibrated is worth its price: below it
+the mean outcome is known to no better than 6 points.
+"""
+FIRST_WORLDS = 5
+SECOND = 20
+FINALISTS = 6
+"""On how many worlds every candidate is tried, how many candidates are tried on all worlds (and
+those near them), and how many on fresh records.
+"""
 
 SMALL = 0.03
 """Share of what is learnt (of all silos' precision) below which a silo's budget is better kept."""
@@ -139,57 +154,88 @@ class Search:
                 facts.counts,
                 participation_by_name(order.participation, len(facts.counts), order.coins)(),
             )
+        if order.recalibration is None:
+            self.order = order = replace(self.order, recalibration=self._recalibration())
         if order.model:
             self.models = [order.model]
         else:
             self.models = models_for(facts, self.worth)
         self.effort = effort or self._effort()
-        self.records = min(whole, self.effort.pool * (2 if self.worth > NETWORK else 1))
+        # by the number of records alone: all trusts are compared on the same made-up records
+        larger = 2 if sum(facts.counts) > LARGE else 1
+        self.records = min(whole, self.effort.pool * larger)
+
+    def _recalibration(self) -> float:
+        """Return the share of the budget for recalibration, by a public rule: some where the answer
+        is not drowned by its noise, and the silos and the model can be asked.
+        """
+        task = self.facts.plain
+        asked = task.kind != "regression" and self.facts.allow("RiskCells")
+        ready = not self.order.totals and self.order.noise == "exact" and not self.order.loss
+        own = bool(self.order.model) and is_file(self.order.model)
+        if asked and ready and not own and self.order.model != "cnn" and self.worth >= CALIBRATED:
+            return SHARE
+        return 0.0
 
     def advice(self) -> Advice:
-        first = {}
-        for batch in self.batches():
-            for world in self.effort.worlds:
-                errors = torch.stack(
-                    [self.errors(batch, world, -1 - look) for look in range(self._looks(batch))]
-                ).mean(0)
-                for point, error in zip(
-                    points_of(batch), errors.T.reshape(-1).tolist(), strict=True
-                ):
-                    first.setdefault(point, []).append(error)
-        if self.order.output is None:
-            outputs = ("last", "tail")
-        elif self.order.output == "tail":
-            outputs = ("tail",)
-        else:
-            outputs = ("last",)
-        found = {
-            point: np.array(errors) for point, errors in first.items() if point.output in outputs
-        }
-        regret = regrets(found)
-        finalists = sorted(found, key=regret.__getitem__)[:FINALISTS]
-        again: dict[Point, list[list[float]]] = {point: [] for point in finalists}
-        for batch, points in regrouped(finalists):
-            for world in self.effort.worlds:
-                errors = np.stack(
-                    [self.errors(batch, world, 1 + t).numpy() for t in range(self.effort.trials)]
-                )
-                for point, j in points:
-                    again[point].append(errors[:, j, 1 if point.output == "tail" else 0].tolist())
-        means = {point: np.array(rows).mean(1) for point, rows in again.items()}
-        regret = regrets(means)
-        winner = min(finalists, key=regret.__getitem__)
+        """Return the choice by successive halving on common random numbers: every candidate on some
+        of the worlds, the better ones and those near them on all worlds, and the best on fresh
+        records.
+        """
+        every = self.effort.worlds
+        wanted = self._outputs()
+        points = [
+            (point, j)
+            for batch in self.batches()
+            for j, point in enumerate(points_of(batch))
+            if point.output in wanted
+        ]
+        candidates = [point for point, _ in points]
+        around = near(candidates)
+        first = self._tried(candidates, every[:: max(1, len(every) // FIRST_WORLDS)], 0)
+        better = _best(cautious(regrets(first), around), SECOND)
+        again = dict.fromkeys(better) | dict.fromkeys(q for p in better for q in around[p])
+        second = self._tried(list(again), every, 1)
+        hedged = cautious(regrets(second), around)
+        finalists = _best({point: hedged[point] for point in better}, FINALISTS)
+        trials = [self._tried(finalists, every, 2 + t) for t in range(self.effort.trials)]
+        losses = {point: np.stack([found[point] for found in trials], 1) for point in finalists}
+        means = {point: found.mean(1) for point, found in losses.items()}
+        fresh = regrets(means)
+        final = {point: fresh[point] + hedged[point] for point in finalists}
+        ranked = sorted(finalists, key=final.__getitem__)
         return self._advised(
-            winner,
-            np.array(again[winner]),
-            [self._told(p, means[p]) for p in sorted(finalists, key=regret.__getitem__)],
+            ranked[0], losses[ranked[0]], [self._candidate_words(p, means[p]) for p in ranked]
         )
 
-    def _looks(self, batch: Batch) -> int:
-        """Samples of a world at first: lines are quick, and of several models only the better ones
-        of each go on.
+    @property
+    def _doubt(self) -> float | None:
+        """Return the noise in the mean outcome of the question that recalibrates the model, if it
+        is asked.
         """
-        return self.effort.looks * (2 if batch.model in ("linear", "logistic") else 1)
+        if not self.order.recalibration:
+            return None
+        return math.sqrt(3 / self.order.recalibration) / self.worth
+
+    def _outputs(self) -> tuple[str, ...]:
+        """Return which iterates are compared."""
+        if self.order.output is None:
+            return ("last", "tail")
+        if self.order.output == "tail":
+            return ("tail",)
+        return ("last",)
+
+    def _tried(
+        self, points: Sequence[Point], worlds: Sequence[int], trial: int
+    ) -> dict[Point, np.ndarray]:
+        """Return each candidate's loss in each world, as a share of a constant's."""
+        found: dict[Point, list[float]] = {point: [] for point in points}
+        for batch, members in regrouped(points):
+            for world in worlds:
+                losses = self.losses(batch, world, trial)
+                for point, j in members:
+                    found[point].append(float(losses[j, int(point.output == "tail")]))
+        return {point: np.array(rows) for point, rows in found.items()}
 
     def _effort(self) -> Effort:
         """By the size of the first model; and where models that bend are tried too, which take
@@ -202,13 +248,7 @@ class Search:
         )
         if len(self.models) == 1:
             return effort
-        networks = len(self.models) > 2
-        return replace(
-            effort,
-            looks=1,
-            trials=min(effort.trials, 2),
-            worlds=effort.worlds[: 6 if networks else None],
-        )
+        return replace(effort, trials=min(effort.trials, 2))
 
     # --- what is tried ---------------------------------------------------------------------------
 
@@ -218,7 +258,7 @@ class Search:
         if order.clip is not None:
             clips = [order.clip]
         else:
-            clips = [rounded(base * share) for share in self.effort.clips]
+            clips = [rounded(base * share) for share in self._clips()]
         if order.momentum is not None:
             momenta = [order.momentum]
         else:
@@ -268,6 +308,14 @@ class Search:
             )
         return found
 
+    def _clips(self) -> tuple[float, ...]:
+        """Return the clips in units of a typical gradient at a risk of a half. Where the outcome is
+        known to be rare most gradients are shorter from the start.
+        """
+        if 0 < self.facts.plain.positive < 0.2:
+            return (self.effort.clips[0] / 2, *self.effort.clips)
+        return self.effort.clips
+
     def _one_shot_fits(self) -> bool:
         order = self.order
         task = self.facts.plain
@@ -291,16 +339,32 @@ class Search:
             if self.effort.rounds[-1] < 50:
                 return self.effort.rounds[-2:]
             return (50, 100)
-        if model == self.models[0]:
-            return self.effort.rounds
-        return self.effort.rounds[-3:]
+        if model != self.models[0]:
+            return self.effort.rounds[-3:]
+        if self.worth < LOUD:
+            return tuple(r for r in self.effort.rounds if r <= 25)
+        if self.worth > QUIET and len(self.effort.rounds) > 3:
+            return self.effort.rounds[1:] + MORE_ROUNDS
+        return self.effort.rounds
 
     # --- trying it -------------------------------------------------------------------------------
 
-    def errors(
+    def losses(
         self, batch: Batch, world: int, trial: int, noise: Mapping[str, float] | None = None
     ) -> Tensor:
-        """(J, 2): the error of each point's last iterate, and of the average of the later half."""
+        """Return (J, 2): the loss of each point's last iterate, and of the average of the later
+        half, as a share of a constant's.
+        """
+        problem = self._problem(batch.model)
+        sample = self.sample(world, trial)
+        ends = self.ends(batch, world, trial, noise)
+        doubt = self._doubt if noise is None else None
+        return torch.stack([relative_loss(problem, w, sample, doubt) for w in ends], 1)
+
+    def ends(
+        self, batch: Batch, world: int, trial: int, noise: Mapping[str, float] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (J, d) twice: each point's last iterate, and the average of the later half."""
         problem = self._problem(batch.model)
         sample = self.sample(world, trial)
         algorithm = find(batch.algorithm)
@@ -320,13 +384,16 @@ class Search:
         tail = torch.zeros_like(start)
         kept = 0
         last = start
-        for r, last in enumerate(
-            algorithm.run(fed, problem, start, **{**settings, **columns}, **mechanisms)
-        ):
-            if r >= batch.rounds // 2:
-                tail = tail + last
-                kept = kept + 1
-        return torch.stack([_error(problem, w, sample) for w in (last, tail / max(kept, 1))], 1)
+        try:
+            for r, last in enumerate(
+                algorithm.run(fed, problem, start, **{**settings, **columns}, **mechanisms)
+            ):
+                if r >= batch.rounds // 2:
+                    tail = tail + last
+                    kept = kept + 1
+        except StopRun:  # one-shot has refused to make a model
+            return start * math.nan, start * math.nan
+        return last, tail / max(kept, 1)
 
     def _settled(self, batch: Batch) -> Order:
         """For the plan: noise depends on neither clip nor step."""
@@ -396,28 +463,44 @@ class Search:
 
     # --- what is said of it ----------------------------------------------------------------------
 
-    def _advised(self, winner: Point, errors: np.ndarray, tried: list[dict[str, Any]]) -> Advice:
-        """`errors` (worlds, trials) of the winner."""
-        open_errors = self._without_noise(winner)
-        guess = np.array([_guessing(self.sample(world, 1)) for world in self.effort.worlds])
-        mean = float(errors.mean())
-        spread = float(errors.std(1, ddof=min(1, errors.shape[1] - 1)).mean())
-        gain = float(guess.mean()) - mean
-        most = float((guess - open_errors).mean())
+    def _advised(self, winner: Point, losses: np.ndarray, tried: list[dict[str, Any]]) -> Advice:
+        """Return the advice; `losses` (worlds, trials) are the winner's."""
+        plain_losses, plain = self._without_noise(winner)
+        found = self._judged(winner)
+        loss = float(losses.mean())
+        spread = float(losses.std(1, ddof=min(1, losses.shape[1] - 1)).mean())
+        problem = self._problem(winner.model)
+        constant = float(
+            np.mean([constant_loss(problem, self.sample(w, 2)) for w in self.effort.worlds])
+        )
+        gain = constant - loss
+        most = constant - float(plain_losses.mean())
+        guess = np.array([row["guessing"] for row in found])
+        errors = np.array([row["error"] for row in found])
+        if counted(self.facts.plain):
+            judged = errors
+            without = float(np.mean([row["error"] for row in plain]))
+        else:
+            judged = losses.mean(1)
+            without = float(plain_losses.mean())
         expected = {
-            "measure": "error" if _counted(self.facts.plain) else "loss",
+            "measure": "error" if counted(self.facts.plain) else "loss",
             "weighed": bool(self.facts.plain.weights),
-            "error": mean,
+            "error": float(judged.mean()),
             "run_to_run": spread,
-            "middle": [float(q) for q in np.quantile(errors, [0.25, 0.75])],
-            "not_private": float(open_errors.mean()),
+            "middle": [float(q) for q in np.quantile(judged, [0.25, 0.75])],
+            "not_private": without,
             "guessing": float(guess.mean()),
+            "loss": loss,
+            "loss_not_private": float(plain_losses.mean()),
+            "loss_of_constant": constant,
             "enough": gain > max(spread, 0.2 * most),
-            "worlds": [
-                {"error": float(e), "not_private": float(o), "guessing": float(g)}
-                for e, o, g in zip(errors.mean(1), open_errors, guess, strict=True)
-            ],
         }
+        for name in ("log_loss", "auc", "slope"):
+            if name in found[0]:
+                expected[name] = [
+                    float(np.median([row[name] for row in rows])) for rows in (found, plain)
+                ]
         left_out = [
             name
             for name, statistic, fits in (
@@ -434,21 +517,36 @@ class Search:
             tuple(left_out),
         )
 
-    def _without_noise(self, winner: Point) -> np.ndarray:
-        """(worlds,): the error of the winner's model at the best of a few steps, without noise."""
+    def _judged(self, winner: Point) -> list[dict[str, float]]:
+        """Return what the winner is like in each world, in words that people use."""
+        batch, _ = regrouped([winner])[0]
+        found = []
+        for world in self.effort.worlds:
+            w = self.ends(batch, world, 2)[int(winner.output == "tail")]
+            problem = self._problem(batch.model)
+            found.append(judged(problem, w, self.sample(world, 2), self._doubt))
+        return found
+
+    def _without_noise(self, winner: Point) -> tuple[np.ndarray, list[dict[str, float]]]:
+        """Return the loss in each world of the winner's model at the best of a few steps, without
+        noise, and what it is like.
+        """
         settings = tuple(
             {"clip": 1e6, "step": step, "momentum": 0.9} for step in (0.1, 0.3, 1.0, 3.0)
         )
         plain = Batch(winner.model, "momentum", 60, settings)
         silent = dict.fromkeys(find("momentum").kinds, 0.0)
-        found = [
-            [
-                self.errors(plain, world, 1 + t, silent).min().item()
-                for t in range(self.effort.trials)
-            ]
-            for world in self.effort.worlds
-        ]
-        return np.array(found).mean(1)
+        problem = self._problem(winner.model)
+        losses = []
+        words = []
+        for world in self.effort.worlds:
+            sample = self.sample(world, 2)
+            last, _ = self.ends(plain, world, 2, silent)
+            found = relative_loss(problem, last, sample)
+            best = int(found.argmin())
+            losses.append(float(found[best]))
+            words.append(judged(problem, last[best : best + 1], sample))
+        return np.array(losses), words
 
     def _resolved(self, point: Point) -> Order:
         if point.algorithm == "momentum" and not point.momentum:
@@ -470,13 +568,13 @@ class Search:
             output=self.order.output or point.output,
         )
 
-    def _told(self, point: Point, errors: np.ndarray) -> dict[str, Any]:
+    def _candidate_words(self, point: Point, losses: np.ndarray) -> dict[str, Any]:
         order = self._resolved(point)
         named = {
             name: getattr(order, name)
             for name in ("model", "algorithm", "rounds", "clip", "step", "momentum", "output")
         }
-        return named | {"error": float(errors.mean())}
+        return named | {"loss": float(losses.mean())}
 
     def _silo_words(self) -> list[dict[str, Any]]:
         """Of each silo: its part in what is learnt, and how the noise of the mean would change
@@ -511,45 +609,8 @@ class Search:
         return found
 
 
-@torch.no_grad()
-def _error(problem: Problem, w: Tensor, sample: Sample) -> Tensor:
-    """(J,): the share of wrong classes; for other labels the mean loss over that of an output of
-    zero.
-    """
-    scores = problem.outputs(w, sample.test_x)
-    y = sample.test_y
-    bad = ~torch.isfinite(scores).all(-1)
-    if _counted(sample.task):
-        if scores.shape[-1] == 1:
-            wrong = (scores.squeeze(-1) > 0) != (y > 0)
-        else:
-            wrong = scores.argmax(-1) != y
-        return ((wrong | bad).double() * _importance(sample)).mean(-1)
-    loss = torch.stack(
-        [problem.record_losses(s, y) for s in scores.nan_to_num(0.0).clamp(-1e3, 1e3)]
-    ).double()
-    zero = problem.record_losses(torch.zeros_like(scores[0]), y).double().mean()
-    return torch.where(bad.any(-1), 1e3, loss.mean(-1) / zero)
-
-
-def _counted(task: Task) -> bool:
-    """Whether a model is judged by the share of wrong classes; else by its loss."""
-    return task.kind in ("binary", "multiclass")
-
-
-def _importance(sample: Sample) -> Tensor:
-    """Of each tested record, by the public weights of the classes; 1 on average."""
-    weights = torch.tensor(
-        sample.task.weights or (1.0,) * sample.task.classes, dtype=torch.float64
-    )[sample.test_y]
-    return weights / weights.mean()
-
-
-def _guessing(sample: Sample) -> float:
-    """The error of always saying the one class, or of an output of zero."""
-    if not _counted(sample.task):
-        return 1.0
-    return 1 - float(torch.bincount(sample.test_y, _importance(sample)).max()) / len(sample.test_y)
+def _best(score: Mapping[Point, float], number: int) -> list[Point]:
+    return sorted(score, key=score.__getitem__)[:number]
 
 
 def _weights(order: Order, facts: Facts) -> str:

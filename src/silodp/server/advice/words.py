@@ -19,6 +19,7 @@ SETTINGS = (
     "momentum",
     "weights",
     "output",
+    "recalibration",
     "settings",
     "trust",
     "epsilon",
@@ -78,6 +79,20 @@ def lines(advice: Advice) -> list[str]:
         f"Expected on simulated data of this shape: {said}. Your data may be easier or "
         "harder. Privacy costs about as much."
     )
+    if "auc" in told:
+        (loss, plain_loss), (auc, plain_auc), (slope, _) = (
+            told[name] for name in ("log_loss", "auc", "slope")
+        )
+        found.append(
+            f"There the AUC was {auc:.2f} (without privacy {plain_auc:.2f}), the log loss "
+            f"{loss:.2f} ({plain_loss:.2f}), and the calibration slope {slope:.2f}, where 1 is "
+            "right."
+        )
+    if order.recalibration:
+        found.append(
+            f"{100 * order.recalibration:g} % of the budget (mu squared) buys one last question, "
+            "by which the model's risks are recalibrated; --no-recalibration leaves it out."
+        )
     if not advice.enough:
         found.append(
             "Do not train: with so few records at this epsilon the model would be no "

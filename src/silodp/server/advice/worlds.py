@@ -60,21 +60,29 @@ class World:
     real tables share a few strong ones.
     """
 
+    positive: float = 0.0
+    """Share of records with the second of two classes; 0: as the shift makes it. The schema's own
+    estimate goes before it.
+    """
+
 
 WORLDS = (
     World(2.2, 0.3, bent=0.1, active=0.6),
-    World(5.0, 0.2, common=0.8, narrow=True, falling=1.0),
-    World(3.0, 0.0, bent=0.35, active=0.5, low=0.2),
+    World(5.0, 0.2, common=0.8, narrow=True, falling=1.0, positive=0.3),
+    World(1.2, 0.0, bent=0.1, active=0.5, low=0.2, positive=0.13),
     World(2.5, -0.5, bent=0.25, pairs=True, active=0.6, common=0.5, falling=0.5, low=0.3),
     World(10.0, -0.3, common=0.9, narrow=True, falling=1.5),
-    World(4.0, 0.2, common=0.8, falling=1.0, low=0.4),
+    World(4.0, 0.2, common=0.8, falling=1.0, low=0.4, positive=0.2),
     World(8.0, 0.0, common=0.9, falling=1.0, low=0.5),
-    World(2.2, 0.3, bent=0.1, active=0.6, low=0.4),
+    World(2.2, 0.3, bent=0.1, active=0.6, low=0.4, positive=0.05),
     World(4.0, 0.0, common=0.8, falling=1.0, low=0.6),
-    World(6.0, 0.2, common=0.6, narrow=True),
+    World(6.0, 0.2, common=0.6, narrow=True, positive=0.1),
     World(8.0, 0.2, active=0.7, common=0.5, falling=0.5, low=0.5),
     World(3.0, -0.3, active=0.8, common=0.7, narrow=True, falling=0.7),
     World(20.0, 0.0, common=0.95, narrow=True, falling=2.0),
+    World(0.8, 0.0, active=0.6, low=0.3, positive=0.35),
+    World(1.5, 0.0, common=0.5, falling=0.5, narrow=True, positive=0.02),
+    World(3.0, 0.0, bent=0.35, active=0.5, low=0.2),
 )
 
 
@@ -202,7 +210,10 @@ def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Gener
     if task.kind == "binary" and rare is not None:
         noisy = logits[:, 0] + random.logistic(size=len(logits))
         return (noisy > np.quantile(noisy, rare[0] / rare.sum())).astype(np.int64)
-    logits = logits[:, 0] + world.shift * world.logit
+    if task.kind == "binary" and (positive := task.positive or world.positive):
+        logits = _shifted(logits[:, 0], positive)
+    else:
+        logits = logits[:, 0] + world.shift * world.logit
     if task.kind == "count":
         return np.minimum(
             random.poisson(np.exp(np.clip(0.3 * logits, -3, 3)) * min(2.0, task.most / 4)),
@@ -222,3 +233,16 @@ def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Gener
         event = ended.any(1) & (first < last)
         return np.where(event, 2 * first + 1, 2 * last)
     return (random.random(len(logits)) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+
+
+def _shifted(logits: np.ndarray, positive: float) -> np.ndarray:
+    """Return the logits plus the constant with which their mean risk is `positive`."""
+    low = -40.0
+    high = 40.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if (1 / (1 + np.exp(-(logits + middle)))).mean() < positive:
+            low = middle
+        else:
+            high = middle
+    return logits + low

@@ -14,6 +14,7 @@ from silodp.server.algorithms.language import (
     Tensor,
 )
 from silodp.server.estimates.linear import question, solution
+from silodp.server.federation import StopRun
 
 Cap = Annotated[
     float,
@@ -45,6 +46,11 @@ def one_shot(
       is cut.
     """
     statistic = question(problem, gram.clip, cap)
-    value, noise, _ = fed.measure(Query(statistic, gram.clipped(statistic.norm)))
-    fitted = solution(problem, statistic, value.cpu(), noise.cpu()).to(w)
+    value, noise, records = fed.measure(Query(statistic, gram.clipped(statistic.norm)))
+    fitted = solution(problem, statistic, value.cpu(), noise.cpu(), records.cpu()).to(w)
+    if len(fitted) == 1 and bool(fitted.isnan().any()):
+        raise StopRun(
+            "the noise decides the answer to the one question of one-shot, so no model is made of "
+            "it; use a larger --epsilon, more records, or leave --algorithm out"
+        )
     yield fitted.expand(max(len(fitted), len(w)), -1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,12 +31,17 @@ PENALTIES = torch.logspace(math.log10(0.7), math.log10(40), 24, dtype=torch.floa
 it, where noise would pass for a direction.
 """
 CERTAIN = 0.9
-LEAST = 0.3
-WIDE = 0.3
-"""The largest share of a score's variance that its classes are taken to explain; and of what the
-noisy moments themselves say of a score, the least part of its covariance with the classes, and of
-its variance, that is taken for real: noise may hide how sure a score is, and the score still say
-which class is likelier."""
+"""The largest share of the classes' variance that a score is taken to explain."""
+CAUTION = 2.2
+"""Standard deviations of noise that are taken off what the moments say of a score."""
+BOUND = 0.2
+"""Logits that the noise in the features' means may move all scores by: it bounds the slopes."""
+LEAST_SHARE = 0.002
+DROWNED = 120.0
+"""Where so many times the squared error of a class's share, by noise and a quarter of that by
+chance, is more than its variance times its entropy, the log loss may be 5 per cent above that of a
+constant by the error of the share alone.
+"""
 
 
 def question(problem: Problem, clip: Number, cap: float) -> Gram:
@@ -77,9 +83,15 @@ def _layer(model: nn.Module) -> nn.Linear | None:
     return inner if type(inner) is nn.Linear else None
 
 
-def solution(problem: Problem, gram: Gram, value: Tensor, noise: Tensor) -> Tensor:
-    """(J, d): the problem's w from the mean products (J, k), in each of which is noise of this
-    standard deviation (J, 1).
+def solution(
+    problem: Problem,
+    gram: Gram,
+    value: Tensor,
+    noise: Tensor,
+    records: Tensor | float = math.inf,
+) -> Tensor:
+    """Return (J, d): the problem's w from the mean products (J, k) of so many `records`, in each of
+    which is noise of this standard deviation (J, 1). Of two classes NaN where noise decides it.
     """
     layer = _layer(problem.model)
     assert layer is not None
@@ -91,7 +103,7 @@ def solution(problem: Problem, gram: Gram, value: Tensor, noise: Tensor) -> Tens
         offset = gram.cap * moments.y
         offset = offset - (slopes.mT @ moments.x)[..., 0]
     else:
-        slopes, offset = _logits(moments, gram.classes)
+        slopes, offset = _logits(moments, gram.classes, records)
         if isinstance(problem.loss, Weighted):
             offset = offset + torch.tensor(problem.loss.weights, dtype=torch.float64).log()
         if layer.out_features == 1:
@@ -139,7 +151,7 @@ class Moments:
             return cls(0 * x, 0 * y[..., 0], xx, xy, s)
         equal = 1 / gram.classes if gram.classes > 2 else 0.0
         near = _shrunk(x, s)
-        level = _shrunk(y, s, equal, 0.15 if gram.classes == 2 else 0.3 * (equal or 1.0))
+        level = _shrunk(y, s, equal, 0.6 if gram.classes == 2 else 0.3 * (equal or 1.0))
         xx = xx - (near @ x.mT + x @ near.mT) / 2
         return cls(near, level[..., 0], xx, xy - near @ y.mT, s)
 
@@ -216,33 +228,61 @@ def _shrunk(
     return centre + off * own.clamp_min(0.0) / (own.clamp_min(0.0) + variance).clamp_min(1e-300)
 
 
-def _logits(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
+def _logits(moments: Moments, classes: int, records: Tensor | float) -> tuple[Tensor, Tensor]:
     """(J, F, K) and (J, K): linear discriminants of the ridge scores b_k'(x - mean), b_k = (xx +
     P)^-1 (mean of class k - mean).
 
-    Within classes scores vary less than in all, by the share R^2 that classes explain, so that
-    discriminants are b_k / (1 - R^2); noise has lengthened them, by which they are shrunk.
+    Within classes scores vary less than in all, by the share R^2 that classes explain. What noise
+    may have added to the score's covariance with the class is taken off, and what it may have taken
+    from its variance is put on, so that risks are rather too flat than too sure. The slopes are
+    bounded at the noise's scale. NaN where the noise decides the answer.
     """
     if classes > 2:
         return _discriminants(moments, classes)
-    share = ((1 + torch.cat([-moments.y, moments.y], 1)) / 2).clamp(0.05, 0.95)
-    signs = torch.tensor([[-0.5, 0.5]], dtype=torch.float64)
-    xy = moments.xy * signs
-    spread = signs.mT @ signs
-    root = share.sqrt()[:, None]
-    fitted = moments.ridge(xy / root, spread / (root * root.mT))
-    naive, along, square = (
-        m.diagonal(dim1=1, dim2=2).sum(1)
-        for m in (fitted.slopes.mT @ (xy / root), fitted.along, fitted.square)
-    )
-    along = torch.maximum(along, LEAST * naive).clamp_min(1e-300)
-    square = torch.maximum(torch.maximum(square, WIDE * naive), along.square() / CERTAIN)
-    factor = along / square / (1 - along.square() / square)
-    slopes = factor[:, None, None] * fitted.slopes / root
-    means = (fitted.slopes / root).mT @ (xy / root / root)
-    shrunk = (along / naive.clamp_min(1e-300))[:, None]
-    offset = share.log() - factor[:, None] * shrunk * means.diagonal(dim1=1, dim2=2) / 2
-    return slopes, offset - (slopes.mT @ moments.x)[..., 0]
+    noise = moments.noise[:, 0]
+    error = noise / 2
+    share = ((1 + moments.y) / 2).clamp(LEAST_SHARE, 1 - LEAST_SHARE)
+    share = torch.minimum(torch.maximum(share, error / 2), 1 - error / 2)
+    spread = share * (1 - share)
+    fitted = moments.ridge(moments.xy / 2, torch.full((1, 1), 0.25, dtype=torch.float64))
+    length = fitted.slopes.norm(dim=1)
+    mean = (fitted.slopes.mT @ moments.x)[..., 0]
+    doubt = noise * (length * (0.25 + 2 * length.square()).sqrt() + mean.abs() / 2)
+    along = fitted.along[..., 0] - CAUTION * doubt
+    edge = 2 * math.sqrt(moments.xx.shape[-1]) * noise  # the noise's largest eigenvalue
+    square = fitted.square[..., 0] + edge * length * (length + mean.abs())
+    square = torch.maximum(square, along.square() / spread / CERTAIN).clamp_min(1e-300)
+    factor = along / spread / (square - along.square() / spread)
+    factor = torch.minimum(factor, BOUND / (noise * length).clamp_min(1e-300))
+    # the risk of a rare class is worth nothing where noise could have made all of it
+    rare = (torch.minimum(share, 1 - share) - error).clamp_min(LEAST_SHARE)
+    chance = error.square() + share * (1 - share) / records / 4
+    entropy = -(rare * rare.log() + (1 - rare) * (1 - rare).log())
+    drowned = (along <= 0) | (DROWNED * chance > rare * (1 - rare) * entropy)
+    factor = torch.where(drowned, torch.nan, factor)
+    slopes = factor[..., None] * fitted.slopes
+    within = (square - along.square() / spread).clamp_min(0.0).sqrt()
+    centres = torch.cat([-along / (1 - share), along / share], 1)
+    offset = _balanced(factor * centres, factor * within, share) - factor * mean
+    nothing = torch.zeros_like(slopes)
+    return torch.cat([nothing, slopes], 2), torch.cat([0 * offset, offset], 1)
+
+
+def _balanced(centres: Tensor, within: Tensor, share: Tensor) -> Tensor:
+    """Return (J, 1): the intercept with which the mean risk is the `share` (J, 1) of the second
+    class, for logits that are normal in each class, about its centre (J, 2).
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(31)
+    logits = centres[..., None] + within[..., None] * torch.from_numpy(nodes)
+    weight = torch.from_numpy(weights / weights.sum()) * torch.stack([1 - share, share], 1)
+    low = torch.full_like(share, -60.0)
+    high = torch.full_like(share, 60.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        risk = ((middle[..., None] + logits).sigmoid() * weight).sum((1, 2))[:, None]
+        low = torch.where(risk < share, middle, low)
+        high = torch.where(risk < share, high, middle)
+    return low
 
 
 def _discriminants(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:

@@ -105,6 +105,7 @@ from silodp.core.statistics import (
 )
 from silodp.core.statistics.gram import MAX_FACTORS, Gram
 from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
+from silodp.core.statistics.risk_cells import MOST_EDGES, RiskCells
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
 from silodp.silo.answer.gradients import Gradients
@@ -310,6 +311,7 @@ class Exact:
         huge = 1e150 * ordinary
         groups = min(self.features, MAX_GROUPS)
         gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
+        edges = torch.linspace(-6, 6, MOST_EDGES, dtype=torch.float64)
         alive = Grad(ordinary), Score(ordinary, MAX_BINS, 1.0)
         trials = [
             (alive[0], gradients),
@@ -320,6 +322,10 @@ class Exact:
             (ScoreTotal(ordinary, MAX_BINS, 1.0), scores),
             (GroupScore(ordinary, 0, groups, 0), scores),
             (GroupScore(huge, 0, groups, 0), scores),
+            (RiskCells(ordinary, edges, 1.0), scores),
+            (RiskCells(huge, edges, 1.0), scores),
+            (RiskCells(ordinary, edges[:0], 1.0), scores),
+            (RiskCells(huge, edges[:0], 1.0), scores),
             (gram, self._sizes(gram.shape[-1])),
             (Gram(1, 2, 1.0, 1.0), wide),
             (ClassCounts(2), wide),

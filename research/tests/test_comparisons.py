@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from gaussian_noise import gaussian_epsilon
+
 from research import gallery, rates
+from research.binomial.accountant import BinomialSum, epsilon
 from research.compare import improvement, read_table
 from research.study import FIGURES, LEADERBOARD, MNIST, TRUST, VARIANCE, WBCD
 from silodp.core.privacy.accounting import Budget
-from silodp.core.privacy.binomial import BinomialSum, epsilon
 from silodp.core.sampling import DisjointBatches
 from silodp.server.algorithms import find
 from silodp.server.order import Order

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
@@ -19,13 +18,11 @@ from silodp.cli import score as module
 from silodp.cli.app import app, main
 from silodp.cli.federation import _statistics
 from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import Budget, gdp_mu
-from silodp.core.privacy.totals import Schedule
+from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
 from silodp.pages import runs
 from silodp.pages.card import card
 from silodp.pages.report import report
 from silodp.pages.statements import nist
-from silodp.server.estimates.scoring_total import shuffled_for
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.service.daemon import open_door
 from silodp.silo.service.masking import Masking
@@ -194,20 +191,23 @@ def test_a_column_without_groups_is_said_before_anything_is_asked_or_paid(traine
     assert not (trained / "run/evaluations.jsonl").exists()
 
 
-def test_a_run_in_totals_or_without_a_schema_has_no_groups(trained, tmp_path):
+def test_a_run_in_totals_has_groups_and_one_without_a_schema_has_none(trained, tmp_path):
     order = ("--model", "logistic", "--algorithm", "mb-sgd", "--rounds", 1, "--held-out", 0.5)
     silodp("train", *files(trained), *order, "--trust", "masks", "--out", tmp_path / "masked")
+    answer = silodp("evaluate", tmp_path / "masked", "--epsilon", 8, "--by", "sex")
+    assert [row["name"] for row in answer["groups"]["rows"]] == [
+        "female",
+        "male",
+        "other",
+    ]
+    assert [row["name"] for row in answer["scores"]] == ["all"]
     (tmp_path / "plain.csv").write_text(
         "x,label\n" + "".join(f"{k % 9 / 9},{k % 2}\n" for k in range(60))
     )
     silodp("train", "--silo", tmp_path / "plain.csv", *order, "--out", tmp_path / "plain")
-    for name, sentence in (
-        ("masked", "totals alone; groups need answers as --trust isrl has them"),
-        ("plain", "no schema"),
-    ):
-        with pytest.raises(BadInput, match=sentence):
-            silodp("evaluate", tmp_path / name, "--by", "sex")
-        assert not (tmp_path / name / "evaluations.jsonl").exists()
+    with pytest.raises(BadInput, match="no schema"):
+        silodp("evaluate", tmp_path / "plain", "--by", "sex")
+    assert not (tmp_path / "plain/evaluations.jsonl").exists()
 
 
 def test_where_a_person_is_the_record_groups_count_persons(tmp_path, monkeypatch):
@@ -514,7 +514,7 @@ def test_no_two_evaluations_have_one_run_whatever_words_they_hold(gate, monkeypa
         ["evaluate", "1", "a", "b"],
         ["evaluate", 1, "a b"],
     )
-    runs_of = [module._channel(folder, cards, words, 1.0, totals=False)._run for words in asked]
+    runs_of = [module._channel(folder, cards, words, 1.0, "isrl")._run for words in asked]
     assert len(set(runs_of)) == len(asked)
 
 
@@ -583,39 +583,29 @@ def test_whoever_was_silent_and_then_refuses_may_have_paid_and_whoever_refuses_a
 
 
 def test_a_total_that_took_two_attempts_is_priced_as_two(trained, tmp_path):
-    path, *_ = deployed(trained, tmp_path, "m", "a.csv", rule="totals", masking=Masking((), 0, 2))
+    path, *_ = deployed(trained, tmp_path, "m", "a.csv", masking=Masking((), 0, 2))
     federate(trained, tmp_path, m=path)
     cards, budgets = module._cards(tmp_path, 2.0)
-    asked = {"classes": 2, "bins": 4, "cap": 4.0, "label": None, "loss": None}
-    total = shuffled_for(torch.zeros(1, cards[0].parameters), budgets[0], [N, N], **asked)
+    assert cards[0].trust == "masks"
     price = {
-        times: module._charged(
-            cards, budgets, [SimpleNamespace(charges=Counter(m=times))], 1, total
-        )[0]["epsilon"]
+        times: module._charged(cards, budgets, [SimpleNamespace(charges=Counter(m=times))])[0][
+            "epsilon"
+        ]
         for times in (0, 1, 2)
     }
-    twice = Schedule()
-    for _ in range(2):
-        twice.add("full", total.event())
-    assert (price[0], price[1], price[2]) == (0, 2.0, twice.epsilon(budgets[0].delta))
+    twice = gdp_epsilon(gdp_mu(budgets[0]) * 2**0.5, budgets[0].delta)
+    assert (price[0], price[1], price[2]) == (0, 2.0, twice)
     assert price[2] > 2.5
 
 
-def test_a_silo_of_totals_allows_the_score_of_totals_alone(trained, tmp_path):
-    _, policy, _, _ = deployed(
-        trained, tmp_path, "m", "a.csv", rule="totals", masking=Masking((), 0, 2)
-    )
-    assert set(policy.statistics) == {"Grad", "GradDiff", "ScoreTotal"}, "what totals serve"
-    assert set(_statistics(0.2, False, "masks")) == {"Grad", "GradDiff", "ScoreTotal"}
-    assert "LocalSteps" in _statistics(0.2, False, "isrl")
-    _, policy, _, _ = deployed(trained, tmp_path, "g", "b.csv")
-    assert {name for name in policy.statistics if "Score" in name} == {"Score", "GroupScore"}
-    for trust, wanted in (
-        ("masks", {"ScoreTotal"}),
-        ("shuffle", {"ScoreTotal"}),
-        ("isrl", {"Score", "GroupScore"}),
-    ):
-        assert {name for name in _statistics(0.2, False, trust) if "Score" in name} == wanted
+def test_a_silo_of_totals_allows_all_but_local_steps(trained, tmp_path):
+    _, policy, _, _ = deployed(trained, tmp_path, "m", "a.csv", masking=Masking((), 0, 2))
+    assert set(policy.statistics) == {"Grad", "GradDiff", "Score", "GroupScore"}
+    for trust in ("masks", "shuffle"):
+        assert set(_statistics(0.2, True, trust)) == set(_statistics(0.2, True, "isrl")) - {
+            "LocalSteps",
+            "SteeredSteps",
+        }
 
 
 def test_why_something_is_too_noisy_is_said_where_only_a_groups_figure_is(trained, tmp_path):

@@ -258,7 +258,7 @@ def test_verify_of_a_missing_ledger_exits_2(silodp, tmp_path):
 
 @pytest.mark.parametrize(
     ("rule", "event"),
-    [("gdp", Event(FullBatch(), 3.0)), ("totals", TotalEvent(FullBatch(), 4, 3000, 0.5, 400, 10))],
+    [("gdp", Event(FullBatch(), 3.0)), ("gdp", TotalEvent(FullBatch(), 30.0, 1, 4))],
 )
 def test_who_looks_after_a_ledger_loads_no_torch(data, silodp, tmp_path, rule, event):
     code, _, error = silodp(

@@ -136,9 +136,7 @@ def test_a_gate_that_has_answered_has_loaded_nothing_of_the_laboratory(folder, m
 
 
 def test_a_shuffler_that_has_passed_on_a_total_has_loaded_nothing_of_the_laboratory(folder):
-    card = shuffler.provision(
-        folder / "mixer", askers=[public(SERVER)], members=ROSTER, largest=1000
-    )
+    card = shuffler.provision(folder / "mixer", askers=[public(SERVER)], members=ROSTER)
     with serving(
         folder, "federation", "shuffler", "serve", str(folder / "mixer" / "shuffler.toml")
     ) as (

@@ -38,8 +38,6 @@ def silos(silodp, tmp_path, monkeypatch):
             5,
             "--delta",
             1e-4,
-            "--rule",
-            "totals",
             "--least",
             3,
             "--colluding",

@@ -258,14 +258,14 @@ def test_a_total_over_silos_of_different_sizes_has_weights_by_records_only(rule)
 
 def test_the_mean_of_a_total_is_over_records_whatever_its_weights_are_called():
     mechanism, total = (
-        Shuffled("a", 2.0, 10, 8, 40),
+        Shuffled("a", 2.0, 0.5, counted=2),
         torch.tensor([[[400.0, 250.0]]], dtype=torch.float64),
     )
     found = [mechanism.combine(total, (0, 1), Weights(rule, (20, 20))) for rule in RULES]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
-    wanted = ((total[:, 0] - 0.5 * 8 * 40) * (4.0 / 10) - 40 * 2.0) / 40
-    assert torch.allclose(found[0], wanted)
+    # e = 2 and b = 1 in the step 2^(e - 17 - b) of the lattice
+    assert torch.equal(found[0], total[:, 0] * 2.0**-16 / 40)
 
 
 # --- what cannot be ------------------------------------------------------------------------------

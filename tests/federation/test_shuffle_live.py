@@ -7,6 +7,7 @@ couriers, without TLS, so that whatever is readable in it would be found.
 import hashlib
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -30,10 +31,7 @@ from silodp.cli.federation_files import carrier_of, problem_of, read_key
 from silodp.cli.federation_shuffle import SITE, shuffler_card
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
-from silodp.core.mechanisms.shuffle import Parameters, variance
-from silodp.core.mechanisms.totals import analysed
-from silodp.core.privacy.accounting import Budget
-from silodp.core.privacy.totals import Schedule, Totals
+from silodp.core.privacy.accounting import GDP, gdp_epsilon
 from silodp.core.protocol.box import box_length, open_box
 from silodp.core.protocol.codec import Sealed, decode_reply
 from silodp.core.protocol.relay import (
@@ -230,10 +228,8 @@ def stated(asked, delta: float) -> float:
     """What these releases cost together against the server: the figure that plan, run and ledger
     show.
     """
-    releases = Schedule()
-    for a in asked:
-        releases.add("", a.event)
-    return releases.epsilon(delta)
+    prices = [float(GDP().price(a.event.of(0), np.zeros(()))[1]) for a in asked]
+    return gdp_epsilon(math.sqrt(sum(prices)), delta)
 
 
 def test_up_starts_a_shuffler_and_a_run_through_it_spends_what_was_planned(federation, trained):
@@ -251,12 +247,12 @@ def test_up_starts_a_shuffler_and_a_run_through_it_spends_what_was_planned(feder
     for i, (mine, told, card) in enumerate(
         zip(charges(federation, trained["run"]), trained["silos"], federation.cards, strict=True)
     ):
-        own = Totals.for_budget(Budget(card.epsilon, card.delta))
         assert [e.amount for e in mine] == [
-            own.price(a.event, np.asarray(card.records))[1].item() for a in plan.asked
+            GDP().price(a.event, np.asarray(card.records))[1].item() for a in plan.asked
         ]
-        assert told["spent_epsilon_at_most"] == stated(plan.asked, card.delta) <= plan.spent()[0, i]
-        assert 2.97 < told["spent_epsilon_at_most"] <= 3.0
+        assert told["spent_epsilon_at_most"] == pytest.approx(stated(plan.asked, card.delta))
+        assert told["spent_epsilon_at_most"] == pytest.approx(plan.spent()[0, i])
+        assert 2.9999 < told["spent_epsilon_at_most"] <= 3.0
         assert told["answered"] == 4
 
 
@@ -310,11 +306,8 @@ def test_every_mean_is_the_simulations_within_its_noise_and_the_journal_gives_th
         assert contributed == sum(counts)
         silent = Query(question.query.statistic, Gaussian(mechanism.kind, mechanism.clip, 0.0))
         truth = sum(each[i].mean(silent).double() * n for i, n in enumerate(counts)) / sum(counts)
-        coins = Parameters(
-            int(mechanism.levels.item()), int(mechanism.noise_bits.item()), mechanism.p
-        )
-        std = variance(coins, contributed, float(mechanism.clip)) ** 0.5
-        errors.append((analysed(total, mechanism, contributed) - truth) / std)
+        std = float(mechanism.noise_in(3, contributed))
+        errors.append((mechanism.mean_in(total, contributed) - truth) / std)
     found = torch.stack(errors)
     assert found.shape == (4, 1, 31)
     assert float(found.abs().max()) < 6
@@ -375,15 +368,14 @@ def test_packets_of_the_servers_network_hold_no_count_of_any_silo(federation, tm
         assert {len(box) for box in request.boxes} == {box_length(31)}
         assert len(request.boxes) == outcome.contributions == 3
         opened = [open_box(box, request.round, seal)[0] for box in request.boxes]
-        assert np.array_equal(sum(c.counts for c in opened), outcome.totals)
+        assert np.array_equal(sum(c.numbers for c in opened), outcome.totals)
         assert all(traffic.count(box) == 2 for box in request.boxes), (
             "from the silo, and to the shuffler: the capture is whole"
         )
         totals = outcome.totals.astype("<i8").tobytes()
         assert traffic.count(totals) == 1
         traffic = traffic.replace(totals, b"|")
-        plain += [c.counts for c in opened]
-    assert min(c.min() for c in plain) > 2**16, "three bytes and more, which are nowhere by chance"
+        plain += [c.numbers for c in opened]
     for counts in plain:
         assert not [form for form in spellings(counts) if form in traffic]
         leaky = traffic + counts.astype("<i8").tobytes()
@@ -418,22 +410,18 @@ def test_what_the_shuffler_passes_on_does_not_tell_the_order_of_the_boxes(
     outcome = decode_outcome(seen[1].replies[SITE], limit=2**20, shuffler_key=f.mixer.sign)
     assert isinstance(outcome, Passed)
     _, (seal, sign) = store_of(f)
-    settings, bits = (
-        ShufflerSettings.load(f.settings),
-        int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].levels.item()),
-    )
-    bits += int(plan_order(ORDER, f.cards).plan.mechanisms["anchor"].noise_bits.item())
+    settings = ShufflerSettings.load(f.settings)
     said = Counter()
     for i, order in enumerate(
         itertools.islice(itertools.permutations([*boxes[0], *boxes[1][:2]]), 0, None, 5)
     ):
         (path := tmp_path / f"{i}.db").touch()
         store = RoundStore.create(path, seal=public(seal), sign=public(sign))
-        pool = Pool(seal, settings.roster, largest=settings.largest)
+        pool = Pool(seal, settings.roster)
         door = ShufflerDoor(
             pool, store, key=sign, askers=settings.askers, rounds_per_hour=10, limit=2**20
         )
-        said[door.handle(encode_request(Request(outcome.round, 31, bits, order), f.key))] += 1
+        said[door.handle(encode_request(Request(outcome.round, 31, order), f.key))] += 1
     (frame,) = said
     again = decode_outcome(frame, limit=2**20, shuffler_key=f.mixer.sign)
     assert isinstance(again, Passed)
@@ -556,8 +544,8 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
             self._quorum = 2
             return super()._ask_silos(query, numbers, frames)
 
-        def _records(self, query, names, numbers):
-            return 10**6
+        def _wanted(self, query):
+            return 0
 
     made = plan_order(order, f.cards)
     plan, run = made.plan, made.run
@@ -612,10 +600,9 @@ def test_with_a_silo_down_nothing_is_passed_on_unless_the_noise_was_planned_for_
     assert [silo["answered"] for silo in fewer["silos"]] == [2, 2, 0]
     assert store_of(f)[0].since(0) == before + 2
     planned = plan_order(replace(order, least=2), f.cards).plan
-    assert planned.mechanisms["anchor"].contributions == sum(sorted(counts)[:2]) < sum(counts)
-    assert (
-        planned.mechanisms["anchor"].noise_bits.item() > plan.mechanisms["anchor"].noise_bits.item()
-    )
+    two, three = planned.mechanisms["anchor"], plan.mechanisms["anchor"]
+    assert (two.counted, three.counted) == (2, 3)
+    assert float(two.noise_multiplier) > float(three.noise_multiplier)
 
     with pytest.raises(BadInput, match="the shuffler gave no total for question 1"):
         conducted(f, replace(order, least=2), tmp_path / "lost", carrier=Losing(f), timeouts=BRIEF)
@@ -643,14 +630,10 @@ def test_cards_of_two_rules_a_silo_called_shuffler_and_a_quorum_of_one_are_refus
     federation, tmp_path
 ):
     f = federation
-    mixed = [f.cards[0], replace(f.cards[1], rule="gdp"), f.cards[2]]
+    mixed = [f.cards[0], replace(f.cards[1], rule="renyi"), f.cards[2]]
     for cards, trust, said in (
-        (mixed, "shuffle", "silo silo-2 keeps its ledger by the rule gdp; a run of totals"),
-        (
-            f.cards,
-            "isrl",
-            "silo silo-1 keeps its ledger by the rule totals; a run with noise of each silo's own",
-        ),
+        (mixed, "shuffle", "silo silo-2 keeps its ledger by the rule renyi; a run is planned"),
+        (f.cards, "masks", "silo silo-1 has a policy for shuffle, and the run is for masks"),
         (f.cards, "central", "trust 'central' is unknown"),
     ):
         with pytest.raises(BadInput, match=said):
@@ -701,7 +684,7 @@ def test_a_total_of_another_key_round_or_set_of_silos_is_not_used(federation, tm
                 lambda frame: encode_outcome(
                     replace(old, round=round_of(frame), contributions=2), sign
                 ),
-                "over 454 records of 2 silos",
+                "over 2 silos",
             ),
         )
     ):

@@ -98,9 +98,8 @@ def gate_of(folder: Path) -> dict[str, Path]:
         prox=f"{prox}:Own:0.1",
         askers=[ASKER],
         feature_map=f"{features}:same",
-        rule="totals",
         shuffler=ASKER,
-        contributions=600,
+        members=6,
         anchor=folder / "anchor/anchor",
         registry=folder / "state/ledgers",
     )
@@ -209,7 +208,7 @@ def test_a_gate_starts_only_if_nobody_else_could_change_any_of_its_files_or_thei
 def test_a_shuffler_starts_only_if_nobody_else_could_change_any_of_its_files_or_their_folders(
     tmp_path,
 ):
-    shuffler_commands.provision(tmp_path / "settings", askers=[ASKER], members=ROSTER, largest=1000)
+    shuffler_commands.provision(tmp_path / "settings", askers=[ASKER], members=ROSTER)
     settings = tmp_path / "settings/shuffler.toml"
     files = {
         "seal_key": "seal.key",

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mistakes import Mistakes, Planted, during, instead
 from silodp.audit.answers import answerable
-from silodp.core.mechanisms import shuffle
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, Sampling, WithoutReplacement
 from silodp.silo.answer import exact as exact_module
@@ -37,20 +36,9 @@ def where(asked: Callable[[Query], bool], planted: Planted) -> type[Exact]:
 # --- noise and coins: planted in the answers of a row, or in all ---------------------------------
 
 
-@contextmanager
-def half_noise() -> Iterator[None]:
-    """Half the standard deviation that is paid for; of coins, a quarter of them, so that the mean
-    looks right.
-    """
-
-    def few(
-        shipped: Any, random_bytes: shuffle.RandomBytes, trials: int, p: float, size: int
-    ) -> np.ndarray:
-        return shipped(random_bytes, trials // 4, p, size) + round((trials - trials // 4) * p)
-
-    half = instead(exact_module, "noise_scale", lambda shipped, *words: shipped(*words) / 2)
-    with half, instead(shuffle, "binomial", few):
-        yield
+def half_noise() -> AbstractContextManager:
+    """Half the standard deviation that is paid for."""
+    return instead(exact_module, "noise_scale", lambda shipped, *words: shipped(*words) / 2)
 
 
 def likelier_coins() -> AbstractContextManager:

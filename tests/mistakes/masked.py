@@ -11,6 +11,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mistakes import Mistakes, during, instead
+from silodp.core.errors import Refused
 from silodp.core.protocol.codec import Envelope
 from silodp.core.protocol.masks import MODULI, offered
 from silodp.silo.service import masking
@@ -38,24 +39,43 @@ OneMask = planted(
 Unsigned = planted(
     "unsigned key accepted", "check", "is_signed", lambda shipped, row, **about: True
 )
-# What the query says is what the price counts on, whoever is in the table.
-AbsentNoise = planted(
-    "noise of absent silos counted", "check", "counted", lambda shipped, rows, colluding: 2**60
-)
-TrustingAll = planted(
-    "noise of colluding silos counted",
-    "check",
-    "counted",
-    lambda shipped, rows, colluding: shipped(rows, 0),
-)
 
 
-@plant("counts without masks", "masker")
+def believing(silos: Callable[[Masker, Envelope], int]) -> Callable[..., None]:
+    """A check that finds as many shares in the table as this says."""
+
+    def check(self: Masker, envelope: Envelope, records: int) -> None:
+        asked = envelope.query.mechanism
+        most = replace(asked, counted=min(asked.counted, 1))  # type: ignore[type-var]
+        Masker.check(
+            self, replace(envelope, query=replace(envelope.query, mechanism=most)), records
+        )
+        if asked.counted > silos(self, envelope):
+            raise Refused("contributions")
+
+    return check
+
+
+@plant("noise of absent silos counted", "masker")
+class AbsentNoise(Masker):
+    """What the query says is what the price counts on, whoever is in the table."""
+
+    check = believing(lambda masker, envelope: 2**60)
+
+
+@plant("noise of colluding silos counted", "masker")
+class TrustingAll(Masker):
+    """The price counts on everybody in the table."""
+
+    check = believing(lambda masker, envelope: len(masking.read_table(envelope.cohort)))
+
+
+@plant("numbers without masks", "masker")
 class Bare(Masker):
-    """The server can add the counts up itself."""
+    """The server can add the numbers up itself."""
 
-    def hide(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
-        return counts.astype(MODULI[envelope.query.mechanism.modulus]).tobytes()
+    def hide(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+        return numbers.astype(MODULI[envelope.query.mechanism.modulus]).tobytes()
 
 
 @plant("cohort not checked", "masker")
@@ -83,23 +103,23 @@ class Anybody(Masker):
         self.policy = known
 
 
-@plant("own noise not checked", "masker")
+@plant("own records not checked", "masker")
 class OwnRow(Masker):
-    """The table may promise the others more noise of this silo than it draws."""
+    """The table may name more records of this silo than it has."""
 
     def check(self, envelope: Envelope, records: int) -> None:
         (mine,) = (row for row in masking.read_table(envelope.cohort) if row.identity == self._own)
-        super().check(envelope, mine.trials // envelope.query.mechanism.noise_bits)
+        super().check(envelope, mine.records)
 
 
-@plant("same counts under two cohorts", "masker")
+@plant("same numbers under two cohorts", "masker")
 class OneDraw(Masker):
-    """A second attempt at a round masks the counts of the first for its smaller cohort: two totals
+    """A second attempt at a round masks the numbers of the first for its smaller cohort: two totals
     differ by the silo that left, without noise.
     """
 
-    def hide(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
-        kept = vars(self).setdefault("kept", {}).setdefault((envelope.run, envelope.round), counts)
+    def hide(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+        kept = vars(self).setdefault("kept", {}).setdefault((envelope.run, envelope.round), numbers)
         return super().hide(asker, envelope, kept)
 
 

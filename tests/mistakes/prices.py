@@ -86,12 +86,9 @@ def dearest(shipped: Any, buckets: Any) -> np.ndarray:
     return worst
 
 
-def root_of_counts(shipped: Any, schedule: Any, *words: Any) -> Any:
-    """Totals count on four times the contributions that there are."""
-    bucket, event, *own = words
-    if event.total:
-        event = replace(event, contributions=4 * event.contributions)
-    return shipped(schedule, bucket, event, *own)
+def of_many(shipped: Any, noise_multiplier: float, counted: int) -> float:
+    """Totals count on four times the shares that there are."""
+    return shipped(noise_multiplier, 4 * counted)
 
 
 plant("sampling without replacement priced as coins", "pricing")(divergence(as_poisson))
@@ -124,8 +121,11 @@ def half_the_unit() -> Iterator[None]:
         accounting_module.composed_epsilon.cache_clear()
 
 
-plant("totals that count on more contributions", "pricing")(
-    lambda: instead(totals_module.Schedule, "add", root_of_counts)
+plant("totals that count on more shares", "pricing")(
+    lambda: instead(accounting_module, "total_price", of_many)
+)
+plant("distance from Gaussian noise dropped", "pricing")(
+    lambda: instead(totals_module, "log_distance", lambda shipped, *words: -math.inf)
 )
 
 

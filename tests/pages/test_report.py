@@ -314,8 +314,9 @@ def test_a_page_over_silos_says_that_ledgers_add_what_is_not_in_it(gated, tmp_pa
         json.dumps(found | {"order": found["order"] | {"trust": "shuffle"}})
     )
     shuffled = runs.read(tmp_path / "run")
-    assert shuffled.rule == "totals"
-    assert not any(silo.gaussian for silo in shuffled.silos), "totals have no Gaussian curve"
+    assert shuffled.totals
+    assert shuffled.rule == "gdp"
+    assert all(silo.gaussian for silo in shuffled.silos), "totals have the curve of Gaussian noise"
 
 
 def test_the_report_of_a_comparison_has_every_point_with_its_error_bar_and_says_where_more_was_spent(  # noqa: E501

@@ -15,7 +15,7 @@ from gates import Clock
 from silodp.cli.federation_files import problem_of
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Masked
-from silodp.core.privacy.totals import Schedule
+from silodp.core.privacy.accounting import gdp_epsilon
 from silodp.core.protocol.codec import QUERY, Sealed, decode_query, decode_reply, encode_reply
 from silodp.core.protocol.masks import add_masked
 from silodp.core.protocol.offers import KEYS
@@ -66,7 +66,6 @@ class Hospital:
             "epsilon": 20.0,
             "delta": 1e-5,
             "model": "logistic",
-            "rule": "totals",
         }
         asker, self.registry = ASKER.public_key().public_bytes_raw().hex(), folder / "registry"
         made = provision(
@@ -177,26 +176,23 @@ def test_a_run_finishes_and_every_ledger_has_what_the_plan_says(hospitals, tmp_p
     assert attempts(hospitals) == [5] * 4
     plan = plan_order(ORDER, [h.card for h in hospitals]).plan
     for hospital, told in zip(hospitals, summary["silos"], strict=True):
-        made, own = Schedule(), Schedule()
-        for asked in plan.asked:
-            made.add("", asked.event.of(0))
-            own.add("", asked.event.of(0), hospital.card.records)
-        delta = hospital.card.delta
-        assert (
-            hospital.ledger.spent() == told["spent_epsilon_at_most"] == made.epsilon(delta) <= 3.0
-        )
-        assert hospital.ledger.local() == told["local_epsilon_at_most"] == own.epsilon(delta)
-    assert plan.mechanisms["minibatch"].contributions == sum(sorted(SIZES)[:3])
+        z = float(plan.mechanisms["minibatch"].noise_multiplier)
+        made, own = (gdp_epsilon(5**0.5 / (z * n**0.5), hospital.card.delta) for n in (3, 1))
+        assert hospital.ledger.spent() == told["spent_epsilon_at_most"] <= 3.0
+        assert hospital.ledger.local() == told["local_epsilon_at_most"]
+        assert hospital.ledger.spent() == pytest.approx(made, rel=1e-9)
+        assert hospital.ledger.local() == pytest.approx(own, rel=1e-9)
+    assert plan.mechanisms["minibatch"].counted == 3
 
 
-def test_the_total_is_that_of_the_gates_own_counts_and_the_server_holds_no_silos_counts(
+def test_the_total_is_that_of_the_gates_own_numbers_and_the_server_holds_no_silos_numbers(
     hospitals, tmp_path, monkeypatch
 ):
-    """Every byte that the server or a courier sees is compared with every silo's counts."""
-    counts: list[np.ndarray] = []
+    """Every byte that the server or a courier sees is compared with every silo's numbers."""
+    numbers: list[torch.Tensor] = []
     kept = Exact.answer
     monkeypatch.setattr(
-        Exact, "answer", lambda self, *given: counts.append(kept(self, *given)) or counts[-1]
+        Exact, "answer", lambda self, *given: numbers.append(kept(self, *given)) or numbers[-1]
     )
     carrier = Carrier(hospitals)
     run(hospitals, tmp_path / "run", carrier, replace(ORDER, rounds=2))
@@ -205,15 +201,15 @@ def test_the_total_is_that_of_the_gates_own_counts_and_the_server_holds_no_silos
         for _, _, raw in carrier.replies
         if raw[:4] == b"SDPR" and isinstance(got := decode_reply(raw, limit=10**6), Sealed)
     ]
-    assert len(boxes) == len(counts) == 8
+    assert len(boxes) == len(numbers) == 8
     for start in (0, 4):
         total = add_masked(boxes[start : start + 4], 32)
-        assert total.tolist() == torch.stack(counts[start : start + 4]).sum(0)[0, 0].tolist()
+        assert total.tolist() == torch.stack(numbers[start : start + 4]).sum(0)[0, 0].tolist()
     seen = b"".join(frame + reply for _, frame, reply in carrier.replies)
     assert not any(
         c[0, 0].numpy().astype(kind).tobytes() in seen
-        for c in counts
-        for kind in ("<u4", "<u8", "<f8", "<i8")
+        for c in numbers
+        for kind in ("<i4", "<i8", "<f8")
     )
 
 
@@ -374,7 +370,7 @@ def test_a_question_outside_a_run_is_repeated_and_not_paid_again(hospitals, tmp_
     answer, so the journal must have the table.
     """
     carrier = Carrier(hospitals)
-    mechanism = Masked("anchor", 1.0, levels=30, noise_bits=2000, contributions=130, modulus=32)
+    mechanism = Masked("anchor", 1.0, 4.0, counted=3)
     query = Query(Grad(torch.zeros(1, hospitals[0].problem.dim)), mechanism)
 
     def ask(carrier):

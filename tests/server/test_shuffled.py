@@ -1,5 +1,5 @@
-"""SDP in simulation: the same algorithms over totals, whose estimates are unbiased with the
-variance promised, within the budget.
+"""Totals in simulation: the same algorithms, whose estimates are unbiased with the variance
+promised, within the budget.
 """
 
 import math
@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
-from silodp.core.mechanisms.totals import analysed
-from silodp.core.privacy.accounting import Budget
+from silodp.core.mechanisms import Gaussian, Shuffled
+from silodp.core.privacy.accounting import Budget, gdp_mu
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
@@ -23,7 +22,8 @@ from silodp.server.algorithms import find
 from silodp.server.federation import Balanced, Everyone, Fixed, StopRun, Uniform
 from silodp.server.plan import calibrate
 from silodp.server.settings import default_shares, prepared, sampling_by_name
-from silodp.server.shuffled import Kind, ShuffledFederation, calibrate_shuffled, numerical
+from silodp.server.shuffled import ShuffledFederation, in_totals
+from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
@@ -53,7 +53,7 @@ RECORDS = Records.of(
 )
 
 
-def planned(name: str, budgets, *, participation=None, least=4, clip=1.0):
+def planned(name: str, budgets, *, participation=None, counted=4, clip=1.0):
     algorithm = find(name)
     settings = algorithm.schedule(
         {"rounds": 8, "phase": 4, "local_steps": 1, "inner": 2, "restarts": 2, "slope": 1.0}
@@ -61,17 +61,21 @@ def planned(name: str, budgets, *, participation=None, least=4, clip=1.0):
     run = prepared(algorithm, settings, 0.5)
     sampling = sampling_by_name(None, algorithm, 8)
     mechanisms = {kind: Gaussian(kind, clip, 0.0, sampling) for kind in algorithm.kinds}
-    plan = calibrate_shuffled(
+    plan = calibrate(
         run,
         mechanisms,
-        budgets,
+        [[budget] * 4 for budget in budgets],
         COUNTS,
         participation or Everyone(4),
-        dimension=PROBLEM.dim,
-        least=least,
         shares=default_shares(algorithm, settings),
+        rule="gdp",
     )
-    return plan, run
+    return in_totals(plan, counted, masked=False), run
+
+
+def asking_once(fed, problem, w, **mechanisms):
+    (mechanism,) = mechanisms.values()
+    yield fed.mean(Query(Grad(w), mechanism))
 
 
 @pytest.mark.parametrize("name", SDP)
@@ -85,7 +89,7 @@ def test_the_same_algorithms_run_over_totals_and_spend_their_budget(name):
     assert bool(torch.isfinite(last).all())
     spent = ledger.epsilon()
     assert np.all(spent <= [[1.0], [6.0]])
-    assert np.all(spent > [[0.97], [0.97 * 6]])
+    assert np.all(spent > [[0.999999], [0.999999 * 6]])
     assert np.allclose(plan.spent(), spent)
 
 
@@ -100,117 +104,59 @@ def test_an_algorithm_that_asks_silos_one_by_one_has_no_totals():
         )
 
 
-def test_the_estimate_is_unbiased_with_the_variance_promised():
-    plan, _ = planned("mb-sgd", [Budget(2.0, 1e-5)], clip=0.5)
-    mechanism = plan.mechanisms["minibatch"]
-    free = Gaussian("minibatch", 0.5, 0.0)
+def test_the_estimate_is_unbiased_with_the_noise_of_exact_gaussian_noise():
     rounds = 600
-    seeds = list(range(rounds))
-    broad = calibrate_shuffled(
-        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["minibatch"]))]),
-        {"minibatch": free},
-        [Budget(2.0, 1e-5)] * rounds,
-        COUNTS,
-        Everyone(4),
-        dimension=PROBLEM.dim,
-        least=4,
-    )
-    fed, _ = simulate(PROBLEM, RECORDS, broad, seeds)
+    free = {"minibatch": Gaussian("minibatch", 0.5, 0.0)}
+    budget = Budget(2.0, 1e-5)
+    plan = calibrate(asking_once, free, [[budget] * 4] * rounds, COUNTS, rule="gdp")
+    fed, _ = simulate(PROBLEM, RECORDS, in_totals(plan, 4, masked=True), list(range(rounds)))
     w = PROBLEM.initial([0]).expand(rounds, -1)
-    found = fed.mean(Query(Grad(w), broad.mechanisms["minibatch"])).double()
-    open_plan = calibrate(
-        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["minibatch"]))]),
-        {"minibatch": free},
-        Budget(math.inf, 1e-5),
-        COUNTS,
+    mechanism = in_totals(plan, 4, masked=True).mechanisms["minibatch"]
+    found, noise, records = fed.measure(Query(Grad(w), mechanism))
+    silent, _ = simulate(
+        PROBLEM, RECORDS, calibrate(asking_once, free, Budget(math.inf, 1e-5), COUNTS), [0]
     )
-    silent, _ = simulate(PROBLEM, RECORDS, open_plan, [0])
-    each = torch.stack(
-        [
-            silent.each()[i].mean(Query(Grad(w[:1]), open_plan.mechanisms["minibatch"]))[0]
-            for i in range(4)
-        ]
-    ).double()
-    truth = (each * torch.tensor(COUNTS)[:, None]).sum(0) / sum(COUNTS)
-    parameters = shuffle.Parameters(
-        int(broad.mechanisms["minibatch"].levels[0]),
-        int(broad.mechanisms["minibatch"].noise_bits[0]),
-        mechanism.p,
-    )
-    std = math.sqrt(float(shuffle.variance(parameters, sum(COUNTS), 0.5)))
+    each = silent.each()
+    query = Query(Grad(w[:1]), free["minibatch"])
+    truth = sum(each[i].mean(query)[0].double() * n for i, n in enumerate(COUNTS)) / sum(COUNTS)
+    std = 2 * 0.5 / gdp_mu(budget) / sum(COUNTS)
     bias = (found.mean(0) - truth) / (std / math.sqrt(rounds))
     assert bool((bias.abs() < 4.5).all())  # false alarms: below 1e-4
     ratio = found.var(0) / std**2
     assert bool(((ratio - 1).abs() < 6 * math.sqrt(2 / rounds)).all())
+    assert torch.allclose(noise, torch.tensor(std, dtype=torch.float64), rtol=1e-3)
+    assert bool((records == sum(COUNTS)).all())
 
 
-def test_the_simulated_counts_have_the_law_of_the_randomizer():
-    """Mean and variance of one silo's counts, against the exact randomizer on the same record."""
-    x, y = np.full((1, 4), 0.3, np.float32), np.zeros(1, int)
-    records = Records.of([(np.repeat(x, 30, 0), np.repeat(y, 30))])
-    plan = calibrate_shuffled(
-        lambda fed, problem, w, **m: iter([fed.mean(Query(Grad(w), m["a"]))]),
-        {"a": Gaussian("a", 1.0, 0.0)},
-        [Budget(2.0, 1e-5)] * 400,
-        (30,),
-        Everyone(1),
-        dimension=PROBLEM.dim,
-        least=1,
-    )
-    fed, _ = simulate(PROBLEM, records, plan, list(range(400)))
-    w = torch.zeros(400, PROBLEM.dim)
-    simulated = fed.mean(Query(Grad(w), plan.mechanisms["a"])).double()
-    residual = torch.tensor([-0.5, 0.5], dtype=torch.float64)
-    gradient = torch.cat(
-        [(residual[:, None] * torch.full((4,), 0.3, dtype=torch.float64)).flatten(), residual]
-    ).numpy()
-    parameters = shuffle.Parameters(
-        int(plan.mechanisms["a"].levels[0]), int(plan.mechanisms["a"].noise_bits[0]), 0.5
-    )
-    random = np.random.default_rng(5).bytes
-    exact = np.stack(
-        [
-            shuffle.analyze_counts(
-                shuffle.randomize_counts(np.repeat(gradient[None], 30, 0), 1.0, parameters, random),
-                1.0,
-                30,
-                parameters,
-            )
-            for _ in range(400)
-        ]
-    )
-    std = exact.std()
-    assert np.all(
-        np.abs(simulated.mean(0).numpy() - exact.mean(0)) < 4.5 * std * math.sqrt(2 / 400)
-    )
-    assert abs(float(simulated.std()) / std - 1) < 0.06
-
-
-def test_a_total_of_too_few_records_is_not_passed_on_and_stays_charged():
-    plan, _ = planned("mb-sgd", [Budget(2.0, 1e-5)], least=4)
+def test_a_total_of_too_few_silos_is_not_passed_on_and_stays_charged():
+    plan, _ = planned("mb-sgd", [Budget(2.0, 1e-5)])
     fed, ledger = simulate(PROBLEM, RECORDS, plan, [0], Fixed((0, 1, 2)))
-    with pytest.raises(StopRun, match="600 records were contributed where 720"):
+    with pytest.raises(StopRun, match="3 silos have answered, and the price counts on the noise"):
         fed.mean(Query(Grad(PROBLEM.initial([0])), plan.mechanisms["minibatch"]))
     spent = ledger.epsilon()[0]
     assert np.all(spent[:3] > 0)
     assert spent[3] == 0
 
 
-def test_noise_is_calibrated_to_the_fewest_records_that_may_be_passed_on():
-    all_four, _ = planned("mb-sgd", [Budget(2.0, 1e-5)], least=4)
-    any_two, _ = planned("mb-sgd", [Budget(2.0, 1e-5)], least=2)
-    a, b = (p.mechanisms["minibatch"] for p in (all_four, any_two))
-    assert (a.contributions, b.contributions) == (720, 120 + 200)
-    assert int(b.noise_bits) * 320 == pytest.approx(
-        int(a.noise_bits) * 720 * (int(b.levels) / int(a.levels)) ** 2, rel=0.1
-    )
-    fed, _ = simulate(PROBLEM, RECORDS, any_two, [0], Fixed((0, 1, 2)))
-    assert fed.mean(Query(Grad(PROBLEM.initial([0])), b)).shape == (1, PROBLEM.dim)
+@pytest.mark.parametrize("counted", [4, 3, 2])
+def test_the_noise_of_a_total_is_that_of_central_dp_times_the_root_of_silos_over_counted_ones(
+    counted,
+):
+    budget = Budget(2.0, 1e-5)
+    plan, _ = planned("mb-sgd", [budget], counted=counted)
+    central = math.sqrt(8) / gdp_mu(budget)
+    noise = float(plan.mechanisms["minibatch"].noise_multiplier) * math.sqrt(4)
+    assert noise / central == pytest.approx(math.sqrt(4 / counted), rel=1e-6)
+
+
+def test_every_silo_adds_one_share_whatever_its_records():
+    plan, _ = planned("mb-sgd", [Budget(2.0, 1e-5), Budget(1.0, 1e-5)])
+    assert plan.mechanisms["minibatch"].noise_multiplier.shape == (2, 1)
 
 
 @pytest.mark.parametrize("participation", [Uniform(4, 2, seed=0), Balanced(4, 2, seed=0)])
 def test_silos_that_are_asked_less_often_pay_for_what_they_are_asked(participation):
-    plan, run = planned("mb-sgd", [Budget(2.0, 1e-5)], participation=participation, least=2)
+    plan, run = planned("mb-sgd", [Budget(2.0, 1e-5)], participation=participation, counted=2)
     fed, ledger = simulate(PROBLEM, RECORDS, plan, [0], participation)
     for _ in run(fed, PROBLEM, PROBLEM.initial([0]), **plan.mechanisms):
         pass
@@ -222,74 +168,52 @@ def test_disjoint_batches_pay_once():
     plan, _ = planned("prox-sgd", [Budget(2.0, 1e-5)])
     mechanism = plan.mechanisms["minibatch"]
     assert isinstance(mechanism.sampling, DisjointBatches)
-    assert mechanism.contributions == sum(n // 8 for n in COUNTS)
-    once = numerical(
-        (Kind("minibatch", 1, 1 / 0.6),), mechanism.contributions, PROBLEM.dim, Budget(2.0, 1e-5)
-    )["minibatch"]
-    assert int(mechanism.noise_bits) <= 1.5 * once[1] * (int(mechanism.levels) / once[0]) ** 2
+    share = 1 / gdp_mu(Budget(2.0, 1e-5)) / math.sqrt(4)
+    assert float(mechanism.noise_multiplier) == pytest.approx(share, rel=1e-6)
 
 
-def test_the_analyzer_reads_the_mean_out_of_a_total_for_every_run():
-    mechanism = Shuffled(
-        "a",
-        torch.tensor([[1.0], [2.0]]),
-        torch.tensor([[10], [20]]),
-        torch.tensor([[100], [50]]),
-        30,
+def test_questions_that_are_asked_again_are_paid_for():
+    plan, _ = planned("mb-sgd", [Budget(2.0, 1e-5)])
+    algorithm = find("mb-sgd")
+    run = prepared(algorithm, algorithm.schedule({"rounds": 8}), 0.5)
+    gaussian = calibrate(
+        run, {"minibatch": Gaussian("minibatch", 1.0, 0.0)}, Budget(2.0, 1e-5), COUNTS, rule="gdp"
     )
-    values = torch.tensor([[0.25, -0.5], [1.0, 0.0]], dtype=torch.float64)
-    total = 30 * ((values / mechanism.clip + 1) * mechanism.levels / 2 + 0.5 * mechanism.noise_bits)
-    assert torch.allclose(analysed(total, mechanism, 30), values)
-
-
-def test_what_cannot_be_planned_is_said():
-    with pytest.raises(BadInput, match="levels are needed"):
-        numerical((Kind("a", 1, 1.0),), 100, 10**10, Budget(1.0, 1e-5))
-
-
-def test_held_out_records_contribute_zero_and_the_mean_is_over_the_others():
-    """Deployed silos' own counts of 200 and 120 records, a quarter held out: within 6 standard
-    deviations of the mean of the rest.
-    """
-    shares, w, mechanism = (
-        (0.25, 0.25),
-        torch.linspace(-2, 2, PROBLEM.dim)[None],
-        Shuffled("a", 1.0, 1000, 4, 320),
+    dearer = in_totals(gaussian, 4, masked=True, drops=0.5)
+    assert len(dearer.asked) == 12
+    ratio = float(dearer.mechanisms["minibatch"].noise_multiplier) / float(
+        plan.mechanisms["minibatch"].noise_multiplier
     )
-    counts, parts = (
-        (200, 120),
-        [(RECORDS.x[i, :n].numpy(), RECORDS.y[i, :n].numpy()) for i, n in ((0, 200), (3, 120))],
-    )
+    assert ratio == pytest.approx(math.sqrt(12 / 8), rel=1e-6)
+    assert np.all(dearer.spent() <= 2.0)
+    assert np.all(dearer.spent() > 1.9999)
+
+
+def test_held_out_records_contribute_zero_and_the_mean_is_over_the_others(monkeypatch):
+    """Deployed silos' own numbers of 200 and 120 records, a quarter held out, without noise."""
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+    w, mechanism = torch.linspace(-2, 2, PROBLEM.dim)[None], Shuffled("a", 1.0, 1.0, counted=2)
+    counts = (200, 120)
+    parts = [(RECORDS.x[i, :n].numpy(), RECORDS.y[i, :n].numpy()) for i, n in ((0, 200), (3, 120))]
     silos = [
-        Exact(PROBLEM, Records.of([p]), partition=lambda *_: None, held_out_share=s)
-        for p, s in zip(parts, shares, strict=True)
+        Exact(PROBLEM, Records.of([part]), partition=lambda *_: None, held_out_share=0.25)
+        for part in parts
     ]
 
     class Adding:
         def ask(self, query, asked):
-            return Total(
-                torch.stack([silos[i].answer(query, [0])[0] for i in asked], 1)
-                .sum(1, keepdim=True)
-                .double(),
-                tuple(asked),
-            )
+            answers = torch.stack([silos[i].answer(query, [0])[0] for i in asked], 1)
+            return Total(answers.sum(1, keepdim=True), tuple(asked))
 
     held = [int(held_out(n, 0.25).sum()) for n in counts]
-    found = ShuffledFederation(Adding(), Everyone(2), Weights("records", counts, tuple(held))).mean(
-        Query(Grad(w), mechanism)
-    )
+    weights = Weights("records", counts, tuple(held))
+    found = ShuffledFederation(Adding(), Everyone(2), weights).mean(Query(Grad(w), mechanism))
     trained = Records.of(
         [tuple(v[~held_out(n, 0.25)] for v in p) for p, n in zip(parts, counts, strict=True)]
     )
     each = simulated_federation(PROBLEM, trained, Everyone(2)).each()
     sizes = [n - h for n, h in zip(counts, held, strict=True)]
-    truth = sum(
-        each[i].mean(Query(Grad(w), Gaussian("a", 1.0, 0.0))) * n for i, n in enumerate(sizes)
-    ) / sum(sizes)
-    std = (
-        math.sqrt(float(shuffle.variance(shuffle.Parameters(1000, 4, 0.5), sum(counts), 1.0)))
-        * sum(counts)
-        / sum(sizes)
-    )
-    assert float((found - truth).abs().max()) < 6 * std
-    assert 6 * std < float(truth.abs().max()) / 5, "a mean over all would be seen"
+    query = Query(Grad(w), Gaussian("a", 1.0, 0.0))
+    truth = sum(each[i].mean(query) * n for i, n in enumerate(sizes)) / sum(sizes)
+    assert float((found - truth).abs().max()) < 1e-4
+    assert float(truth.abs().max()) > 1e-2

@@ -13,7 +13,7 @@ from silodp.shuffler.settings import ShufflerSettings
 
 
 def test_a_shuffler_without_members_is_not_served_until_they_are_enrolled(tmp_path):
-    provision(tmp_path / "m", askers=[public(SERVER)], members=(), largest=10)
+    provision(tmp_path / "m", askers=[public(SERVER)], members=())
     path = tmp_path / "m/shuffler.toml"
     with pytest.raises(BadInput, match="roster"):
         ShufflerSettings.load(path)
@@ -31,7 +31,7 @@ def test_a_shuffler_without_members_is_not_served_until_they_are_enrolled(tmp_pa
 
 @pytest.mark.parametrize("member", ["", "ab", "X" * 64, 'a"] #'])
 def test_what_is_no_pseudonym_is_not_enrolled(tmp_path, member):
-    provision(tmp_path / "m", askers=[public(SERVER)], members=ROSTER[:2], largest=10)
+    provision(tmp_path / "m", askers=[public(SERVER)], members=ROSTER[:2])
     path = tmp_path / "m/shuffler.toml"
     before = path.read_bytes()
     with pytest.raises(BadInput, match="roster is"):
@@ -40,7 +40,7 @@ def test_what_is_no_pseudonym_is_not_enrolled(tmp_path, member):
 
 
 def test_a_roster_that_was_written_by_hand_over_several_lines_is_left_to_the_hand(tmp_path):
-    provision(tmp_path / "m", askers=[public(SERVER)], members=ROSTER[:2], largest=10)
+    provision(tmp_path / "m", askers=[public(SERVER)], members=ROSTER[:2])
     path = tmp_path / "m/shuffler.toml"
     path.write_text(path.read_text().replace("roster = [", "roster = [\n"))
     before = path.read_bytes()

@@ -29,9 +29,9 @@ from silodp.audit.pipeline import Free, Pipeline, Silo, public, sealing, signing
 from silodp.core import mechanisms, statistics
 from silodp.core import sampling as samplings
 from silodp.core.errors import Refused
+from silodp.core.lattice import lattice_step
 from silodp.core.mechanisms import Gaussian, Masked, Shuffled
-from silodp.core.privacy.accounting import Budget, Renyi
-from silodp.core.privacy.totals import Totals
+from silodp.core.privacy.accounting import GDP, Budget, Renyi
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import open_box
@@ -53,10 +53,8 @@ HELD_OUT = 0.25
 FIRST = 1000
 STEP = 1e-3
 STEPS = 3
-CROWD = 2**20
-"""Records that a shuffled question counts on. The price is that of the noise of all of them. A box
-has the noise of 24.
-"""
+CROWD = 2
+"""Silos whose noise a question for a total counts on: the price is of all, and one is asked."""
 
 
 def _point(features: int, seed: int) -> Tensor:
@@ -84,14 +82,11 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
         _point(d, 1), STEPS, STEP, _point(d, 3)
     ),
     statistics.Histogram: lambda d: statistics.Histogram(torch.tensor([0.5]), d),
-    # For zeros each u is -1, the greatest length of a record.
+    # of zeros each u is -1: as long as a record can be
     statistics.Moments: lambda d: statistics.Moments(torch.zeros(d), torch.full((d,), 5.0)),
     statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
     statistics.GroupScore: lambda d: statistics.GroupScore(
-        _point(d, 1), _first_group(d), min(statistics.MAX_GROUPS, d), 0
-    ),
-    statistics.ScoreTotal: lambda d: statistics.ScoreTotal(
-        _point(d, 1), min(statistics.MAX_BINS, d), 8.0
+        _point(d, 1), FIRST if d > FIRST else 0, min(statistics.MAX_GROUPS, d), 0
     ),
     statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
     statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),
@@ -100,7 +95,7 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
         _point(d, 1), torch.linspace(-2, 2, min(d, 64)), 1.0
     ),
 }
-"""A statistic of each type, for a number of features."""
+"""A statistic of each type, over so many features."""
 SAMPLINGS: dict[type, samplings.Sampling] = {
     samplings.FullBatch: samplings.FullBatch(),
     samplings.DisjointBatches: samplings.DisjointBatches(3, 1),
@@ -109,13 +104,8 @@ SAMPLINGS: dict[type, samplings.Sampling] = {
 }
 
 
-def _coins(clip: float, sampling: samplings.Sampling, loud: bool) -> dict[str, Any]:
-    """Return the arguments of a mechanism with binomial noise."""
-    if loud:
-        levels = 4
-    else:
-        levels = 2**14
-    return vars(Shuffled("audit", clip, levels, 100, CROWD, 0.25, sampling))
+def _shares(clip: float, sampling: samplings.Sampling, loud: bool) -> dict[str, Any]:
+    return vars(Shuffled("audit", clip, 2.0 if loud else 1e-3, sampling, CROWD))
 
 
 def _gaussian(clip: float, sampling: samplings.Sampling, loud: bool) -> Gaussian:
@@ -126,12 +116,12 @@ def _gaussian(clip: float, sampling: samplings.Sampling, loud: bool) -> Gaussian
 
 
 MECHANISMS: dict[type, Callable[[float, samplings.Sampling, bool], Any]] = {
-    Gaussian: _gaussian,
-    Shuffled: lambda *words: Shuffled(**_coins(*words)),
-    Masked: lambda *words: Masked(**_coins(*words), modulus=64),
+    Gaussian: lambda clip, sampling, loud: Gaussian("audit", clip, 2.0 if loud else 1e-3, sampling),
+    Shuffled: lambda *words: Shuffled(**_shares(*words)),
+    Masked: lambda *words: Masked(**_shares(*words), modulus=64),
 }
-"""A mechanism of each type at a clip and a sampling. The third argument is true for noise to be
-measured, and false for so little noise that the answer can be read.
+"""A mechanism of each type at this clip: `loud` with noise to be measured, or else with so little
+that what it hides can be read.
 """
 
 
@@ -320,7 +310,7 @@ class Answering(Silo):
 
     def __init__(self, folder: Path, pipeline: Pipeline, mechanism: type) -> None:
         if mechanism.total:
-            self.rule = Totals.for_budget(self.budget)
+            self.rule = GDP()
         else:
             self.rule = Renyi(2.0)
         self.shuffling = (
@@ -345,16 +335,18 @@ class Answering(Silo):
             assert self.trust is not None
             offer = self.trust.offer(public(self._key), envelope.run)
             batch = int(query.mechanism.sampling.batch(N))
-            envelope = with_cohort(envelope, offer, batch, [(self._other, CROWD)])
+            envelope = with_cohort(envelope, offer, batch, [(self._other, N)])
         reply = decode_reply(self.handle(encode_query(envelope, self._key)), limit=2**24)
         if not query.mechanism.total:
             assert isinstance(reply, Answer), f"the gate refused ({reply})"
             return reply.value[0].double()
         assert hasattr(reply, "box"), f"the gate refused ({reply})"
         if query.mechanism.masked:
-            return torch.from_numpy(unmasked(reply.box, envelope, [self._other]).astype(np.float64))  # type: ignore[union-attr]
-        contribution, _ = open_box(reply.box, envelope.shuffle_round, SEAL)  # type: ignore[union-attr]
-        return torch.from_numpy(contribution.counts.astype(np.float64))
+            numbers = unmasked(reply.box, envelope, [self._other])  # type: ignore[union-attr]
+        else:
+            contribution, _ = open_box(reply.box, envelope.shuffle_round, SEAL)  # type: ignore[union-attr]
+            numbers = contribution.numbers
+        return mean_of(query, torch.from_numpy(numbers), divisor(query))
 
     def direct(self, query: Query) -> Tensor:
         """Return the answer of the same gate and answerer, without frame and ledger. A hundred such
@@ -362,7 +354,7 @@ class Answering(Silo):
         """
         with self.pipeline.planted():
             gate = self.pipeline.gate(self.door._exact, Free(), dim=FEATURES, counts=[N])
-            return gate.answer(query, [0]).value[0, 0].double()
+            return mean_of(query, gate.answer(query, [0]).value[0, 0], divisor(query))
 
     def charged(self) -> dict[str, Any]:
         """Return event and amount of the last charge on disk."""
@@ -370,12 +362,21 @@ class Answering(Silo):
         return {"event": json.loads(last.event), "amount": last.amount}
 
 
+def mean_of(query: Query, value: Tensor, records: float) -> Tensor:
+    """(d,) float64: what a silo's answer tells of the mean over so many records; of a total it is
+    integers in steps of the lattice.
+    """
+    if not query.mechanism.total:
+        return value.double()
+    return value.double() * lattice_step(float(query.mechanism.clip), value.shape[-1]) / records
+
+
 def std_of(query: Query) -> float:
     """Return the standard deviation of a coordinate of an answer as it is priced: sensitivity 2
     clip / divisor, and for local steps that of all steps together.
     """
     m = query.mechanism
-    std = query.event().multiplier * 2 * float(m.clip) / divisor(query)
+    std = query.event().alone().multiplier * 2 * float(m.clip) / divisor(query)
     return std * query.statistic.gain
 
 

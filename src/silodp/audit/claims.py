@@ -8,12 +8,9 @@ price, so an attack that refutes any of them refutes the price.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.accounting import Budget, budget_array
-from silodp.core.privacy.binomial import BinomialSum, epsilon
 from silodp.server.plan import Plan
 
 DELTAS = (1e-3, 0.01, 0.03, 0.1, 0.2, 0.35)
@@ -33,29 +30,3 @@ def of_plan(plan: Plan, budget: Budget) -> Claims:
         at_delta = replace(plan, budgets=budget_array(budgets)[None])
         claims.append((max(0.0, float(at_delta.spent().max())), delta))
     return claims
-
-
-def of_totals(releases: Sequence[tuple[BinomialSum, int]], budget: Budget) -> Claims:
-    """Return the (epsilon, delta) of binomial noise, by its own accountant. The noise is not
-    Gaussian, so it has no mu.
-    """
-    return [
-        (budget.epsilon, budget.delta),
-        *((epsilon(releases, delta), delta) for delta in DELTAS),
-    ]
-
-
-def totals_of(plan: Plan, dimension: int) -> list[tuple[BinomialSum, int]]:
-    """Return the totals that one record pays for: all of a kind on full batches, and one of each
-    partition.
-    """
-    totals = []
-    for kind, m in plan.mechanisms.items():
-        m = as_total(m)
-        if m.sampling.bucket:
-            count = 1
-        else:
-            count = plan.count(kind, 0)
-        trials = m.contributions * int(m.noise_bits)
-        totals.append((BinomialSum(trials, m.p, int(m.levels), dimension), count))
-    return totals

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from silodp.audit import claims
-from silodp.audit.canary import RECORDS, canary_problem, neighbours
+from silodp.audit.canary import RECORDS, neighbours
 from silodp.audit.pipeline import SOUND, Pipeline, public, sealing, signing
 from silodp.audit.shuffled import POINTS, Deployed, plan_of, scores_of
 from silodp.audit.transcript import Case
@@ -66,14 +66,13 @@ def with_cohort(
     attempt: int = 0,
 ) -> Envelope:
     """The question to a silo with so many records in the batch, and to these others with theirs."""
-    asked = envelope.query.mechanism
     members = [(own, records), *((other.row, n) for other, n in others)]
-    table = write_table(replace(row, trials=n * asked.noise_bits) for row, n in members)
+    table = write_table(replace(row, records=n) for row, n in members)
     return replace(envelope, cohort=table, attempt=attempt)
 
 
 def unmasked(answer: bytes, envelope: Envelope, others: Sequence[Companion]) -> np.ndarray:
-    """(d,): the counts in a silo's answer, which the server and all others can read together."""
+    """(d,): the numbers in a silo's answer, which the server and all others can read together."""
     modulus = envelope.query.mechanism.modulus
     dimension = len(answer) * 8 // modulus
     return add_masked([answer, *(other.answer(envelope, dimension) for other in others)], modulus)
@@ -86,7 +85,7 @@ def attack_masked(
     case: Case, runs: int, *, pipeline: Pipeline = SOUND
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of what server and colluding silos see together: totals of the two honest silos'
-    counts, under these two's noise alone.
+    numbers, under these two's noise alone.
     """
     mechanism = as_masked(priced(case, pipeline))
     points = POINTS[: int(case.settings["rounds"])]
@@ -100,10 +99,8 @@ def attack_masked(
 
 
 def masked_claims(case: Case, pipeline: Pipeline) -> claims.Claims:
-    """What the accountant says of the totals that the gates answer."""
-    return claims.of_totals(
-        claims.totals_of(priced(case, pipeline), canary_problem().dim), case.budget
-    )
+    """What the price says of the totals that the gates answer."""
+    return claims.of_plan(priced(case, pipeline), case.budget)
 
 
 def priced(case: Case, pipeline: Pipeline) -> Plan:
@@ -133,25 +130,22 @@ def as_masked(plan: Plan) -> Masked:
 @dataclass(frozen=True)
 class Cohort(Deployed):
     """The honest silos of a cohort, with a deployed gate's arithmetic and masks; the others' keys
-    and counts are the attacker's.
+    and numbers are the attacker's.
     """
 
     def rounds(self, runs: int) -> Iterator[list[np.ndarray]]:
         """All runs and rounds are masked as one long vector, since keys take longer than all the
         rest.
         """
-        drawn = np.array(list(self.counts(runs)))  # (runs, rounds, silos, d)
+        drawn = np.array(list(self.numbers(runs)))  # (runs, rounds, silos, d)
         envelope, maskers, others = self.envelope()
         answers = [
             masker.hide("server", envelope, drawn[:, :, i].ravel())
             for i, masker in enumerate(maskers)
         ]
         answers += [other.answer(envelope, drawn[:, :, 0].size) for other in others]
-        seen = (
-            add_masked(answers, self.mechanism.modulus)
-            .astype(np.int64)
-            .reshape(drawn[:, :, 0].shape)
-        )  # type: ignore[attr-defined]
+        modulus = self.queries()[0].mechanism.modulus
+        seen = add_masked(answers, modulus).reshape(drawn[:, :, 0].shape)
         yield from map(list, seen)
 
     def envelope(self) -> tuple[Envelope, list[Any], list[Companion]]:
@@ -175,9 +169,7 @@ class Cohort(Deployed):
             *(masker.offer("server", RUN) for masker in maskers),
             *(other.row for other in others),
         ]
-        table = write_table(
-            replace(row, trials=RECORDS * self.mechanism.noise_bits) for row in rows
-        )
+        table = write_table(replace(row, records=RECORDS) for row in rows)
         made = Envelope("all", RUN, "all", definition, self.queries()[0], "0", cohort=table)
         for masker in maskers:
             masker.check(made, RECORDS)

@@ -136,18 +136,3 @@ def low_bits(integers: np.ndarray, what: str, rate: float) -> None:
     counts = np.bincount(integers.ravel() & 255, minlength=256)
     if stats.chisquare(counts).pvalue < rate:
         raise Caught(f"{what}: the noise does not use every point of the lattice alike")
-
-
-def from_binomial(counts: np.ndarray, trials: int, p: float, seed: int) -> np.ndarray:
-    """Return draws of Bin(trials, p) as standard normals, exactly, by a uniform number within each
-    step of the distribution function.
-    """
-    k = np.arange(trials + 1)
-    mass = stats.binom.pmf(k, trials, p)
-    below = stats.binom.cdf(k - 1, trials, p)
-    inside = np.clip(counts, 0, trials).astype(np.int64)
-    u = below[inside] + mass[inside] * np.random.default_rng(seed).random(counts.shape)
-    # A count outside of the law is as unlikely as a float can show.
-    extreme = np.where(counts < 0, 1e-300, 1 - 2.0**-53)
-    u = np.where(counts == inside, u, extreme)
-    return stats.norm.ppf(np.clip(u, 1e-300, 1 - 2.0**-53))

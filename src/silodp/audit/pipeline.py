@@ -23,8 +23,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor, nn
 
 from silodp.core.mechanisms import Gaussian
-from silodp.core.mechanisms import totals as totals_module
-from silodp.core.mechanisms.totals import analysed
 from silodp.core.privacy.accounting import GDP, Budget, Rule
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
@@ -32,7 +30,7 @@ from silodp.core.protocol.codec import Answer, Envelope, decode_reply, encode_qu
 from silodp.core.query import Query
 from silodp.core.statistics import Grad
 from silodp.server.plan import Plan, calibrate
-from silodp.server.shuffled import calibrate_shuffled
+from silodp.server.shuffled import in_totals
 from silodp.shuffler.pool import Pool
 from silodp.shuffler.store import RoundStore
 from silodp.silo.answer.exact import Exact
@@ -62,9 +60,9 @@ class Pipeline:
     exact: Any = Exact
     door: Any = Door
     reopen: Callable[..., DurableLedger] = DurableLedger.open
-    calibrate_shuffled: Callable[..., Plan] = calibrate_shuffled
+
+    in_totals: Callable[..., Plan] = in_totals
     channel: Any = ThroughShuffler
-    analysed: Callable[..., Any] = analysed
     pool: Any = Pool
     store: Any = RoundStore
     masker: Any = Masker
@@ -74,11 +72,8 @@ class Pipeline:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """Put this pipeline's parts in the places of the shipped ones, for the door and for the
-        analyzer's federation.
-        """
-        door = mock.patch.multiple(door_module, Exact=self.exact, Gate=self.gate)
-        with door, mock.patch.object(totals_module, "analysed", self.analysed):
+        """The door finds these parts where it looks for the shipped ones."""
+        with mock.patch.multiple(door_module, Exact=self.exact, Gate=self.gate):
             yield
 
     def simulated(
@@ -250,7 +245,7 @@ class Silo:
             if self.masking:
                 self.trust = self.pipeline.masker(self.masking, key, self.policy.definition)
             elif self.shuffling:
-                self.trust = Sealer(*self.shuffling, self.records.counts[0])
+                self.trust = Sealer(*self.shuffling)
             more: dict[str, Any] = {
                 "registry": self.registry,
                 "trust": self.trust,

@@ -101,28 +101,6 @@ def losses_of(pair: Pair) -> Losses:
     return p - q, weights / max(1.0, weights.sum()), 0.0
 
 
-def losses_of_counts(trials: int, probability: float, shift: int) -> Losses:
-    """Return the losses of Bin(trials, probability) against the same, moved by `shift`."""
-    spread = math.sqrt(trials * probability * (1 - probability))
-    centre = trials * probability
-    low = max(0, math.floor(centre - 12 * spread))
-    high = min(trials, math.ceil(centre + 12 * spread))
-    k = np.arange(low, high + 1, dtype=np.float64)
-
-    def log_mass(at: np.ndarray) -> np.ndarray:
-        inside = (at >= 0) & (at <= trials)
-        safe = np.where(inside, at, 0.0)
-        choose = -special.betaln(trials - safe + 1, safe + 1) - math.log(trials + 1)
-        mass = choose + safe * math.log(probability) + (trials - safe) * math.log1p(-probability)
-        return np.where(inside, mass, -math.inf)
-
-    p = log_mass(k)
-    q = log_mass(k - shift)
-    weights = np.exp(p)
-    infinite = np.isneginf(q)
-    return (p - q)[~infinite], weights[~infinite], float(weights[infinite].sum())
-
-
 def delta_of(releases: Iterable[tuple[Losses, int]], epsilon: float) -> float:
     """Return a lower bound on the delta at this epsilon of all releases together.
 

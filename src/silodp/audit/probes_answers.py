@@ -23,7 +23,6 @@ from silodp.audit.answers import Answering, N, Row, answerable, exact_sum
 from silodp.audit.pipeline import Caught, Pipeline, Probes
 from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
-from silodp.core.mechanisms.totals import as_total
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
@@ -62,16 +61,9 @@ def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
     """
     query = row.query()
     at = answers.known(row)
-    releases_of_gate = [silo.direct(query)[at] for _ in range(releases - 1)]
-    values = torch.stack([silo.put(query)[at], *releases_of_gate]).numpy()
-    if query.mechanism.total:
-        m = as_total(query.mechanism)
-        batch = int(m.sampling.batch(N))
-        # At coordinates where records pull, rounding adds a coin of its own.
-        clear = (exact_sum(row.statistic)[at].numpy() == 0).nonzero()[0]
-        return normal.from_binomial(
-            values[:, clear] - batch * m.levels / 2, batch * m.noise_bits, m.p, seed=0
-        )
+    values = torch.stack(
+        [silo.put(query)[at], *(silo.direct(query)[at] for _ in range(releases - 1))]
+    ).numpy()
     return (values - answers.centre_of(row, query)[at].numpy()) / answers.std_of(query)
 
 
@@ -116,7 +108,7 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
     features = 8
     releases = 32
     problem = Problem(nn.Linear(features, 1, bias=False), logistic)
-    for_testing = held_out(n, 0.4)
+    held = held_out(n, 0.4)
     records = Records(
         torch.zeros(1, n, features, dtype=torch.float64),
         torch.zeros(1, n, dtype=torch.int64),
@@ -128,21 +120,20 @@ def noise_of_small_answers(pipeline: Pipeline, seed: int, folder: Path) -> None:
         query = row.query(features=features)
         m = query.mechanism.clipped(1.5 * query.mechanism.clip)
         batch = query.mechanism.sampling.batch(n)
-        if m.total:
-            m = replace(m, levels=5, noise_bits=37)
-            std = math.sqrt(batch * (37 * m.p * (1 - m.p) + 1 / 4))
-        else:
-            m = replace(m, noise_multiplier=0.3)
-            std = 0.3 * 2 * float(m.clip) / (batch * _size_of_part(row, for_testing) / n)
-            if row.steps > 1:
-                std *= answers.STEP * math.sqrt(row.steps)
+        part = held if row.statistic.on_held_out else ~held
+        m = replace(m, noise_multiplier=0.3)
         query = replace(query, mechanism=m)
-        values = [gate.answer(query, [0]).value[0, 0].numpy() for _ in range(releases)]
-        z = np.stack(values) / std
+        size = batch * int(part.sum()) / n
+        std = 0.3 * 2 * float(m.clip) / size
+        if row.steps > 1:
+            std *= answers.STEP * math.sqrt(row.steps)
+        values = [gate.answer(query, [0]).value[0, 0] for _ in range(releases)]
+        z = np.stack([answers.mean_of(query, value, size).numpy() for value in values]) / std
         square = float(z.var(0, ddof=1).sum() * (releases - 1))
         freedom = (releases - 1) * z.shape[1]
-        tail = RATE / 2 / len(answerable())
-        low, high = stats.chi2.isf([1 - tail, tail], freedom)
+        low, high = stats.chi2.isf(
+            [1 - RATE / 2 / len(answerable()), RATE / 2 / len(answerable())], freedom
+        )
         if not low < square < high:
             raise Caught(
                 f"{row}: with {z.shape[1]} coordinates the noise has "
@@ -252,14 +243,11 @@ def _check_partition(row: Row, query: Query, silo: Answering, counts: np.ndarray
 
 
 def _check_charge(row: Row, query: Query, silo: Answering) -> None:
-    """Raise Caught unless the last charge is the event and the price of the question."""
     m = query.mechanism
     count = row.steps
     event: Event | TotalEvent
     if m.total:
-        event = TotalEvent(
-            m.sampling, m.levels, m.noise_bits, m.p, answers.CROWD, query.statistic.shape[-1], count
-        )
+        event = TotalEvent(m.sampling, m.noise_multiplier, count, answers.CROWD)
     else:
         event = Event(m.sampling, m.noise_multiplier, count)
     asked = plain(event)
@@ -282,26 +270,29 @@ def reach_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     n = 6
     features = 8
     problem = Problem(nn.Linear(features, 1, bias=False), logistic)
-    for_testing = held_out(n, 0.4)
+    held = held_out(n, 0.4)
     gates = {
         kind: [
             pipeline.open_gate(problem, r, held_out_share=0.4)
             for r in _variants(n, features, int(np.flatnonzero(part)[0]))
         ]
-        for kind, part in ((True, for_testing), (False, ~for_testing))
+        for kind, part in ((True, held), (False, ~held))
     }
     for row, kind in itertools.product(answerable(), gates):
         if row.sampling is not FullBatch:
             continue
         query = row.query(loud=False, features=features)
         limit = float(kind == row.statistic.on_held_out)
-        values = [gate.answer(query, [0]).value[0, 0].double() for gate in gates[kind]]
-        sums = torch.stack([_as_sum(row, query, value, n, for_testing) for value in values])
+        part = held if row.statistic.on_held_out else ~held
+        size = query.mechanism.sampling.batch(n) * int(part.sum()) / n
+        answered = [gate.answer(query, [0]).value[0, 0] for gate in gates[kind]]
+        values = [answers.mean_of(query, value, size) for value in answered]
+        sums = torch.stack([_as_sum(row, query, value, n, held) for value in values])
         clip = float(query.mechanism.clip)
         far = float(torch.cdist(sums, sums).max())
-        noise = SURELY * _blur(row, query, n) * math.sqrt(2 * sums.shape[1])
-        # Written so that a distance that is not a number is caught too.
-        if not far <= limit * row.steps * 2 * clip * 1.001 + noise:
+        if not far <= limit * row.steps * 2 * clip * 1.001 + SURELY * _blur(
+            row, query, n
+        ) * math.sqrt(2 * sums.shape[1]):
             raise Caught(
                 f"{row}: one record moves the sum by {far / clip:.4g} clips; at most "
                 f"{2 * limit * row.steps:g} are paid for"
@@ -315,31 +306,21 @@ def _size_of_part(row: Row, for_testing: np.ndarray) -> int:
     return int((~for_testing).sum())
 
 
-def _as_sum(row: Row, query: Query, value: Tensor, n: int, for_testing: np.ndarray) -> Tensor:
+def _as_sum(row: Row, query: Query, value: Tensor, n: int, held: np.ndarray) -> Tensor:
     """Return the sum (d,) over the records of a batch that an answer of n records shows, with its
     noise. For local steps it is the sum over all steps.
     """
-    m = query.mechanism
     batch = query.mechanism.sampling.batch(n)
-    if m.total:
-        return (
-            (value - int(batch) * (m.levels / 2 + m.p * m.noise_bits))
-            * (2 / m.levels)
-            * float(m.clip)
-        )
     if row.steps > 1:
         mean = -value / answers.STEP - row.steps * answers.pull_of(query)
     else:
         mean = value
-    return mean * (batch * _size_of_part(row, for_testing) / n)
+    return mean * (batch * int((held if row.statistic.on_held_out else ~held).sum()) / n)
 
 
 def _blur(row: Row, query: Query, n: int) -> float:
     """Return the standard deviation of a coordinate of `_as_sum`."""
     m = query.mechanism
-    if m.total:
-        variance = m.noise_bits * m.p * (1 - m.p) + 1 / 4
-        return 2 / m.levels * float(m.clip) * math.sqrt(int(m.sampling.batch(n)) * variance)
     return 2 * float(m.noise_multiplier) * float(m.clip) * math.sqrt(row.steps)
 
 

@@ -15,9 +15,9 @@ from silodp.audit.masked import Companion, attack_masked, masked_claims, unmaske
 from silodp.audit.pipeline import DIM, Caught, Pipeline, Probes, Silo, public
 from silodp.audit.probes_silo import check_claims
 from silodp.audit.transcript import Case
+from silodp.core.lattice import most
 from silodp.core.mechanisms import Masked
 from silodp.core.privacy.accounting import Budget
-from silodp.core.privacy.totals import Totals
 from silodp.core.protocol.codec import Envelope, Sealed, decode_reply, encode_query
 from silodp.core.protocol.masks import MODULI, Row, read_table, write_table
 from silodp.core.query import Query
@@ -27,14 +27,15 @@ from silodp.silo.service.masking import Masking
 MASKED = Probes("masker")
 OWN = 12
 OTHERS = 12
-BITS = 2**10
+SHARE = 1.0
+LARGEST = most(SHARE, 1.0, DIM, OWN)
+"""The largest number of one silo's answer."""
 
 
 class Hidden(Silo):
     """A deployed silo of 12 records among three of as many, of which one may collude."""
 
     budget = Budget(50.0, 1e-5)
-    rule = Totals.for_budget(budget)
 
     def __init__(self, folder: Path, pipeline: Pipeline) -> None:
         self.masking = Masking((), 1, 3, attempts=2)
@@ -57,13 +58,12 @@ class Hidden(Silo):
         **changes: Any,
     ) -> Envelope:
         some = self.others if others is None else others
-        coins: dict[str, Any] = {
-            "levels": 20,
-            "noise_bits": BITS,
-            "contributions": OWN * len(some),
+        noise: dict[str, Any] = {
+            "noise_multiplier": SHARE,
+            "counted": len(some),
             "modulus": 32,
         } | changes
-        query = Query(Grad(torch.full((1, DIM), 0.5)), Masked("audit", 1.0, **coins))
+        query = Query(Grad(torch.full((1, DIM), 0.5)), Masked("audit", 1.0, **noise))
         return with_cohort(
             self.envelope(name, query, round),
             self.own(),
@@ -97,13 +97,12 @@ def tables(pipeline: Pipeline, seed: int, folder: Path) -> None:
         "a key that the server has put beside another's identity": changed(
             first, key=stranger.row.key
         ),
-        "the noise of a silo that is absent": silo.asked(
-            "q", silo.others[:2], contributions=OWN * 3
-        ),
-        "the noise of silos that may collude": silo.asked("q", contributions=OWN * 4),
-        "more noise of this silo than it draws": changed(own, trials=(OWN + 1) * BITS),
+        "the noise of a silo that is absent": silo.asked("q", silo.others[:2], counted=3),
+        "the noise of silos that may collude": silo.asked("q", counted=4),
+        "more records of this silo than it has": changed(own, records=OWN + 1),
         "too few silos": silo.asked("q", silo.others[:1]),
-        "a total that wraps around": changed(first, trials=2**33),
+        "a total that wraps around by records": changed(first, records=2**33),
+        "a total that wraps around by noise": silo.asked("q", noise_multiplier=1e4),
     }
     for what, envelope in hostile.items():
         if silo.reply(envelope) is not None:
@@ -127,15 +126,16 @@ def masks(pipeline: Pipeline, seed: int, folder: Path) -> None:
         if silo.reply(envelope) != answer:
             raise Caught("the same question asked again gets another answer")
         words = np.frombuffer(answer, MODULI[32])
-        if int(words.max()) <= OWN * (20 + BITS):
-            raise Caught("an answer holds a silo's counts as they are")
-        found.append(words - unmasked(answer, envelope, silo.others).astype(MODULI[32]))
-        if int(unmasked(answer, envelope, silo.others).max()) > OWN * (20 + BITS) and i == 0:
+        if int(np.abs(words.view("<i4")).max()) <= LARGEST:
+            raise Caught("an answer holds a silo's numbers as they are")
+        bare = unmasked(answer, envelope, silo.others)
+        found.append(words - bare.astype(MODULI[32]))
+        if int(np.abs(bare).max()) > LARGEST and i == 0:
             raise Caught("masks do not cancel in the sum over a cohort")
     if (found[0] == found[1]).any():
         raise Caught(
             "two questions are answered under the same masks: their difference is that of "
-            "the counts"
+            "the numbers"
         )
     before = silo.asked("late", round="9")
     silo.restart()
@@ -156,23 +156,23 @@ def two_cohorts(pipeline: Pipeline, seed: int, folder: Path) -> None:
     silo = Hidden(folder, pipeline)
     found = []
     for attempt, others in enumerate((silo.others, silo.others[:2])):
-        envelope = silo.asked(f"q{attempt}", others, attempt=attempt, contributions=OWN * 2)
+        envelope = silo.asked(f"q{attempt}", others, attempt=attempt, counted=2)
         answer = silo.reply(envelope)
         if answer is None:
             raise Caught("a gate refuses to be asked again with a smaller cohort")
         found.append(unmasked(answer, envelope, others))
     if np.array_equal(*found):
         raise Caught(
-            "two cohorts of a round get the same counts: their totals differ by the silo "
+            "two cohorts of a round get the same numbers: their totals differ by the silo "
             "that left, without noise"
         )
-    if silo.reply(silo.asked("q2", silo.others[1:], attempt=2, contributions=OWN * 2)) is not None:
+    if silo.reply(silo.asked("q2", silo.others[1:], attempt=2, counted=2)) is not None:
         raise Caught("a round is asked more often than the policy says")
 
 
 @MASKED.probe("what colluding silos learn")
 def colluding(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A masked total less the counts of those who collude, against the claim epsilon = 6 of its
+    """A masked total less the numbers of those who collude, against the claim epsilon = 6 of its
     price: a separation twice as large is seen.
     """
     case = Case("mb-sgd", 6.0, {"rounds": 1})

@@ -7,6 +7,7 @@ deviations of the noise.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +22,10 @@ from torch import nn
 from silodp.audit import prices
 from silodp.audit.answers import CROWD, SAMPLINGS, Answering, N, answerable
 from silodp.audit.pipeline import BUDGET, DIM, Caught, Pipeline, Probes, Silo, question
-from silodp.core.events import Event
+from silodp.core.errors import Refused
+from silodp.core.events import Event, TotalEvent
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, Rule
-from silodp.core.privacy.totals import Totals
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.schema import Schema
@@ -179,27 +180,38 @@ class Totalling(Answering):
 
 @PRICES.probe("independent spend of totals")
 def independent_spend_of_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Check the spend of shuffled totals, by the exact law of one coordinate that a record changes
-    by all levels.
-    """
+    """The same of totals: by the noise of as many shares as the question counts on."""
     (row,) = (
         row
         for row in answerable()
         if row.statistic is Grad and row.mechanism.__name__ == "Shuffled" and row.sampling.whole
     )
-    levels = 1500
-    bits = 100
+    share = 4.0
     query = row.query()
-    mechanism = replace(query.mechanism, levels=levels, noise_bits=bits, contributions=CROWD)
-    trials = CROWD * bits
-    losses = prices.losses_of_counts(trials, float(mechanism.p), levels)
+    mechanism = replace(query.mechanism, noise_multiplier=share)
+    (pair,) = prices.pairs_of(FullBatch(), share * math.sqrt(CROWD), N)
     with pipeline.pricing():
         silo = Totalling(folder / "silo", pipeline, row.mechanism)
-        assert isinstance(silo.rule, Totals)
         count = 3
         for _ in range(count):
             silo.put(replace(query, mechanism=mechanism))
-        check_spent(silo, [(losses, count)], "shuffled totals", silo.budget)
+        check_spent(silo, [(prices.losses_of(pair), count)], "totals", silo.budget)
+
+
+@PRICES.probe("sum that is not Gaussian")
+def sum_that_is_not_gaussian(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """A total of so many silos with so small shares, of 2.6 steps of the lattice, that nothing
+    proves its sum to be Gaussian is charged by no ledger, however much noise there is in all.
+    """
+    event = TotalEvent(FullBatch(), 2e-5, counted=2**20)
+    assert event.multiplier > 0.02
+    with pipeline.pricing():
+        ledger = pipeline.ledger(GDP(), Budget(3000.0, 1e-5), [12])
+        try:
+            ledger.charge(event, [0])
+        except Refused:
+            return
+    raise Caught("a ledger charges for a sum of rounded Gaussians that is far from Gaussian")
 
 
 # --- files that grow, and restarts ---------------------------------------------------------------

@@ -41,7 +41,7 @@ from silodp.audit.shuffled import (
 from silodp.audit.transcript import Case
 from silodp.core.errors import Refused
 from silodp.core.mechanisms import Shuffled
-from silodp.core.privacy.totals import Totals
+from silodp.core.privacy.accounting import GDP, gdp_mu
 from silodp.core.protocol.box import Contribution, box_length, encrypt_box, open_box
 from silodp.core.protocol.codec import Sealed, decode_reply
 from silodp.core.protocol.relay import Passed, Request, decode_outcome, encode_request
@@ -52,8 +52,8 @@ from silodp.shuffler.door import ShufflerDoor
 from silodp.silo.service.policy import Shuffling
 from silodp.wire.inprocess import Total
 
-SHUFFLED_SIMULATION = Probes("ledger", "channel", "calibrate_shuffled")
-SHUFFLED_DEPLOYMENT = Probes("exact", "door", "analysed", "pool", "store")
+SHUFFLED_SIMULATION = Probes("ledger", "channel", "in_totals")
+SHUFFLED_DEPLOYMENT = Probes("exact", "door", "pool", "store")
 
 # --- attacks -------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def server_view(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SHUFFLED_DEPLOYMENT.probe("totals of deployed silos")
 def deployed_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A total of the deployed silos' counts, against the claim epsilon = 6: a separation twice as
+    """A total of the deployed silos' numbers, against the claim epsilon = 6: a separation twice as
     large is seen.
     """
     case = Case("mb-sgd", 6.0, {"rounds": 1})
@@ -83,28 +83,19 @@ def _alarm(case: Case, scores: tuple[np.ndarray, np.ndarray]) -> None:
 
 @SHUFFLED_DEPLOYMENT.probe("estimate from totals")
 def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Deployed counts, added and analysed: the mean of the clipped records, without bias and with
-    the noise that was asked for.
-
-    Few coins, beside which half a level is seen: the silos' sums lie anywhere between two levels.
+    """Deployed numbers, added: the mean of the clipped records, without bias and with the noise
+    that was asked for.
     """
     world = neighbours(silos=SILOS)[1]
     runs = 600
-    levels = 32
-    m = sum(world.counts)
-    mechanism = Shuffled("probe", 1.0, levels, 1, m)
+    records = sum(world.counts)
+    mechanism = Shuffled("probe", 1.0, 0.1, counted=SILOS)
     stage = Deployed(world, mechanism, pipeline, (0.0,))
-    truth = SOUND.analysed(
-        Server([SOUND.answerer(canary_problem(), world, [0])], world.counts).expected(
-            stage.queries()[0], 0
-        ),
-        mechanism,
-        m,
-    )
+    model = Server([SOUND.answerer(canary_problem(), world, [0])], world.counts)
+    truth = mechanism.mean_in(model.expected(stage.queries()[0], 0), records)
     totals = torch.from_numpy(np.stack([seen[0] for seen in stage.rounds(runs)]))
-    error = (pipeline.analysed(totals, mechanism, m) - truth) / (
-        2 / levels / m * math.sqrt(m / 4 + SILOS / 8)
-    )
+    noise = float(mechanism.noise_in(SILOS, records))
+    error = (mechanism.mean_in(totals, records) - truth) / noise
     dim = error.shape[1]
     off = float(error.mean(0).abs().max()) * math.sqrt(runs)
     if off > stats.norm.isf(FALSE_ALARM / 4 / dim):
@@ -122,38 +113,38 @@ def estimate(pipeline: Pipeline, seed: int, folder: Path) -> None:
 # --- simulation: channel and ledger --------------------------------------------------------------
 
 
-class _Counted:
-    """A gate without records: silo i's counts are all 10^i."""
+class _Numbered:
+    """A gate without records: silo i's numbers are all 10^i."""
 
     def answer(self, query: Query, silos) -> Total:
         return Total(torch.stack([torch.full((1, DIM), 10.0**i) for i in silos], 1), tuple(silos))
 
 
-@SHUFFLED_SIMULATION.probe("one total of enough records")
+@SHUFFLED_SIMULATION.probe("one total of enough silos")
 def channel(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """What comes through a simulated shuffler is one sum over silos, of as many records as were
-    planned for, or nothing.
+    """What comes through a simulated shuffler is one sum over silos, of as many as were planned
+    for, or nothing.
     """
-    through = pipeline.channel(_Counted(), (12, 12, 12))
-    query = Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 10, 100, 36))
+    through = pipeline.channel(_Numbered())
+    query = Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 1.0, counted=3))
     total = through.ask(query, [0, 1, 2]).value
     if total.shape != (1, 1, DIM) or not bool((total == 111).all()):
         raise Caught(
-            f"the server sees {total.shape[1]} vectors of counts where one total is planned"
+            f"the server sees {total.shape[1]} vectors of numbers where one total is planned"
         )
     try:
         through.ask(query, [0, 1])
     except StopRun:
         return
-    raise Caught("a total of 24 records is passed on where noise for 36 was planned")
+    raise Caught("a total of 2 silos is passed on where noise of 3 was planned")
 
 
-@SHUFFLED_SIMULATION.probe("shares of rounds")
-def shares(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """The rounds' shares of the budget add up, and stop at 1."""
-    rule = Totals.for_budget(BUDGET)
-    query = Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 20, 60, 36))
-    share = float(rule.price(query.event(), np.asarray(12))[1])
+@SHUFFLED_SIMULATION.probe("price of rounds")
+def price_of_rounds(pipeline: Pipeline, seed: int, folder: Path) -> None:
+    """The rounds' prices add up, and stop at the budget."""
+    rule = GDP()
+    query = Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 1.0, counted=3))
+    share = 1 / 3 / gdp_mu(BUDGET) ** 2
     gate = pipeline.gate(Blank(), pipeline.ledger(rule, BUDGET, [12]), dim=DIM, counts=[12])
     answers = 0
     for _ in range(math.ceil(2 / share)):
@@ -172,20 +163,15 @@ MEMBERS = 4
 SEAL = sealing("the audit's own shuffler")
 SIGN = signing("its signature")
 SERVER = signing("its server")
-QUERY = Query(Grad(torch.full((1, DIM), 0.5)), Shuffled("audit", 1.0, 20, 2**16, 3 * 12))
-BITS = 20 + 2**16
+QUERY = Query(Grad(torch.full((1, DIM), 0.5)), Shuffled("audit", 1.0, 1.0, counted=3))
 
 
 class Member(Silo):
-    """A deployed silo of 12 records that fears one colluding silo: its counts may leave among 36 +
-    12 records.
-    """
-
-    rule = Totals.for_budget(BUDGET)
+    """A deployed silo that fears one colluding silo: its numbers may leave among 3 + 1 silos."""
 
     def __init__(self, folder: Path, pipeline: Pipeline, number: int) -> None:
         self.pseudonym = signing(f"member {number}")
-        self.shuffling = Shuffling(public(SEAL), "pseudonym.key", 48, 12), self.pseudonym
+        self.shuffling = Shuffling(public(SEAL), "pseudonym.key", 4, 1), self.pseudonym
         super().__init__(folder / f"member-{number}", pipeline)
 
     def round(self, name: str = "0") -> str:
@@ -207,7 +193,7 @@ class Member(Silo):
         """Another box of its own for the first round, as no gate would make it."""
         first = self.sent("one")
         return encrypt_box(
-            replace(first, counts=first.counts[::-1].copy()), public(SEAL), self.pseudonym
+            replace(first, numbers=first.numbers[::-1].copy()), public(SEAL), self.pseudonym
         )
 
 
@@ -219,41 +205,37 @@ def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
     member = Member(folder, pipeline, 0)
     first = member.sent("one")
     again = member.sent("two", "1")
-    if (
-        len(member.box("one")) != box_length(DIM)
-        or first.counts.shape != (DIM,)
-        or (first.records, first.bits) != (12, BITS)
-    ):
-        raise Caught("a box holds something other than the counts that were asked for")
-    if first.demanded < 48:
+    if len(member.box("one")) != box_length(DIM) or first.numbers.shape != (DIM,):
+        raise Caught("a box holds something other than the numbers that were asked for")
+    if first.demanded < 4:
         raise Caught(
-            f"a box may leave within a total of {first.demanded} records where its price "
-            "counts on 36 and 12 may collude"
+            f"a box may leave within a total of {first.demanded} silos where its price counts on "
+            "3 and 1 may collude"
         )
-    if np.array_equal(first.counts, again.counts):
-        raise Caught("two rounds get the same coins")
+    if np.array_equal(first.numbers, again.numbers):
+        raise Caught("two rounds get the same noise")
     check_retries(member, member.frame("one", QUERY))
 
 
 @SHUFFLED_DEPLOYMENT.probe("boxes that count")
 def boxes_that_count(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A total is of all members once, never of fewer records than they demand, and of nothing but
+    """A total is of all members once, never of fewer silos than they demand, and of nothing but
     their sum.
     """
     members = [Member(folder, pipeline, i) for i in range(MEMBERS)]
-    pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members], largest=12)
+    pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members])
     boxes = [member.box("one") for member in members]
     for what, few in (
         ("three of four", boxes[:3]),
         ("three, one of them twice,", [*boxes[:3], members[0].second()]),
     ):
         try:
-            pool.total(Request(members[0].round(), DIM, BITS, tuple(few)))
+            pool.total(Request(members[0].round(), DIM, tuple(few)))
         except Refused:
             continue
         raise Caught(f"a total of {what} is passed on, though each demands four")
-    passed = pool.total(Request(members[0].round(), DIM, BITS, tuple(boxes)))
-    total = np.sum([open_box(box, members[0].round(), SEAL)[0].counts for box in boxes], axis=0)
+    passed = pool.total(Request(members[0].round(), DIM, tuple(boxes)))
+    total = np.sum([open_box(box, members[0].round(), SEAL)[0].numbers for box in boxes], axis=0)
     if passed.totals.shape != (DIM,) or not np.array_equal(passed.totals, total):
         raise Caught(f"{passed.totals.size} numbers are passed on where the total has {DIM}")
 
@@ -264,14 +246,14 @@ def one_total(pipeline: Pipeline, seed: int, folder: Path) -> None:
     members = [Member(folder, pipeline, i) for i in range(MEMBERS)]
     (folder / "rounds.db").touch(0o600)
     store = pipeline.store.create(folder / "rounds.db", seal=public(SEAL), sign=public(SIGN))
-    pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members], largest=12)
+    pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members])
     door = ShufflerDoor(
         pool, store, key=SIGN, askers=[public(SERVER)], rounds_per_hour=10, limit=2**20
     )
     first = [member.box("one") for member in members]
     others = [*first[:3], members[3].second()]
     one, two = (
-        door.handle(encode_request(Request(members[0].round(), DIM, BITS, tuple(boxes)), SERVER))
+        door.handle(encode_request(Request(members[0].round(), DIM, tuple(boxes)), SERVER))
         for boxes in (first, others)
     )
     if not isinstance(decode_outcome(one, limit=2**20, shuffler_key=public(SIGN)), Passed):

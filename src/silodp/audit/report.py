@@ -28,10 +28,14 @@ from silodp.audit.bounds import (
     trade_off,
 )
 from silodp.audit.canary import neighbours
-from silodp.audit.claims import FACTOR, Claims, of_plan
-from silodp.audit.masked import COHORT, COLLUDING, attack_masked, masked_claims
+from silodp.audit.claims import FACTOR, of_plan
+from silodp.audit.masked import COHORT, COLLUDING, attack_masked
 from silodp.audit.pipeline import SOUND
-from silodp.audit.shuffled import attack_counts, attack_shuffled, attack_totals, claims_of
+from silodp.audit.shuffled import (
+    attack_numbers,
+    attack_shuffled,
+    attack_totals,
+)
 from silodp.audit.transcript import Case, attack, attack_deployed, attack_persons
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_mu
@@ -78,10 +82,6 @@ RENYI = (
     "more than an attacker can learn"
 )
 
-COINS = (
-    "its price pays for rounding and for the tails of binomial noise, and converts from one "
-    "Renyi order"
-)
 ATTACKS: dict[str, tuple[str, Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
     "simulated": ("", attack),
     "deployed": ("deployed gate", attack_deployed),
@@ -89,14 +89,22 @@ ATTACKS: dict[str, tuple[str, Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
     "persons": ("a person of 20 rows", attack_persons),
     "persons of changing rows": ("a person of 1 row or 20", partial(attack_persons, first=1)),
     "deployed shuffle": ("totals of deployed silos", attack_totals),
-    "deployed counts": ("one silo's counts at the shuffler", attack_counts),
+    "deployed numbers": ("one silo's numbers at the shuffler", attack_numbers),
     "deployed masks": (f"masked totals, {COLLUDING} of {COHORT} silos colluding", attack_masked),
 }
-"""The object of an attack in words, and the attack, by the name of the gate. The simulated gate
-needs no words.
+"""What is attacked, in words (of the simulated gate there is nothing to say), and how, by the name
+of the gate.
 """
 PERSONS = ("persons", "persons of changing rows")
-COUNTED = ("deployed shuffle", "deployed counts", "deployed masks")
+
+TOTALS = ("shuffle", "deployed shuffle", "deployed numbers", "deployed masks")
+
+TOTAL_CLAIMS = (1.0, 3.0, 6.0)
+"""Claims of the rows of totals, where no others are asked for."""
+
+TOTAL_FACTOR = 1.2
+"""A row of totals has power if it alarms where the noise is that of a claim so many times as large.
+"""
 SHUFFLED = ("prox-sgd", "prox-svrg", "spider")
 
 
@@ -129,44 +137,45 @@ def cases(
     ]
     rows += [(Case("mb-sgd", e, {"rounds": 1}), "deployed") for e in epsilons]
     rows += [(Case("mb-sgd", e, {"rounds": 4}), g) for g in PERSONS for e in epsilons]
-    rows += [(Case(a, e, SETTINGS[a], gap=COINS), "shuffle") for a in SHUFFLED for e in epsilons]
-    rows += [(Case("mb-sgd", e, {"rounds": 2}, gap=COINS), g) for g in COUNTED for e in epsilons]
+    of_totals = TOTAL_CLAIMS if tuple(epsilons) == CLAIMS else epsilons
+    rows += [(Case(a, e, SETTINGS[a]), "shuffle") for a in SHUFFLED for e in of_totals]
+    rows += [(Case("mb-sgd", e, {"rounds": 2}), g) for g in TOTALS[1:] for e in of_totals]
     return [(case, gate) for case, gate in rows if not algorithms or case.algorithm in algorithms]
 
 
 def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
-    """Return one row: the claim, the point estimate, a 95 % bound, whether it is an alarm, whether
-    FACTOR times the claim would be one, and the curve.
+    """One row: the claim, the point estimate, a 95 % bound, whether it is an alarm, whether it
+    would be at FACTOR times the claim, the curve.
 
-    If the claim is not one of Gaussian differential privacy, an alarm is a refuted (epsilon, delta)
-    of the accountant, at any delta.
+    Where the claim is not one of Gaussian differential privacy, an alarm is a refuted (epsilon,
+    delta) of the accountant's, at any delta.
 
-    Deployed silos draw their coins one run at a time, so they have a quarter of the runs. Masked
-    totals at a claim of 6 have half as many again as others, which is enough to see FACTOR times
-    the claim. At a claim of 1 this would take ten times a quarter, so the row shows that it does
-    not see it.
+    Scores of totals are Gaussian, and so is the claim: an alarm is an estimate of mu above the
+    claim's by as many standard errors as ALARM allows, which needs fewer runs than counting.
     """
     began = time.monotonic()
-    if gate in COUNTED:
-        if gate == "deployed masks" and case.epsilon >= 6:
-            runs = runs * 3 // 2
-        else:
-            runs = max(100, runs // 4)
     first, second = _scores(case, gate, runs, seed)
     mu, error = gdp_fit(first, second)
     sees = True
-    if gate in ("simulated", "deployed", *PERSONS) and not case.batches.sampled:
+    if gate in TOTALS:
+        lower = epsilon_of(mu - 1.645 * error, case.delta)
+        alarm = _above(mu, error, case)
+        louder = replace(case, epsilon=TOTAL_FACTOR * case.epsilon)
+        sees = _above(*gdp_fit(*_scores(louder, gate, runs, seed + 3 * runs)), case)
+    elif gate in ("simulated", "deployed", *PERSONS) and not case.batches.sampled:
         lower, surely = (
             epsilon_of(gdp_lower(first, second, level), case.delta) for level in (0.05, ALARM)
         )
         alarm = surely > case.epsilon
-    else:
-        # The claim is not one of Gaussian differential privacy.
+    else:  # the claim is not one of Gaussian differential privacy
         lower = epsilon_lower(first, second, case.delta, 0.05)
-        claims = _claims(case, gate)
-        alarm = refuted(first, second, claims, ALARM)
-        larger = replace(case, epsilon=FACTOR * case.epsilon)
-        sees = refuted(*_scores(larger, gate, runs, seed + 3 * runs), claims, ALARM)
+        held = of_plan(case.plan(neighbours()[0].counts, SOUND), case.budget)
+        alarm = refuted(first, second, held, ALARM)
+        sees = refuted(
+            *_scores(replace(case, epsilon=FACTOR * case.epsilon), gate, runs, seed + 3 * runs),
+            held,
+            ALARM,
+        )
     alarms, misses = trade_off(first, second)
     return {
         "algorithm": case.algorithm,
@@ -189,13 +198,11 @@ def row_of(case: Case, gate: str, runs: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _claims(case: Case, gate: str) -> Claims:
-    """Return the claims that follow from the price of a case at this gate."""
-    if gate == "simulated":
-        return of_plan(case.plan(neighbours()[0].counts, SOUND), case.budget)
-    if gate == "deployed masks":
-        return masked_claims(case, SOUND)
-    return claims_of(case, gate, SOUND)
+def _above(mu: float, error: float, case: Case) -> bool:
+    """Return whether normal scores so far apart refute the claim, with the false-alarm rate
+    ALARM.
+    """
+    return mu - float(stats.norm.isf(ALARM)) * error > gdp_mu(case.budget)
 
 
 def _scores(case: Case, gate: str, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -299,9 +306,9 @@ def write(
     make_folder(folder)
     flat = [{k: v for k, v in row.items() if k != "curve"} for row in rows]
     atomic.write_json(folder / "audit.json", {"rows": flat, "answers": list(answers)})
-    for name, listed in (("audit.csv", flat), ("answers.csv", answers)):
-        if listed:
-            atomic.write_table(folder / name, list(listed[0]), listed)
+    for name, kept in (("audit.csv", flat), ("answers.csv", answers)):
+        if kept:
+            atomic.write_table(folder / name, list(kept[0]), kept)
     named = ("algorithm", "sampling", "gate", "claimed_epsilon")
     points = (
         (*(row[name] for name in named), *point)
@@ -314,7 +321,7 @@ def write(
         folder,
         noise=(
             "simulation: seeded pseudo-random float noise; rows of deployed silos: exact "
-            "lattice noise or coins"
+            "lattice noise"
         ),
     )
 

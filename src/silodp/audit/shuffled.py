@@ -1,12 +1,10 @@
-"""The transcript attack on a shuffle: tell two neighbouring data sets apart by the totals of all
-rounds, or by one silo's own counts.
+"""The transcript attack on totals: tell two neighbouring data sets apart by the totals of all
+rounds, or by one silo's own numbers.
 
-It runs the code that users run: in simulation calibrate_shuffled, ShuffledFederation,
+It runs the code that users run: in simulation calibrate, in_totals, ShuffledFederation,
 ThroughShuffler, Gate, MemoryLedger and Simulated; of a deployment the silos' own arithmetic (Exact)
 and the shuffler's choice and addition (Pool), without seals. The attacker knows every record but
-one, and projects what it sees on the direction in which that one pulls. Sums of thousands of coins
-are close to Gaussian, so their separation, read as a mu, is an estimate; a claim is refuted by
-counting alone (`bounds.refuted`), since binomial noise has no mu.
+one, and projects what it sees on the direction in which that one pulls.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ from silodp.audit.transcript import (
     played,
     remembering,
 )
-from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
+from silodp.core.lattice import lattice_steps
+from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.mechanisms.totals import as_total
-from silodp.core.privacy.binomial import BinomialSum
 from silodp.core.protocol.box import Contribution
 from silodp.core.protocol.relay import Request
 from silodp.core.query import Query
@@ -58,53 +56,27 @@ ROUND = "5d" * 32
 def plan_of(
     case: Case, counts: Sequence[int], pipeline: Pipeline, colluding: int | None = None
 ) -> Plan:
-    """Levels and coins that fill the claim if every silo is in every total: numbers, so that any
-    number of runs shares them.
+    """Shares of noise that fill the claim if every silo is in every total: numbers, so that any
+    number of runs has them.
 
     With `colluding` the totals are masked, and count on the noise of all but so many.
     """
     algorithm = find(case.algorithm)
     mechanisms = {kind: Gaussian(kind, CLIP, 0.0, case.batches) for kind in algorithm.kinds}
-    shape: dict[str, Any] = {
-        "dimension": canary_problem().dim,
-        "least": len(counts),
-        "shares": default_shares(algorithm, case.settings),
-    }
-    plan = pipeline.calibrate_shuffled(
-        case.run(),
-        mechanisms,
-        [case.budget],
-        counts,
-        Everyone(len(counts)),
-        **shape,
-        colluding=colluding,
+    shares = default_shares(algorithm, case.settings)
+    plan = pipeline.calibrate(
+        case.run(), mechanisms, case.budget, counts, shares=shares, rule="gdp"
     )
-    noisy = {
-        k: replace(m, levels=int(m.levels), noise_bits=int(m.noise_bits))
-        for k, m in plan.mechanisms.items()
-    }
-    return replace(plan, mechanisms=noisy)
+    made = pipeline.in_totals(plan, len(counts) - (colluding or 0), masked=colluding is not None)
+    return replace(made, mechanisms={kind: m.of(0) for kind, m in made.mechanisms.items()})
 
 
 def claims_of(case: Case, gate: str, pipeline: Pipeline) -> claims.Claims:
-    """What the accountant of binomial noise says of the totals that the server sees, or of the
-    counts that the shuffler does.
+    """What the price says of the totals that the server sees, or of the numbers that the shuffler
+    does.
     """
-    dimension = canary_problem().dim
-    if gate == "deployed counts":
-        coins = _own_coins(case)
-        release = BinomialSum(RECORDS * coins.noise_bits, coins.p, coins.levels, dimension)
-        return claims.of_totals(
-            [(release, len(POINTS[: int(case.settings["rounds"])]))], case.budget
-        )
-    return claims.of_totals(
-        claims.totals_of(plan_of(case, (RECORDS,) * SILOS, pipeline), dimension), case.budget
-    )
-
-
-def _own_coins(case: Case) -> shuffle.Parameters:
-    rounds = len(POINTS[: int(case.settings["rounds"])])
-    return shuffle.numerical(RECORDS, canary_problem().dim, case.epsilon, case.delta, rounds=rounds)
+    silos = 1 if gate == "deployed numbers" else SILOS
+    return claims.of_plan(plan_of(case, (RECORDS,) * silos, pipeline), case.budget)
 
 
 # --- simulation ----------------------------------------------------------------------------------
@@ -128,7 +100,7 @@ class _Shuffle(Stage):
 
     def federation(self, gate: Any) -> tuple[Recording, Federation]:
         counts = self.worlds[0].counts
-        channel = Recording(self.pipeline.channel(gate, counts))
+        channel = Recording(self.pipeline.channel(gate))
         return channel, ShuffledFederation(
             channel, Everyone(len(counts)), Weights("records", tuple(counts))
         )
@@ -139,30 +111,23 @@ class _Shuffle(Stage):
 
 
 class Server(Attacker):
-    """Knows both data sets, the stored partitions and all that is public; sees totals, whose noise
-    it takes for Gaussian.
-    """
+    """Knows both data sets, the stored partitions and all that is public; sees totals."""
 
     def expected(self, query: Query, world: int) -> Tensor:
-        """(J, d): the mean of the total over coins."""
+        """(J, d): the total without noise, in steps of the lattice."""
         m = as_total(query.mechanism)
+        silent = Gaussian(m.kind, m.clip, 0.0, m.sampling)
         silos = range(len(self._counts))
+        mean = self._models[world].answer(replace(query, mechanism=silent), silos).double()
         batch = torch.tensor([[m.sampling.batch(n)] for n in self._counts], dtype=torch.float64)
-        mean = (
-            self._models[world]
-            .answer(replace(query, mechanism=Gaussian(m.kind, m.clip, 0.0, m.sampling)), silos)
-            .double()
-        )
-        clip = torch.as_tensor(m.clip, dtype=torch.float64).reshape(-1, 1, 1)
-        unit = torch.where(clip > 0, mean / clip, 0.0)
-        return (batch * ((unit + 1) * (m.levels / 2) + m.p * m.noise_bits)).sum(1)
+        return (mean * batch).sum(1) / lattice_steps(m.clips, mean.shape[-1])
 
     def _std(self, query: Query) -> Tensor:
         m = as_total(query.mechanism)
-        variance = sum(m.sampling.batch(n) for n in self._counts) * (
-            m.noise_bits * m.p * (1 - m.p) + 1 / 4
-        )
-        return torch.full(query.statistic.shape[:1], math.sqrt(variance), dtype=torch.float64)
+        steps = lattice_steps(m.clips, query.statistic.shape[-1])
+        scale = m.noise_multiplier * 2 * m.clips.reshape(-1, 1) / steps
+        std = scale * math.sqrt(len(self._counts))
+        return std.expand(query.statistic.shape[0], 1)[:, 0]
 
 
 # --- deployment ----------------------------------------------------------------------------------
@@ -171,10 +136,10 @@ class Server(Attacker):
 def attack_totals(
     case: Case, runs: int, *, pipeline: Pipeline = SOUND
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `attack_shuffled`, on totals of the deployed silos' counts as the shuffler's pool adds
+    """As `attack_shuffled`, on totals of the deployed silos' numbers as the shuffler's pool adds
     them.
 
-    The gradients are the same in all runs and computed once; rounding and coins are drawn anew.
+    The gradients are the same in all runs and computed once; noise is drawn anew.
     """
     mechanism = plan_of(case, neighbours(silos=SILOS)[0].counts, pipeline).mechanisms["minibatch"]
     points = POINTS[: int(case.settings["rounds"])]
@@ -183,15 +148,14 @@ def attack_totals(
     )
 
 
-def attack_counts(case: Case, runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the shuffler sees of one silo, whose own coins are as many as make the claim its local
-    epsilon.
-    """
+def attack_numbers(
+    case: Case, runs: int, *, pipeline: Pipeline = SOUND
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the shuffler sees of one silo, whose own share makes the claim its local epsilon."""
     points = POINTS[: int(case.settings["rounds"])]
-    coins = _own_coins(case)
-    mechanism = Shuffled("minibatch", CLIP, coins.levels, coins.noise_bits, RECORDS, coins.p)
+    mechanism = plan_of(case, (RECORDS,), pipeline).mechanisms["minibatch"]
     return scores_of(
-        [Deployed(world, mechanism, SOUND, points, alone=True) for world in neighbours(silos=1)],
+        [Deployed(world, mechanism, pipeline, points, alone=True) for world in neighbours(silos=1)],
         runs,
     )
 
@@ -208,7 +172,7 @@ def scores_of(worlds: Sequence[Deployed], runs: int) -> tuple[np.ndarray, np.nda
 
 @dataclass(frozen=True)
 class Deployed:
-    """Silos with a deployed gate's arithmetic, and a pool that adds up their counts; `alone`: what
+    """Silos with a deployed gate's arithmetic, and a pool that adds up their numbers; `alone`: what
     the shuffler sees of the first.
     """
 
@@ -247,11 +211,11 @@ class Deployed:
     def rounds(self, runs: int) -> Iterator[list[np.ndarray]]:
         """For each run: what is seen of each round, d integers."""
         pool = _unsealed(self.pipeline.pool)
-        for answers in self.counts(runs):
-            yield [counts[0] if self.alone else self._total(pool, counts) for counts in answers]
+        for answers in self.numbers(runs):
+            yield [numbers[0] if self.alone else self._total(pool, numbers) for numbers in answers]
 
-    def counts(self, runs: int) -> Iterator[list[list[np.ndarray]]]:
-        """For each run and round: the counts of every silo."""
+    def numbers(self, runs: int) -> Iterator[list[list[np.ndarray]]]:
+        """For each run and round: the numbers of every silo."""
         exact = remembering(self.pipeline.exact)
         queries = self.queries()
         silos = [
@@ -259,18 +223,17 @@ class Deployed:
             for i in range(len(self.world))
         ]
         for _ in range(runs):
-            yield [[silo.answer(query, [0])[0, 0].numpy() for silo in silos] for query in queries]
+            yield [
+                [silo.answer(query, [0]).flatten().numpy() for silo in silos] for query in queries
+            ]
 
-    def _total(self, pool: Any, counts: Sequence[np.ndarray]) -> np.ndarray:
-        m = self.mechanism
-        dim = len(counts[0])
-        bits = m.levels + m.noise_bits
-        own = zip(self.world.counts, counts, strict=True)
+    def _total(self, pool: Any, numbers: Sequence[np.ndarray]) -> np.ndarray:
+        dim = len(numbers[0])
+        demanded = self.mechanism.counted
         pool.known = {
-            bytes([i]): Contribution(ROUND, m.contributions, n, bits, c)
-            for i, (n, c) in enumerate(own)
+            bytes([i]): Contribution(ROUND, demanded, own) for i, own in enumerate(numbers)
         }
-        totals = pool.total(Request(ROUND, dim, bits, tuple(pool.known))).totals
+        totals = pool.total(Request(ROUND, dim, tuple(pool.known))).totals
         return totals.reshape(-1, dim).sum(
             axis=0
         )  # whether there is more than one total is a plain check's business
@@ -287,4 +250,4 @@ def _unsealed(pool: Any) -> Any:
         def _opened(self, box: bytes, request: Request) -> tuple[str, Contribution]:
             return box.hex(), self.known[box]
 
-    return Unsealed(None, (), largest=RECORDS)
+    return Unsealed(None, ())

@@ -141,15 +141,18 @@ def _attacks(
                 dict.fromkeys(report.special_of(row) for row in rows if row["gap"] == gap)
             )
             say(f"Always below the claim: {named}. Reason: {gap}.")
-        if weak := [
-            f"{report.name_of(row)} at {row['claimed_epsilon']:g}"
-            for row in rows
-            if not row["sees"]
-        ]:
-            say(
-                f"Too few runs to detect noise that fits only a claim {FACTOR:g} times as "
-                f"large: {'; '.join(weak)}."
-            )
+        for factor in (FACTOR, report.TOTAL_FACTOR):
+            of_totals = factor == report.TOTAL_FACTOR
+            weak = [
+                f"{report.name_of(row)} at {row['claimed_epsilon']:g}"
+                for row in rows
+                if not row["sees"] and (row["gate"] in report.TOTALS) == of_totals
+            ]
+            if weak:
+                say(
+                    f"Too few runs to detect noise that fits only a claim {factor:g} times as "
+                    f"large: {'; '.join(weak)}."
+                )
         if answers:
             show(report_answers.table(answers))
         for alarm in [*(row["says"] for row in answers if row["alarm"]), *failed.values()]:

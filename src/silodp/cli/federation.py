@@ -358,16 +358,13 @@ def _plain(name: str) -> str:
 
 
 def _statistics(held_out: float, profile: bool, trust: str) -> tuple[str, ...]:
-    from silodp.silo.service.provision import scores_of, served
+    from silodp.silo.service.provision import SCORES, served
 
-    rule = "totals"
-    if trust == "isrl":
-        rule = "gdp"
     statistics = served(
-        ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), rule
+        ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), trust
     )
     if held_out:
-        statistics += scores_of(rule)
+        statistics += SCORES
     if profile:
         statistics += ("Histogram", "Moments", "ClassCounts", "MissingRates")
     return statistics

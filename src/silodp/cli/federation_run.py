@@ -184,7 +184,7 @@ def run(
         if mixer:
             trust = "shuffle"
             least = quorum
-        elif all(card.rule == "totals" for card in cards):
+        elif all(card.trust == "masks" for card in cards):
             trust = "masks"
             least = quorum
             colluding = max(card.colluding for card in cards)
@@ -304,8 +304,8 @@ def _ignore(replies: Mapping[str, HoldReply]) -> None:
 
 
 def _alone(silo: Mapping[str, Any], trust: str) -> str:
-    """Return the epsilon against an observer of the silo's own counts, under a trust that relies on
-    others' noise.
+    """Return the epsilon against an observer of the silo's own numbers, under a trust that relies
+    on others' noise.
     """
     if "local_epsilon_at_most" not in silo:
         return ""

@@ -37,17 +37,15 @@ def totals(
             f"silo's answer; use {colluding + 2} silos or more"
         )
     counts = [_records(path, **reading) for path in files.values()]
-    about = {"rule": "totals", "delta": 1 / max(2, *counts) ** 2}
+    about = {"delta": 1 / max(2, *counts) ** 2}
     if trust == "masks":
         from silodp.silo.service.masking import Masking
 
         return about | {"masking": Masking((), colluding, colluding + 2)}
     from silodp.shuffler.provision import provision
 
-    card = provision(
-        folder / SITE, askers=[asker], members=(), largest=max(counts), rounds_per_hour=100_000
-    )
-    return about | {"shuffler": card["seal"], "contributions": sum(counts)}
+    card = provision(folder / SITE, askers=[asker], members=(), rounds_per_hour=100_000)
+    return about | {"shuffler": card["seal"], "members": len(files)}
 
 
 def acquaint(members: Mapping[str, tuple[str, str]]) -> None:

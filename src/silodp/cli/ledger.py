@@ -64,10 +64,7 @@ def create(
     delta: Annotated[float | None, typer.Option(help="Delta; 1/n^2 by default.")] = None,
     rule: Annotated[
         str,
-        typer.Option(
-            help="gdp, totals (for a shuffle), renyi, renyi:ORDER or committed. It can "
-            "never be changed."
-        ),
+        typer.Option(help="gdp, renyi, renyi:ORDER or committed. It can never be changed."),
     ] = "gdp",
     schedule: Annotated[
         list[str] | None,

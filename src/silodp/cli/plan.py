@@ -175,40 +175,24 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
 
 
 def _show_totals(answer: dict, order: Order) -> None:
-    """Numerically accounted and proven parameters side by side, for each kind of release."""
-    if "differences" not in answer:
-        kinds = [("", answer)]
-    else:
-        kinds = [(", anchors", answer), (", differences", answer["differences"])]
-    for name, kind in kinds:
-        accounted = kind["parameters"]
-        proven = kind["proven"]
-        bits = kind["bits_per_silo_round"]
+    """The noise of each kind of release, beside that of the other trusts."""
+    for kind in (answer, answer.get("differences")):
+        if kind is None:
+            continue
+        share = kind["parameters"]
         noise = kind["noise_std"]
-        rows = (
-            ("levels g", accounted["levels"], proven["levels"]),
-            ("noise bits b a record and coordinate", accounted["noise_bits"], proven["noise_bits"]),
-            ("p", f"{accounted['p']:g}", f"{proven['p']:g}"),
-            *(
-                (
-                    f"bits a silo and round, {coded}",
-                    bits[coded],
-                    proven["bits_per_silo_round"].get(coded, ""),
-                )
-                for coded in bits
-            ),
-            ("noise std of the mean", f"{noise[order.trust]:.5g}", f"{proven['noise_std']:.5g}"),
-            ("  under ISRL-DP", f"{noise['isrl']:.5g}", ""),
-            ("  under central DP", f"{noise['central']:.5g}", ""),
-        )
-        show(
-            table(
-                "|accounted>|proven>",
-                rows,
-                title=f"{order.trust.capitalize()}: {order.algorithm}{name}",
-            )
-        )
-        say(f"g / sqrt(d) = {accounted['levels_per_sqrt_d']:.3g}.")
+        rows = [
+            ("releases", f"{kind['count']}"),
+            ("noise multiplier of each silo's share", f"{share['noise_multiplier']:.5g}"),
+            ("shares that the price counts on", f"{share['counted']}"),
+            ("noise std of the mean", f"{noise[order.trust]:.5g}"),
+            ("  under ISRL-DP", f"{noise['isrl']:.5g}"),
+            ("  under central DP", f"{noise['central']:.5g}"),
+        ]
+        if "bits_per_silo_round" in kind:
+            rows.append(("bits a silo and round", f"{kind['bits_per_silo_round']}"))
+        title = f"{order.trust.capitalize()}: {order.algorithm}, {kind['kind']}"
+        show(table("|value>", rows, title=title))
     server, alone = answer["epsilon"].values()
     if alone is None:
         local = "no bounded epsilon"

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from silodp.core.privacy.accounting import Budget
     from silodp.core.protocol.card import Card
-    from silodp.core.query import Query
     from silodp.server.estimates.groups import Groups
     from silodp.server.federation import Federation
     from silodp.server.remote import Remote
@@ -76,6 +75,13 @@ Charge = Annotated[
     typer.Option(
         "--epsilon", help="What each silo pays for it; its ledger adds it to everything before."
     ),
+]
+Trust = Annotated[
+    str,
+    typer.Option(help="Who is trusted: isrl (nobody), masks or shuffle (silos answer in totals)."),
+]
+Colluding = Annotated[
+    int, typer.Option(help="Silos that may give the server their noise, with --trust masks.")
 ]
 Deadline = Annotated[
     float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")
@@ -158,6 +164,8 @@ def profile(
     classes: Classes = None,
     epsilon: Pays = None,
     delta: Delta = None,
+    trust: Trust = "isrl",
+    colluding: Colluding = 0,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
@@ -169,7 +177,7 @@ def profile(
     from silodp.simulation.scoring import profile_data
     from silodp.simulation.source import Source
 
-    order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
+    order = _one_question(epsilon, delta, trust, colluding, seed)
     source = Source(data, tuple(silo or ()), label, classes, schema, scale="none")
     with interruptible("nothing was shown, so nothing was spent"):
         answer = profile_data(order, source)
@@ -199,6 +207,8 @@ def survival(
     ] = None,
     epsilon: Pays = None,
     delta: Delta = None,
+    trust: Trust = "isrl",
+    colluding: Colluding = 0,
     page: Page = None,
     seed: Seed = None,
     as_json: Json = False,
@@ -214,10 +224,23 @@ def survival(
     from silodp.simulation.scoring import survival_data
     from silodp.simulation.source import Source
 
-    order = Order(epsilon=tuple(epsilon or ("1",)), delta=tuple(delta or ()), seed=seed)
+    order = _one_question(epsilon, delta, trust, colluding, seed)
     with interruptible("nothing was shown, so nothing was spent"):
         answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
     _tell(answer, as_json, show_survival, page)
+
+
+def _one_question(
+    epsilon: list[str] | None, delta: list[str] | None, trust: str, colluding: int, seed: int | None
+) -> Order:
+    """Return the order of what is asked without a training."""
+    return Order(
+        epsilon=tuple(epsilon or ("1",)),
+        delta=tuple(delta or ()),
+        trust=trust,
+        colluding=colluding,
+        seed=seed,
+    )
 
 
 def _tell(
@@ -272,7 +295,7 @@ def federation_evaluate(
 
     from silodp.host.model import contents, refuse_personal
     from silodp.server.estimates.groups import groups_of
-    from silodp.server.estimates.scoring import as_rows, asked_of
+    from silodp.server.estimates.scoring import asked_of
     from silodp.server.folder import read_run
 
     place = run or last_run(folder.resolve() / "runs")
@@ -307,44 +330,27 @@ def federation_evaluate(
         "loss": problem.loss,
     }
     asked["label"] = schema.label if schema else None
-    held = [card.held_out for card in cards]
     trust = _trust(folder, cards)
     asked_of(**asked)  # what is senseless is said before anything is asked
     if by is not None:
-        groups = groups_of(schema, by, trust=trust, feature_map=cards[0].feature_map)
+        groups = groups_of(schema, by, feature_map=cards[0].feature_map)
     else:
         groups = None
+    if trust != "isrl":
+        # A total is of these silos: of others it is another question.
+        words.append([[card.name, card.records] for card in cards])
+        budgets = [least_of_all(budgets)] * len(cards)
+    least = Order.read(read_run(place), place).least
     with interruptible(REPEATED):
-        if trust != "isrl":
-            from silodp.server.estimates.scoring_total import score_total, shuffled_for
-
-            budgets = [least_of_all(budgets)] * len(cards)
-            counts = [card.records for card in cards]
-            if trust == "masks":
-                colluding = max(card.colluding for card in cards)
-            else:
-                colluding = None
-            query = shuffled_for(
-                w, budgets[0], counts, Order.read(read_run(place), place).least, colluding, **asked
-            )
-            everybody = [
-                [card.name, card.records] for card in cards
-            ]  # a total is of these silos: of others it is another question
-            channel = _channel(folder, cards, [*words, everybody], deadline)
-            found = score_total(channel, query, counts=counts, held_out=held, **asked)
-            seen = {
-                "scores": as_rows(found, len(cards[0].classes)),
-                "silos": _charged(cards, budgets, [channel], 1, query),
-            }
-        else:
-            seen = _asked_of_each(
-                lambda more: _channel(folder, cards, [*words, *more], deadline, totals=False),
-                cards,
-                budgets,
-                w,
-                groups,
-                **asked,
-            )
+        seen = _evaluated(
+            lambda more: _channel(folder, cards, [*words, *more], deadline, trust),
+            cards,
+            budgets,
+            w,
+            groups,
+            _counting(cards, trust, least),
+            **asked,
+        )
     answer = {"scores": [], "cap": cap, "bins": bins, "run": place.name, "trust": trust} | seen
     line = json.dumps(answer) + "\n"
     kept = RunFolder(
@@ -431,14 +437,20 @@ def _once(
     """
     from silodp.server.estimates.scoring import gaussian_for
 
-    channel = _channel(folder, cards, [kind, budgets[0].epsilon], deadline, totals=False)
+    trust = _trust(folder, cards)
+    asked = [kind, budgets[0].epsilon]
+    if trust != "isrl":
+        asked.append([[card.name, card.records] for card in cards])
+        budgets = [least_of_all(budgets)] * len(cards)
+    channel = _channel(folder, cards, asked, deadline, trust)
+    trained = [card.records - card.held_out for card in cards]
     with interruptible(REPEATED):
         found = ask(
-            _each(channel),
-            gaussian_for(kind, budgets, questions),
-            counts=[card.records - card.held_out for card in cards],
+            _port(channel, cards, trained, trust),
+            gaussian_for(kind, budgets, questions, **_counting(cards, trust, None)),
+            counts=trained,
         )
-    return found | {"silos": _charged(cards, budgets, [channel], questions)}
+    return found | {"trust": trust, "silos": _charged(cards, budgets, [channel], questions)}
 
 
 def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
@@ -455,18 +467,35 @@ def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
     return cards, [Budget(epsilon, card.delta) for card in cards]
 
 
-def _each(channel: Remote) -> Federation:
+def _port(channel: Remote, cards: Sequence[Card], counts: Sequence[int], trust: str) -> Federation:
+    """Return what is asked through: each silo, or under masks or a shuffle the total of all. Of
+    each silo so many records are asked about.
+    """
+    from silodp.core.weights import Weights
     from silodp.server.federation import Everyone, Federation
+    from silodp.server.shuffled import ShuffledFederation
 
-    return Federation(channel, Everyone(channel.silos))
+    everyone = Everyone(channel.silos)
+    if trust == "isrl":
+        return Federation(channel, everyone)
+    records = [card.records for card in cards]
+    others = [n - asked for n, asked in zip(records, counts, strict=True)]
+    return ShuffledFederation(channel, everyone, Weights("records", tuple(records), tuple(others)))
 
 
-def _asked_of_each(
-    ask: Callable[[Sequence[str]], Remote],
+def _counting(cards: Sequence[Card], trust: str, least: int | None) -> dict[str, Any]:
+    """Return the trust, and on how many silos' shares of noise a total counts."""
+    colluding = max(card.colluding for card in cards)
+    return {"trust": trust, "counted": (least or len(cards)) - colluding}
+
+
+def _evaluated(
+    ask: Callable[[Sequence[Any]], Remote],
     cards: Sequence[Card],
     budgets: Sequence[Budget],
     w: Tensor,
     groups: Groups | None,
+    counting: dict[str, Any],
     **asked: Any,
 ) -> dict[str, Any]:
     """What the silos answer, who is not in it, and what each silo may have been charged.
@@ -480,6 +509,7 @@ def _asked_of_each(
 
     held = [card.held_out for card in cards]
     names = [card.name for card in cards]
+    trust = counting["trust"]
     questions = QUESTIONS if groups else 1
     seen = dict[str, Any]()
     without = [dict[str, str]() for _ in range(questions)]
@@ -489,13 +519,18 @@ def _asked_of_each(
     ]
     if groups:
         seen["groups"] = score_groups(
-            _each(channels[1]), w, gaussian_for(KIND, budgets, questions), groups, held, without[1]
+            _port(channels[1], cards, held, trust),
+            w,
+            gaussian_for(KIND, budgets, questions, **counting),
+            groups,
+            held,
+            without[1],
         )
         seen["groups"] |= {"without": without[1]} if without[1] else {}
     try:
-        mechanism = gaussian_for("score", budgets, questions)
+        mechanism = gaussian_for("score", budgets, questions, **counting)
         found = score(
-            _each(channels[0]),
+            _port(channels[0], cards, held, trust),
             w,
             mechanism,
             names=names,
@@ -517,21 +552,16 @@ def _trust(folder: Path, cards: Sequence[Card]) -> str:
     """Under which trust the federation's silos answer."""
     if load_state(folder).get("shuffler"):
         return "shuffle"
-    if all(card.rule == "totals" for card in cards):
+    if all(card.trust == "masks" for card in cards):
         return "masks"
     return "isrl"
 
 
 def _channel(
-    folder: Path,
-    cards: Sequence[Card],
-    asked: Sequence[Any],
-    deadline: float,
-    *,
-    totals: bool = True,
+    folder: Path, cards: Sequence[Card], asked: Sequence[Any], deadline: float, trust: str
 ) -> Remote:
-    """The way to the silos, or with `totals` to their sum: the ids of questions follow from what is
-    `asked`, in JSON, so that asking again is repeating and not paying again."""
+    """The way to the silos, or under masks or a shuffle to their sum: the ids of questions follow
+    from what is `asked`, in JSON, so that asking again is repeating and not paying again."""
     from silodp.server.journal import Journal
     from silodp.server.remote import Timeouts
     from silodp.server.remote_masked import MaskedRemote
@@ -549,9 +579,9 @@ def _channel(
         "timeouts": waits,
         "again": again,
     }
-    if not totals:
+    if trust == "isrl":
         return RepeatedRemote(cards, carrier_of(folder, state), **about)
-    if not state.get("shuffler"):
+    if trust == "masks":
         place = (
             folder / "evaluations" / run
             # a gate's key is for one answer: asked again without its key, a question would be
@@ -574,27 +604,20 @@ def _charged(
     budgets: Sequence[Budget],
     channels: Sequence[Remote],
     questions: int = 1,
-    total: Query | None = None,
 ) -> list[dict]:
     """What the releases that each silo may have been charged for are worth by themselves, of
     `questions` that take its budget; and the ledger's rule where it is another than that of
-    Gaussians. A `total` may have been asked more often than once."""
+    Gaussians. A total may have been asked more often than once."""
     from silodp.core.privacy.accounting import gdp_epsilon, gdp_mu
-    from silodp.core.privacy.totals import Schedule
 
     found = []
     for card, budget in zip(cards, budgets, strict=True):
         times = sum(channel.charges[card.name] for channel in channels)
         epsilon = budget.epsilon
-        if times < questions:  # a part so small that delta alone covers it is not nothing
+        if times != questions:  # a part so small that delta alone covers it is not nothing
             epsilon = times and (
                 gdp_epsilon(gdp_mu(budget) * math.sqrt(times / questions), budget.delta) or epsilon
             )
-        elif times > questions and total:
-            schedule = Schedule()
-            for _ in range(times):
-                schedule.add("full", total.event())
-            epsilon = max(epsilon, schedule.epsilon(budget.delta))
         own = {"name": card.name, "epsilon": epsilon, "delta": budget.delta}
-        found.append(own | ({} if card.rule in ("gdp", "totals") else {"rule": card.rule}))
+        found.append(own | ({} if card.rule == "gdp" else {"rule": card.rule}))
     return found

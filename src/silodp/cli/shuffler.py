@@ -19,7 +19,7 @@ from silodp.host.log import tally
 from silodp.host.process import guarded
 from silodp.host.site import for_unit
 
-shuffler = group("Run a shuffler, which adds the silos' counts and sends on the totals.")
+shuffler = group("Run a shuffler, which adds the silos' numbers and sends on the totals.")
 
 SettingsFile = Annotated[
     Path, typer.Argument(help="The shuffler's shuffler.toml.", show_default=False)
@@ -37,9 +37,6 @@ def init(
     asker: Annotated[
         list[str],
         typer.Option(help="A server's public key, 64 hexadecimal digits; may be repeated."),
-    ],
-    largest: Annotated[
-        int, typer.Option(help="Number of records of the largest silo. No member may claim more.")
     ],
     member: Annotated[
         list[str] | None,
@@ -62,20 +59,20 @@ def init(
     """Create a shuffler's settings, keys and store. Existing files are not overwritten. Add the
     silos' pseudonyms to mixer/shuffler.toml afterwards.
 
-    Example: `silodp federation shuffler init mixer --asker KEY --largest 500`
+    Example: `silodp federation shuffler init mixer --asker KEY`
     """
     from silodp.shuffler.provision import provision
 
     unit = {}
     if units:
         unit = for_unit("shuffler")
-    card = provision(folder, askers=asker, members=member or (), largest=largest, **unit)
+    card = provision(folder, askers=asker, members=member or (), **unit)
     if as_json:
         return dump(card)
     settings = folder / "shuffler.toml"
     say(f"Wrote {settings}. Read it. The two keys and the store stay here.")
     say(
-        f"Silos seal their counts for the key {card['seal']}. Give it to each silo "
+        f"Silos seal their numbers for the key {card['seal']}. Give it to each silo "
         "yourself, not through the server."
     )
     say(

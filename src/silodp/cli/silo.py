@@ -85,32 +85,27 @@ def init(
         str,
         typer.Option(
             help=(
-                "The ledger's rule: gdp, renyi, renyi:ORDER, or totals for a shuffle "
-                "or masks. It can never be changed."
+                "The ledger's rule: gdp, renyi or renyi:ORDER. Totals need gdp. It can never "
+                "be changed."
             )
         ),
     ] = "gdp",
     shuffler: Annotated[
         str | None,
-        typer.Option(help="The shuffler's public key, 64 hexadecimal digits, with --rule totals."),
+        typer.Option(help="The shuffler's public key, 64 hexadecimal digits."),
     ] = None,
-    contributions: Annotated[
-        int, typer.Option(help="With a shuffler: number of records of all members together.")
+    members: Annotated[
+        int, typer.Option(help="With a shuffler: silos that take part, including this one.")
     ] = 0,
     colluding: Annotated[
         int,
         typer.Option(
-            help=(
-                "With a shuffler: number of records of members whose noise may be "
-                "missing. With --least: number of other silos that may collude."
-            )
+            help="With --shuffler or --least: other silos that may collude with the server."
         ),
     ] = 0,
     least: Annotated[
         int,
-        typer.Option(
-            help="With --rule totals, for masks: fewest silos in a total, including this one."
-        ),
+        typer.Option(help="For masks: fewest silos in a total, including this one."),
     ] = 0,
     asker: Annotated[
         list[str] | None,
@@ -208,7 +203,7 @@ def init(
         schema=schema,
         held_out=held_out,
         shuffler=shuffler,
-        contributions=contributions,
+        members=members,
         colluding=colluding,
         checked=checked,
         masking=masking,
@@ -234,8 +229,7 @@ def init(
         if not colluding:
             say(
                 "colluding is 0: every other member is trusted to add its noise. To "
-                "tolerate c members that do not, set it to c times the records of the "
-                "largest."
+                "tolerate c members that do not, set it to c."
             )
     if masking:
         if not colluding:
@@ -392,7 +386,7 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     if found["paused"]:
         say("It is paused and refuses every query. `silodp silo resume` ends the pause.")
     whom = ""
-    if opened.settings.rule.name == "totals":
+    if opened.local() is not None:
         whom = " against the server"
     share = rounded_up(100 * found["used"], 1, "f")
     say(

@@ -46,7 +46,7 @@ class Event:
             silo = 0
         return replace(self, noise_multiplier=float(multipliers[silo]))
 
-    def alone(self, own: int | None) -> Event:
+    def alone(self) -> Event:
         """Return the event against a reader of the silo's own answer, which is the same event."""
         return self
 
@@ -69,60 +69,32 @@ class Event:
 
 
 @dataclass(frozen=True, eq=False)
-class TotalEvent:
-    """What one shuffled query does to privacy: `count` totals of d coordinates.
+class TotalEvent(Event):
+    """What one question for a total does to privacy: `count` totals, each under the noise of
+    `counted` silos at least.
 
-    Each total is under the noise of `contributions` records. Every contribution is an integer
-    vector with entries in 0 .. levels under Bin(noise_bits, p). The values are numbers, or one per
-    run (J, 1). Against a reader of one silo's message alone, only the noise of the silo's own
-    records protects it. The silo's ledger records how much that is.
+    `noise_multiplier` is each silo's share: its own noise over the sensitivity. It is all that
+    protects a silo from whoever sees its own numbers: its ledger says how much that is.
     """
 
-    sampling: Sampling
-    levels: Any
-    noise_bits: Any
-    p: float
-    contributions: int
-    dimension: int
-    count: int = 1
-    wire: ClassVar[dict[str, str]] = {
-        "levels": INTEGER,
-        "noise_bits": INTEGER,
-        "p": REAL,
-        "contributions": INTEGER,
-        "dimension": INTEGER,
-    }
+    counted: int = 1
+
+    wire: ClassVar[dict[str, str]] = {"noise_multiplier": REAL, "counted": INTEGER}
     total: ClassVar[bool] = True
 
     @property
     def multiplier(self) -> float:
-        """Return noise over sensitivity, for all the contributions that the query counts on."""
-        return math.sqrt(self.contributions * self.noise_bits * self.p * (1 - self.p)) / self.levels
+        """Noise over sensitivity, of all the shares that the query counts on."""
+        return float(self.noise_multiplier) * math.sqrt(self.counted)
 
-    def of(self, silo: int) -> TotalEvent:
-        """Return the event with plain numbers. All silos have the same."""
-        import torch  # slow to load
+    def alone(self) -> Event:
+        """What somebody learns who sees the silo's own numbers: they are under its own share."""
+        return Event(self.sampling, self.noise_multiplier, self.count)
 
-        levels, bits = (int(torch.as_tensor(v).item()) for v in (self.levels, self.noise_bits))
-        return replace(self, levels=levels, noise_bits=bits)
-
-    def alone(self, own: int | None) -> TotalEvent:
-        """Return the event against a reader of the silo's own counts.
-
-        They are under the noise of its `own` records alone.
-        """
-        if own is None:
-            return self
-        return replace(self, contributions=own)
-
-    def single(self) -> TotalEvent:
-        """Return the event. Raise Refused unless all its numbers are positive integers."""
-        if not all(
-            type(n) is int and n >= 1
-            for n in (self.levels, self.noise_bits, self.contributions, self.dimension, self.count)
-        ):
+    def single(self) -> Event:
+        if type(self.counted) is not int or self.counted < 1:
             raise Refused("noise")
-        return self
+        return super().single()
 
 
-EVENTS: tuple[type[Event] | type[TotalEvent], ...] = (Event, TotalEvent)
+EVENTS: tuple[type[Event], ...] = (Event, TotalEvent)

@@ -129,7 +129,7 @@ def spent(run: Run, s: Silo) -> str:
 
     Evaluations are priced in addition to the budget, not out of it.
     """
-    if run.rule == "totals":
+    if run.totals:
         whom = " against the server"
     else:
         whom = ""

@@ -152,7 +152,7 @@ def lead(run: Run) -> str:
     protected = "records"
     if run.of_persons:
         protected = "persons, with all their rows"
-    if run.rule == "totals":
+    if run.totals:
         protected += " against the server, which sees totals"
     early = ""
     if run.state != "finished":

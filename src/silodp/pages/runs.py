@@ -128,6 +128,11 @@ class Run:
         return str(self.about.get("rule", "gdp"))
 
     @property
+    def totals(self) -> bool:
+        """Whether the server saw totals alone."""
+        return self.about.get("trust") in ("masks", "shuffle")
+
+    @property
     def unit(self) -> str:
         """Return one sentence that states whether rows or persons are protected."""
         recorded = str(self.about.get("unit") or BY_ROW)
@@ -368,10 +373,7 @@ def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
     ends = {s["name"]: s for s in current.get("silos", ())}
     charged = (*rounds, *files.ahead())
     silos = []
-    if order.get("trust") in ("masks", "shuffle"):
-        rule = "totals"
-    else:
-        rule = "gdp"
+    rule = str(cards[0].get("rule", "gdp")) if cards else "gdp"
     budgets = {silo["name"]: silo for silo in found.get("silos", ())}
     evaluations = lines_in(files.evaluations)
     for card in cards:
@@ -526,7 +528,7 @@ def _with_evaluations(silo: Silo, evaluations: tuple[dict[str, Any], ...]) -> Si
     ]
     if not asked:
         return silo
-    gaussian = silo.gaussian and all(trust == "isrl" for trust, _ in asked)
+    gaussian = silo.gaussian
     parts = [(float(s["epsilon"]), float(s["delta"])) for _, s in asked]
     together = added([(silo.spent, silo.delta), *parts], gaussian=gaussian)
     evaluated = Evaluated(len(parts), *added(parts, gaussian=gaussian), together)

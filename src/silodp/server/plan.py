@@ -171,6 +171,10 @@ class Plan:
             return np.sqrt(self.rule.total(self._buckets()))
         return None
 
+    def share_of_budget(self) -> np.ndarray:
+        """Return the part of each budget that a run will have used at the end: (J, N)."""
+        return self.rule.total(self._buckets()) / self.rule.capacity(self.budgets)
+
     def _buckets(self) -> dict[str, np.ndarray]:
         """Return the price (J, N) of each bucket of the rule, over the whole run."""
         buckets: dict[str, np.ndarray] = {}

@@ -36,7 +36,7 @@ from silodp.server.settings import (
     prepared,
     samplings_by_name,
 )
-from silodp.server.shuffled import calibrate_shuffled
+from silodp.server.shuffled import in_totals
 
 SCALING = ("ranges", "moments")
 SCALING_SHARE = 0.1
@@ -152,13 +152,15 @@ def prepare(
         who = Everyone(1)
     runs = [[replace(budget, epsilon=epsilon) for budget in mine] for epsilon in epsilons] or [mine]
     if order.totals:
-        plan = _totals(order, algorithm, samplings, runs, counts, who, dimension, rehearsed, scaled)
-    else:
-        plan = _gaussian(order, settings, runs, counts, who, rehearsed, scaled)
-        if theorem:
-            plan = _with_theorems_noise(plan, theorem)
-        else:
-            plan = plan
+        # A total is protected by everybody's noise: the smallest budget decides.
+        runs = [[least_of_all(row)] * len(counts) for row in runs]
+        _check_totals(order, algorithm, samplings)
+    plan = _gaussian(order, settings, runs, counts, who, rehearsed, scaled)
+    if theorem:
+        plan = _with_theorems_noise(plan, theorem)
+    if order.totals:
+        counted = least_of(order, who) - order.colluding
+        plan = in_totals(plan, counted, masked=order.trust == "masks", drops=order.drops)
     return Prepared(order, algorithm, settings, samplings, mine, plan, run, participation)
 
 
@@ -272,8 +274,8 @@ class _Together:
     def measure(self, query: Query) -> Measured:
         if self._totals and not query.statistic.in_totals:
             raise BadInput(
-                "totals are of clipped gradients, and no "
-                f"{type(query.statistic).__name__}; use an algorithm such as mb-sgd"
+                f"a total is one sum over records, and {type(query.statistic).__name__} has "
+                "several; use an algorithm such as mb-sgd"
             )
         return self._fed.measure(query)
 
@@ -291,20 +293,8 @@ def _rows(numbers: Iterable[list[float]]) -> Tensor:
 # --- in totals -----------------------------------------------------------------------------------
 
 
-def _totals(
-    order: Order,
-    algorithm: Algorithm,
-    samplings: Mapping[str, Sampling],
-    runs: list[list[Budget]],
-    counts: Sequence[int],
-    who: Everyone,
-    dimension: int | None,
-    run: Run,
-    scaled: int | None,
-) -> Plan:
-    """Levels and noise bits with which the run spends the smallest of the silos' budgets: each
-    total is protected by everybody's noise.
-    """
+def _check_totals(order: Order, algorithm: Algorithm, samplings: Mapping[str, Sampling]) -> None:
+    """Raise BadInput where the algorithm or its batches are not for totals."""
     if "local_steps" in algorithm.settings:
         raise BadInput(
             f"{algorithm.name} takes local steps, which are no sums over records; totals "
@@ -312,37 +302,9 @@ def _totals(
         )
     if any(sampling.sampled for sampling in samplings.values()):
         raise BadInput(
-            f"sampling {order.sampling!r} has no accountant for binomial noise; use full "
-            f"or disjoint with --trust {order.trust}"
+            f"sampling {order.sampling!r} has no exact price in a total; use full or disjoint "
+            f"with --trust {order.trust}"
         )
-    if scaled is not None:
-        raise BadInput(
-            "features are not scaled in totals; give --schema, --scale none, or a file of "
-            "public ranges with --scale"
-        )
-    if dimension is None:
-        raise BadInput(
-            f"dimension is missing; --trust {order.trust} needs --dimension, the number of "
-            "parameters of the model"
-        )
-    least, (mechanisms, shares) = least_of(order, who), asks(order)
-    budgets = [least_of_all(row) for row in runs]
-    if order.trust == "masks":
-        colluding = order.colluding
-    else:
-        colluding = None
-    return calibrate_shuffled(
-        run,
-        mechanisms,
-        budgets,
-        counts,
-        who,
-        dimension=dimension,
-        least=least,
-        shares=shares,
-        colluding=colluding,
-        drops=order.drops,
-    )
 
 
 def asked_at_least(who: Everyone) -> int:

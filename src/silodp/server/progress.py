@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms.shuffle import Parameters, variance
-from silodp.core.mechanisms.totals import analysed, as_total
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.query import Query
 from silodp.host.portable import OWN, lock
 from silodp.runs import RunFolder
@@ -103,19 +102,15 @@ def measured_total(
     """
     mechanism = as_total(query.mechanism)
     dimension = int(total.shape[-1])
-    clip, levels, bits = (
-        torch.as_tensor(v).double().max().item()
-        for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
-    )
-    spread = variance(Parameters(int(levels), int(bits), mechanism.p), records, clip)
+    noise = float(mechanism.noise_in(len(names), records).max())
     return {
         "kind": mechanism.kind,
         "statistic": type(query.statistic).__name__,
-        "clip": clip,
+        "clip": float(mechanism.clips.max()),
         "dimension": dimension,
         "answered": {name: {} for name in names},
-        "norm": float(analysed(total, mechanism, records).norm()),
-        "noise": math.sqrt(spread * dimension),
+        "norm": float(mechanism.mean_in(total, records).norm()),
+        "noise": noise * math.sqrt(dimension),
     }
 
 

@@ -1,4 +1,4 @@
-"""The channel to silos that mask their counts for each other.
+"""The channel to silos that mask their numbers for each other.
 
 The server collects a key from each silo, sends the table of the cohort to all, and adds up the
 replies. It can read nothing but that sum, and only if the whole cohort has answered.
@@ -19,10 +19,17 @@ import numpy as np
 import torch
 
 from silodp.core.errors import BadInput
+from silodp.core.lattice import most
 from silodp.core.mechanisms import Mechanism
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer, Envelope, Sealed
-from silodp.core.protocol.masks import Row, add_masked, is_signed, write_table
+from silodp.core.protocol.masks import (
+    Row,
+    add_masked,
+    is_signed,
+    modulus_for,
+    write_table,
+)
 from silodp.core.protocol.offers import KeyRequest, decode_offer, encode_key_request
 from silodp.core.query import Query
 from silodp.core.weights import Weights
@@ -46,7 +53,7 @@ _KEY_OF = "key of "
 
 
 class MaskedRemote(Remote):
-    """Ask a cohort for masked counts and add them up: `value` (1, 1, d) is the sum over the silos
+    """Ask a cohort for masked numbers and add them up: `value` (1, 1, d) is the sum over the silos
     that count, which are all of the cohort.
     """
 
@@ -59,7 +66,8 @@ class MaskedRemote(Remote):
         """Return the total of the silos that are there, at least the quorum. Raise StopRun where
         the cohort breaks too often, or becomes too small.
         """
-        mechanism = query.mechanism.of(0)
+        query = Query(query.statistic, self._with_modulus(query))
+        mechanism = query.mechanism
         wanted = {self._cards[silo].name: silo for silo in sorted(silos)}
         missing: dict[str, str] = {}
         self._attempt = 0
@@ -98,7 +106,7 @@ class MaskedRemote(Remote):
                     dropped,
                 )
         records = mechanism.contributed(self._cards[silo].records for silo in cohort.values())
-        if int(total.max()) > records * (mechanism.levels + mechanism.noise_bits):
+        if int(np.abs(total).max()) > self._most(query, records, len(cohort)):
             # A silo that lies spoils the sum, as it may spoil any mean. The server can see this
             # only where the sum leaves its range.
             raise StopRun(
@@ -157,8 +165,8 @@ class MaskedRemote(Remote):
     def _collect_keys(
         self, numbers: Mapping[str, int], mechanism: Mechanism
     ) -> tuple[dict[str, Row], dict[str, str]]:
-        """Return the rows of the silos that gave a key, with the noise that each must add, and the
-        codes of the others.
+        """Return the rows of the silos that gave a key, with the records that each contributes, and
+        the codes of the others.
         """
         frames = {name: self._key_request(silo) for name, silo in numbers.items()}
         self._digests = {name: body_digest(frame) for name, frame in frames.items()}
@@ -175,7 +183,7 @@ class MaskedRemote(Remote):
         for name, silo in numbers.items():
             if name in rows:
                 batch = int(mechanism.sampling.batch(self._cards[silo].records))
-                complete[name] = replace(rows[name], trials=batch * mechanism.noise_bits)
+                complete[name] = replace(rows[name], records=batch)
         return complete, codes
 
     def _key_digests(self) -> dict[str, str]:
@@ -244,6 +252,21 @@ class MaskedRemote(Remote):
 
     # --- the question ----------------------------------------------------------------------------
 
+    def _with_modulus(self, query: Query) -> Mechanism:
+        """Return the mechanism in plain numbers, with the fewest bits in which no total of all
+        silos wraps.
+        """
+        mechanism = query.mechanism.of(0)
+        records = mechanism.contributed(card.records for card in self._cards)
+        largest = self._most(Query(query.statistic, mechanism), records, len(self._cards))
+        return replace(mechanism, modulus=modulus_for(largest))  # type: ignore[type-var]
+
+    def _most(self, query: Query, records: int, silos: int) -> float:
+        """Return the largest size of a number of this total."""
+        asked = query.mechanism
+        dim = query.statistic.shape[-1]
+        return most(asked.noise_multiplier, asked.clip, dim, records, silos)
+
     def _envelope(self, query: Query, silo: int) -> Envelope:
         own = Query(query.statistic, query.mechanism.of(silo))
         envelope = self._addressed(own, silo, str(self._sequence))
@@ -253,7 +276,7 @@ class MaskedRemote(Remote):
         return hashed_id(f"{self._run}/{self._sequence}.{self._attempt}/{self._cards[silo].name}")
 
     def _fits(self, reply: Answer | Sealed, query: Query) -> bool:
-        """Return whether the reply has masked counts of the question's size."""
+        """Return whether the reply has masked numbers of the question's size."""
         size = query.statistic.shape[-1] * query.mechanism.modulus // 8
         return isinstance(reply, Sealed) and len(reply.box) == size
 

@@ -106,13 +106,14 @@ class ShuffledRemote(Remote):
             if box.box in outcome.dropped
         }
         members = [name for name in numbers if name in heard and name not in left_out]
-        records = self._records(query, members, numbers)
-        if (outcome.contributions, outcome.records) != (len(members), records):
+        if outcome.contributions != len(members):
             raise StopRun(
-                f"the shuffler's total is over {outcome.records} records of "
-                f"{outcome.contributions} silos, "
-                f"but the boxes that it took were of {records} records of {len(members)}"
+                f"the shuffler's total is over {outcome.contributions} silos, but the boxes that "
+                f"it took were of {len(members)}"
             )
+        records = query.mechanism.contributed(
+            self._cards[numbers[name]].records for name in members
+        )
         total = torch.from_numpy(outcome.totals).double()[None, None]
         report = QuestionReport(
             self._sequence,
@@ -171,14 +172,13 @@ class ShuffledRemote(Remote):
             if isinstance(outcome, Passed):
                 return recorded, outcome
         heard = self._ask_silos(query, numbers, frames)
-        records = self._records(query, list(heard), numbers)
-        wanted = as_total(query.mechanism).contributions
-        if records < wanted:
+        wanted = self._wanted(query)
+        if len(heard) < wanted:
             dropped = self._current().dropped
             raise StopRun(
-                f"{records} records were contributed to question {self._sequence + 1} "
-                f"where the noise counts on {wanted} ({list_codes(dropped)}); nothing is "
-                "passed on, and what was charged stays charged",
+                f"{len(heard)} silos contributed to question {self._sequence + 1} where the price "
+                f"counts on the noise of {wanted} ({list_codes(dropped)}); nothing is passed on, "
+                "and what was charged stays charged",
                 dropped,
             )
         self._write_record(heard)
@@ -206,6 +206,10 @@ class ShuffledRemote(Remote):
             self._open_question(query, replayed)
         return outcome
 
+    def _wanted(self, query: Query) -> int:
+        """Return the fewest silos whose boxes are worth bringing to the shuffler."""
+        return as_total(query.mechanism).counted
+
     def _envelope(self, query: Query, silo: int) -> Envelope:
         own = Query(query.statistic, query.mechanism.of(silo))
         return self._addressed(own, silo, str(self._sequence))
@@ -214,23 +218,17 @@ class ShuffledRemote(Remote):
         """Return whether the reply has a box of the question's size."""
         return isinstance(reply, Sealed) and len(reply.box) == box_length(query.statistic.shape[-1])
 
-    def _records(self, query: Query, names: Sequence[str], numbers: Mapping[str, int]) -> int:
-        """Return how many records these silos contribute."""
-        return query.mechanism.contributed(self._cards[numbers[name]].records for name in names)
-
     # --- the shuffler ----------------------------------------------------------------------------
 
     def _request(self, query: Query, heard: Mapping[str, Heard]) -> bytes:
         """Return the frame with the boxes of these silos."""
         envelope = self._envelope(query, 0)
-        mechanism = as_total(envelope.query.mechanism)
         numbers = {card.name: number for number, card in enumerate(self._cards)}
         boxes = [self._stored_box(query, name, numbers[name]) for name in heard]
         boxes.sort()  # This order does not show which silo sent which box.
         request = Request(
             envelope.shuffle_round,
             query.statistic.shape[-1],
-            mechanism.levels + mechanism.noise_bits,
             tuple(boxes),
         )
         return encode_request(request, self._key)

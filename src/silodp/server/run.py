@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
@@ -27,7 +26,6 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import Budget, rounded_up
-from silodp.core.privacy.totals import Totals
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.reading import plain_text
 from silodp.core.problem.schema import Schema
@@ -44,7 +42,6 @@ from silodp.server.folder import open_run, silo_rows
 from silodp.server.journal import Journal
 from silodp.server.loop import Run
 from silodp.server.order import TOTALS, Order, by_silo
-from silodp.server.plan import Plan
 from silodp.server.prepare import Prepared, least_of, prepare
 from silodp.server.progress import Progress as Record
 from silodp.server.quote import RunHolds
@@ -120,12 +117,9 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
                 f"colluding is {order.colluding}, but a silo's policy requires a price against "
                 f"{most}; use --colluding {most}"
             )
-    prepared = prepare(
+    return prepare(
         order, names, counts, budgets=budgets_over(order, cards), dimension=cards[0].parameters
     )
-    if order.totals:
-        _check_room(prepared.plan, cards)
-    return prepared
 
 
 def budgets_over(order: Order, cards: Sequence[Card]) -> list[Budget]:
@@ -177,41 +171,22 @@ def advised(order: Order, cards: Sequence[Card]) -> Advice:
     return replace(advice, order=replace(advice.order, model=order.model))
 
 
-def _check_room(plan: Plan, cards: Sequence[Card]) -> None:
-    """Raise BadInput if a silo's ledger has no room for the run's totals.
-
-    A ledger prices at a Renyi order of its own, fitted to its own budget. So it is likely, but not
-    certain, that a ledger with a larger budget has room.
-    """
-    for i, card in enumerate(cards):
-        rule = Totals.for_budget(Budget(card.epsilon, card.delta))
-        buckets = dict[str, np.ndarray]()
-        for asked in plan.asked:
-            if i in asked.silos:
-                bucket, price = rule.price(asked.event, np.asarray(card.records))
-                buckets[bucket] = buckets.get(bucket, np.zeros(())) + price
-        # Written so that a total that is not a number is refused too.
-        if buckets and not rule.total(buckets).item() <= 1.0:
-            raise BadInput(
-                f"the run's totals do not fit the ledger of silo {card.name}; use a smaller epsilon"
-            )
-
-
 def agree_on_rule(cards: Sequence[Card], trust: str) -> None:
-    """Raise BadInput unless the ledger of every silo has the rule of this trust."""
+    """Raise BadInput unless every silo keeps its ledger by the rule that runs are priced by, and
+    answers under this trust.
+    """
     if trust not in ("isrl", *TOTALS):
         raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl, masks or shuffle")
-    if trust in TOTALS:
-        wanted = "totals"
-        planned = "of totals is planned for totals"
-    else:
-        wanted = "gdp"
-        planned = "with noise of each silo's own is planned for gdp"
     for card in cards:
-        if card.rule != wanted:
+        if card.rule != "gdp":
             raise BadInput(
-                f"silo {card.name} keeps its ledger by the rule {card.rule}; a run "
-                f"{planned}, at every silo"
+                f"silo {card.name} keeps its ledger by the rule {card.rule}; a run is planned for "
+                "gdp, at every silo"
+            )
+        if trust in TOTALS and card.trust != trust:
+            raise BadInput(
+                f"silo {card.name} has a policy for {card.trust}, and the run is for {trust}; use "
+                f"silos that were made for {trust}"
             )
 
 

@@ -7,12 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.totals import Schedule
 from silodp.server.journal import Heard
 from silodp.server.plan import Plan
 from silodp.server.progress import Progress as Record
@@ -35,34 +34,6 @@ class Progress:
     replayed: bool
 
 
-class SeenTotals:
-    """The cost so far of totals of one silo's records: against the server, and against a party that
-    sees the silo's own counts.
-    """
-
-    def __init__(self) -> None:
-        self._server = Schedule()
-        self._shuffler = Schedule()
-
-    def add(self, bucket: str, event: TotalEvent, records: int) -> None:
-        """Add a total to which the silo gave so many records."""
-        self._server.add(bucket, event)
-        self._shuffler.add(bucket, event, int(event.sampling.batch(records)))
-
-    def epsilon(self, delta: float) -> float:
-        """Return the epsilon against the server."""
-        return self._server.epsilon(delta)
-
-    def local(self, delta: float) -> float | None:
-        """Return the epsilon against a party that sees the silo's own counts. Return None if there
-        is no bound.
-        """
-        epsilon = self._shuffler.epsilon(delta)
-        if math.isfinite(epsilon):
-            return epsilon
-        return None
-
-
 class Spending:
     """Count what each silo was asked, answered and may have been charged."""
 
@@ -73,7 +44,8 @@ class Spending:
         self._iterates = 0
         self._charged: list[dict[str, float]] = [{} for _ in cards]
         """Prices by bucket, for each silo."""
-        self._totals = [SeenTotals() for _ in cards]
+        self._alone: list[dict[str, float]] = [{} for _ in cards]
+        """The same prices against a party that sees the silo's own numbers."""
         self._answered = Counter[str]()
         self._dropped = {card.name: Counter[str]() for card in cards}
         self._ledgers: dict[str, dict] = {}
@@ -99,12 +71,10 @@ class Spending:
         for i, card in enumerate(self._cards):
             if card.name not in names:
                 continue
-            at_silo = event.of(i)
-            bucket, price = self._plan.rule.price(at_silo, np.asarray(card.records))
-            before = self._charged[i].get(bucket, 0.0)
-            self._charged[i][bucket] = before + np.asarray(price).item()
-            if at_silo.total:
-                self._totals[i].add(bucket, cast(TotalEvent, at_silo), card.records)
+            own = event.of(i)
+            for event_seen, prices in ((own, self._charged[i]), (own.alone(), self._alone[i])):
+                bucket, price = self._plan.rule.price(event_seen, np.asarray(card.records))
+                prices[bucket] = prices.get(bucket, 0.0) + np.asarray(price).item()
 
     def ahead(
         self, question: int, charges: Iterable[tuple[Event | TotalEvent, Collection[str]]]
@@ -112,7 +82,7 @@ class Spending:
         """Write what silos will have spent after this question if these charges are made too."""
         after = copy.copy(self)
         after._charged = copy.deepcopy(self._charged)
-        after._totals = copy.deepcopy(self._totals)
+        after._alone = copy.deepcopy(self._alone)
         for event, names in charges:
             after.charge(event, names)
         self.record.ahead(question, after._paid())
@@ -169,15 +139,15 @@ class Spending:
 
     def spent(self) -> dict[str, float]:
         """Return the epsilon that each silo has spent at most, at its ledger's own delta."""
-        rule = self._plan.rule
-        spent = {}
-        for card, prices, totals in zip(self._cards, self._charged, self._totals, strict=True):
-            if rule.name == "totals":
-                spent[card.name] = totals.epsilon(card.delta)
-            else:
-                buckets = {bucket: np.asarray(price) for bucket, price in prices.items()}
-                spent[card.name] = rule.epsilon(buckets, np.asarray(card.delta)).item()
-        return spent
+        return {
+            card.name: self._epsilon(prices, card.delta)
+            for card, prices in zip(self._cards, self._charged, strict=True)
+        }
+
+    def _epsilon(self, prices: Mapping[str, float], delta: float) -> float:
+        """Return what these prices by bucket cost together."""
+        buckets = {bucket: np.asarray(price) for bucket, price in prices.items()}
+        return self._plan.rule.epsilon(buckets, np.asarray(delta)).item()
 
     def silos(self, retired: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return a row for each silo, for the run's summary."""
@@ -195,7 +165,8 @@ class Spending:
                 "retired": retired.get(card.name),
                 "ledger": self._ledgers.get(card.name),
             }
-            if self._plan.rule.name == "totals":
-                row["local_epsilon_at_most"] = self._totals[i].local(card.delta)
+            if any(mechanism.total for mechanism in self._plan.mechanisms.values()):
+                local = self._epsilon(self._alone[i], card.delta)
+                row["local_epsilon_at_most"] = local if math.isfinite(local) else None
             rows.append(row)
         return rows

@@ -49,7 +49,7 @@ def serve(path: str | Path, stop: socket.socket, ready: Callable[[ShufflerSettin
         seal, sign = read_keys(settings)
         store = RoundStore(Path(settings.store), seal=public(seal), sign=public(sign))
         door = ShufflerDoor(
-            Pool(seal, settings.roster, largest=settings.largest),
+            Pool(seal, settings.roster),
             store,
             key=sign,
             askers=settings.askers,

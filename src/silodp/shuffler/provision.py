@@ -30,9 +30,6 @@ COMMENTS = {
         "The members' pseudonyms, 64 hexadecimal digits each, as the silos themselves have "
         "given them to you. No names."
     ),
-    "largest": (
-        "Records that one member may claim, at most. It limits how many a lying member can invent."
-    ),
     "rounds_per_hour": "Totals that are passed on in an hour, at most.",
     "seal_key": "The key that opens the silos' boxes. It stays here.",
     "sign_key": "The key that signs totals. It stays here.",
@@ -40,14 +37,14 @@ COMMENTS = {
         "The rounds that have been passed on. It is never made again, nor restored from a copy: "
         "if it is lost, make another shuffler."
     ),
-    "log": "Rounds, and how many boxes were dropped and why; no counts.",
+    "log": "Rounds, and how many boxes were dropped and why; no numbers.",
     **SITE_COMMENTS,
     "maximum_frame": "Bytes of a request, at most.",
 }
 
 
 def provision(
-    folder: Path, *, askers: Sequence[str], members: Sequence[str], largest: int, **changes: Any
+    folder: Path, *, askers: Sequence[str], members: Sequence[str], **changes: Any
 ) -> dict[str, str]:
     """Make shuffler.toml, two keys, an empty store and shuffler.json. Return the public keys.
 
@@ -60,7 +57,6 @@ def provision(
     defaults: dict[str, Any] = {
         "askers": tuple(askers),
         "roster": roster,
-        "largest": largest,
         "rounds_per_hour": 1000,
         "seal_key": "seal.key",
         "sign_key": "sign.key",

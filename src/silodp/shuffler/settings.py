@@ -21,7 +21,6 @@ class ShufflerSettings(Site):
 
     askers: tuple[str, ...]
     roster: tuple[str, ...]
-    largest: int
     rounds_per_hour: int
     seal_key: str
     sign_key: str
@@ -36,7 +35,6 @@ class ShufflerSettings(Site):
         for name in ("seal_key", "sign_key", "store"):
             check_text("settings", name, getattr(self, name), r"[^\0\n]{1,4096}", "a path")
         self.check("settings")
-        check_whole("settings", "largest", self.largest, 1, 2**40)
         check_whole("settings", "rounds_per_hour", self.rounds_per_hour, 1, 2**31)
 
     @classmethod

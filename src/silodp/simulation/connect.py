@@ -59,30 +59,26 @@ def connect(
     records: Records,
     ledger: MemoryLedger,
     seeds: Seeds,
-    participation: Everyone,
+    who: Everyone,
     weights: Weights,
-    wrap: Callable[[Channel], Channel] = lambda channel: channel,
+    seen: Callable[[Channel], Channel] = lambda channel: channel,
     *,
+    colluding: int = 0,
     engines: Sequence[Engine] = ENGINES,
 ) -> Federation:
-    """Return a federation over these records under this trust.
+    """A federation over these records under this trust; `seen` may put something around the channel
+    that the server asks through. `engines` compute the clipped sums. A total counts on the noise of
+    all but `colluding` of its silos.
 
-    Arguments:
-
-    - `ledger`: charges each query. A curator's ledger has one silo with all records, because the
-      curator's one noise is in every answer.
-    - `seeds`: the seed of the noise of each run.
-    - `participation`: the silos of each round.
-    - `weights`: the weight of each silo in a mean.
-    - `wrap`: may put something around the channel that the server asks through.
-    - `engines`: compute the clipped sums.
+    Of a curator the ledger is of one silo, which has all records: whoever takes part, its one noise
+    is in every answer.
     """
     if trust == "central":
         curator = Curator(problem, records, seeds, engines)
         gate = Gate(
             curator, ledger, dim=problem.dim, counts=curator.records.counts, runs=len(seeds)
         )
-        return Curated(wrap(_ToCurator(gate, curator)), participation, weights)
+        return Curated(seen(_ToCurator(gate, curator)), who, weights)
     gate = Gate(
         Simulated(problem, records, seeds, engines=engines),
         ledger,
@@ -91,9 +87,8 @@ def connect(
         runs=len(seeds),
     )
     if trust in TOTALS:
-        channel = wrap(ThroughShuffler(gate, records.counts))
-        return ShuffledFederation(channel, participation, weights)
-    return Federation(wrap(InProcess(gate)), participation, weights)
+        return ShuffledFederation(seen(ThroughShuffler(gate, colluding)), who, weights)
+    return Federation(seen(InProcess(gate)), who, weights)
 
 
 # --- a curator -----------------------------------------------------------------------------------
@@ -182,11 +177,4 @@ class Curated(Federation):
 def asked_by(mechanism: Mechanism) -> dict[str, object]:
     """Return the fields of a release's noise for a transcript."""
     event = mechanism.event()
-    fields: dict[str, object] = {}
-    for name in event.wire:
-        value = getattr(event, name)
-        if name in ("p", "contributions"):
-            fields[name] = value
-        elif name != "dimension":
-            fields[name] = torch.as_tensor(value).flatten().tolist()
-    return fields
+    return {name: torch.as_tensor(getattr(event, name)).flatten().tolist() for name in event.wire}

@@ -7,24 +7,22 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.events import TotalEvent
-from silodp.core.mechanisms import shuffle
+from silodp.core.events import Event
+from silodp.core.lattice import most
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, rounded_up, user_level
-from silodp.core.privacy.totals import Schedule
-from silodp.core.sampling import FullBatch, Sampling
+from silodp.core.protocol.masks import modulus_for
 from silodp.core.text import visible
-from silodp.core.theory import shuffle as theory_shuffle
-from silodp.server import shuffled
 from silodp.server.federation import Everyone
-from silodp.server.order import Order, default_delta, targets, with_default_delta
+from silodp.server.order import Order, default_delta, least_of_all, targets, with_default_delta
 from silodp.server.plan import Plan
-from silodp.server.prepare import Prepared, constants_of, prepare, prescription
+from silodp.server.prepare import Prepared, prepare, prescription
 
 
 def planned(order: Order, records: Sequence[int], *, dimension: int | None = None) -> dict:
@@ -214,146 +212,77 @@ def _conversions(spent: Budget, n: int, mu: float | None) -> dict:
 # same.
 
 
-@dataclass(frozen=True)
-class _Kind(shuffled.Kind):
-    """One kind of release, with its clip and the Gaussian noise multiplier of each silo. The
-    largest multiplier, `multiplier`, is also that of central DP.
-    """
-
-    multipliers: tuple[float, ...]
-    clip: float
-
-
 def planned_totals(
     order: Order, records: Sequence[int], names: Sequence[str], dimension: int | None
 ) -> dict:
-    """Return the answer of `silodp plan --json` with --trust masks or shuffle.
+    """The answer that `silodp plan --trust masks --json` or `shuffle` prints; the figures are those
+    of the first kind of release.
 
-    The figures are those of the first kind of release. "differences" has them for a second kind.
-    "theory" has the theorem if its constants are given.
+    "differences" has them for the second kind, where there is one.
     """
-    made = prepare(order, names, records, dimension=dimension)
-    assert dimension is not None
-    budget = made.budgets[0]
-    sampling = next(iter(made.samplings.values()))
-    participation = made.participation()
-    batches = sorted(int(sampling.batch(n)) for n in records)
-    answering = getattr(participation, "answering", participation.silos)
-    released = next(iter(made.plan.mechanisms.values())).contributions
-    kinds = _kinds(order, names, records, made.budgets)
-    mechanisms = [made.plan.mechanisms[kind.name] for kind in kinds]
-    coins = [shuffle.Parameters(int(m.levels), int(m.noise_bits), m.p) for m in mechanisms]
-    local: float | None = _spent(kinds, coins, batches[0], dimension, budget.delta)
-    if not math.isfinite(local):
-        local = None
-    if order.trust == "shuffle":
-        observer = "shuffler"
-    else:
-        observer = "all_others"
-    spent = {
-        "server": _spent(kinds, coins, released, dimension, budget.delta),
-        observer: local,
-    }
-    contributions = round(answering * sum(batches) / len(batches))
-    answers = []
-    for kind, mechanism, parameters in zip(kinds, mechanisms, coins, strict=True):
-        bits = shuffle.message_bits(parameters, batches[-1], dimension)
-        if mechanism.masked:
-            bits = bits | {"masked": mechanism.modulus * dimension}
-        proven = _proven(kind, len(kinds), released, contributions, batches[-1], dimension, budget)
-        answers.append(
-            {
-                "bits_per_silo_round": bits,
-                "noise_std": {
-                    order.trust: math.sqrt(shuffle.variance(parameters, contributions, kind.clip)),
-                    "isrl": _isrl(kind, records, sampling, answering),
-                    "central": (
-                        kind.multiplier * 2 * kind.clip * (1 + CLIP_TOLERANCE) / contributions
-                    ),
-                },
-                "parameters": asdict(parameters)
-                | {"levels_per_sqrt_d": parameters.levels / math.sqrt(dimension)},
-                "proven": proven,
-            }
+    if order.theory:
+        raise BadInput(
+            f"--{next(iter(order.theory))} belongs to a theorem, and none is about totals with "
+            f"Gaussian noise; leave it out with --trust {order.trust}"
         )
-    answer = answers[0] | {"epsilon": spent, "delta": budget.delta}
+    made = prepare(order, names, records, dimension=dimension)
+    alone = prepare(order.under("isrl"), names, records, budgets=made.budgets).plan
+    plan = made.plan
+    budget = least_of_all(made.budgets)
+    sampling = next(iter(made.samplings.values()))
+    who = made.participation()
+    answering = getattr(who, "answering", who.silos)
+    batches = [sampling.batch(n) for n in records]
+    contributions = answering * sum(batches) / len(batches)
+    own = replace(plan, asked=[replace(a, event=a.event.alone()) for a in plan.asked])
+    own = replace(own, mechanisms={kind: _Own(m) for kind, m in plan.mechanisms.items()})
+    seen_by = "shuffler" if order.trust == "shuffle" else "all_others"
+    local = float(own.spent().max())
+    answers = []
+    for kind in made.algorithm.kinds:
+        if not any(asked.kind == kind for asked in plan.asked):
+            continue
+        largest = order.clip * (2 if kind == "refine" else 1)
+        mechanism = plan.mechanisms[kind].clipped(largest)
+        gaussian = alone.mechanisms[kind].clipped(largest)
+        share = float(torch.as_tensor(mechanism.noise_multiplier).max())
+        each = gaussian.multipliers(range(len(records)))[0].tolist()
+        reach = 2 * largest * (1 + CLIP_TOLERANCE)
+        squares = [(z * reach / batch) ** 2 for z, batch in zip(each, batches, strict=True)]
+        answer = {
+            "kind": kind,
+            "count": max(plan.count(kind, silo) for silo in range(len(records))),
+            "parameters": {"noise_multiplier": share, "counted": mechanism.counted},
+            "noise_std": {
+                order.trust: float(mechanism.noise_in(answering, contributions)),
+                "isrl": math.sqrt(sum(squares) / len(squares) / answering),
+                "central": max(each) * reach / contributions,
+            },
+        }
+        if dimension is not None:
+            bits = 64
+            if order.trust == "masks":
+                bits = modulus_for(most(share, largest, dimension, sum(records), len(records)))
+            answer["bits_per_silo_round"] = bits * dimension
+        answers.append(answer)
+    answer = answers[0] | {
+        "epsilon": {
+            "server": float(plan.spent().max()),
+            seen_by: local if math.isfinite(local) else None,
+        },
+        "delta": budget.delta,
+        "mu": float(np.asarray(plan.mu()).max()),
+    }
     if len(answers) > 1:
         answer["differences"] = answers[1]
-    if order.theory:
-        constants = constants_of(order, budget, records, dimension, answering)
-        answer["theory"] = theory_shuffle.prescribe(order.algorithm, constants).as_dict()
     return answer
 
 
-def _kinds(
-    order: Order, names: Sequence[str], records: Sequence[int], budgets: Sequence[Budget]
-) -> list[_Kind]:
-    """Return the kinds of release, with the noise multipliers that use up the one budget under
-    ISRL-DP in every silo.
-    """
-    silos = len(records)
-    plan = prepare(order.under("isrl"), names, records, budgets=budgets).plan
-    plan = replace(plan, asked=plan.asked + shuffled.asked_again(plan.asked, order.drops))
-    kinds = []
-    for kind in shuffled.kinds_of(plan, run=0, silos=silos):
-        multiplier = torch.as_tensor(plan.mechanisms[kind.name].noise_multiplier)
-        multipliers = tuple(multiplier.reshape(-1).expand(silos).tolist())
-        clip = order.clip
-        if kind.name == "refine":
-            # A difference of two clipped gradients can be twice as long.
-            clip = order.clip * 2
-        kinds.append(_Kind(**asdict(kind), multipliers=multipliers, clip=clip))
-    return kinds
+@dataclass(frozen=True)
+class _Own:
+    """Prices a total's answers as whoever sees the silo's own numbers does: under its own share."""
 
+    mechanism: Any
 
-def _spent(
-    kinds: Sequence[_Kind],
-    coins: Sequence[shuffle.Parameters],
-    contributions: int,
-    dimension: int,
-    delta: float,
-) -> float:
-    """Return the epsilon against a party that sees totals with this number of contributions. Return
-    infinity if the accountant has no bound.
-    """
-    schedule = Schedule()
-    for kind, p in zip(kinds, coins, strict=True):
-        event = TotalEvent(
-            FullBatch(), p.levels, p.noise_bits, p.p, contributions, dimension, kind.paid
-        )
-        schedule.add("", event)
-    return schedule.epsilon(delta)
-
-
-def _isrl(kind: _Kind, records: Sequence[int], sampling: Sampling, answering: int) -> float:
-    """Return the standard deviation of the noise in the mean over M silos, each with the noise of
-    its own budget.
-    """
-    stds = [
-        z * 2 * kind.clip * (1 + CLIP_TOLERANCE) / sampling.batch(n)
-        for z, n in zip(kind.multipliers, records, strict=True)
-    ]
-    return math.sqrt(sum(s * s for s in stds) / len(stds) / answering)
-
-
-def _proven(
-    kind: _Kind,
-    kinds: int,
-    released: int,
-    contributions: int,
-    largest: int,
-    dimension: int,
-    budget: Budget,
-) -> dict:
-    """Return the paper's proven parameters for the same releases. The kinds share the budget
-    equally, and each kind's releases are composed.
-    """
-    each, rest = theory_shuffle.per_call(budget.epsilon / kinds, budget.delta / kinds, kind.paid)
-    parameters = shuffle.proven(released, dimension, each, rest)
-    return {
-        **asdict(parameters),
-        "epsilon_per_release": each,
-        "delta_per_release": rest,
-        "bits_per_silo_round": shuffle.message_bits(parameters, largest, dimension),
-        "noise_std": math.sqrt(shuffle.variance(parameters, contributions, kind.clip)),
-    }
+    def noisy(self, event: Event) -> Event:
+        return Event(event.sampling, self.mechanism.noise_multiplier, event.count)

@@ -11,6 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import GDP, Budget, added
-from silodp.core.privacy.totals import Schedule, Totals
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
@@ -32,10 +32,9 @@ from silodp.host.extension import load
 from silodp.runs import Kind, RunFolder
 from silodp.server.estimates.groups import KIND, QUESTIONS, groups_of, score_groups
 from silodp.server.estimates.profile import profile, releases
-from silodp.server.estimates.scoring import Scores, as_rows, gaussian_for, score
-from silodp.server.estimates.scoring_total import score_total, shuffled_for
+from silodp.server.estimates.scoring import as_rows, gaussian_for, score
 from silodp.server.estimates.survival import survival, survival_label
-from silodp.server.federation import Channel, Everyone, Federation
+from silodp.server.federation import Everyone, Federation
 from silodp.server.folder import read_run
 from silodp.server.order import (
     MODEL,
@@ -45,10 +44,8 @@ from silodp.server.order import (
     least_of_all,
     with_default_delta,
 )
-from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
-from silodp.silo.gate import Gate
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.simulation.connect import connect
 from silodp.simulation.hidden import check_mark, places_key
@@ -56,7 +53,6 @@ from silodp.simulation.planning import warn_of_delta
 from silodp.simulation.runfolder import locked
 from silodp.simulation.source import Source
 from silodp.simulation.training import mapped, read_back, words_of
-from silodp.wire.inprocess import InProcess
 
 NOISE = "seeded pseudo-random float noise, for simulation"
 
@@ -114,7 +110,7 @@ def _evaluate(
             "evaluate on records it has not seen"
         )
     if by is not None:
-        groups = groups_of(source.read_by, by, trust=order.trust, feature_map=order.feature_map)
+        groups = groups_of(source.read_by, by, feature_map=order.feature_map)
     else:
         groups = None
     loaded = source.load(order.coins, raw=bool(order.feature_map))
@@ -126,7 +122,8 @@ def _evaluate(
             "that it was trained on"
         )
     check_mark(folder, records)
-    budgets = _budgets(replace(order, epsilon=(epsilon,)), records)
+    order = replace(order, epsilon=(epsilon,))
+    budgets = _budgets(order, records)
     _, held = split_records(records, source.held_out, places_key(order.seed))
     held = mapped(held, order, source, load)
     problem, w, mean, scale = _model(
@@ -148,31 +145,14 @@ def _evaluate(
     else:
         label = None
     asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
-    if order.totals:
-        (found, paid), seen = (
-            _in_total(problem, held, w, replace(order, epsilon=(epsilon,)), seed, purpose, asked),
-            {},
-        )
-    else:
-        fed, ledger = _connected(problem, held, budgets, seed, purpose)
-        questions = QUESTIONS if groups else 1
-        if groups:
-            seen = {
-                "groups": score_groups(
-                    fed, w, gaussian_for(KIND, budgets, questions), groups, held.counts
-                )
-            }
-        else:
-            seen = {}
-        found = score(
-            fed,
-            w,
-            gaussian_for("score", budgets, questions),
-            names=held.names,
-            held_out=held.counts,
-            **asked,
-        )
-        paid = _paid(ledger, held.names, budgets)
+    fed, ledger = _connected(order, problem, held, budgets, seed, purpose)
+    questions = QUESTIONS if groups else 1
+    priced = partial(gaussian_for, budgets=budgets, releases=questions, **_trusted(order, held))
+    seen = {}
+    if groups:
+        seen["groups"] = score_groups(fed, w, priced(KIND), groups, held.counts)
+    found = score(fed, w, priced("score"), names=held.names, held_out=held.counts, **asked)
+    paid = _paid(ledger, held.names, budgets)
     answer = {
         "scores": as_rows(found, classes),
         "silos": paid,
@@ -181,7 +161,7 @@ def _evaluate(
         "noise": NOISE,
         "trust": order.trust,
     } | seen
-    _add_up(spent, paid, gaussian=not order.totals)
+    _add_up(spent, paid)
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput(
             "with this evaluation the run would have spent more than can be told from "
@@ -198,41 +178,9 @@ def _evaluate(
     }
 
 
-def _in_total(
-    problem: Problem,
-    held: Records,
-    w: Tensor,
-    order: Order,
-    seed: int | None,
-    purpose: str,
-    asked: dict[str, Any],
-) -> tuple[list[Scores], list[dict]]:
-    """The same as one total of all silos' held-out records, under the noise of all of them, or all
-    but the colluding; priced before the server.
-    """
-    budget = least_of_all(budgets_of(order, held.names, held.counts, {"": FullBatch()}))
-    query = shuffled_for(
-        w, budget, held.counts, None, order.colluding if order.trust == "masks" else None, **asked
-    )
-    ledger = MemoryLedger(Totals.for_budget(budget), budget, held.counts)
-    everyone = Everyone(len(held))
-    seeds = [_coins(seed, f"{purpose} {budget!r}")]
-    seen = list[Channel]()
-    connect(
-        order.trust,
-        problem,
-        held,
-        ledger,
-        seeds,
-        everyone,
-        Weights("records", held.counts),
-        lambda c: seen.append(c) or c,
-    )
-    found = score_total(seen[0], query, counts=held.counts, held_out=held.counts, **asked)
-    made = Schedule()
-    made.add("", query.event())
-    spent = min(made.epsilon(budget.delta), budget.epsilon)
-    return found, [{"name": name, **asdict(budget), "spent_epsilon": spent} for name in held.names]
+def _trusted(order: Order, records: Records) -> dict[str, Any]:
+    """What a mechanism follows from under the order's trust."""
+    return {"trust": order.trust, "counted": len(records) - order.colluding}
 
 
 def profile_data(order: Order, source: Source) -> dict:
@@ -245,7 +193,9 @@ def profile_data(order: Order, source: Source) -> dict:
         labels = tuple(source.class_names(loaded.classes))
 
     def ask(fed: Federation, budgets: list[Budget]) -> dict:
-        mechanism = gaussian_for("profile", budgets, releases(labels))
+        mechanism = gaussian_for(
+            "profile", budgets, releases(labels), **_trusted(order, loaded.records)
+        )
         return profile(fed, mechanism, features=names, classes=labels, counts=loaded.records.counts)
 
     return _asked("profile", order, source, loaded.records, ask)
@@ -260,7 +210,9 @@ def survival_data(order: Order, source: Source) -> dict:
         order,
         source,
         records,
-        lambda fed, b: survival(fed, gaussian_for("survival", b), label, records.counts),
+        lambda fed, b: survival(
+            fed, gaussian_for("survival", b, **_trusted(order, records)), label, records.counts
+        ),
     )
 
 
@@ -282,29 +234,44 @@ def _asked(
         problem.person = source.read_by.person
     else:
         problem.person = None
-    fed, ledger = _connected(problem, records, budgets, order.seed, purpose)
+    fed, ledger = _connected(order, problem, records, budgets, order.seed, purpose)
     found = ask(fed, budgets)
     warn_of_delta(with_default_delta(order, records.names, records.counts))
     return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
 
 
 def _budgets(order: Order, records: Records) -> list[Budget]:
-    """What each silo pays, for a record or, if the order is so, for a whole silo; whoever was
-    trusted with the training, nobody is here.
+    """What each silo pays, for a record or, if the order is so, for a whole silo: in totals the
+    least of all. A curator's training is evaluated without one.
     """
-    return budgets_of(order.under("isrl"), records.names, records.counts, {"": FullBatch()})
+    if not order.totals:
+        order = order.under("isrl")
+    budgets = budgets_of(order, records.names, records.counts, {"": FullBatch()})
+    if order.totals:
+        return [least_of_all(budgets)] * len(budgets)
+    return budgets
 
 
 def _connected(
-    problem: Problem, records: Records, budgets: list[Budget], seed: int | None, purpose: str
+    order: Order,
+    problem: Problem,
+    records: Records,
+    budgets: list[Budget],
+    seed: int | None,
+    purpose: str,
 ) -> tuple[Federation, MemoryLedger]:
     """One seed has another noise for every purpose and budget: of two answers with one and the same
     noise the difference has none.
     """
     ledger = MemoryLedger(GDP(), budgets, records.counts)
     seeds = [_coins(seed, f"{purpose} {budgets!r}")]
-    gate = Gate(Simulated(problem, records, seeds), ledger, dim=problem.dim, counts=records.counts)
-    return Federation(InProcess(gate), Everyone(len(records))), ledger
+    trust = order.trust if order.totals else "isrl"
+    weights = Weights("records" if order.totals else "equal", records.counts)
+    everyone = Everyone(len(records))
+    fed = connect(
+        trust, problem, records, ledger, seeds, everyone, weights, colluding=order.colluding
+    )
+    return fed, ledger
 
 
 def _coins(seed: int | None, asked: str) -> tuple[int, ...]:
@@ -387,11 +354,9 @@ def _paid(ledger: MemoryLedger, names: tuple[str, ...], budgets: list[Budget]) -
     ]
 
 
-def _add_up(spent: dict, paid: list[dict], *, gaussian: bool) -> None:
-    """What all evaluations cost, and training and evaluations together: exactly where all is
-    Gaussian, else by adding epsilons and deltas.
-
-    `gaussian`: whether evaluations are; totals have binomial noise.
+def _add_up(spent: dict, paid: list[dict]) -> None:
+    """What all evaluations cost, and training and evaluations together: exactly where the training
+    is priced by the gdp rule, as evaluations are, else by adding epsilons and deltas.
     """
     for silo, now in zip(spent["silos"], paid, strict=True):
         price = {"epsilon": now["spent_epsilon"], "delta": now["delta"]}
@@ -401,13 +366,11 @@ def _add_up(spent: dict, paid: list[dict], *, gaussian: bool) -> None:
             before or "in_all" not in silo
         ):  # else an earlier version has left a sum without its parts
             if before:
-                own = _both(before, price, gaussian=gaussian)
+                own = _both(before, price, gaussian=spent["rule"] != "totals")
             else:
                 own = price
             silo["evaluations"] = {"count": before["count"] + 1 if before else 1, **own}
-        silo["in_all"] = _both(
-            silo.get("in_all", training), price, gaussian=gaussian and spent["rule"] == "gdp"
-        )
+        silo["in_all"] = _both(silo.get("in_all", training), price, gaussian=spent["rule"] == "gdp")
 
 
 def _both(one: dict, other: dict, *, gaussian: bool) -> dict:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput, Refused
 from silodp.core.extension import is_file
 from silodp.core.features.feature_map import FeatureMap, feature_map
+from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.problem.build import Load, Words, build
 from silodp.core.problem.losses import Ordinal
 from silodp.core.problem.person import unit
@@ -49,7 +51,6 @@ from silodp.server.order import AUTO, FILES, MODEL, Order, budgets_of, with_defa
 from silodp.server.prepare import Prepared, prepare
 from silodp.server.progress import Progress, measured, measured_total
 from silodp.server.settings import samplings_by_name
-from silodp.server.spending import SeenTotals
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
 from silodp.silo.fits.figures import Scale, scale_of
@@ -386,7 +387,8 @@ class _Simulation:
         # A curator's ledger has one silo with all records.
         self._counts = tuple(made.plan.counts)
         self._ledger = MemoryLedger(made.plan.rule, made.plan.budgets.tolist(), self._counts)
-        self._totals = [SeenTotals() for _ in records.names]
+        self._alone = MemoryLedger(GDP(), Budget(math.inf, 0.5), self._counts)
+        """What the same answers cost against a party that sees the silos' own numbers."""
         self._rounds = list[dict[str, Any]]()
         self._values = dict[str, Tensor]()
         self._question = 0
@@ -447,6 +449,7 @@ class _Simulation:
             participation,
             weights,
             lambda channel: _Watched(channel, self._record_answer),
+            colluding=self.made.order.colluding,
         )
 
     def _record_answer(self, query: Query, asked: Sequence[int], answer: Answered) -> None:
@@ -471,12 +474,7 @@ class _Simulation:
         )
         self._values[name] = answer.value[0].contiguous()
         if mechanism.total:
-            for i in answer.silos:
-                self._totals[i].add(
-                    mechanism.sampling.bucket,
-                    query.event(),  # type: ignore[arg-type]
-                    self.records.counts[i],
-                )
+            self._alone.charge(query.event().alone(), answer.silos)
             records = mechanism.contributed(self.records.counts[i] for i in answer.silos)
             line = measured_total(
                 query, answer.value[:, 0], records, [names[i] for i in answer.silos]
@@ -504,13 +502,15 @@ class _Simulation:
         """Return the epsilon of each silo at its own delta, against every party that the trust does
         not name.
         """
-        if self.made.order.totals:
-            return [
-                totals.epsilon(budget.delta)
-                for totals, budget in zip(self._totals, self.budgets, strict=True)
-            ]
         epsilons = np.asarray(self._ledger.epsilon())[0]
         return np.broadcast_to(epsilons, len(self.records.names)).tolist()
+
+    def _local(self) -> list[float]:
+        """Return the epsilon of each silo against a party that sees its own numbers."""
+        if not self.made.order.totals:
+            return self.spent()
+        delta = np.array([[budget.delta for budget in self.budgets]])
+        return np.asarray(self._alone.epsilon(delta))[0].tolist()
 
     def progress(self, iterates: int) -> int:
         """Return the number of iterates. The next question belongs to the round after it."""
@@ -554,8 +554,8 @@ class _Simulation:
         if self._held:
             self._compare(w[0], *self._held)
         silos = []
-        for name, budget, spent, totals in zip(
-            self.records.names, self.budgets, self.spent(), self._totals, strict=True
+        for name, budget, spent, local in zip(
+            self.records.names, self.budgets, self.spent(), self._local(), strict=True
         ):
             row = {
                 "name": name,
@@ -564,7 +564,7 @@ class _Simulation:
                 "spent_epsilon": float(spent),
             }
             if order.totals:
-                row["local_epsilon_at_most"] = totals.local(budget.delta)
+                row["local_epsilon_at_most"] = local if math.isfinite(local) else None
             silos.append(row)
         if self._source.standardised(raw=bool(order.feature_map)):
             note = UNCHARGED

@@ -47,18 +47,18 @@ class ThroughShuffler:
     (J, 1, d), or nothing.
     """
 
-    def __init__(self, gate: Answers, counts: Sequence[int]) -> None:
+    def __init__(self, gate: Answers, colluding: int = 0) -> None:
+        """`colluding`: how many of the silos' shares of noise no price counts on."""
         self._gate = gate
-        self._counts = tuple(counts)
+        self._colluding = colluding
 
     def ask(self, query: Query, silos: Sequence[int]) -> Total:
         """Return the total of these silos. Raise StopRun if it includes too few records."""
         release = self._gate.answer(query, silos)
-        mechanism = as_total(query.mechanism)
-        records = mechanism.contributed(self._counts[i] for i in release.silos)
-        if records < mechanism.contributions:
+        counted = as_total(query.mechanism).counted
+        if len(release.silos) - self._colluding < counted:
             raise StopRun(
-                f"{records} records were contributed where {mechanism.contributions} are "
-                "needed; nothing is passed on"
+                f"{len(release.silos)} silos have answered, and the price counts on the noise of "
+                f"{counted} and on {self._colluding} that may collude; nothing is passed on"
             )
         return Total(release.value.sum(1, keepdim=True), release.silos)

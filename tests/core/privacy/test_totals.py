@@ -1,163 +1,186 @@
-"""The rule of shuffled totals: what it lets pass is within the accountant's bound, and a share of
-the budget means the same in any mix.
+"""The sum of rounded Gaussians against the Gaussian that its price counts on, by the exact law of
+the sum, without the package's accountant.
 """
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+import torch
+from scipy import stats
 
-from silodp.core.errors import BadInput
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import GDP, Budget, Renyi, renyi_conversion
-from silodp.core.privacy.binomial import BinomialSum, epsilon, renyi
-from silodp.core.privacy.totals import STAKE, Schedule, Totals, total_share
+from silodp.core.lattice import lattice_step
+from silodp.core.mechanisms import Masked
+from silodp.core.privacy import totals
+from silodp.core.privacy.accounting import GDP, Budget, Renyi, gdp_delta
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 
-BUDGET = Budget(2.0, 1e-6)
 N = np.asarray(100)
+POINTS, WEIGHTS = np.polynomial.legendre.leggauss(24)
+SHARES = (0.0, 0.3, 0.5, -0.2, 0.77)
+"""What the silos' real sums leave over an integer: the law of a rounded sum depends on it."""
 
 
-def totals(
-    noise_bits: int,
-    levels: int = 60,
-    *,
-    contributions: int = 1000,
-    dimension: int = 50,
-    count: int = 1,
-    sampling=None,
-) -> TotalEvent:
-    return TotalEvent(
-        sampling or FullBatch(), levels, noise_bits, 0.5, contributions, dimension, count
-    )
+def rounded(scale: float, shift: float, modulus: int) -> np.ndarray:
+    """P(round(shift + N(0, scale^2)) = r modulo the modulus)."""
+    reach = math.ceil(40 * scale) + 2
+    k = np.arange(-reach, reach + 1)
+    mass = np.diff(stats.norm.cdf((np.append(k, reach + 1) - 0.5 - shift) / scale))
+    return np.bincount(k % modulus, mass, minlength=modulus)
 
 
-@pytest.mark.parametrize(
-    ("noise_bits", "levels"), [(400, 60), (2000, 60), (2000, 5), (30_000, 200)]
-)
-@pytest.mark.parametrize("budget", [BUDGET, Budget(0.3, 1e-9), Budget(12.0, 1e-4)])
-def test_a_share_pays_for_divergence_and_tails_at_once(noise_bits, levels, budget):
-    rule = Totals.for_budget(budget)
-    share = total_share(0.5, 1000, 50, budget, rule.order, levels, noise_bits)
-    room = budget.epsilon - renyi_conversion(rule.order, (1 - STAKE) * budget.delta)
-    tail = share * STAKE * budget.delta / 50
-    # the divergence at the tail that the share buys is within the share; a larger tail only lowers
-    # it
-    assert renyi(BinomialSum(1000 * noise_bits, 0.5, levels, 50), rule.order, tail) <= share * room
+def sum_of(scales, shifts, modulus: int) -> np.ndarray:
+    """The exact law of the sum of the silos' rounded numbers, by convolution."""
+    law = np.zeros(modulus)
+    law[0] = 1.0
+    for scale, shift in zip(scales, shifts, strict=True):
+        one = rounded(scale, shift, modulus)
+        law = np.array([law @ np.roll(one[::-1], r + 1) for r in range(modulus)])
+    return law
 
 
-def test_as_many_totals_as_the_rule_lets_pass_are_within_the_budget_by_the_accountants_own_word():
-    rule = Totals.for_budget(BUDGET)
-    buckets, price = {}, rule.price(totals(5000), N)[1]
-    rounds = math.floor(1 / float(price))
-    assert rounds > 3
-    buckets[""] = rounds * price
-    assert rule.total(buckets) <= rule.capacity(np.asarray(BUDGET, dtype=object)) == 1
-    spent = float(rule.epsilon(buckets, np.asarray(BUDGET.delta)))
-    own = epsilon([(BinomialSum(5_000_000, 0.5, 60, 50), rounds)], BUDGET.delta)
-    assert own <= spent * (1 + 1e-9)
-    assert spent <= BUDGET.epsilon
-    assert own > 0.9 * spent  # and little is lost to the fixed order
+def once_rounded(scales, shifts, modulus: int) -> np.ndarray:
+    """The law of round(S + N(0, V) + U_1 + ... + U_(m - 1)), by quadrature over the U."""
+    deviation = math.sqrt(sum(scale**2 for scale in scales))
+    law = np.zeros(modulus)
+    for places in itertools.product(range(len(POINTS)), repeat=len(scales) - 1):
+        weight = float(np.prod(WEIGHTS[list(places)] / 2))
+        moved = sum(shifts) + sum(POINTS[at] / 2 for at in places)
+        law += weight * rounded(deviation, moved, modulus)
+    return law
 
 
-def test_shares_of_different_releases_add_up_to_no_less_than_the_accountant_finds():
-    rule = Totals.for_budget(BUDGET)
-    mix = [(totals(20_000), 3), (totals(9000, levels=30), 5), (totals(50_000, levels=100), 2)]
-    share = sum(n * float(rule.price(event, N)[1]) for event, n in mix)
-    assert share < 1
-    releases = [(BinomialSum(1000 * e.noise_bits, 0.5, e.levels, 50), n) for e, n in mix]
-    assert epsilon(releases, BUDGET.delta) <= float(
-        rule.epsilon({"": np.asarray(share)}, np.asarray(0.0))
-    )
+def distance(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.abs(first - second).sum() / 2)
 
 
-def test_the_price_counts_on_the_planned_contributions_and_not_on_more():
-    rule = Totals.for_budget(BUDGET)
-    price = [float(rule.price(totals(5000, contributions=m), N)[1]) for m in (500, 1000, 2000)]
-    assert price[0] > 1.9 * price[1] > 3.6 * price[2]
+@pytest.mark.parametrize("silos", [2, 3])
+@pytest.mark.parametrize("scale", [0.3, 0.5, 0.7, 1.0])
+@pytest.mark.parametrize("modulus", [8, 32])
+def test_the_sum_of_rounded_gaussians_is_as_near_to_a_rounded_gaussian_as_is_claimed(
+    silos, scale, modulus
+):
+    scales = [scale * (1 + 0.2 * i) for i in range(silos)]
+    for shifts in (SHARES[:silos], SHARES[-silos:]):
+        found = distance(sum_of(scales, shifts, modulus), once_rounded(scales, shifts, modulus))
+        claimed = math.exp(totals.log_distance(scale, silos, math.log2(modulus)))
+        assert found <= claimed + 1e-12
 
 
-def test_batches_of_one_partition_cost_the_largest_of_them():
-    rule = Totals.for_budget(BUDGET)
-    buckets = dict(
-        rule.price(totals(bits, sampling=DisjointBatches(3, i)), N)
-        for i, bits in enumerate((5000, 3000, 9000))
-    )
-    assert len(buckets) == 3
-    assert float(rule.total(buckets)) == float(rule.price(totals(3000), N)[1])
-
-
-def test_gaussian_releases_are_priced_beside_totals_at_the_same_order():
-    rule = Totals.for_budget(BUDGET)
-    _, price = rule.price(Event(FullBatch(), 20.0), N)
-    rounds = 1 / float(price)
-    assert rounds * rule.order / (2 * 20.0**2) + renyi_conversion(
-        rule.order, (1 - STAKE) * 1e-6
-    ) == pytest.approx(2.0)
-    assert math.isinf(float(rule.price(Event(FullBatch(), 0.0), N)[1]))
-
-
-def test_too_little_noise_costs_more_than_any_budget():
-    assert float(Totals.for_budget(BUDGET).price(totals(1, contributions=2), N)[1]) > 1
-
-
-def test_what_a_rule_cannot_price_is_refused_in_a_sentence():
-    for rule in (GDP(), Renyi(8.0)):
-        with pytest.raises(BadInput, match="totals"):
-            rule.price(totals(5000), N)
-    with pytest.raises(BadInput, match="Poisson"):
-        Totals.for_budget(BUDGET).price(totals(5000, sampling=Poisson(0.1)), N)
-    with pytest.raises(BadInput, match="order"):
-        Totals(BUDGET, 1.5)
-
-
-def test_a_ledger_of_another_budget_has_no_room():
-    rule = Totals.for_budget(BUDGET)
-    assert float(rule.capacity(np.asarray(Budget(3.0, 1e-6), dtype=object))) == 0
-
-
-def test_the_silos_own_noise_protects_it_less_than_that_of_all():
-    event = totals(20_000)
-    alone, together = scheduled((event, 250)), scheduled((event, None))
-    assert 1.8 * together < alone < math.inf
-    assert scheduled((event, 1000)) == together
-    assert scheduled((event, None), (event, None)) > 1.3 * together
-
-
-def scheduled(*releases: tuple[Event | TotalEvent, int | None], delta: float = 1e-6) -> float:
-    made = Schedule()
-    for event, own in releases:
-        made.add(event.sampling.bucket, event, own)
-    return made.epsilon(delta)
-
-
-def test_a_schedules_price_is_the_accountants_own_whatever_the_order_of_its_releases_and_whatever_budget_a_ledger_has():  # noqa: E501
-    mix = [
-        (totals(20_000, count=3), None),
-        (totals(9000, levels=30), None),
-        (Event(FullBatch(), 8.0, 2), None),
+def test_the_distance_is_really_there_where_noise_is_small_and_is_gone_where_it_is_large():
+    shifts = (0.5, 0.5)
+    found = [
+        distance(sum_of((s, s), shifts, 16), once_rounded((s, s), shifts, 16))
+        for s in (0.2, 0.4, 1.2)
     ]
-    releases = [
-        (BinomialSum(1000 * 20_000, 0.5, 60, 50), 3),
-        (BinomialSum(1000 * 9000, 0.5, 30, 50), 1),
-    ]
-    found = scheduled(*mix)
-    assert found == pytest.approx(epsilon(releases, 1e-6, rho=2 / (2 * 8.0**2)), rel=1e-9)
-    assert found == scheduled(*reversed(mix)) == scheduled(*[(totals(20_000), None)] * 3, *mix[1:])
-    for budget in (
-        BUDGET,
-        Budget(10.0, 1e-6),
-    ):  # each ledger's own order bounds it from above, a large budget's by far
-        rule = Totals.for_budget(budget)
-        share = sum(float(rule.price(event, N)[1]) for event, _ in mix)
-        assert found <= float(rule.epsilon({"": np.asarray(share)}, np.asarray(0.0)))
-    assert scheduled() == 0
-    assert scheduled((Event(FullBatch(), 0.0), None)) == math.inf
+    assert found[0] > 0.1
+    assert found[1] > 1e-3
+    assert found[2] < 1e-6
 
 
-def test_of_a_partition_a_schedule_counts_each_kind_as_often_as_its_fullest_batch():
-    batches = [
-        (totals(5000, count=1 + (i == 1), sampling=DisjointBatches(3, i)), None) for i in range(3)
+def test_without_the_distance_the_claim_of_gaussian_noise_is_wrong_and_with_it_it_holds():
+    """Two silos, a record that moves one sum by half a step: the exact delta of the sum."""
+    scale = 0.25
+    first = sum_of((scale, scale), (0.0, 0.0), 16)
+    second = sum_of((scale, scale), (0.5, 0.0), 16)
+    mu = 0.5 / (scale * math.sqrt(2))
+    tau = math.exp(totals.log_distance(scale, 2, 4))
+    worse = 0
+    for epsilon in (0.5, 1.0, 2.0, 4.0, 6.0):
+        for p, q in ((first, second), (second, first)):
+            found = float(np.clip(p - math.exp(epsilon) * q, 0, None).sum())
+            claimed = gdp_delta(mu, epsilon)
+            worse += found > claimed
+            assert found <= claimed + (1 + math.exp(epsilon)) * tau
+    assert worse
+
+
+@pytest.mark.parametrize("counted", [2, 5, 25, 1000])
+def test_exact_noise_of_as_many_shares_as_are_counted_is_what_a_total_costs(counted):
+    z = 8.0
+    bucket, price = GDP().price(TotalEvent(FullBatch(), z, 3, counted), N)
+    assert bucket == ""
+    assert float(price) >= 3 / (counted * z * z)
+    assert float(price) == pytest.approx(3 / (counted * z * z), rel=1e-14)
+    alone = TotalEvent(FullBatch(), z, 3, counted).alone()
+    assert float(GDP().price(alone, N)[1]) == 3 / z**2
+
+
+def test_a_price_contains_the_distance_and_is_infinite_where_the_sum_may_be_far_from_gaussian():
+    """The share in steps of the lattice over the root of the number of silos decides."""
+    for counted in (2, 100, 2**20):
+        prices = [
+            totals.total_price(scale * math.sqrt(counted) / totals.LEAST_STEPS, counted)
+            for scale in (5.0, 13.0, 14.5, 30.0)
+        ]
+        assert prices[0] == prices[1] == math.inf
+        assert math.isfinite(prices[2])
+        assert prices[2] > prices[3]
+
+
+def test_the_distance_grows_with_the_silos_and_falls_with_their_noise():
+    for low, high in itertools.pairwise((2, 3, 10, 100, 10_000)):
+        assert totals.log_distance(30.0, low, 64) < totals.log_distance(30.0, high, 64)
+    for low, high in itertools.pairwise((0.5, 1.0, 30.0, 1e4)):
+        assert totals.log_distance(low, 25, 64) > totals.log_distance(high, 25, 64)
+    assert totals.log_distance(1.0, 1, 64) == -math.inf
+
+
+def test_the_price_of_what_is_paid_for_is_more_delta_than_the_distance_takes():
+    """At the corners of the claim in totals.py: mu^2 is raised by what a distance costs."""
+    for epsilon, mu in ((0.01, 0.02), (1.0, 0.3), (30.0, 5.0), (600.0, 30.0)):
+        tau = 1e-1700
+        # the derivative of delta by mu^2, and the least that one unit of distance buys
+        a = mu / 2 - epsilon / mu
+        slope = math.exp(-a * a / 2) / math.sqrt(2 * math.pi) / (2 * mu)
+        log_bought = totals.LOG_WORTH + math.log(slope)
+        assert log_bought > math.log1p(math.exp(epsilon)) + 1.0
+        assert tau == 0.0  # no float holds it, so that it is computed in logarithms
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 31, 3394, 2**26])
+@pytest.mark.parametrize("clip", [2.0**-30, 0.7, 1.0, 1.999, 3.14, 1e6])
+def test_a_sensitivity_is_as_many_steps_of_the_lattice_as_the_price_counts_on(dimension, clip):
+    assert 2 * clip / lattice_step(clip, dimension) >= totals.LEAST_STEPS
+
+
+def test_one_ledger_adds_answers_and_totals_up_exactly():
+    rule = GDP()
+    buckets: dict[str, np.ndarray] = {}
+    events = [
+        Event(FullBatch(), 10.0, 4),
+        TotalEvent(FullBatch(), 30.0, 9, 5),
+        TotalEvent(DisjointBatches(2, 0), 20.0, 1, 5),
+        TotalEvent(DisjointBatches(2, 1), 25.0, 1, 5),
     ]
-    assert scheduled(*batches) == scheduled((totals(5000, count=2), None))
-    assert scheduled(*batches, (totals(5000), None)) == scheduled((totals(5000, count=3), None))
+    for event in events:
+        bucket, price = rule.price(event, N)
+        buckets[bucket] = buckets.get(bucket, np.zeros(())) + price
+    wanted = 4 / 100 + 9 / (5 * 900) + 1 / (5 * 400)
+    assert float(rule.total(buckets)) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_secret_batches_and_other_rules_have_no_price_for_totals():
+    with pytest.raises(Exception, match="cannot price Poisson batches"):
+        GDP().price(TotalEvent(Poisson(0.5), 4.0, 1, 3), N)
+    with pytest.raises(Exception, match="the renyi ledger cannot price such totals"):
+        Renyi(8.0).price(TotalEvent(FullBatch(), 4.0, 1, 3), N)
+
+
+def test_a_budget_of_totals_is_filled_to_the_last_digits():
+    """The least noise that a budget asks for is that of exact Gaussian noise."""
+    budget = np.asarray(Budget(1.0, 1 / 1238**2), dtype=object)
+    capacity = float(GDP().capacity(budget))
+    z = math.sqrt(50 / capacity / 25)
+    price = 50 * totals.total_price(z, 25)
+    assert price / capacity == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_share_is_not_rounded_on_its_way_to_a_gate():
+    share = 0.1 + 2.0**-40
+    mechanism = Masked("a", 1.0, torch.tensor([[share]], dtype=torch.float64), counted=3)
+    assert mechanism.of(0).noise_multiplier == share
+    assert mechanism.of(0).of(1).noise_multiplier == share
+    assert mechanism.of(0).event().of(0).noise_multiplier == share

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 VECTORS = Path(__file__).parents[3] / "docs/vectors"
-VERSIONS = 2, 3
+VERSIONS = 2, 3, 4
 
 # --- section 1: frames ---------------------------------------------------------------------------
 
@@ -211,9 +211,12 @@ def chain(given: dict) -> dict:
             sampling = entry["event"]["sampling"]
             if sampling["type"] == "DisjointBatches":
                 bucket = f"{sampling['partition']}@{generation}/{sampling['batches']}/{sampling['index']}"  # noqa: E501
-            amount = (
-                entry["event"]["count"] / float.fromhex(entry["event"]["noise_multiplier"]) ** 2
-            )
+            event = entry["event"]
+            z = float.fromhex(event["noise_multiplier"])
+            amount = event["count"] / z**2
+            if "counted" in event:  # what is paid for the distance vanishes in a float
+                one = math.nextafter(1 / (event["counted"] * z**2) * (1 + 1e-15), math.inf)
+                amount = event["count"] * one
             buckets[bucket] = buckets[bucket] + amount if bucket in buckets else amount
         elif entry["act"] == "records":
             generation = sequence
@@ -243,18 +246,16 @@ def opened(given: dict) -> dict:
     private_key = X25519PrivateKey.from_private_bytes(bytes.fromhex(given["shuffler_private_key"]))
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
     plain = suite.decrypt(bytes.fromhex(given["box"]), private_key, info)
-    magic, round_, demanded, records, bits, d = struct.unpack_from("<5s32sQQQQ", plain)
-    end = 69 + 8 * d
-    counts = list(struct.unpack_from(f"<{d}q", plain, 69))
+    magic, round_, demanded, d = struct.unpack_from("<5s32sQQ", plain)
+    end = 53 + 8 * d
+    numbers = list(struct.unpack_from(f"<{d}q", plain, 53))
     Ed25519PublicKey.from_public_bytes(plain[end : end + 32]).verify(plain[end + 32 :], plain[:end])
-    assert magic == b"SDPC\x01"
+    assert magic == b"SDPC\x02"
     assert round_.hex() == given["round"]
     assert len(plain) == end + 96
     return {
         "demanded": demanded,
-        "records": records,
-        "bits": bits,
-        "counts": counts,
+        "numbers": numbers,
         "pseudonym": plain[end : end + 32].hex(),
     }
 
@@ -266,18 +267,17 @@ def relayed(given: dict) -> dict:
     else:
         sizes = (
             given["contributions"],
-            given["records"],
             len(given["totals"]),
             len(given["dropped"]),
         )
-        made = struct.pack("<B32sQQQQ", 1, bytes.fromhex(given["round"]), *sizes) + struct.pack(
-            f"<{sizes[2]}q", *given["totals"]
+        made = struct.pack("<B32sQQQ", 1, bytes.fromhex(given["round"]), *sizes) + struct.pack(
+            f"<{sizes[1]}q", *given["totals"]
         )
         made += b"".join(
             struct.pack("<32s16s", bytes.fromhex(k), code.encode())
             for k, code in sorted(given["dropped"].items())
         )
-    return {"body": made.hex(), "frame": frame("SDPT", made, given["private_key"], 2).hex()}
+    return {"body": made.hex(), "frame": frame("SDPT", made, given["private_key"], 4).hex()}
 
 
 def framed(given: dict) -> dict:

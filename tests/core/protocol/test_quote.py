@@ -32,7 +32,7 @@ EVENTS = (
     ("anchor", Event(FullBatch(), 12.5, 3)),
     ("refine", Event(DisjointBatches(4, 1, "p"), 3.25, 40)),
     ("minibatch", Event(Poisson(0.1), 0.7)),
-    ("total", TotalEvent(FullBatch(), 8, 400, 0.5, 120, 62, 5)),
+    ("total", TotalEvent(FullBatch(), 8.5, 5, 12)),
 )
 REQUEST = HoldRequest("hospital-a", "run", "hold", "a" * 64, 7, EVENTS)
 

@@ -28,10 +28,8 @@ from silodp.core.protocol.relay import (
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2))
 NAME, OTHER_NAME = (key.public_key().public_bytes_raw().hex() for key in (KEY, OTHER))
 ROUND, LIMIT = "ab" * 32, 10**5
-ASKED = Request(ROUND, 3, 9, (b"a" * box_length(3), b"b" * box_length(3)))
-TOTAL = Passed(
-    ROUND, 2, 50, np.array([0, 2**61, 7]), {"02" * 32: "duplicate", "01" * 32: "too-few"}
-)
+ASKED = Request(ROUND, 3, (b"a" * box_length(3), b"b" * box_length(3)))
+TOTAL = Passed(ROUND, 2, np.array([0, -(2**61), 7]), {"02" * 32: "duplicate", "01" * 32: "too-few"})
 
 
 def code(decode, frame: bytes, **options) -> str:
@@ -46,7 +44,7 @@ def test_requests_and_outcomes_come_back_as_they_were_and_are_as_long_as_foretol
     frame = encode_outcome(TOTAL, KEY)
     back = decode_outcome(frame, limit=LIMIT, shuffler_key=NAME)
     assert isinstance(back, Passed)
-    assert (back.totals.tolist(), back.totals.dtype) == ([0, 2**61, 7], np.int64)
+    assert (back.totals.tolist(), back.totals.dtype) == ([0, -(2**61), 7], np.int64)
     assert replace(back, totals=0).__dict__ == replace(TOTAL, totals=0).__dict__  # type: ignore[arg-type]
     assert len(frame) == outcome_length(3, 2)
     for word in DECLINED:
@@ -146,7 +144,7 @@ def test_a_signed_body_is_read_in_one_spelling_or_not_at_all():
                     bad += generator.randbytes(generator.randint(1, 60))
                 else:
                     bad[i:i] = bad[:i]
-            sent = frames.sign_frame(magic, frames.COMMON, bytes(bad), KEY)
+            sent = frames.sign_frame(magic, frames.VERSION, bytes(bad), KEY)
             with contextlib.suppress(Refused):
                 assert encode(decode(sent, limit=LIMIT, **options), KEY) == sent
                 read += 1
@@ -161,7 +159,7 @@ def test_junk_is_refused_with_a_code(seed):
         for start in (
             b"",
             REQUEST,
-            *(magic + bytes([frames.COMMON]) for magic in (REQUEST, OUTCOME)),
+            *(magic + bytes([frames.VERSION]) for magic in (REQUEST, OUTCOME)),
         ):
             assert code(decode_request, start + junk) in ("malformed", "version", "signature")
             assert code(decode_outcome, start + junk, shuffler_key=NAME) in (
@@ -175,8 +173,6 @@ def test_what_makes_no_request_or_outcome_is_not_even_sent():
     for change in (
         {"dimension": 4},
         {"dimension": 0},
-        {"bits": 0},
-        {"bits": 2**53},
         {"boxes": ()},
         {"round": "AB" * 32},
         {"round": "x"},
@@ -184,7 +180,6 @@ def test_what_makes_no_request_or_outcome_is_not_even_sent():
         with pytest.raises(BadInput):
             encode_request(replace(ASKED, **change), KEY)
     for change in (
-        {"totals": np.array([-1])},
         {"totals": np.zeros(0)},
         {"totals": np.zeros((2, 2))},
         {"dropped": {"01" * 32: "rate"}},

@@ -68,9 +68,16 @@ def test_what_nobody_says_is_denied():
     assert Sampling.sampled
     assert not Sampling.whole
     assert {name for name, kind in STATISTICS.items() if kind.in_totals} == {
+        "ClassCounts",
+        "ClippedDiff",
         "Grad",
         "GradDiff",
-        "ScoreTotal",
+        "Gram",
+        "GroupScore",
+        "Histogram",
+        "MissingRates",
+        "Moments",
+        "Score",
     }
     assert {name for name, kind in SAMPLINGS.items() if not kind.sampled} == {
         "FullBatch",

@@ -26,7 +26,7 @@ SCHEMA = Schema.of(TABLE)
 
 @pytest.mark.parametrize("by", ["sex", "smoker", "alone"])
 def test_groups_are_at_the_features_that_the_schema_makes_of_their_column(by):
-    found = groups_of(SCHEMA, by, trust="isrl")
+    found = groups_of(SCHEMA, by)
     names = SCHEMA.features[found.first : found.first + found.features + found.indicator]
     wanted = {
         "sex": ("sex=female", "sex=male", "sex=other"),
@@ -60,8 +60,6 @@ def test_groups_are_at_the_features_that_the_schema_makes_of_their_column(by):
         ),
         (None, "sex", {}, "no schema"),
         (SCHEMA, "sex", {"feature_map": "own.py:f"}, "own.py:f"),
-        (SCHEMA, "sex", {"trust": "masks"}, "under masks .* --trust isrl"),
-        (SCHEMA, "sex", {"trust": "shuffle"}, "under shuffle .* --trust isrl"),
         (
             Schema.of(TABLE | {"label": {"column": "ill", "task": "count", "most": 9}}),
             "sex",
@@ -72,7 +70,7 @@ def test_groups_are_at_the_features_that_the_schema_makes_of_their_column(by):
 )
 def test_what_cannot_be_asked_by_is_said_in_a_sentence(schema, by, about, sentence):
     with pytest.raises(BadInput, match=sentence):
-        groups_of(schema, by, **{"trust": "isrl"} | about)
+        groups_of(schema, by, **about)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.lattice import GRAIN, lattice_step, noise_scale
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem
@@ -22,8 +23,8 @@ from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
 from silodp.silo.answer import exact, lattice, slots
-from silodp.silo.answer.exact import Exact, check_lattice, lattice_step, noise_scale, quantised
-from silodp.silo.answer.integers import GRAIN, multiplied
+from silodp.silo.answer.exact import Exact, check_lattice, quantised
+from silodp.silo.answer.integers import multiplied
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
 
@@ -382,16 +383,15 @@ def test_the_lattice_fits_int64_and_the_noise_its_sampler_at_every_dimension(d):
         assert clip / gamma < 2**30 and exact.MAX_RECORDS * int(clip / gamma + 1) < 2**62  # noqa: PT018
         query = Query(Grad(torch.zeros(1, 1).expand(1, d)), Gaussian("a", clip, 100.0))
         check_lattice(query, d, N)
-        assert Fraction(noise_scale(query.mechanism, gamma)) >= 100 * 2 * Fraction(clip) / Fraction(
-            gamma
-        )
+        steps = Fraction(clip) / Fraction(gamma)
+        assert Fraction(noise_scale(100.0, clip, gamma)) >= 100 * 2 * steps
 
 
 def test_there_is_no_seed_and_no_switch_and_only_one_silo():
     code = [
         exact.check_lattice,
-        exact.lattice_step,
-        exact.noise_scale,
+        lattice_step,
+        noise_scale,
         exact.quantised,
         lattice.rounded_gaussian,
         lattice.Keystream.__init__,

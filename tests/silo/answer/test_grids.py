@@ -25,7 +25,7 @@ def numbers(call, terms, places, bias):
     inputs, slopes = factors(terms, places)
     a, aa, tops, length = call(inputs_of)(inputs, bias, 2.0**21)
     square = call(square_of)(inputs, slopes, bias, length)
-    scale, sound = call(scale_of)([square, 0.5 * square], 0.9, 1.5)
+    scale, sound = call(scale_of)([square, 0.5 * square], 0.9)
     v, length = call(on_grids)(a, aa, tops, slopes, scale, 2.0**22, 2.0**-20)
     return [square, scale, sound, a, v, length, call(within)([length], 1.0, 2.0**80, sound)]
 
@@ -53,7 +53,7 @@ def test_a_record_that_is_not_finite_has_no_integers_and_the_others_keep_theirs(
     inputs, slopes = ([part.nan_to_num(0.0, 0.0, 0.0)] for (part,) in (inputs, slopes))
     right, lengths, tops, length = inputs_of(inputs, True, 2.0**21)
     square = square_of(inputs, slopes, True, length)
-    scale, _ = scale_of([square, 0.5 * square], 0.9, 1.5)
+    scale, _ = scale_of([square, 0.5 * square], 0.9)
     alone, _ = on_grids(right, lengths, tops, slopes, scale, 2.0**22, 2.0**-20)
     assert torch.equal(right[sound], a[sound])
     assert torch.equal(alone[sound], v[sound])

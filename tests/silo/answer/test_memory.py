@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from silodp.core.errors import Refused
+from silodp.core.lattice import lattice_step
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.person import Person, averaged
@@ -25,7 +26,7 @@ from silodp.core.statistics import (
 )
 from silodp.silo.answer import exact, slots
 from silodp.silo.answer.exact import Exact
-from silodp.silo.answer.integers import lattice_step, multiplied
+from silodp.silo.answer.integers import multiplied
 from silodp.silo.data.records import Records
 
 N, PLACES, FEATURES = 3, 64, 6

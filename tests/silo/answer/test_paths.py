@@ -296,7 +296,7 @@ def test_products_take_the_same_path_whether_all_records_are_drawn_or_some(name)
     assert silo._products
     points, found = [silo.problem.initial([1]).double()], []
     for drawn in (np.ones(N, bool), np.arange(N) % 2 == 0, np.zeros(N, bool)):
-        given = points, silo._x, silo._y, drawn, 1.0, 2.0**-20, 1.0, 1, silo._known
+        given = points, silo._x, silo._y, drawn, 1.0, 2.0**-20, 1, silo._known
         for _ in range(3):
             silo._products.sum(*given)
         found.append(path_of(lambda given=given: silo._products.sum(*given)))

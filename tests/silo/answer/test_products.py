@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from silodp.core.errors import BadInput
+from silodp.core.lattice import lattice_step
 from silodp.core.problem.losses import Huber, cross_entropy, logistic
 from silodp.core.problem.problem import Problem
 from silodp.engine.blocks import MeanPool, Residual
 from silodp.silo.answer import factors, products
 from silodp.silo.answer.exact import Exact, Gradients
-from silodp.silo.answer.integers import lattice_step
 from silodp.silo.answer.products import Products
 from silodp.silo.data.records import Records
 
@@ -316,7 +316,7 @@ def test_what_is_known_of_records_changes_no_bit(made, monkeypatch):
         assert len(known) == (3 if isinstance(made._problem.model[0], nn.Linear) else 0)
         for points in points_of(made._problem):
             np.testing.assert_array_equal(
-                made.sum(points, x, y, *words, 1.0, 2, known), made.sum(points, x, y, *words)
+                made.sum(points, x, y, *words, 2, known), made.sum(points, x, y, *words)
             )
     monkeypatch.setattr(products, "KEPT", N * 65 - 1)
     assert made.known(x) == []
@@ -339,29 +339,6 @@ def test_a_gate_tries_what_it_keeps_of_its_records(monkeypatch):
     monkeypatch.setattr(Products, "known", mixed)
     with pytest.raises(BadInput, match="does not serve"):
         gate().verify()
-
-
-def test_stretched_gradients_are_clipped_as_those_of_a_shorter_clip(made):
-    """In parts of which R are the clip, as totals ask: what is verified is R, whatever the clip."""
-    data, of, radius = records(), made._problem, 3 * 2.0**22
-    for clip in (0.37, 2.0**-390, 2.0**390):
-        for points in points_of(of):
-            words = points, data.x[0], data.y[0]
-            full, without = (
-                made.sum(*words, drawn(batch), radius, 1.0, radius / clip)
-                for batch in (range(N), [*range(7), *range(8, N)])
-            )
-            assert sum(int(k) ** 2 for k in full - without) <= int(radius) ** 2
-    rows = Gradients(of, points_of(of)[0])(data.x[0].double(), data.y[0])
-    wanted = (rows * (0.37 / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(0).numpy()
-    got = (
-        made.sum(
-            points_of(of)[0], data.x[0], data.y[0], drawn(range(N)), radius, 1.0, radius / 0.37
-        )
-        * 0.37
-        / radius
-    )
-    assert np.linalg.norm(got - wanted) <= N * 0.37 * 2.0**-14
 
 
 def test_a_gate_does_not_serve_where_a_layer_raises_on_a_record_beside_others(monkeypatch):

@@ -11,9 +11,9 @@ import torch
 from test_products import CLIP, MINE, MODELS, N, drawn, of_silo, points_of, problem_of, records
 from torch import nn
 
+from silodp.core.lattice import lattice_step
 from silodp.core.problem.losses import squared_error
 from silodp.core.problem.problem import Problem
-from silodp.silo.answer.integers import lattice_step
 from silodp.silo.answer.products import Products
 
 DEVICE = os.environ.get("SILODP_TEST_DEVICE", "cuda")

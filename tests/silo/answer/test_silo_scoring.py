@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.lattice import lattice_step, noise_scale
 from silodp.core.mechanisms import Gaussian
 from silodp.core.privacy.accounting import GDP, Budget, gdp_mu
 from silodp.core.problem import losses
@@ -26,7 +27,7 @@ from silodp.core.query import Query
 from silodp.core.sampling import Poisson
 from silodp.core.statistics import ClassCounts, Grad, GroupScore, MissingRates, Score
 from silodp.silo.answer import exact, lattice, slots
-from silodp.silo.answer.exact import Exact, lattice_step, levelled, noise_scale
+from silodp.silo.answer.exact import Exact, levelled
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import held_out, split_records
 from silodp.silo.data.records import Records
@@ -349,7 +350,9 @@ def test_a_mean_is_over_its_part_and_its_noise_is_for_the_sum_of_all(monkeypatch
     for asked in (query, Query(Score(w, 4, 1.0), Gaussian("a", 1.0, 3.0))):
         gate.answer(asked, [0])
         assert scales[-1] == noise_scale(
-            asked.mechanism, lattice_step(1.0, asked.statistic.shape[-1])
+            asked.mechanism.noise_multiplier,
+            1.0,
+            lattice_step(1.0, asked.statistic.shape[-1]),
         )
 
 

@@ -13,7 +13,8 @@ from torch import nn
 
 import poisson_attack as attack
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import Gaussian, Shuffled, shuffle
+from silodp.core.lattice import lattice_step
+from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.problem import Problem
@@ -23,8 +24,7 @@ from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, GroupScore, Histogram, Moments, Score
 from silodp.host.extension import load
 from silodp.silo.answer import exact, lattice, slots
-from silodp.silo.answer.exact import Exact, lattice_step, quantised
-from silodp.silo.answer.integers import level_bits
+from silodp.silo.answer.exact import Exact, quantised
 from silodp.silo.data.records import Records
 
 pytestmark = pytest.mark.filterwarnings(
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 )  # attention has no batching rule, and is done record by record
 
 N, MINE = 45, [0, 7, 16, 31, 44]
-COINS = {"levels": 8, "noise_bits": 4, "contributions": 15}
+SHARE = {"noise_multiplier": 2.0, "counted": 3}
 
 
 class Sequence(nn.Module):
@@ -324,98 +324,61 @@ def test_answers_of_every_sampling_compute_the_same_chunks(monkeypatch, short_ch
         ):
             for statistic in (Grad(w), GradDiff(w, 0.5 * w)):
                 asked.answer(Query(statistic, Gaussian("a", 0.5, 2.0, sampling)), [0])
-        asked.answer(Query(Grad(w), Shuffled("a", 0.5, sampling=sampling, **COINS)), [0])
+        asked.answer(Query(Grad(w), Shuffled("a", 0.5, sampling=sampling, **SHARE)), [0])
         if held:
             asked.answer(Query(Score(w, 2, 1.0), Gaussian("a", Score(w, 2, 1.0).norm, 2.0)), [0])
     assert set(zip(seen[::3], seen[1::3], seen[2::3], strict=True)) == {(16, 16, 13)}
 
 
-class Known(lattice.Keystream):
-    """Thresholds that are the same in every answer, so that what a record does to a total is all
-    that differs.
-    """
-
-    def bytes(self, n):
-        return self.__dict__.setdefault("known", np.random.default_rng(0)).bytes(n)
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them(
-    monkeypatch, short_chunks, name
-):
-    """Replaced by any other, whatever the rest hold: the sum of levels moves by t with ||t|| <= g,
-    each total by floor or ceil of its t.
+def test_a_record_moves_a_total_by_no_more_than_twice_the_clip(monkeypatch, short_chunks, name):
+    """Replaced by any other, whatever the rest hold: what the silo gives to the sum moves by t with
+    ||t|| <= 2 C / gamma, in integers.
     """
-    monkeypatch.setattr(lattice, "Keystream", Known)
-    monkeypatch.setattr(
-        shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64)
-    )
-    sums: list[np.ndarray] = []
-    summed = Exact._sum
-    monkeypatch.setattr(
-        Exact,
-        "_sum",
-        lambda self, *words, **more: sums.append(summed(self, *words, **more)) or sums[-1],
-    )
-    mechanism, d = Shuffled("a", 0.5, **COINS), problem_of(name).dim
-    g, bits = mechanism.levels, level_bits(mechanism.levels, d)
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+    mechanism, d = Shuffled("a", 0.5, **SHARE), problem_of(name).dim
+    most = 2 * 0.5 / lattice_step(0.5, d)
     for others in ("ordinary", math.nan, 3e38):
         for w in hostile_points(name):
-            counts = []
+            numbers = []
             for mine in (1.0, -1e4, math.nan):
                 given = records(name, others)
                 given.x[0, 3] *= mine
                 asked = Exact(
                     problem_of(name), given, partition=lambda partition, batches: np.arange(N)[::-1]
                 )
-                counts.append(asked._counts(asked._gradients([w]), mechanism, d, np.ones(N, bool)))
-                assert counts[-1].min() >= 0
-                assert counts[-1].max() <= N * g
-            for i in (1, 2):
-                move, found = sums[-3 + i] - sums[-3], counts[i] - counts[0]
-                assert sum(int(k) ** 2 for k in move) <= (g << bits) ** 2
-                assert ((found == move >> bits) | (found == -(-move >> bits))).all()
+                found = asked.answer(Query(Grad(w), mechanism), [0]).flatten()
+                assert found.dtype == torch.int64
+                numbers.append(found.tolist())
+            for other in numbers[1:]:
+                move = [a - b for a, b in zip(other, numbers[0], strict=True)]
+                assert sum(k * k for k in move) <= most**2
 
 
-def test_a_total_is_rounded_once_by_a_threshold_of_its_own_for_each_coordinate(monkeypatch):
-    """Of sums a quarter of a level above a level one in four is rounded up; no two answers have the
-    same thresholds. 5 sigma: 1 in 10^6.
-    """
-    monkeypatch.setattr(
-        shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64)
-    )
-    asked, d = answerer("mlp"), 40_000
-    bits = level_bits(8, d)
-    monkeypatch.setattr(asked, "_sum", lambda *words, **more: np.full(d, 2**bits // 4, np.int64))
-    first, second = (
-        asked._counts(
-            asked._gradients([asked.problem.initial([0])]),
-            Shuffled("a", 0.5, **COINS | {"levels": 8}),
-            d,
-            np.ones(N, bool),
-        )
-        - N * 4
-        for _ in range(2)
-    )
-    for counts in (first, second):
-        assert set(counts) == {0, 1}
-        assert abs(counts.mean() - 0.25) <= 5 * (3 / 16 / d) ** 0.5
-    assert abs((first * second).mean() - 1 / 16) <= 5 * (1 / 16 / d) ** 0.5
+@pytest.mark.parametrize("clip", [0.5, 0.0])
+def test_a_total_has_the_integers_of_a_silos_own_answer_and_fresh_noise_of_its_share(
+    monkeypatch, clip
+):
+    asked, scales = answerer("mlp"), []
+    w = asked.problem.initial([0])
+    gamma = lattice_step(clip or 1.0, asked.problem.dim)
 
+    def drawn(scale, size):
+        scales.append(scale)
+        return np.full(size, len(scales), np.int64)
 
-def test_a_sum_beyond_what_records_can_reach_is_kept_within_the_range_of_totals(monkeypatch):
-    monkeypatch.setattr(
-        shuffle, "binomial", lambda random, trials, p, size: np.zeros(size, np.int64)
-    )
-    asked = answerer("mlp")
-    monkeypatch.setattr(asked, "_sum", lambda *words, **more: np.array([-(2**50), 2**50]))
-    counts = asked._counts(
-        asked._gradients([asked.problem.initial([0])]),
-        Shuffled("a", 0.5, **COINS | {"levels": 7}),
-        2,
-        np.ones(N, bool),
-    )
-    assert counts.tolist() == [0, 7 * N]
+    monkeypatch.setattr(lattice, "rounded_gaussian", drawn)
+    own = asked.answer(Query(Grad(w), Gaussian("a", clip, 2.0)), [0]).flatten()
+    total = asked.answer(Query(Grad(w), Shuffled("a", clip, **SHARE)), [0]).flatten()
+    again = asked.answer(Query(Grad(w), Shuffled("a", clip, **SHARE)), [0]).flatten()
+    if not clip:
+        assert not own.any()
+        assert not total.any()
+        return
+    assert torch.equal((own * N / gamma).round().long() + 1, total)
+    assert torch.equal(total + 1, again)
+    assert len(set(scales)) == 1
+    assert scales[0] >= 2.0 * 2 * clip / gamma
 
 
 # --- the attack: through the integer sums, at points that a server would choose ------------------

@@ -15,6 +15,7 @@ from torch import nn
 
 from silodp.audit.answers import EXAMPLES
 from silodp.core.errors import BadInput
+from silodp.core.lattice import lattice_step
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.build import Words, build
 from silodp.core.problem.losses import logistic, squared_error
@@ -25,7 +26,7 @@ from silodp.core.query import Query
 from silodp.core.statistics import STATISTICS
 from silodp.engine.clipping import ENGINES, clipped_sum
 from silodp.silo.answer.exact import Exact
-from silodp.silo.answer.integers import lattice_step, levelled
+from silodp.silo.answer.integers import levelled
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.persons import alike, grouped, ids_of

@@ -8,10 +8,11 @@ import shutil
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledgers import BUDGET, CHEAP, ask, asked, make, refused, refuses, table, tampering
+from ledgers import CHEAP, ask, asked, make, refused, refuses, table, tampering
 
 from silodp.core.errors import BadInput
-from silodp.core.privacy.totals import Totals
+from silodp.core.events import TotalEvent
+from silodp.core.sampling import FullBatch
 from silodp.host.keys import public
 from silodp.silo.ledger import care, cosign
 from silodp.silo.ledger.chain import Entry
@@ -445,7 +446,11 @@ def test_a_move_and_a_restore_by_their_commands(silodp, folder):
 
 
 def test_all_counts_as_spent_while_nobody_knows_what_was_answered_after_a_backup(folder):
-    ledger = make(folder, rule=Totals.for_budget(BUDGET))
+    ledger = make(folder)
+    about = {"digest": bytes(32), "kind": "total", "asker": "server", "run": "run"}
+    paid = ledger.for_query(query_id="total", generation=0, round="cd" * 32, **about)
+    paid.charge(TotalEvent(FullBatch(), 50.0, 1, 4), [0])
+    paid.store(b"an answer")
     care.backup(ledger.path, folder / "copy")
     ledger.path.unlink()
     assert care.restore(folder / "copy", ledger.path) == care.UNWITNESSED
@@ -460,7 +465,7 @@ def test_all_counts_as_spent_while_nobody_knows_what_was_answered_after_a_backup
         )
         assert (summary["spent_epsilon"], summary["local_epsilon"]) == (3.0, None)
         assert (
-            "own counts (the shuffler itself, or under masks all other silos and the "
+            "own numbers (the shuffler itself, or under masks all other silos and the "
             "server together): no bound"
         ) in said_of(summary)
         care.write_off(ledger.path)

@@ -6,6 +6,7 @@ apart, commit 8ec69ba, with the randomness and the clock of `fixed`.
 """
 
 import hashlib
+import math
 import os
 import secrets
 import shutil
@@ -20,7 +21,6 @@ from ledgers import settled
 from silodp.core.errors import Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi
-from silodp.core.privacy.totals import Totals
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.silo.ledger import durable, file, reserve
 from silodp.silo.ledger.durable import DurableLedger, Identity
@@ -30,18 +30,17 @@ BUDGET = Budget(6.0, 1e-5)
 RULES = {
     "gdp": GDP(),
     "renyi": Renyi(8.0),
-    "totals": Totals.for_budget(BUDGET),
     "committed": Committed((Event(FullBatch(), 5.0, 2), Event(Poisson(0.25), 5.0, 2))),
 }
 SAID = {  # spent, used, entries
     "gdp": ("0x1.a3186fb35ca8bp+0", "0x1.a3521e614534bp-4", 18),
     "renyi": ("0x1.ed22f1dec756cp+0", "0x1.30c52592e3f4fp-3", 20),
-    "totals": ("0x1.7bb8d128c9a70p-4", "0x1.064f39fd3b128p-11", 7),
+    "totals": ("0x1.1dcc0daa4fdd1p+1", "0x1.064f39fd3b128p-11", 7),
     "committed": ("0x1.7ff9f50b0aaeap-1", "0x1.fffffff768fa0p-2", 4),
 }
 ASKER = "aa" * 32
 CAPS = SimpleNamespace(hold_share=1.0, holds_per_asker=4, hold_seconds=3600)
-FULL, TOTAL = Event(FullBatch(), 5.0), TotalEvent(FullBatch(), 4, 3000, 0.5, 400, 10)
+FULL, TOTAL = Event(FullBatch(), 5.0), TotalEvent(FullBatch(), 30.0, 1, 4)
 
 
 def records() -> tuple[tuple, tuple]:
@@ -85,11 +84,6 @@ def acts(path: Path, name: str, registry: Path) -> None:
             ledger, hold=id, run=run, events=events, generation=generation, **about
         ).code
 
-    if name == "totals":
-        ask(ledger, 0, TOTAL, round="ab" * 32)
-        ask(ledger, 1, Event(FullBatch(), 40.0))
-        ask(ledger, 2, TOTAL, round="cd" * 32, most_local=1e6)
-        return hold("h0", "other", TOTAL)
     ask(ledger, 0, FULL)
     if name == "committed":
         return ask(ledger, 1, Event(Poisson(0.25), 5.0))
@@ -112,7 +106,7 @@ def acts(path: Path, name: str, registry: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The four ledgers by today's code, one after the other from one stream of bits, as the golden
+    """The three ledgers by today's code, one after the other from one stream of bits, as the golden
     ones were.
     """
     folder, drawn = tmp_path_factory.mktemp("made"), iter(range(1, 10**6))
@@ -130,6 +124,9 @@ def made(tmp_path_factory):
         for module in (durable, file):
             fixed.setattr(module, "now", lambda: "2026-01-01T00:00:00.000+00:00")
         for name in RULES:
+            if name == "committed":  # before it, one of the former rule took five
+                for _ in range(5):
+                    next(drawn)
             acts(folder / f"{name}.db", name, folder / "registry" / name)
     return folder
 
@@ -162,7 +159,7 @@ def golden(tmp_path):
     return copied
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", SAID)
 def test_an_old_ledger_opens_says_what_it_said_and_goes_on(golden, tmp_path, name):
     ledger = golden(name)
     spent, used, count = SAID[name]
@@ -188,6 +185,10 @@ def test_an_old_ledger_opens_says_what_it_said_and_goes_on(golden, tmp_path, nam
     if name == "totals":
         with pytest.raises(Refused, match="round"):
             ask(ledger, 9, TOTAL, round="ab" * 32)
+        assert ledger.local() == math.inf, "nothing prices binomial noise any more"
+        with pytest.raises(Refused, match="local"):
+            ask(ledger, 8, TOTAL, round="ef" * 32, most_local=1e6)
+        ask(ledger, 8, TOTAL, round="ef" * 32)
     ask(ledger, 9, FULL if name != "totals" else Event(FullBatch(), 40.0), generation=now)
     assert ledger.used() > float.fromhex(used)
     ledger.verify()

@@ -18,7 +18,6 @@ from silodp.cli import app as cli
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi
-from silodp.core.privacy.totals import Totals
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.silo.ledger import reserve
 from silodp.silo.ledger.durable import DurableLedger, Identity
@@ -330,8 +329,8 @@ RULES = {
         [Event(FullBatch(), 13.0), Event(Poisson(0.25), 8.0)],
     ),
     "totals": (
-        Totals.for_budget(BUDGET),
-        [Event(FullBatch(), 13.0), TotalEvent(FullBatch(), 8, 200, 0.5, 40, 6), *partition(10.0)],
+        GDP(),
+        [Event(FullBatch(), 13.0), TotalEvent(FullBatch(), 8.0, 1, 4), *partition(10.0)],
     ),
 }
 

@@ -168,13 +168,9 @@ class Server(random.Random):
             Gaussian(self.choice(["anchor", "refine"]), clip, noise, self.sampling()),
         )
         if self.random() < 0.05:  # this silo takes part in no shuffle
-            coins = [self.choice([30, 200, *COUNTS]) for _ in range(3)]
-            query = replace(
-                query,
-                mechanism=Shuffled(
-                    "anchor", clip, *coins, self.choice([0.5, *RATES]), query.mechanism.sampling
-                ),
-            )
+            counted = self.choice([30, 200, *COUNTS])
+            total = Shuffled("anchor", clip, noise, query.mechanism.sampling, counted)
+            query = replace(query, mechanism=total)
         silo = POLICY.silo if self.random() < 0.97 else "hospital-z"
         name = f"q{self.randrange(FRAMES // 4)}"
         return encode_query(

@@ -4,9 +4,9 @@ that it gets nothing else.
 Three honest silos (policy, keys, Masker, Door, ledger in SQLite) have pinned each other and a
 fourth, whose keys the attacker has, as it has the server's: `colluding` is 1. After each script
 `got_nothing_else` looks at everything that left a gate: what is no whole total is uniform, whatever
-is added up; every whole total is the honest silos' counts under noise that was drawn for it alone,
-charged by each, and priced by no more coins than they tossed. A second test takes the check out
-that a script is made for, and must see the script go red. Keys and coins are the operating
+is added up; every whole total is the honest silos' numbers under noise that was drawn for it alone,
+charged by each, and priced by no more noise than they added. A second test takes the check out
+that a script is made for, and must see the script go red. Keys and noise are the operating
 system's: a false alarm in 100,000 runs of a script.
 """
 
@@ -25,8 +25,9 @@ from scipy.stats import chisquare
 from torch import nn
 
 from mistakes import masked as mistakes
+from silodp.core.lattice import lattice_step
 from silodp.core.mechanisms import Masked
-from silodp.core.privacy.totals import Schedule, Totals
+from silodp.core.privacy.accounting import GDP, gdp_epsilon
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol import masks
@@ -41,13 +42,14 @@ from silodp.silo.service.masking import Masker, Masking
 from silodp.silo.service.policy import SAMPLINGS, STATISTICS, Policy
 
 SERVER = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
-FEATURES, LEVELS, BITS = 24, 30, 500
+FEATURES, SHARE = 24, 2.0
 PROBLEM = Problem(nn.Sequential(nn.Linear(FEATURES, 2)), cross_entropy)
 D, DEFINITION = PROBLEM.dim, definition_hash(PROBLEM)
+DEVIATION = SHARE * 2 / lattice_step(1.0, D)
+"""Of a share of noise, in steps of the lattice."""
 SIZES = {"a": 40, "b": 60, "c": 50}
 HOSTILE = 80
-"""Records that the hostile silo claims: the most, so that its noise is what the price leaves out.
-"""
+"""Records that the hostile silo claims."""
 KEYS = {
     name: Ed25519PrivateKey.from_private_bytes(bytes([10 + i]) * 32)
     for i, name in enumerate((*SIZES, "hostile"))
@@ -57,7 +59,7 @@ EPSILON, DELTA = 8.0, 1e-5
 
 
 class Victim:
-    """A gate as it is deployed, of which the test can also see the counts that it draws."""
+    """A gate as it is deployed, of which the test can also see the numbers that it draws."""
 
     def __init__(self, name: str, folder, masker: type[Masker]) -> None:
         rng, n = np.random.default_rng(SIZES[name]), SIZES[name]
@@ -81,7 +83,7 @@ class Victim:
             askers=(SERVER.public_key().public_bytes_raw().hex(),),
         )
         about = {
-            "rule": Totals.for_budget(self._policy.budget),
+            "rule": GDP(),
             "budget": self._policy.budget,
             "identity": Identity.of(*self._data),
         }
@@ -108,7 +110,7 @@ class Victim:
         self.door = Door(self._policy, PROBLEM, Records.of([self._data]), self.ledger, **more)
         answer = self.door._exact.answer
         self.door._exact.answer = lambda *asked: (
-            self.drawn.append((got := answer(*asked))[0, 0].numpy().astype(np.int64)) or got
+            self.drawn.append((got := answer(*asked)).flatten().numpy().astype(np.int64)) or got
         )  # type: ignore[method-assign]
 
     def charges(self) -> list[dict]:
@@ -123,7 +125,7 @@ class Attacker:
         self._secrets: dict[bytes, X25519PrivateKey] = {}
         self._asked, self._masker = 0, masker  # an attacker knows what is wrong with its victims
         self.answers: dict[bytes, tuple[Victim, Envelope, np.ndarray]] = {}
-        """Everything that left a gate, by its bytes: who sent it, to what question, and the counts
+        """Everything that left a gate, by its bytes: who sent it, to what question, and the numbers
         that it drew for it.
         """
 
@@ -135,7 +137,7 @@ class Attacker:
             self.victims[name].door.handle(frame),
             silo_key=KEYS[name].public_key().public_bytes_raw().hex(),
         ).row
-        return replace(row, trials=self.victims[name].n * BITS)
+        return replace(row, records=self.victims[name].n)
 
     def own(
         self, identity: str = "hostile", records: int = HOSTILE, key: bytes | None = None
@@ -151,18 +153,18 @@ class Attacker:
             row = replace(row, signature=signer.sign(masks._statement(row, DEFINITION, "run")))
         else:
             self._secrets[row.key] = secret
-        return replace(row, trials=records * BITS)
+        return replace(row, records=records)
 
     def question(
-        self, rows, round: str, *, attempt: int = 0, records: int | None = None, run: str = "run"
+        self, rows, round: str, *, attempt: int = 0, silos: int | None = None, run: str = "run"
     ) -> Envelope:
-        """As honest as the table lets it be: it counts on all noise but that of the largest, unless
-        `records` says more.
+        """As honest as the table lets it be: it counts on the noise of all but one, unless
+        `silos` says more.
         """
-        counted = masks.counted(rows, 1) // BITS if records is None else records
+        counted = len(rows) - 1 if silos is None else silos
         query = Query(
             Grad(torch.linspace(-1, 1, D)[None]),
-            Masked("anchor", 1.0, LEVELS, BITS, counted, modulus=32),
+            Masked("anchor", 1.0, SHARE, counted=counted, modulus=32),
         )
         return Envelope(
             "all", run, "all", DEFINITION, query, round, attempt, masks.write_table(rows)
@@ -180,7 +182,7 @@ class Attacker:
         return reply.box
 
     def total(self, names: str, round: str, attempt: int = 0) -> np.ndarray:
-        """The sum of these silos' counts, by the protocol; the hostile one's answer is in it, and
+        """The sum of these silos' numbers, by the protocol; the hostile one's answer is in it, and
         its masks are off.
         """
         rows = [self.own(), *(self.key(name) for name in names)]
@@ -230,12 +232,13 @@ class Attacker:
                         hidden[some].append(seen)
                         continue
                     plain = np.sum([self.answers[box][2] for box in part], axis=0)
-                    assert np.array_equal(seen, plain), "a whole total is that of the counts"
-                    tossed = sum(row.trials for row in honest)
-                    assert tossed == sum(self.answers[box][0].n * BITS for box in part), (
-                        "the table has the coins that were tossed"
+                    assert np.array_equal(seen.view("<i4"), plain), (
+                        "a whole total is that of the numbers"
                     )
-                    assert envelope.query.mechanism.contributions * BITS <= tossed, (
+                    assert sum(row.records for row in honest) == sum(
+                        self.answers[box][0].n for box in part
+                    ), "the table has the records that there are"
+                    assert envelope.query.mechanism.counted <= len(part), (
                         "no noise is priced that honest silos did not add"
                     )
         for name, victim in self.victims.items():
@@ -244,7 +247,7 @@ class Attacker:
             assert victim.ledger.spent() <= EPSILON
             for (one, first), (other, second) in itertools.combinations(mine, 2):
                 hidden["two answers"].append(self.bare(one) - self.bare(other))
-                spread = (first - second).std() / np.sqrt(2 * victim.n * BITS / 4)
+                spread = (first - second).std() / (np.sqrt(2) * DEVIATION)
                 assert 0.4 < spread < 1.6, (
                     "noise is drawn anew for every answer"
                 )  # 50 numbers: 8 standard errors
@@ -253,7 +256,7 @@ class Attacker:
 
 
 def uniform(words: list[np.ndarray]) -> bool:
-    """By the upper half of every byte, of which counts leave most at zero."""
+    """By the upper half of every byte, of which small numbers leave most at zero or one."""
     return (
         chisquare(
             np.bincount(np.frombuffer(np.concatenate(words).tobytes(), np.uint8) >> 4, minlength=16)
@@ -275,24 +278,23 @@ def splitting_cohorts(attacker: Attacker) -> None:
     """
     own = attacker.own()
     rows = [own, attacker.key("a")]
-    assert attacker.ask("a", attacker.question(rows, "alone", records=40)) == "cohort", (
+    assert attacker.ask("a", attacker.question(rows, "alone", silos=1)) == "cohort", (
         "alone among the attacker's own"
     )
-    ab, bc, ac = (attacker.total(pair, pair).astype(np.int64) for pair in ("ab", "bc", "ac"))
+    ab, bc, ac = (
+        attacker.total(pair, pair).view("<i4").astype(np.int64) for pair in ("ab", "bc", "ac")
+    )
     assert charged(attacker) == [2, 2, 2]
     drawn = attacker.victims["a"].drawn[-2:]
     error = (ab + ac - bc) / 2 - np.mean(drawn, axis=0)  # what is left of b and c in the guess at a
-    assert 0.4 < error.std() / np.sqrt((60 + 50) * BITS / 8) < 1.6
-    for name, contributions in (("a", 90), ("a", 100)):
-        assert contributions in {
-            event["contributions"] for event in attacker.victims[name].charges()
-        }, "without the largest row"
+    assert 0.4 < error.std() / DEVIATION < 1.6  # (2 + 2) / 4 of its square
+    assert [event["counted"] for event in attacker.victims["a"].charges()] == [2, 2]
 
 
 def two_tables_for_one_round(attacker: Attacker) -> None:
     """Each is shown another table: nothing cancels between them, whatever was charged."""
     rows = [attacker.own(), attacker.key("a"), attacker.key("b"), attacker.key("c")]
-    larger = [replace(rows[0], trials=2 * rows[0].trials), *rows[1:]]
+    larger = [replace(rows[0], records=2 * rows[0].records), *rows[1:]]
     found = [
         attacker.ask(name, attacker.question(table, "0"))
         for name, table in (("a", rows), ("b", larger), ("c", rows))
@@ -348,7 +350,6 @@ def inventing_silos(attacker: Attacker) -> None:
     one.
     """
     own, a, b, c = attacker.own(), *(attacker.key(name) for name in SIZES)
-    loud = attacker.own(records=10**6)
     wanted = {
         "unpinned": ([attacker.own("nobody"), own, a, b, c], None),
         "unpinned, in the place of all others": (
@@ -356,33 +357,33 @@ def inventing_silos(attacker: Attacker) -> None:
             None,
         ),
         "cohort": ([own, attacker.own(), a, b, c], None),
-        "contributions": ([own, a, b, c], 151),
-        "contributions, of one who claims much": ([loud, a, b, c], 151),
-        "contributions, of who is absent": ([own, a, b], 101),
-        "cohort, more than the victim draws": ([own, replace(a, trials=2 * a.trials), b, c], None),
+        "contributions": ([own, a, b, c], 4),
+        "contributions, of who is absent": ([own, a, b], 3),
+        "cohort, more than the victim has": (
+            [own, replace(a, records=2 * a.records), b, c],
+            None,
+        ),
     }
     codes = {
-        what: attacker.ask("a", attacker.question(rows, "0", records=records))
-        for what, (rows, records) in wanted.items()
+        what: attacker.ask("a", attacker.question(rows, "0", silos=silos))
+        for what, (rows, silos) in wanted.items()
     }
     assert codes == {what: what.partition(",")[0] for what in wanted}
     assert charged(attacker) == [0, 0, 0]
     attacker.total("abc", "1")
-    assert [event["contributions"] for event in attacker.victims["a"].charges()] == [150]
+    assert [event["counted"] for event in attacker.victims["a"].charges()] == [3]
 
 
 def dropping_selectively(attacker: Attacker) -> None:
-    """The same round without one silo: the difference of two totals is that silo's counts under two
-    draws of everybody's noise, both paid.
+    """The same round without one silo: the difference of two totals is that silo's numbers
+    under two draws of everybody's noise, both paid.
 
     Once the policy's attempts are over the server takes other names, and gets what the budget
     holds.
     """
     whole, less = attacker.total("abc", "0"), attacker.total("ab", "0", attempt=1)
-    left = whole.astype(np.int64) - less.astype(np.int64) - attacker.victims["c"].drawn[0]
-    assert 0.4 < left.std() / np.sqrt(2 * (40 + 60) * BITS / 4) < 1.6, (
-        "the others' noise is not the same in both"
-    )
+    left = (whole - less).view("<i4").astype(np.int64) - attacker.victims["c"].drawn[0]
+    assert 0.4 < left.std() / (2 * DEVIATION) < 1.6, "the others' noise is not the same in both"
     again = [attacker.own(), *(attacker.key(name) for name in "abc")]
     assert [attacker.ask(name, attacker.question(again, "0", attempt=2)) for name in "ab"] == [
         "attempts"
@@ -396,12 +397,11 @@ def dropping_selectively(attacker: Attacker) -> None:
     ) != "budget":
         assert isinstance(got, bytes), got
         asked += 1
-    spent = Schedule()
-    for event in attacker.victims["a"].charges():
-        query = attacker.question(again, "0", records=event["contributions"]).query
-        spent.add("", query.event())
+    square = sum(1 / (event["counted"] * SHARE**2) for event in attacker.victims["a"].charges())
+    spent = attacker.victims["a"].ledger.spent()
     assert 3 < asked + 2 == charged(attacker)[0]
-    assert attacker.victims["a"].ledger.spent() == spent.epsilon(DELTA) <= EPSILON
+    assert spent == pytest.approx(gdp_epsilon(square**0.5, DELTA), rel=1e-9)
+    assert spent <= EPSILON
 
 
 def one_draw_under_two_cohorts(attacker: Attacker) -> None:

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import nn
 
 from silodp.core.errors import BadInput
+from silodp.core.lattice import lattice_step
 from silodp.core.mechanisms import Masked, Shuffled
-from silodp.core.privacy.totals import Schedule, Totals
+from silodp.core.privacy.accounting import GDP, gdp_epsilon
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol import masks
@@ -53,12 +54,14 @@ POLICY = Policy(
     expires=date(9998, 1, 1),
     askers=tuple(key.public_key().public_bytes_raw().hex() for key in (SERVER, OTHER_SERVER)),
 )
-LEVELS, BITS = 30, 500
+SHARE = 2.0
+STEPS = 2 / lattice_step(1.0, D)
+"""The sensitivity at a clip of 1, in steps of the lattice."""
 RUN = "run-1"
 
 
 class Other:
-    """Another hospital of the cohort, whose counts are zero; hostile where a test says so."""
+    """Another hospital of the cohort, whose numbers are zero; hostile where a test says so."""
 
     def __init__(self, number: int, records: int = 60, run: str = RUN) -> None:
         self.identity = Ed25519PrivateKey.from_private_bytes(bytes([100 + number]) * 32)
@@ -66,7 +69,7 @@ class Other:
         self.row = masks.offered(
             self.identity, self.key, definition=POLICY.definition, run=run, epoch=bytes(16)
         )
-        self.row = replace(self.row, trials=records * BITS)
+        self.row = replace(self.row, records=records)
         self.member = f"other-{number} {self.row.identity.hex()}"
 
     def answer(self, envelope: Envelope) -> bytes:
@@ -92,7 +95,7 @@ class Silo:
         self.data = rng.normal(size=(N, FEATURES)).astype(np.float32), rng.integers(0, 2, N)
         self.folder, self.masking = folder, masking
         about = {
-            "rule": Totals.for_budget(POLICY.budget),
+            "rule": GDP(),
             "budget": POLICY.budget,
             "records": N,
             "identity": Identity.of(*self.data),
@@ -116,7 +119,7 @@ class Silo:
         )
         offer = decode_offer(reply, silo_key=SILO.public_key().public_bytes_raw().hex())
         assert isinstance(offer, Offer)
-        return replace(offer.row, trials=N * BITS)
+        return replace(offer.row, records=N)
 
     def ask(self, envelope: Envelope, asker: Ed25519PrivateKey = SERVER) -> Sealed | Refusal:
         return decode_reply(self.door.handle(encode_query(envelope, asker)), limit=10**6)  # type: ignore[return-value]
@@ -145,13 +148,8 @@ def asked(
     rows=None,
     **changes,
 ) -> Envelope:
-    coins = {
-        "levels": LEVELS,
-        "noise_bits": BITS,
-        "contributions": 160,
-        "modulus": 32,
-    }  # 40 and two of the three others
-    query = Query(Grad(W), Masked("anchor", 1.0, **coins | changes))
+    noise = {"noise_multiplier": SHARE, "counted": 3, "modulus": 32}  # all but one of the four
+    query = Query(Grad(W), Masked("anchor", 1.0, **noise | changes))
     table = masks.write_table([own, *(other.row for other in others)] if rows is None else rows)
     return Envelope(POLICY.silo, run, query_id, POLICY.definition, query, round, attempt, table)
 
@@ -160,34 +158,27 @@ def asked(
 
 
 @pytest.mark.parametrize("modulus", [32, 64])
-def test_the_answers_of_a_whole_cohort_add_up_to_the_counts_under_all_their_noise(silo, modulus):
+def test_the_answers_of_a_whole_cohort_add_up_to_the_total(silo, modulus):
     envelope = asked(silo.row(), modulus=modulus)
     got = silo.ask(envelope)
     assert isinstance(got, Sealed)
     assert len(got.box) == D * modulus // 8
     total = masks.add_masked([got.box, *(other.answer(envelope) for other in OTHERS)], modulus)
-    counts = total.astype(np.float64)
-    assert (
-        abs(counts - N * (LEVELS / 2 + BITS / 2)) < N * LEVELS / 2 + 6 * np.sqrt(N * BITS) / 2
-    ).all()
-    assert not np.array_equal(np.frombuffer(got.box, masks.MODULI[modulus]), total)
+    assert (abs(total) < N * STEPS / 2 + 6 * SHARE * STEPS).all()
+    assert total.min() < 0 < total.max()
+    assert not np.array_equal(np.frombuffer(got.box, masks.MODULI[modulus]).astype(int), total)
 
 
-def test_an_answer_is_priced_without_the_largest_rows_and_the_ledger_says_what_all_others_could_learn(  # noqa: E501
+def test_an_answer_is_priced_without_who_may_collude_and_the_ledger_says_what_all_others_could_learn(  # noqa: E501
     silo,
 ):
     got = silo.ask(asked(silo.row()))
     assert isinstance(got, Sealed)
     (entry, _) = silo.ledger.entries()
     event = json.loads(entry.event)
-    assert (event["contributions"], event["own"]) == (160, N)
-    made = Schedule(), Schedule()
-    made[0].add("", got.event)
-    made[1].add("", got.event, N)
-    assert (silo.ledger.spent(), silo.ledger.local()) == (
-        made[0].epsilon(1e-5),
-        made[1].epsilon(1e-5),
-    )
+    assert (event["counted"], event["noise_multiplier"]) == (3, SHARE.hex())
+    assert silo.ledger.spent() == pytest.approx(gdp_epsilon(1 / (SHARE * 3**0.5), 1e-5), rel=1e-9)
+    assert silo.ledger.local() == pytest.approx(gdp_epsilon(1 / SHARE, 1e-5), rel=1e-9)
 
 
 def test_a_repeated_question_gets_the_same_bytes_and_no_second_charge_also_after_a_restart(silo):
@@ -216,12 +207,12 @@ def test_one_table_is_answered_once_whatever_the_query_id(silo, monkeypatch):
 
 
 def test_two_cohorts_of_a_round_get_fresh_noise_each_at_its_price(silo):
-    """Never two tables over one draw: with the same counts in both, the difference of two totals
+    """Never two tables over one draw: with the same numbers in both, the difference of two totals
     would be plain.
     """
     totals = []
     for i, some in enumerate([OTHERS, OTHERS[:2]]):
-        envelope = asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, contributions=100)
+        envelope = asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, counted=2)
         got = silo.ask(envelope)
         assert isinstance(got, Sealed)
         totals.append(masks.add_masked([got.box, *(other.answer(envelope) for other in some)], 32))
@@ -263,33 +254,31 @@ def hostile_tables(silo: Silo) -> dict[str, tuple[str, Envelope]]:
         ),
         "a silo twice under two keys": (
             "cohort",
-            asked(own, rows=[*rows, replace(twice, trials=BITS)]),
+            asked(own, rows=[*rows, replace(twice, records=60)]),
         ),
         "without this silo": ("cohort", asked(own, rows=rows[1:])),
-        "too small a cohort": ("cohort", asked(own, others=OTHERS[:1], contributions=40)),
-        "more noise of this silo than it draws": (
+        "too small a cohort": ("cohort", asked(own, others=OTHERS[:1], counted=1)),
+        "more records of this silo than it has": (
             "cohort",
-            asked(replace(own, trials=own.trials + BITS)),
+            asked(replace(own, records=own.records + 1)),
         ),
-        "less noise of this silo than it draws": (
+        "fewer records of this silo than it has": (
             "cohort",
-            asked(replace(own, trials=own.trials - BITS)),
+            asked(replace(own, records=own.records - 1)),
         ),
-        "a share of a record": (
-            "cohort",
-            asked(own, rows=[*rows[:-1], replace(rows[-1], trials=rows[-1].trials + 1)]),
-        ),
-        "noise of those who may collude": ("contributions", asked(own, contributions=161)),
+        "noise of those who may collude": ("contributions", asked(own, counted=4)),
         "noise of a silo that is absent": (
             "contributions",
-            asked(own, others=OTHERS[:2], contributions=160),
+            asked(own, others=OTHERS[:2], counted=3),
         ),
+        "a total whose noise wraps around": ("modulus", asked(own, noise_multiplier=200.0)),
         "a total that wraps around": (
             "modulus",
-            asked(own, rows=[*rows[:-1], replace(rows[-1], trials=2**33 // BITS * BITS)]),
+            asked(own, rows=[*rows[:-1], replace(rows[-1], records=2**33)]),
         ),
         "another modulus": ("modulus", asked(own, modulus=16)),
-        "no coins": ("noise", asked(own, noise_bits=0)),
+        "no noise": ("noise", asked(own, noise_multiplier=0.0)),
+        "no noise that counts": ("noise", asked(own, counted=0)),
     }
 
 
@@ -357,7 +346,7 @@ def test_a_key_is_for_one_answer_and_gone_once_that_is_stored(silo):
 def test_a_round_is_asked_no_more_often_than_the_policy_says(silo):
     smaller = [OTHERS, OTHERS[:2], OTHERS[1:]]
     codes = [
-        silo.code(asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, contributions=100))
+        silo.code(asked(silo.row(), query_id=f"q{i}", others=some, attempt=i, counted=2))
         for i, some in enumerate(smaller)
     ]
     assert codes == ["answered", "answered", "attempts"]
@@ -372,7 +361,7 @@ def test_an_attempt_that_was_refused_at_no_price_is_not_one_of_those_that_the_po
 
     def code(i: int) -> str:
         return silo.code(
-            asked(silo.row(), query_id=f"q{i}", others=cohorts[i], attempt=i, contributions=100)
+            asked(silo.row(), query_id=f"q{i}", others=cohorts[i], attempt=i, counted=2)
         )
 
     monkeypatch.setattr(silo.door, "_policy", replace(POLICY, queries_per_hour=1))
@@ -399,7 +388,7 @@ def test_a_gate_without_a_table_gives_no_key_and_no_answer_and_one_with_it_answe
     )
     assert decode_reply(reply, limit=10**5).code == "masks"  # type: ignore[union-attr]
     assert none.code(asked(silo.row())) == "masks"
-    shuffled = Query(Grad(W), Shuffled("anchor", 1.0, LEVELS, BITS, 100))
+    shuffled = Query(Grad(W), Shuffled("anchor", 1.0, SHARE, counted=2))
     assert (
         silo.code(Envelope(POLICY.silo, RUN, "q1", POLICY.definition, shuffled, "0")) == "shuffle"
     )

@@ -1,5 +1,5 @@
 """Totals over silos that nobody adds up but the server, who can read nothing else: each silo masks
-its own counts.
+its own numbers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Masked(Shuffled):
     """The totals of `Shuffled`, under masks that cancel in the sum over the query's cohort, modulo
     2^modulus (core.protocol.masks).
 
-    `contributions` are the records whose noise the price counts on, as there: of a gate's cohort
-    all but the largest, which may collude.
+    `counted` are the silos of a gate's cohort whose shares the price counts on: all but those that
+    may collude.
 
     Sensitivity: that of `Shuffled`. Adding modulo 2^modulus is post-processing of the sum of
     integers, and no total passes the modulus, which a gate checks.

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
 from silodp.core.events import TotalEvent
-from silodp.core.fields import INTEGER, NAME, REAL
+from silodp.core.fields import INTEGER
+from silodp.core.lattice import lattice_steps
+from silodp.core.mechanisms.gaussian import Gaussian
 from silodp.core.mechanisms.mechanism import Mechanism
-from silodp.core.mechanisms.shuffle import mean_in_total
-from silodp.core.numbers import Number
-from silodp.core.privacy.binomial import MAX_LEVELS, MAX_TRIALS, is_power_of_half
-from silodp.core.sampling import FullBatch, Sampling
+from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.weights import Weights
 
 if TYPE_CHECKING:
@@ -24,105 +24,85 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Shuffled(Mechanism):
-    """Totals of records clipped to `clip`, rounded onto `levels` steps, each with `noise_bits`
-    coins (core.shuffle), for a shuffler to add.
+class Shuffled(Gaussian):
+    """A sum of records clipped to `clip`, as integers on the public lattice, plus the silo's share
+    of the total's noise: for a shuffler to add.
 
-    The shuffler passes totals on once `contributions` records or more are in them, so this is the
-    noise that the price counts on. Levels and noise bits are integers, or one per run (J, 1):
-    unlike a Gaussian's, a silo's noise is part of what protects the others.
+    Every silo adds the same share, N(0, s^2) with s = noise_multiplier x 2 clip, and rounds once.
+    The price counts on the shares of `counted` silos. `noise_multiplier` is one number, or one per
+    run (J, 1): unlike a Gaussian's, a silo's noise is part of what protects the others.
 
-    Sensitivity: a ball of diameter 2 clip is scaled to `levels`, so that a replaced record moves
-    the totals by at most `levels` in length before rounding; what rounding adds to that, and what
-    Bin(contributions noise_bits, p) then costs, is proven in `core.privacy.binomial`.
+    Sensitivity: that of `Gaussian`, 2 clip for a sum. The total has noise of `counted` shares at
+    least, and is mu-GDP with mu = 1 / (noise_multiplier sqrt(counted)), up to a term that the price
+    contains (`core.privacy.totals`). Who sees the silo's own numbers is up against its own share,
+    exactly: mu = 1 / noise_multiplier.
     """
 
-    kind: str
-    clip: Number
-    levels: Any
-    noise_bits: Any
-    contributions: int
-    p: float = 0.5
-    sampling: Sampling = FullBatch()  # noqa: RUF009 -- frozen
-
-    wire: ClassVar = {
-        "kind": NAME,
-        "clip": REAL,
-        "levels": INTEGER,
-        "noise_bits": INTEGER,
-        "contributions": INTEGER,
-        "p": REAL,
-    }
-    noise = ("levels", "noise_bits")
+    counted: int = 1
+    wire: ClassVar = Gaussian.wire | {"counted": INTEGER}
     total = True
 
     def check(self, statistic: Statistic, runs: int, silos: int) -> None:
-        """Totals are of sums over records that are clipped (`Statistic.in_totals`), on batches that
-        the totals rule can price.
+        """Refuse what cannot be in a total: several releases in one answer, secret batches, and
+        shares that differ from silo to silo.
         """
-        super().check(statistic, runs, silos)
+        Mechanism.check(self, statistic, runs, silos)
         if not statistic.in_totals:
             raise Refused("statistic")
         if self.sampling.sampled:
             raise Refused("sampling")
-        levels = torch.as_tensor(self.levels)
-        bits = torch.as_tensor(self.noise_bits)
-        if any(t.shape not in ((), (runs, 1)) or t.dtype != torch.int64 for t in (levels, bits)):
+        share = torch.as_tensor(self.noise_multiplier)
+        if share.shape not in ((), (runs, 1)) or not bool((share >= 0).all()):
             raise Refused("noise")
-        if type(self.contributions) is int and self.contributions >= 1:
-            most = MAX_TRIALS // self.contributions
-        else:
-            most = 0
-        if not (
-            bool(((levels >= 1) & (levels <= MAX_LEVELS)).all())
-            and bool(((bits >= 1) & (bits <= most)).all())
-        ):
-            raise Refused("noise")
-        if type(self.p) is not float or not is_power_of_half(self.p):
+        if type(self.counted) is not int or self.counted < 1:
             raise Refused("noise")
 
     def event(self, releases: int = 1, dimension: int = 1) -> TotalEvent:
-        return TotalEvent(
-            self.sampling,
-            self.levels,
-            self.noise_bits,
-            self.p,
-            self.contributions,
-            dimension,
-            releases,
-        )
+        return TotalEvent(self.sampling, self.noise_multiplier, releases, self.counted)
 
     def of(self, silo: int) -> Self:
-        levels, bits = (int(torch.as_tensor(v).item()) for v in (self.levels, self.noise_bits))
-        return replace(self, levels=levels, noise_bits=bits)
+        share = torch.as_tensor(self.noise_multiplier, dtype=torch.float64)
+        return replace(self, noise_multiplier=share.item())
 
     def combine(self, value: Tensor, silos: Sequence[int], weights: Weights) -> Tensor:
-        """(J, d), float64: the analyzer's unbiased estimate of the mean over all records that these
-        silos contributed to the total (J, 1, d).
+        """Return (J, d), float64: the mean over all records that these silos contributed to the
+        total (J, 1, d), which is in steps of the lattice.
+        """
+        return self.mean_in(value[:, 0], self._records(silos, weights))
 
-        Held-out records contribute zero, and the mean is over the others.
+    def mean_in(self, total: Tensor, records: float) -> Tensor:
+        """Return the mean over so many records in a total (J, d), float64."""
+        return (
+            total.double() * lattice_steps(self.clips, total.shape[-1]).to(total.device) / records
+        )
+
+    def noise_in(self, silos: int, records: float) -> Tensor:
+        """Return (J, 1): the standard deviation of the noise in each coordinate of a mean over so
+        many records of so many silos.
+        """
+        share = torch.as_tensor(self.noise_multiplier, dtype=torch.float64).reshape(-1, 1)
+        reach = 2 * self.clips.reshape(-1, 1) * (1 + CLIP_TOLERANCE)
+        return reach * share * math.sqrt(silos) / records
+
+    def deviation(self, silos: Sequence[int], weights: Weights) -> tuple[Tensor, Tensor]:
+        records = self._records(silos, weights)
+        noise = self.noise_in(len(silos), records)
+        return noise, torch.full_like(noise, records)
+
+    def _records(self, silos: Sequence[int], weights: Weights) -> float:
+        """Return the expected number of records in the total: of a silo its batch's part that
+        `weights` counts, as in its own mean.
         """
         weights = weights.for_totals()
-        batches = {i: int(self.sampling.batch(weights.counts[i])) for i in silos}
-        records = sum(batches.values())
-        trained = sum(
-            batch * (1 - weights.held_out[i] / weights.counts[i]) for i, batch in batches.items()
+        return sum(
+            self.sampling.batch(weights.counts[i]) * weights.trained[i] / weights.counts[i]
+            for i in silos
         )
-        return analysed(value[:, 0], self, records) * (records / trained)
-
-
-def analysed(total: Tensor, mechanism: Shuffled, records: int) -> Tensor:
-    """A_vec for every run: the mean in a total (J, d) of so many contributed records."""
-    clip, levels, bits = (
-        torch.as_tensor(v, dtype=torch.float64, device=total.device)
-        for v in (mechanism.clip, mechanism.levels, mechanism.noise_bits)
-    )
-    return mean_in_total(total, clip, records, levels, bits, mechanism.p)
 
 
 def as_total(mechanism: Mechanism) -> Shuffled:
-    """The mechanism, known to be one of totals: where a query has come on a path that only totals
-    take.
+    """Return the mechanism, known to be one of totals: where a query has come on a path that only
+    totals take.
     """
     assert isinstance(mechanism, Shuffled)
     return mechanism

@@ -27,6 +27,7 @@ from silodp.core.events import Event, TotalEvent
 from silodp.core.figures import rounded_up as rounded_up
 from silodp.core.privacy.root import root
 from silodp.core.privacy.sampled import pld_event, renyi
+from silodp.core.privacy.totals import total_price
 from silodp.core.sampling import Sampling
 
 Buckets = Mapping[str, np.ndarray]
@@ -205,9 +206,11 @@ def elementwise(function, *arrays) -> np.ndarray:
 
 
 def no_totals(event: Event | TotalEvent, rule: str) -> Event:
-    """Return the event. Raise BadInput if it is of shuffled totals."""
-    if not isinstance(event, Event):
-        raise BadInput(f"the {rule} ledger cannot price shuffled totals; the totals rule can")
+    """The event, unless it is of a total."""
+    if event.total:
+        raise BadInput(
+            f"the {rule} ledger cannot price such totals; use the gdp rule, and today's totals"
+        )
     return event
 
 
@@ -228,23 +231,22 @@ def sum_with_partitions(buckets: Buckets) -> np.ndarray:
 
 @dataclass(frozen=True)
 class GDP:
-    """Gaussian releases on full or disjoint batches. The sum is exact.
-
-    It is a valid filter when clip, noise and stopping adapt (Smith & Thakurta 2022).
+    """Gaussian releases and totals on full or disjoint batches. Exact; a valid filter when clip,
+    noise and stopping adapt (Smith & Thakurta 2022). Of totals `core.privacy.totals` has the proof.
     """
 
     name: str = "gdp"
 
     def price(self, event: Event | TotalEvent, n: np.ndarray) -> tuple[str, np.ndarray]:
-        """Return the bucket and 1 / noise multiplier^2 for each release. Raise BadInput for sampled
-        batches.
-        """
-        event = no_totals(event, self.name)
         if event.sampling.sampled:
             raise BadInput(
                 f"the gdp ledger cannot price {type(event.sampling).__name__} batches; use "
                 "the renyi or the committed rule for them"
             )
+        if isinstance(event, TotalEvent):
+            price = elementwise(total_price, _float64(event.noise_multiplier), event.counted)
+            return event.sampling.bucket, event.count * price
+        event = no_totals(event, self.name)
         with np.errstate(divide="ignore"):
             return event.sampling.bucket, event.count / np.square(_float64(event.noise_multiplier))
 

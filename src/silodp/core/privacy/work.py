@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from silodp.core.events import Event, TotalEvent
+from silodp.core.events import Event
 from silodp.core.privacy.accounting import Renyi, Rule
-from silodp.core.privacy.totals import Totals, total_work
 from silodp.core.sampling import Poisson, WithoutReplacement
 
 GRID_COST = 8
@@ -17,14 +16,12 @@ LIBRARY_COST = 2**23
 """The approximate work of a library's price of a batch without replacement, at any order."""
 
 
-def price_work(rule: Rule, event: Event | TotalEvent) -> int:
+def price_work(rule: Rule, event: Event) -> int:
     """Return about how many numbers the rule computes to price the event for the first time.
 
     The answer is 0 for a closed formula, and where the rule refuses the event without a price.
     """
-    if isinstance(rule, Totals) and isinstance(event, TotalEvent):
-        return total_work(event, rule.budget, float(np.asarray(rule.order)))  # type: ignore[arg-type]
-    if isinstance(rule, Renyi) and isinstance(event, Event):
+    if isinstance(rule, Renyi):
         if isinstance(event.sampling, WithoutReplacement):
             return LIBRARY_COST
         if isinstance(event.sampling, Poisson) and event.multiplier > 0:

@@ -1,17 +1,16 @@
-"""Seal what a silo sends through a shuffler, so that only the shuffler can read it.
+"""What a silo sends through a shuffler: its integers, signed under a pseudonym and sealed so that
+only the shuffler can read them.
 
-A silo sends its counts, signed under a pseudonym.
+The plain text is  magic (4) | version (1) | round (32) | demanded (8) | d (8) | numbers (8 d) | key
+(32) | signature (64), integers little-endian, the numbers signed, the signature (Ed25519) over all
+before the key. It is sealed by HPKE (RFC 9180, base mode: X25519, HKDF-SHA256,
+ChaCha20-Poly1305) with the round as its info. Its length is a function of d alone.
 
-The plain text is  magic (4) | version (1) | round (32) | demanded (8) | records (8) | bits (8) | d
-(8) | counts (8 d) | key (32) | signature (64). Integers are little-endian. The signature (Ed25519)
-covers everything before the key. The plain text is sealed by HPKE (RFC 9180, base mode: X25519,
-HKDF-SHA256, ChaCha20-Poly1305) with the round as its info. Its length is a function of d alone.
-
-A round is the SHA-256 of the query without the silo's own query id. So contributions to one round
-answer one query: same point, same clip, same levels and coins. `demanded` is the silo's condition:
-its counts may leave the shuffler only inside a total of at least so many records. The key is a
-pseudonym on the shuffler's roster. It shows that a contribution comes from a member, but not from
-which one.
+A round is the SHA-256 of the question without the silo's own query id, so contributions to one
+round answer one question: same point, same clip, same share of noise. `demanded` is the silo's
+condition: its numbers may leave the shuffler only inside a total of at least so many silos. The
+key is a pseudonym on the shuffler's roster: it shows that a contribution comes from a member, and
+not which.
 """
 
 from __future__ import annotations
@@ -29,26 +28,21 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from silodp.core.errors import Refused
 from silodp.core.protocol.frames import signed_by
 
-_MAGIC = b"SDPC\x01"
+_MAGIC = b"SDPC\x02"
 _INFO = b"silodp shuffle 1 "
-_HEAD = struct.Struct("<5s32sQQQQ")
+_HEAD = struct.Struct("<5s32sQQ")
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _ENCRYPTION = 32 + 16  # HPKE's encapsulated key and tag
 
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """The counts of one silo for one round.
-
-    They sum `records` records of `bits` = levels + noise bits each, so no count is above records x
-    bits.
-    """
+    """One silo's numbers for one round, and of how many silos a total with them must be."""
 
     round: str
     demanded: int
-    records: int
-    bits: int
-    counts: np.ndarray  # (d,), int64
+
+    numbers: np.ndarray  # (d,), int64
 
 
 def box_length(dimension: int) -> int:
@@ -62,8 +56,8 @@ def encrypt_box(contribution: Contribution, shuffler: str, pseudonym: Ed25519Pri
     Only the shuffler with this X25519 public key (hex) can open the box.
     """
     c = contribution
-    head = _HEAD.pack(_MAGIC, bytes.fromhex(c.round), c.demanded, c.records, c.bits, len(c.counts))
-    signed = head + np.ascontiguousarray(c.counts, "<i8").tobytes()
+    head = _HEAD.pack(_MAGIC, bytes.fromhex(c.round), c.demanded, len(c.numbers))
+    signed = head + np.ascontiguousarray(c.numbers, "<i8").tobytes()
     plain = signed + pseudonym.public_key().public_bytes_raw() + pseudonym.sign(signed)
     return _SUITE.encrypt(
         plain,
@@ -83,7 +77,7 @@ def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Con
         raise Refused("malformed") from None
     if len(plain) < _HEAD.size + 96:
         raise Refused("malformed")
-    magic, name, demanded, records, bits, dimension = _HEAD.unpack_from(plain)
+    magic, name, demanded, dimension = _HEAD.unpack_from(plain)
     signed = plain[:-96]
     key = plain[-96:-64]
     signature = plain[-64:]
@@ -96,19 +90,12 @@ def open_box(box: bytes, round: str, private_key: X25519PrivateKey) -> tuple[Con
         raise Refused("malformed")
     if not signed_by(key, signature, signed):
         raise Refused("signature")
-    counts = np.frombuffer(signed, "<i8", offset=_HEAD.size).astype(np.int64)
-    if not (
-        0 < demanded < 2**53 and 0 < records < 2**53 and 0 < bits < 2**53 and records * bits < 2**62
-    ):
+    numbers = np.frombuffer(signed, "<i8", offset=_HEAD.size).astype(np.int64)
+    if not 0 < demanded < 2**53:
         raise Refused("malformed")
-    if counts.min() < 0 or counts.max() > records * bits:
-        raise Refused("malformed")
-    return Contribution(round, demanded, records, bits, counts), key.hex()
+    return Contribution(round, demanded, numbers), key.hex()
 
 
-def add_counts(counts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the sum of the counts, one total for each coordinate.
-
-    This is the S of `shuffle` on counts. No separate count is used after this.
-    """
-    return np.stack(counts).sum(axis=0, dtype=np.int64)
+def add_numbers(numbers: Sequence[np.ndarray]) -> np.ndarray:
+    """Return one total for each coordinate, modulo 2^64. The separate integers end here."""
+    return np.stack(numbers).sum(axis=0, dtype=np.int64)

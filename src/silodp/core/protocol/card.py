@@ -21,6 +21,7 @@ SHAPES = {
     "definition": r"[0-9a-f]{64}",
     "rule": r"[a-z]{1,64}",
     "study": r"[A-Za-z0-9._-]{0,64}",
+    "trust": r"isrl|masks|shuffle",
 }
 """The pattern of each short text of a card. Its other texts are lines without controls."""
 FEATURE = 2 * LONGEST + 10
@@ -65,6 +66,9 @@ class Card:
     """The statistics that the policy allowed when the card was written. Older cards lack it."""
     colluding: int = dataclasses.field(default=0, kw_only=True)
     """Under masks, the number of silos that may collude with the server without harm."""
+
+    trust: str = dataclasses.field(default="isrl", kw_only=True)
+    """What the silo's policy is made for: its own answers, masked totals, or a shuffler's."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any], source: str = "the card") -> Card:

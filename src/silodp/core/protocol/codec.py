@@ -43,7 +43,7 @@ from silodp.core.protocol.canonical import (
     write_mechanism,
     write_named,
 )
-from silodp.core.protocol.frames import COMMON, VERSION, open_frame, open_signed, sign_frame
+from silodp.core.protocol.frames import COMMON, PACKED, VERSION, open_frame, open_signed, sign_frame
 from silodp.core.protocol.frames import OVERHEAD as OVERHEAD
 from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
@@ -115,11 +115,8 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Sealed:
-    """A silo's answer to a query for a total.
-
-    Under a shuffle it is a box (core.box) that the server can only pass on to the shuffler. Under
-    masks it is masked counts, which mean something only in the sum over the whole cohort.
-    """
+    """A silo's answer to a query for a total: a box (core.box) that the server can only pass on to
+    the shuffler, or masked numbers, which tell something only in the sum over the whole cohort."""
 
     silo: str
     query_id: str
@@ -221,11 +218,11 @@ def encode_reply(
 
     Its length depends on d and public names only.
     """
-    # only a packed answer needs the newer version: every server can read the rest
-    if isinstance(reply, Answer) and reply.packing:
+    version = COMMON
+    if isinstance(reply, Sealed):
         version = VERSION
-    else:
-        version = COMMON
+    elif isinstance(reply, Answer) and reply.packing:
+        version = PACKED
     return sign_frame(REPLY, version, _reply_body(reply), private_key)
 
 

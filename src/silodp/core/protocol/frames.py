@@ -1,13 +1,13 @@
-"""Sign and open the outside of every message.
+"""The outside of every message here: magic (4) | version (1) | Ed25519 public key (32) | signature
+(64) | body length (8) | body.
 
-A frame is: magic (4) | version (1) | Ed25519 public key (32) | signature (64) | body length (8) |
-body. The length is little-endian. The signature covers magic, version and body. Other modules read
-the body, and only after the signature is checked.
+The length is little-endian; the signature covers magic, version and body. What a body says is for
+others to read, and only after this.
 
-Version 3 adds packed answers (`packing`) to version 2 and nothing else. A server sends its own
-version, so that an older gate refuses with "version" before anything is charged. A gate packs an
-answer only for a server that has sent version 3. Everything else a gate sends in version 2, which
-every server can read.
+Version 3 has packed answers (`packing`), and 4 has the totals of today, with their boxes and their
+shuffler. A server asks in its own version, so that an older gate says "version" before anything is
+charged. A gate packs an answer only for a server that has asked in 3 or 4, and then replies in 3.
+What is about a total is in 4, and everything else in 2, which all can read.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 
 from silodp.core.errors import Refused
 
-VERSION = 3
+VERSION = 4
+
+PACKED = 3
 COMMON = 2
 """The version of every frame that version 3 has not changed."""
-SPOKEN = (COMMON, VERSION)
+SPOKEN = (COMMON, PACKED, VERSION)
 OVERHEAD = 4 + 1 + 32 + 64 + 8
 _UNSIGNED = bytes(32), bytes(64)
 

@@ -1,5 +1,5 @@
-"""Pairwise masks: a silo's counts plus, for every other member of the cohort, a pseudorandom vector
-that the two of them share; their sum is the total.
+"""Pairwise masks: a silo's numbers plus, for every other member of the cohort, a pseudorandom
+vector that the two of them share; their sum is the total.
 
 Of two members the one with the smaller identity adds the vector of the pair and the other subtracts
 it, modulo 2^32 or 2^64, so over the whole cohort they cancel. Any set of answers that lacks an
@@ -14,7 +14,7 @@ every pair's key, so two members share a vector only if they saw one and the sam
 table, noise, point, clip, round, attempt.
 
 Bytes, all fixed, with vectors in docs/vectors/masks.json. A row of the table is  identity (32) |
-epoch (16) | key (32) | signature (64) | trials (8, little-endian); rows stand in rising order of
+epoch (16) | key (32) | signature (64) | records (8, little-endian); rows stand in rising order of
 identities. The pair's key is HKDF-SHA256 of the shared secret with the digest as salt and _PAIR |
 smaller identity | larger | key of the smaller | key of the larger  as info; its vector is the
 ChaCha20 key stream with nonce and counter 0, words little-endian, word i for coordinate i.
@@ -47,20 +47,20 @@ ROW = _ROW.size
 EPOCH = 16
 MODULI = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 """Bits of the modulus, and the words that are added modulo 2 to the power of it."""
-MOST_TRIALS = 2**53
+MOST_RECORDS = 2**53
 
 
 @dataclass(frozen=True)
 class Row:
     """A member of a cohort: who it is, the key that it made for this run and its next answer, and
-    how many coins of noise it tosses for each coordinate.
+    how many records it contributes.
     """
 
     identity: bytes
     epoch: bytes
     key: bytes
     signature: bytes
-    trials: int = 0
+    records: int = 0
 
 
 # --- keys and the table --------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def offered(
     identity: Ed25519PrivateKey, own: X25519PrivateKey, *, definition: str, run: str, epoch: bytes
 ) -> Row:
     """The row of a member that has made the key `own` for this run, signed by its identity; its
-    trials follow from a query.
+    records follow from a query.
     """
     row = Row(
         identity.public_key().public_bytes_raw(),
@@ -106,13 +106,13 @@ def write_table(rows: Iterable[Row]) -> bytes:
     """The one spelling of a cohort."""
     ordered = sorted(rows, key=lambda row: row.identity)
     return b"".join(
-        _ROW.pack(row.identity, row.epoch, row.key, row.signature, row.trials) for row in ordered
+        _ROW.pack(row.identity, row.epoch, row.key, row.signature, row.records) for row in ordered
     )
 
 
 def read_table(raw: bytes) -> tuple[Row, ...]:
     """Rows in strictly rising order of identities, so that nobody is in a cohort twice, each with
-    noise; Refused("cohort") on any other bytes.
+    records; Refused("cohort") on any other bytes.
     """
     if len(raw) % ROW == 0:
         rows = tuple(Row(*fields) for fields in _ROW.iter_unpack(raw))
@@ -123,27 +123,20 @@ def read_table(raw: bytes) -> tuple[Row, ...]:
         len(rows) < 2
         or not rising
         or len({row.key for row in rows}) < len(rows)
-        or not all(0 < r.trials < MOST_TRIALS for r in rows)
+        or not all(0 < r.records < MOST_RECORDS for r in rows)
     ):
         raise Refused("cohort")
     return rows
 
 
-def counted(rows: Sequence[Row], colluding: int) -> int:
-    """Coins that protect a total of these members if any `colluding` of them tell theirs: all but
-    those of the largest rows.
-    """
-    return sum(sorted(row.trials for row in rows)[: max(0, len(rows) - colluding)])
-
-
-def modulus_for(largest: int) -> int:
-    """The fewest bits in which no total up to `largest` wraps around."""
-    fitting = [bits for bits in MODULI if largest < 2**bits]
-    if not fitting:
-        raise BadInput(
-            f"a total could be {largest}, beyond 2^64; use fewer records, levels or noise bits"
-        )
-    return fitting[0]
+def modulus_for(largest: float) -> int:
+    """Return the fewest bits in which no total of either sign and up to `largest` wraps around."""
+    for bits in MODULI:
+        if largest < 2 ** (bits - 1):
+            return bits
+    raise BadInput(
+        f"a total may reach {largest:.3g}, more than 64 bits hold; use less noise or fewer records"
+    )
 
 
 # --- masks ---------------------------------------------------------------------------------------
@@ -174,14 +167,14 @@ def secret_with(own: X25519PrivateKey, other: Row) -> bytes:
 
 
 def masked(
-    counts: np.ndarray,
+    numbers: np.ndarray,
     own: X25519PrivateKey,
     mine: Row,
     rows: Sequence[Row],
     digest: str,
     modulus: int,
 ) -> bytes:
-    """The counts, plus the vectors of the pairs in which `mine` comes first and minus those in
+    """The numbers, plus the vectors of the pairs in which `mine` comes first and minus those in
     which it comes second, as words.
 
     Refused("cohort") where `mine` is not one of the rows or another's key has no secret with this
@@ -189,7 +182,7 @@ def masked(
     """
     if mine not in rows or own.public_key().public_bytes_raw() != mine.key:
         raise Refused("cohort")
-    words = np.ascontiguousarray(counts).astype(MODULI[modulus])
+    words = np.ascontiguousarray(numbers).astype(MODULI[modulus])
     for other in rows:
         if other.identity != mine.identity:
             vector = stream(
@@ -203,7 +196,9 @@ def masked(
 
 
 def add_masked(answers: Iterable[bytes], modulus: int) -> np.ndarray:
-    """The sum modulo 2^modulus: the total, if these are the answers of a whole cohort, and else
-    noise.
+    """Return the sum modulo 2^modulus, of either sign (int64): the total, if these are the answers
+    of a whole cohort, and else noise.
     """
-    return functools.reduce(np.add, (np.frombuffer(answer, MODULI[modulus]) for answer in answers))
+    words = (np.frombuffer(answer, MODULI[modulus]) for answer in answers)
+    total = functools.reduce(np.add, words)
+    return total.view(f"<i{modulus // 8}").astype(np.int64)

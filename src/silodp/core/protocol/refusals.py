@@ -27,7 +27,7 @@ CODES: dict[str, str] = {
     "masks": "The query is for masked totals, and the policy has no table [masks].",
     "unpinned": "The query's cohort has a silo whose key the officer has not pinned.",
     "cohort": (
-        "The query's cohort lacks this silo or its noise, is too small, or contains a key that "
+        "The query's cohort lacks this silo or its records, is too small, or contains a key that "
         "its silo has not signed for this run."
     ),
     "epoch": (
@@ -36,12 +36,10 @@ CODES: dict[str, str] = {
     ),
     "attempts": "The round has been asked as often as the policy allows for one round.",
     "modulus": "The total of this cohort could be larger than the query's modulus.",
-    "contributions": (
-        "The query counts on the noise of more records than all members have by the policy."
-    ),
+    "contributions": ("The query counts on more shares of noise than the policy allows for."),
     "round": "The silo has already answered this round, under another query id.",
     "local": (
-        "With the answer, the epsilon against a reader of the silo's own counts would exceed the "
+        "With the answer, the epsilon against a reader of the silo's own numbers would exceed the "
         "policy's maximum_local_epsilon."
     ),
     "steps": "The number of local steps, or their length, is outside the policy's range.",

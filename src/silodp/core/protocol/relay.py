@@ -2,8 +2,8 @@
 
 Frames are as in `frames`. There is no pickle, no I/O and no torch. A body has one of three forms:
 
-- A request: round (32) | d (8) | bits (8) | n (8) | n boxes of box_length(d).
-- A total: 1 (1) | round (32) | contributions (8) | records (8) | d (8) | n (8) | d totals (8) | n x
+- A request: round (32) | d (8) | n (8) | n boxes of box_length(d).
+- A total: 1 (1) | round (32) | contributions (8) | d (8) | n (8) | d totals (8, signed) | n x
   (SHA-256 of a box (32) | code (16)).
 - A refusal: 0 (1) | SHA-256 of the request's whole frame, or zeros (32) | code (16).
 
@@ -31,10 +31,9 @@ DROPPED: dict[str, str] = {
     "malformed": "It is not a box that this shuffler can open, for this round.",
     "signature": "Its content is not signed by the pseudonym that it names.",
     "stranger": "Its pseudonym is not on the shuffler's roster.",
-    "records": "It claims more records than the shuffler's settings allow a member.",
-    "differs": "It has another number of bits or of coordinates than the request.",
+    "differs": "It has another number of coordinates than the request.",
     "duplicate": "Another box of the same pseudonym was taken.",
-    "too-few": "It demands a total of more records than there are.",
+    "too-few": "It demands a total of more silos than there are.",
 }
 """The reasons for which a box is left out of a total."""
 DECLINED: dict[str, str] = {
@@ -47,7 +46,6 @@ DECLINED: dict[str, str] = {
     "too-few": (
         "Fewer than two boxes are left whose demands the total would meet; more boxes may be sent."
     ),
-    "range": "A total of these records and bits would not fit into 62 bits.",
     "store": (
         "The store of earlier totals cannot be read or written; the shuffler's operator must look "
         "at it."
@@ -55,11 +53,11 @@ DECLINED: dict[str, str] = {
     "peer": "The process that connected runs as a user that the settings do not list.",
     "busy": "As many frames are waiting as the settings have connections; ask again.",
     "stopping": "The shuffler is being stopped; ask again when it is running again.",
-    "internal": "The shuffler could not answer, for a reason that does not depend on any count.",
+    "internal": "The shuffler could not answer, for a reason that does not depend on any number.",
 }
 """The reasons for which the shuffler passes nothing on."""
-_REQUEST = struct.Struct("<32sQQQ")
-_PASSED = struct.Struct("<B32sQQQQ")
+_REQUEST = struct.Struct("<32sQQ")
+_PASSED = struct.Struct("<B32sQQQ")
 _DECLINED = struct.Struct("<B32s16s")
 _DROP = struct.Struct("<32s16s")
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -67,27 +65,22 @@ _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True)
 class Request:
-    """The boxes of one round.
-
-    The round's query has d coordinates, and `bits` = levels + noise bits for each record.
-    """
+    """The boxes of one round, whose query has d coordinates."""
 
     round: str
     dimension: int
-    bits: int
     boxes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Passed:
-    """The one total of a round, over `contributions` silos with `records` records.
+    """The one total of a round, over `contributions` silos.
 
     `dropped` gives the SHA-256 of each box that was left out, and why.
     """
 
     round: str
     contributions: int
-    records: int
     totals: np.ndarray  # (d,), int64
     dropped: dict[str, str]
 
@@ -113,7 +106,7 @@ def outcome_length(dimension: int, boxes: int) -> int:
 
 def encode_request(request: Request, private_key: Ed25519PrivateKey) -> bytes:
     """Return the signed frame of a request."""
-    return frames.sign_frame(REQUEST, frames.COMMON, _request_body(request), private_key)
+    return frames.sign_frame(REQUEST, frames.VERSION, _request_body(request), private_key)
 
 
 def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
@@ -127,7 +120,7 @@ def decode_request(frame: bytes, *, limit: int) -> tuple[Request, str]:
 
 def encode_outcome(outcome: Outcome, private_key: Ed25519PrivateKey) -> bytes:
     """Return the signed frame of a total or a refusal."""
-    return frames.sign_frame(OUTCOME, frames.COMMON, _outcome_body(outcome), private_key)
+    return frames.sign_frame(OUTCOME, frames.VERSION, _outcome_body(outcome), private_key)
 
 
 def decode_outcome(frame: bytes, *, limit: int, shuffler_key: str) -> Outcome:
@@ -149,19 +142,18 @@ def _request_body(request: Request) -> bytes:
             f"the boxes have lengths {sorted({len(box) for box in request.boxes})}; a box of "
             f"{request.dimension} coordinates must have {box_length(request.dimension)} bytes"
         )
-    if not 1 <= request.dimension < 2**40 or not 1 <= request.bits < 2**53 or not request.boxes:
+    if not 1 <= request.dimension < 2**40 or not request.boxes:
         raise BadInput(
-            f"a request has {request.dimension} coordinates, {request.bits} bits and "
-            f"{len(request.boxes)} boxes; each must be at least 1"
+            f"a request has {request.dimension} coordinates and {len(request.boxes)} boxes; each "
+            "must be at least 1"
         )
-    return _REQUEST.pack(
-        _raw(request.round), request.dimension, request.bits, len(request.boxes)
-    ) + b"".join(request.boxes)
+    head = _REQUEST.pack(_raw(request.round), request.dimension, len(request.boxes))
+    return head + b"".join(request.boxes)
 
 
 def _read_request(body: bytes) -> Request:
     """Return the request in a body. Raise BadInput if its length does not match."""
-    name, dimension, bits, count = _REQUEST.unpack_from(body)
+    name, dimension, count = _REQUEST.unpack_from(body)
     length = box_length(dimension)
     if len(body) != _REQUEST.size + count * length:
         raise BadInput(
@@ -169,22 +161,19 @@ def _read_request(body: bytes) -> Request:
             f"{_REQUEST.size + count * length}"
         )
     starts = range(_REQUEST.size, len(body), length)
-    return Request(
-        name.hex(), dimension, bits, tuple(body[start : start + length] for start in starts)
-    )
+    return Request(name.hex(), dimension, tuple(body[at : at + length] for at in starts))
 
 
 def _outcome_body(outcome: Outcome) -> bytes:
-    """Return the body of an outcome. Raise BadInput if the totals are not counts of one bits."""
+    """Return the body of an outcome. Raise BadInput if there are no totals."""
     if isinstance(outcome, Declined):
         return _DECLINED.pack(0, _raw(outcome.digest or "0" * 64), _word(outcome.code, DECLINED))
     totals = np.ascontiguousarray(outcome.totals, "<i8")
-    if totals.ndim != 1 or not totals.size or totals.min() < 0:
+    if totals.ndim != 1 or not totals.size:
         raise BadInput(
-            f"the totals have the shape {totals.shape}; they must be counts of one bits, at "
-            "least 0, one for each coordinate"
+            f"the totals have the shape {totals.shape}; there must be one for each coordinate"
         )
-    sizes = outcome.contributions, outcome.records, len(totals), len(outcome.dropped)
+    sizes = outcome.contributions, len(totals), len(outcome.dropped)
     drops = b"".join(
         _DROP.pack(_raw(digest), _word(code, DROPPED))
         for digest, code in sorted(outcome.dropped.items())
@@ -199,7 +188,7 @@ def _read_outcome(body: bytes) -> Outcome:
         if any(digest):
             return Declined(_unpadded(code), digest.hex())
         return Declined(_unpadded(code))
-    _, name, contributions, records, dimension, count = _PASSED.unpack_from(body)
+    _, name, contributions, dimension, count = _PASSED.unpack_from(body)
     start = _PASSED.size + 8 * dimension
     if len(body) != start + count * _DROP.size:
         raise BadInput(
@@ -208,7 +197,7 @@ def _read_outcome(body: bytes) -> Outcome:
         )
     totals = np.frombuffer(body, "<i8", dimension, _PASSED.size).astype(np.int64)
     dropped = {digest.hex(): _unpadded(code) for digest, code in _DROP.iter_unpack(body[start:])}
-    return Passed(name.hex(), contributions, records, totals, dropped)
+    return Passed(name.hex(), contributions, totals, dropped)
 
 
 def _raw(digest: str) -> bytes:

@@ -14,7 +14,6 @@ from silodp.core.statistics.missing_rates import MissingRates
 from silodp.core.statistics.moments import Moments
 from silodp.core.statistics.risk_cells import RiskCells
 from silodp.core.statistics.score import MAX_BINS, Score
-from silodp.core.statistics.score_total import ScoreTotal
 from silodp.core.statistics.statistic import Rowed, Rows, Statistic
 from silodp.core.statistics.steered_steps import SteeredSteps
 
@@ -41,7 +40,6 @@ __all__ = [
     "Rowed",
     "Rows",
     "Score",
-    "ScoreTotal",
     "Statistic",
     "SteeredSteps",
 ]

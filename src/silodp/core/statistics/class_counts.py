@@ -30,6 +30,7 @@ class ClassCounts(Cells):
 
     classes: int
     wire: ClassVar = {"classes": INTEGER}
+    in_totals = True
 
     @property
     def cells(self) -> int:

@@ -30,7 +30,6 @@ class ClippedDiff(GradDiff):
 
     limit: Number
     wire: ClassVar = GradDiff.wire | {"limit": REAL}
-    in_totals = False
 
     def check(self, dim: int, runs: int) -> None:
         """Raise Refused as `Statistic.check` does, and for a limit that is not positive."""

@@ -61,6 +61,7 @@ class Gram(Rowed):
     cap: float
     bound: Number
     wire: ClassVar = {"features": INTEGER, "classes": INTEGER, "cap": REAL, "bound": REAL}
+    in_totals = True
     view = "filled"
 
     @property

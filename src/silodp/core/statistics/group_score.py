@@ -44,6 +44,7 @@ class GroupScore(Cells):
     features: int
     indicator: int
     wire: ClassVar = {"w": POINT, "first": INTEGER, "features": INTEGER, "indicator": INTEGER}
+    in_totals = True
     on_held_out = True
 
     @property

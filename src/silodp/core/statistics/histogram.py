@@ -32,6 +32,7 @@ class Histogram(Rowed):
     edges: Tensor
     features: int
     wire: ClassVar = {"edges": VECTOR, "features": INTEGER}
+    in_totals = True
 
     @property
     def shape(self) -> tuple[int, ...]:

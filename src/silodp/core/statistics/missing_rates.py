@@ -26,6 +26,7 @@ class MissingRates(Cells):
 
     features: int
     wire: ClassVar = {"features": INTEGER}
+    in_totals = True
     view = "missing"
 
     @property

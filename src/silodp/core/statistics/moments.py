@@ -30,6 +30,7 @@ class Moments(Rowed):
     low: Tensor
     high: Tensor
     wire: ClassVar = {"low": VECTOR, "high": VECTOR}
+    in_totals = True
 
     @property
     def shape(self) -> tuple[int, ...]:

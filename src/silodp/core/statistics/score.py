@@ -48,6 +48,7 @@ class Score(Cells):
     bins: int
     cap: float
     wire: ClassVar = {"w": POINT, "bins": INTEGER, "cap": REAL}
+    in_totals = True
     on_held_out = True
 
     @property

@@ -21,7 +21,7 @@ from silodp.core.problem.schema import Column, Schema
 from silodp.core.quality import Z
 from silodp.core.statistics import MAX_GROUPS, GroupScore
 from silodp.server.estimates.calibration import Figure
-from silodp.server.estimates.scoring import ask_each, pooled, told
+from silodp.server.estimates.scoring import ask_pooled, told
 from silodp.server.federation import Port, StopRun
 
 KIND = "groups"
@@ -44,15 +44,10 @@ class Groups:
     """What becomes of a missing value, where that is not plain."""
 
 
-def groups_of(schema: Schema | None, by: str, *, trust: str, feature_map: str = "") -> Groups:
+def groups_of(schema: Schema | None, by: str, *, feature_map: str = "") -> Groups:
     """The groups of the column `by`; BadInput, before anything is asked, says why there are none,
     and which columns have some.
     """
-    if trust in ("masks", "shuffle"):
-        raise BadInput(
-            f"--by is {by!r}, but under {trust} silos answer in totals alone; groups need "
-            "answers as --trust isrl has them, so leave it out"
-        )
     if schema is None:
         raise BadInput(
             f"--by is {by!r}, but there is no schema, which alone says what the groups of "
@@ -107,11 +102,12 @@ def score_groups(
     """
     statistic = GroupScore(w, groups.first, groups.features, groups.indicator)
     try:
-        released = ask_each(fed, statistic, mechanism, without)
+        found = ask_pooled(fed, statistic, mechanism, held_out, without)
     except (BadInput, StopRun) as stop:
         raise BadInput(f"there are no figures of groups: {stop}") from None
-    value, noise = pooled(released, statistic, mechanism, held_out)
-    n, (wrong, right) = sum(held_out[i] for i in released), value.reshape(2, -1)
+    n = found.records
+    noise = found.noise
+    wrong, right = found.mean.reshape(2, -1)
     rows = []
     others = noise * math.sqrt(len(groups.names) - 1)
     for g, name in enumerate(groups.names):

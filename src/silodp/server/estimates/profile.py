@@ -12,13 +12,8 @@ import torch
 from silodp.core.mechanisms import Gaussian
 from silodp.core.statistics import ClassCounts, Histogram, MissingRates, Moments
 from silodp.server.estimates.scaling import EDGES, occupied
-from silodp.server.estimates.scoring import ask_each, pooled
+from silodp.server.estimates.scoring import ask_pooled
 from silodp.server.federation import Port
-
-Noisy = tuple[np.ndarray, float, int]
-"""A mean over the records of all silos that answered, the standard deviation of the noise in each
-of its coordinates, and their number.
-"""
 
 
 def profile(
@@ -37,14 +32,15 @@ def profile(
     values count for neither of these.
     """
     histogram = Histogram(EDGES, len(features))
-    shares, _, _ = _pooled(fed, histogram, mechanism, counts)
+    shares = ask_pooled(fed, histogram, mechanism, counts).mean
     low, high = occupied(torch.from_numpy(shares).reshape(len(features), -1))
-    missing, missing_noise, _ = _pooled(fed, MissingRates(len(features)), mechanism, counts)
-    moments, moment_noise, _ = _pooled(fed, Moments(low, high), mechanism, counts)
+    absent = ask_pooled(fed, MissingRates(len(features)), mechanism, counts)
+    missing = absent.mean
+    found = ask_pooled(fed, Moments(low, high), mechanism, counts)
     half = ((high - low) / 2).numpy()
     present = (1 - missing).clip(0.05, 1.0)
-    u, square = (moments.reshape(2, -1) / present).clip([[-1.0], [0.0]], 1.0)
-    error = np.hypot(moment_noise, u * missing_noise) / present
+    u, square = (found.mean.reshape(2, -1) / present).clip([[-1.0], [0.0]], 1.0)
+    error = np.hypot(found.noise, u * absent.noise) / present
     deviation = np.sqrt((square - u**2).clip(1e-6))
     deviation_error = np.minimum(error * np.sqrt(1 + 4 * u**2) / (2 * deviation), 1.0)
     rows = [
@@ -57,7 +53,7 @@ def profile(
             "deviation": float(half[j] * deviation[j]),
             "deviation_error": float(half[j] * deviation_error[j]),
             "missing": float(missing[j].clip(0, 1)),
-            "missing_error": missing_noise,
+            "missing_error": absent.noise,
         }
         for j, name in enumerate(features)
     ]
@@ -78,24 +74,15 @@ def _classes(
     """Noisy counts, and from them weights n / (k n_c) that make classes count alike; a class that
     noise hides is taken for one standard error.
     """
-    share, noise, n = _pooled(fed, ClassCounts(len(classes)), mechanism, counts)
-    weights = 1 / (len(classes) * np.maximum(share, max(noise, 1 / n)))
+    found = ask_pooled(fed, ClassCounts(len(classes)), mechanism, counts)
+    n = found.records
+    weights = 1 / (len(classes) * np.maximum(found.mean, max(found.noise, 1 / n)))
     return [
         {
             "class": name,
-            "count": float(n * share[k]),
-            "count_error": n * noise,
+            "count": float(n * found.mean[k]),
+            "count_error": n * found.noise,
             "weight": float(weights[k]),
         }
         for k, name in enumerate(classes)
     ]
-
-
-def _pooled(
-    fed: Port,
-    statistic: Histogram | Moments | MissingRates | ClassCounts,
-    mechanism: Gaussian,
-    counts: Sequence[int],
-) -> Noisy:
-    released = ask_each(fed, statistic, mechanism)
-    return *pooled(released, statistic, mechanism, counts), sum(counts[i] for i in released)

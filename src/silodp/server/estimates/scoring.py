@@ -8,7 +8,7 @@ themselves a sample is a second error, which is told apart; it is estimated from
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +30,8 @@ from silodp.core.weights import Weights
 from silodp.server.asking import why
 from silodp.server.estimates.calibration import Bin, Figure, edges, mean_risk, reliability, slope
 from silodp.server.federation import Absent, Port, StopRun
+from silodp.server.order import TOTALS
+from silodp.server.shuffled import share_of
 
 
 @dataclass(frozen=True)
@@ -64,78 +66,103 @@ class Asked:
         return {"binary": self.bins, "multiclass": self.classes}.get(self.kind, 0)
 
 
-def gaussian_for(kind: str, budgets: Sequence[Budget], releases: int = 1) -> Gaussian:
+def gaussian_for(
+    kind: str,
+    budgets: Sequence[Budget],
+    releases: int = 1,
+    *,
+    trust: str = "isrl",
+    counted: int = 1,
+) -> Gaussian:
     """The mechanism of which `releases` full-batch releases take each silo's whole budget; its clip
     is the statistic's to say.
+
+    Under masks or a shuffle: of totals that take the smallest budget, under the noise of `counted`
+    silos.
     """
     mu = torch.tensor([[gdp_mu(budget) for budget in budgets]], dtype=torch.float64)
-    return Gaussian(
+    mechanism = Gaussian(
         kind, 1.0, math.sqrt(releases) / mu * (1 + 1e-9)
     )  # so that their sum does not round above the budget
+    if trust in TOTALS:
+        return share_of(mechanism, counted, masked=trust == "masks")
+    return mechanism
 
 
-def ask_each(
-    fed: Port, statistic: Statistic, mechanism: Gaussian, without: dict[str, str] | None = None
-) -> dict[int, np.ndarray]:
-    """The release of every silo that answers, by its number, at the statistic's own clip. BadInput,
-    with who refused and why, where too few do.
+@dataclass(frozen=True)
+class Pooled:
+    """A mean over the records of all silos that answered, the standard deviation of the noise in
+    each of its coordinates, and the number of records. `each` has the silos' own means by number;
+    of a total there are none.
+    """
+
+    mean: np.ndarray
+    noise: float
+    records: int
+    each: dict[int, np.ndarray]
+
+
+def ask_pooled(
+    fed: Port,
+    statistic: Statistic,
+    mechanism: Gaussian,
+    counts: Sequence[int],
+    without: dict[str, str] | None = None,
+) -> Pooled:
+    """Ask for a statistic at its own clip. BadInput, with who refused and why, where too few
+    answer.
 
     `without` is told who did not answer, by the code that says why.
     """
-    found = {}
+    query = Query(statistic, mechanism.clipped(statistic.norm))  # type: ignore[union-attr]
     codes = {} if without is None else without
+    if mechanism.total:
+        try:
+            found = fed.measure(query)
+        except StopRun as stop:
+            if not stop.codes:
+                raise BadInput(f"{stop}") from None
+            raise _refused(statistic, stop.codes) from None
+        mean = found.mean[0].double().cpu().numpy()
+        return Pooled(mean, float(found.noise.max()), round(float(found.records.max())), {})
+    each = {}
     for i, port in fed.each().items():
         try:
-            found[i] = (
-                port.mean(Query(statistic, mechanism.clipped(statistic.norm)))[0]
-                .double()
-                .cpu()
-                .numpy()
-            )  # type: ignore[union-attr]
+            each[i] = port.mean(query)[0].double().cpu().numpy()
         except Absent as absent:
             codes |= absent.codes
         except StopRun as stop:
             if not stop.codes:
                 raise BadInput(f"{stop}") from None
-            found = {}
+            each = {}
             codes |= stop.codes
             break
-    if not found:
-        said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
-        name = type(statistic).__name__
-        logs = "the gates' logs say why, and their policies must allow"
-        raise BadInput(
-            f"no silo has answered what was asked, {name} ({said}){why(codes)}; {logs} {name}"
-        )
-    return found
+    if not each:
+        raise _refused(statistic, codes)
+    silos = tuple(each)
+    weights = Weights("records", tuple(counts))
+    shares = weights.shares(silos)[0].tolist()
+    noises = [noise_of(statistic, mechanism, counts[i], i) for i in silos]
+    noise = math.hypot(*(share * own for share, own in zip(shares, noises, strict=True)))
+    value = torch.from_numpy(np.stack(list(each.values())))[None]
+    mean = mechanism.combine(value, silos, weights)[0].numpy()
+    return Pooled(mean, noise, sum(counts[i] for i in silos), each)
+
+
+def _refused(statistic: Statistic, codes: Mapping[str, str]) -> BadInput:
+    """Return the sentence about silos that have not answered."""
+    said = ", ".join(f"{name} {code}" for name, code in sorted(codes.items()))
+    name = type(statistic).__name__
+    logs = "the gates' logs say why, and their policies must allow"
+    return BadInput(
+        f"no silo has answered what was asked, {name} ({said}){why(dict(codes))}; {logs} {name}"
+    )
 
 
 def noise_of(statistic: Statistic, mechanism: Gaussian, records: int, silo: int) -> float:
     """Standard deviation of the noise in each coordinate of a silo's mean over so many records."""
     own = float(mechanism.multipliers([silo])[0, 0])
     return own * 2 * statistic.norm * (1 + CLIP_TOLERANCE) / records  # type: ignore[union-attr]
-
-
-def pooled(
-    released: dict[int, np.ndarray],
-    statistic: Statistic,
-    mechanism: Gaussian,
-    counts: Sequence[int],
-) -> tuple[np.ndarray, float]:
-    """The mean over the records of these silos, whichever holds them, and the standard deviation of
-    the noise in each of its coordinates.
-    """
-    silos = tuple(released)
-    weights = Weights("records", tuple(counts))
-    value = torch.from_numpy(np.stack([released[i] for i in silos]))[None]
-    shares = weights.shares(silos)[0].tolist()
-    noise = math.sqrt(
-        sum(
-            (a * noise_of(statistic, mechanism, counts[i], i)) ** 2
-            for a, i in zip(shares, silos, strict=True)
-        )
-    )
-    return mechanism.combine(value, silos, weights)[0].numpy(), noise
 
 
 def score(
@@ -152,8 +179,8 @@ def score(
     loss: Loss | None = None,
     without: dict[str, str] | None = None,
 ) -> list[Scores]:
-    """Figures over all held-out records of the silos that answer, and of each; `held_out` is the
-    public number of each silo's.
+    """Figures over all held-out records of the silos that answer, and of each, unless they answer
+    in totals; `held_out` is the public number of each silo's.
 
     With two classes there are an AUC and a calibration, from `bins` bins of the predicted
     probability. A schema's `label` says whether it is a survival time, of which there is a loss
@@ -163,13 +190,12 @@ def score(
     """
     asked, unit = asked_of(classes, bins, cap, label, loss)
     statistic = Score(w, asked.cells, cap / unit)
-    released = ask_each(fed, statistic, mechanism, without)
-    noise = {i: noise_of(statistic, mechanism, held_out[i], i) for i in released}
-    total = sum(held_out[i] for i in released)
-    rows = [scores_of("all", total, *pooled(released, statistic, mechanism, held_out), asked)]
-    return rows + [
-        scores_of(names[i], held_out[i], v, noise[i], asked) for i, v in released.items()
-    ]
+    found = ask_pooled(fed, statistic, mechanism, held_out, without)
+    rows = [scores_of("all", found.records, found.mean, found.noise, asked)]
+    for i, value in found.each.items():
+        noise = noise_of(statistic, mechanism, held_out[i], i)
+        rows.append(scores_of(names[i], held_out[i], value, noise, asked))
+    return rows
 
 
 def asked_of(

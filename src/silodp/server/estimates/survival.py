@@ -14,7 +14,7 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.schema import Label
 from silodp.core.quality import Z
 from silodp.core.statistics import ClassCounts
-from silodp.server.estimates.scoring import ask_each, pooled
+from silodp.server.estimates.scoring import ask_pooled
 from silodp.server.federation import Port
 
 LEAST = 5.0
@@ -38,13 +38,12 @@ def survival(fed: Port, mechanism: Gaussian, label: Label, counts: Sequence[int]
     one of 2 x bins + 1 cells.
     """
     statistic = ClassCounts(2 * len(label.edges) + 1)
-    released = ask_each(fed, statistic, mechanism)
-    n = sum(counts[i] for i in released)
-    share, noise = pooled(released, statistic, mechanism, counts)
+    found = ask_pooled(fed, statistic, mechanism, counts)
+    n = found.records
     return {
-        "curve": curve(n * share, n * noise, n, label.edges),
+        "curve": curve(n * found.mean, n * found.noise, n, label.edges),
         "records": n,
-        "count_error": n * noise,
+        "count_error": n * found.noise,
         "time": label.columns[0],
     }
 

@@ -22,17 +22,17 @@ D' be data sets that differ in record j. S and S' are their sums.
     b. Products (`statistics.gram`, `integers.multiplied`). The factors are verified as a vector is,
        by a bound from C, d and gamma alone, and are multiplied in integers. Two such vectors differ
        by at most 2 C / gamma, which is sqrt(2) of their largest norm and not twice it.
- 3. The noise is exact (`_release`, `noise_scale`). round(N(0, s^2)) with s >= z 2 C / gamma is
-    added to each coordinate, by the exact law (`lattice.rounded_gaussian`). S is an integer, so S +
-    round(N) = round(S + N). This is post-processing of a Gaussian mechanism with mu = (2 C / gamma)
-    / s <= 1 / z.
- 4. The release is post-processing (`_release`). It is gamma x integer / batch, where gamma and
+ 3. The noise is exact (`_release`, `core.lattice.noise_scale`). round(N(0, s^2)) with s >= z 2 C /
+    gamma is added to each coordinate, by the exact law (`lattice.rounded_gaussian`). S is an
+    integer, so S + round(N) = round(S + N). This is post-processing of a Gaussian mechanism with mu
+    = (2 C / gamma) / s <= 1 / z.
+ 4. The release is post-processing (`_mean`). It is gamma x integer / batch, where gamma and
     batch are public. So the mean is mu-GDP with mu = 1 / z, as the event states, without any
     tolerance. Sub-sampled batches are drawn by secret coins, independent of the data (`_batch`),
     and take the time of a full pass. Each local step is such a release, at a point that earlier
     releases determine (`_local_steps`).
- 5. Held-out records are a mask too (`_noisy_mean`, `_release`). A Score (or a total of it, or one
-    by groups) uses the vectors of held-out records and takes the others as zero. Every other
+ 5. Held-out records are a mask too (`_part`, `_mean`). A Score (or one by groups) uses
+    the vectors of held-out records and takes the others as zero. Every other
     statistic does the reverse. Which records are held out is a function of position and n
     (`heldout`). So steps 1 to 4 hold for all n records. The release divides by the batch's expected
     number of records of its part, which is public. This makes nothing cheaper: all charges add up.
@@ -59,13 +59,14 @@ Gradients of models of known layers are summed by exact products of whole chunks
 docstring proves steps 1 to 4 for these. There S with record j is within C / gamma of S without it.
 Step 3 and amplification use no more than that.
 
-Totals (`_counts`) rest on `core.privacy.binomial` instead. They are the same sums of verified
-integers, in parts of a level, of which one record moves at most g levels. They are rounded to
-levels once, by fresh thresholds, and exact binomial noise is added. The result leaves sealed for
-the shuffler's key alone (`door`).
+Totals rest on the same steps. For a total, a silo gives the integers S + round(N(0, s^2)) of steps
+1 to 3. The lattice follows from the query alone, so the integers of several silos add up. By itself
+such an answer is the release of step 3, with z the silo's share of the noise. A party that sees the
+answer learns that much. The sum over the honest silos is priced by `core.privacy.totals`. The
+answer leaves under masks, or sealed for the shuffler's key alone (`silo.service.trust`).
 
-No step of a Gaussian release requires floats to be right. Wrong gradients, rounding or overflow
-cost accuracy, never privacy.
+No step requires floats to be right. Wrong gradients, rounding or overflow cost accuracy, never
+privacy.
 
 Assumed: at fixed shapes a tensor kernel computes a record's row from that row and its place.
 `verify` tries this with the silo's own model before a gate serves, and the tests try it bit for bit
@@ -85,9 +86,9 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled, shuffle
+from silodp.core.lattice import lattice_step, most, noise_scale
+from silodp.core.mechanisms import Gaussian, Mechanism
 from silodp.core.numbers import Number
-from silodp.core.privacy.binomial import MAX_TRIALS
 from silodp.core.problem.person import filled, present
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.packing import Packing
@@ -100,7 +101,6 @@ from silodp.core.statistics import (
     Histogram,
     LocalSteps,
     Rows,
-    ScoreTotal,
     Statistic,
 )
 from silodp.core.statistics.gram import MAX_FACTORS, Gram
@@ -109,7 +109,7 @@ from silodp.core.statistics.risk_cells import MOST_EDGES, RiskCells
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
 from silodp.silo.answer.gradients import Gradients
-from silodp.silo.answer.integers import lattice_step, level_bits, levelled, multiplied, quantised
+from silodp.silo.answer.integers import levelled, multiplied, quantised
 from silodp.silo.answer.products import Products
 from silodp.silo.answer.slots import computed, lengths, pinned, size_of, slots, verify
 from silodp.silo.data.heldout import held_out, held_out_persons
@@ -132,8 +132,6 @@ With chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memo
 """
 PLACES = "places of persons", 0
 """The stored permutation of persons. No sampling has 0 batches, so no query can use this name."""
-MAX_COINS = 2**37
-"""Coins that one answer for a shuffler may toss in all: about a minute's work."""
 
 
 def devices() -> list[str]:
@@ -319,7 +317,6 @@ class Exact:
             (ClippedDiff(ordinary, 0.9 * ordinary, 1.0), gradients),
             (alive[1], scores),
             (Score(huge, MAX_BINS, 1.0), scores),
-            (ScoreTotal(ordinary, MAX_BINS, 1.0), scores),
             (GroupScore(ordinary, 0, groups, 0), scores),
             (GroupScore(huge, 0, groups, 0), scores),
             (RiskCells(ordinary, edges, 1.0), scores),
@@ -399,14 +396,14 @@ class Exact:
 
     def _private(self, statistic: Statistic, mechanism: Mechanism) -> Tensor:
         """Compute a statistic and add the noise of its mechanism."""
-        match mechanism:
-            case Gaussian():
-                if isinstance(statistic, LocalSteps):
-                    return self._local_steps(statistic, mechanism)
-                return self._noisy_mean(statistic, mechanism)
-            case Shuffled():  # and Masked, whose counts are the same before the masks
-                return self._noisy_counts(statistic, mechanism)
-        raise Refused("noise")
+        if not isinstance(mechanism, Gaussian):
+            raise Refused("noise")
+        if isinstance(statistic, LocalSteps):
+            return self._local_steps(statistic, mechanism)
+        if mechanism.total:
+            return torch.from_numpy(self._noisy_sum(statistic, mechanism))
+        noisy = self._noisy_sum(statistic, mechanism)
+        return self._mean(noisy, mechanism, self._part(statistic))
 
     def packing(self, query: Query) -> Packing | None:
         """Return how the answer's numbers are sent, or None if they are on no lattice.
@@ -418,20 +415,22 @@ class Exact:
         # The end of local steps is on no lattice.
         if not isinstance(mechanism, Gaussian) or isinstance(statistic, LocalSteps):
             return None
-        clipped = mechanism.clipped(mechanism.clip or 1.0)
-        gamma = lattice_step(float(clipped.clip), statistic.shape[-1])
-        if statistic.on_held_out:
-            part = self._held
-        else:
-            part = ~self._held
-        scale = noise_scale(clipped, gamma)
-        records = int(part.sum())
+        clip = float(mechanism.clip) or 1.0
+        gamma = lattice_step(clip, statistic.shape[-1])
+        records = int(self._part(statistic).sum())
         expected = mechanism.sampling.batch(self._n) * records / self._n
-        most = 2 * float(clipped.clip) / gamma * records + 12 * scale
-        return Packing.of(gamma, expected, most, scale)
+        top = most(mechanism.noise_multiplier, clip, statistic.shape[-1], records)
+        scale = noise_scale(mechanism.noise_multiplier, clip, gamma)
+        return Packing.of(gamma, expected, top, scale)
 
-    def _noisy_mean(self, statistic: Statistic, mechanism: Gaussian) -> Tensor:
-        """Return the mean of the statistic's vectors under the silo's own noise."""
+    def _part(self, statistic: Statistic) -> np.ndarray:
+        """Return (n,) bool: the records that a statistic is of. The others count as zero."""
+        if statistic.on_held_out:
+            return self._held
+        return ~self._held
+
+    def _noisy_sum(self, statistic: Statistic, mechanism: Gaussian) -> np.ndarray:
+        """Return (d,) int64: the sum of the statistic's integers under the silo's own noise."""
         factors = statistic.factors(self.problem, 0, torch.float64)
         source = None
         match statistic.view:
@@ -440,27 +439,14 @@ class Exact:
                 source = self._x.masked_fill(self._absent, math.nan)
             case "missing":
                 source = self._absent
-        part = None
-        if statistic.on_held_out:
-            part = self._held  # step 5
         return self._release(
             factors or self._rows_of(statistic),
             mechanism,
             statistic.shape[-1],
+            self._part(statistic),
             statistic.numbers,
             source,
-            part,
             multiply=factors is not None,
-        )
-
-    def _noisy_counts(self, statistic: Statistic, mechanism: Shuffled) -> Tensor:
-        """Return the counts that the silo adds to a total."""
-        if statistic.on_held_out:
-            part = self._held
-        else:
-            part = ~self._held
-        return torch.from_numpy(
-            self._counts(self._rows_of(statistic), mechanism, statistic.shape[-1], part)
         )
 
     def _rows_of(self, statistic: Statistic) -> Rows:
@@ -479,7 +465,9 @@ class Exact:
         start = local = statistic.w.double()
         drift = torch.as_tensor(statistic.pull, dtype=torch.float64)
         for _ in range(statistic.steps):
-            g = self._release(self._gradients([local]), mechanism, start.shape[-1])
+            part = ~self._held
+            noisy = self._release(self._gradients([local]), mechanism, start.shape[-1], part)
+            g = self._mean(noisy, mechanism, part)
             try:
                 moved = self.problem.prox(local - statistic.step * (g + drift), statistic.step)
             except Exception:
@@ -494,61 +482,32 @@ class Exact:
         rows: Rows,
         mechanism: Gaussian,
         dim: int,
+        part: np.ndarray,
         numbers: int | None = None,
         source: Tensor | None = None,
-        part: np.ndarray | None = None,
         *,
         multiply: bool = False,
-    ) -> Tensor:
-        """Return gamma (S + round(N(0, s^2))) / batch, (1, d), with a fresh batch and fresh noise.
+    ) -> np.ndarray:
+        """Return (d,) int64: S + round(N(0, s^2)) over the part's records in a fresh batch, with
+        fresh noise.
 
-        `numbers` is how many numbers come before the cells, for a statistic of cells. With
-        `multiply`, rows are factors. `part` is another set of records than the training part.
-        `source` is another view of their features.
+        For a statistic of cells: how many `numbers` come before them. With `multiply`, rows are
+        factors. Another view of the records' features is taken where it is given.
         """
         clip = float(mechanism.clip)
         if clip == 0:
-            return torch.zeros(1, dim, dtype=torch.float64)
+            return np.zeros(dim, np.int64)
         gamma = lattice_step(clip, dim)
-        if part is None:
-            part = ~self._held
         chosen = self._batch(mechanism.sampling)
         total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source, multiply)
-        # Step 3: exact noise on an exact sum.
-        noisy = total + lattice.rounded_gaussian(noise_scale(mechanism, gamma), dim)
-        # Step 4: gamma and the expected number of records are public.
+        scale = noise_scale(mechanism.noise_multiplier, clip, gamma)
+        return total + lattice.rounded_gaussian(scale, dim)
+
+    def _mean(self, noisy: np.ndarray, mechanism: Gaussian, part: np.ndarray) -> Tensor:
+        """Return (1, d): what a noisy sum says of the mean over the part's records in a batch."""
         expected = mechanism.sampling.batch(self._n) * int(part.sum()) / self._n
+        gamma = lattice_step(float(mechanism.clip) or 1.0, len(noisy))
         return torch.from_numpy(gamma * noisy.astype(np.float64) / expected)[None]
-
-    def _counts(self, rows: Rows, mechanism: Shuffled, dim: int, part: np.ndarray) -> np.ndarray:
-        """Return the batch's sum in levels, (d,) int64, rounded once, plus Bin(K b, p).
-
-        Vectors of records outside the `part` are zero, and all vectors if the clip is 0. Such
-        records still contribute their noise.
-
-         1. A level is 2^F parts. A record's integers are in parts, verified to be at most R = g 2^F
-            / 2 long. So a replaced record moves the sum by at most g 2^F.
-         2. K R is added to the sum, which shifts the records' levels to 0 .. g, and the result is
-            kept within 0 .. K g 2^F. This makes no record's move longer, coordinate by coordinate.
-         3. The result is rounded to levels by one fresh threshold for each coordinate, uniform on
-            the 2^F parts of a level. So with t = (S' - S) 2^-F the move of a total is floor(t) or
-            ceil(t), the latter with probability t - floor(t), independently over coordinates, and
-            ||t|| <= g. This is what `core.privacy.binomial` requires, without any tolerance.
-        """
-        chosen = self._batch(mechanism.sampling)
-        clip = float(mechanism.clip)
-        bits = level_bits(mechanism.levels, dim)
-        radius = mechanism.levels << bits - 1
-        total = np.zeros(dim, np.int64)
-        stream = lattice.Keystream()
-        if clip:
-            total = self._sum(
-                rows, chosen[part[chosen]], float(radius), 1.0, dim, stretch=radius / clip
-            )
-        shifted = np.clip(total + len(chosen) * radius, 0, 2 * len(chosen) * radius)
-        threshold = (stream.uint64(dim) & np.uint64(2**bits - 1)).astype(np.int64)
-        coins = shuffle.binomial(stream.bytes, len(chosen) * mechanism.noise_bits, mechanism.p, dim)
-        return (shifted + threshold >> bits) + coins
 
     def _batch(self, sampling: Sampling) -> np.ndarray:
         """Return the positions of the batch's records.
@@ -583,12 +542,9 @@ class Exact:
         numbers: int | None = None,
         source: Tensor | None = None,
         multiply: bool = False,
-        stretch: float = 1.0,
     ) -> np.ndarray:
         """Return S exactly: the sum of the integers of the chosen records. All records are
         computed.
-
-        Vectors are made `stretch` times as long before the clip.
         """
 
         # Step 1: the batch is a mask, and all n records are computed.
@@ -603,7 +559,6 @@ class Exact:
                 drawn,
                 clip,
                 gamma,
-                stretch,
                 self._threads,
                 self._known,
             )
@@ -616,7 +571,7 @@ class Exact:
         floats = rows
         if multiply:
             floats = self._of_each(rows)
-        integers = self._integers(clip, gamma, numbers, multiply, stretch)
+        integers = self._integers(clip, gamma, numbers, multiply)
         total = torch.zeros(dim, dtype=torch.int64)
         for slot in slots(self._n, width):
             vectors = computed(
@@ -635,7 +590,6 @@ class Exact:
         gamma: float,
         numbers: int | None,
         multiply: bool = False,
-        stretch: float = 1.0,
     ) -> Rows:
         """Return the function from records' floats (m, ...) and targets to their verified integers
         (m, d).
@@ -649,9 +603,7 @@ class Exact:
             return lambda values, y: multiplied(values, clip, gamma)
         if numbers is not None:
             return lambda values, y: levelled(values, numbers, gamma)
-        if stretch == 1.0:
-            return lambda values, y: quantised(values, clip, gamma)
-        return lambda values, y: quantised(values * stretch, clip, gamma)
+        return lambda values, y: quantised(values, clip, gamma)
 
     def _of_each(self, factors: Rows) -> Rows:
         """Return the function to the factors of records, (m, p), or of persons at all their places,
@@ -696,16 +648,6 @@ def _beside(void: Tensor, values: Tensor) -> Tensor:
 # --- the lattice ---------------------------------------------------------------------------------
 
 
-def noise_scale(mechanism: Gaussian, gamma: float) -> float:
-    """Return s = z 2 C / gamma in lattice units, rounded up.
-
-    2 C / gamma is exact, since gamma is a power of two.
-    """
-    return math.nextafter(
-        float(mechanism.noise_multiplier) * (2 * float(mechanism.clip) / gamma), math.inf
-    )
-
-
 def check_lattice(query: Query, dim: int, n: int) -> None:
     """Raise Refused, before the charge, for a query that the lattice cannot carry.
 
@@ -715,15 +657,10 @@ def check_lattice(query: Query, dim: int, n: int) -> None:
         raise Refused("shape")
     if n > MAX_RECORDS:
         raise Refused("batch")
-    match query.mechanism:
-        case Gaussian() as mechanism:
-            _check_clip(mechanism)
-            _check_scale(mechanism, dim)
-        case Shuffled() as mechanism:
-            _check_coins(mechanism, dim, n)
-            _check_clip(mechanism)
-        case _:
-            raise Refused("noise")
+    if not isinstance(query.mechanism, Gaussian):
+        raise Refused("noise")
+    _check_clip(query.mechanism)
+    _check_scale(query.mechanism, dim)
 
 
 def _check_scale(mechanism: Gaussian, dim: int) -> None:
@@ -732,18 +669,9 @@ def _check_scale(mechanism: Gaussian, dim: int) -> None:
     A clip of 0 needs no noise, but its price follows from the noise. A price of 0 would allow it to
     be queried for ever. So its noise is checked as at a clip of 1.
     """
-    priced = mechanism.clipped(mechanism.clip or 1.0)
-    scale = noise_scale(priced, lattice_step(float(priced.clip), dim))
+    clip = float(mechanism.clip) or 1.0
+    scale = noise_scale(mechanism.noise_multiplier, clip, lattice_step(clip, dim))
     if not 1 <= scale <= lattice.MAX_SCALE:
-        raise Refused("noise")
-
-
-def _check_coins(mechanism: Shuffled, dim: int, n: int) -> None:
-    """Raise Refused for binomial noise of no coins, or of more than can be tossed."""
-    coins = 0
-    if mechanism.noise_bits > 0:
-        coins = int(mechanism.sampling.batch(n)) * mechanism.noise_bits
-    if not 0 < coins <= MAX_TRIALS or coins * dim > MAX_COINS:
         raise Refused("noise")
 
 

@@ -168,23 +168,22 @@ class Chunk:
         self,
         squares: list[Tensor],
         room: float,
-        stretch: float,
         clip: float,
         gamma: float,
         more: float,
         bound: float,
     ) -> Tensor:
-        """Make integers of gradients that are `stretch` times as long and at most `room`.
-
-        Return which records keep to the bound then, (m,).
+        """Makes integers of gradients that are at most `room` long; (m,) which records keep to the
+        bound then.
         """
-        # Of each grid, clip / grid <= 2^v.
-        grids = [math.ldexp(1.0, math.frexp(clip)[1] - v) for _, v in self._bits]
+        grids = [
+            math.ldexp(1.0, math.frexp(clip)[1] - v) for _, v in self._bits
+        ]  # clip / grid <= 2^v
         self.rhos = [
             grid / math.ldexp(gamma, a) for grid, (a, _) in zip(grids, self._bits, strict=True)
         ]
         tops = [2.0**v for _, v in self._bits]
-        numbers = squares, room, stretch, tops, grids, self.rhos, gamma, more, bound, self._order
+        numbers = squares, room, tops, grids, self.rhos, gamma, more, bound, self._order
         self.a, self.v, kept = self._run(integers_of)(
             self._made, self._slopes, self.wholes, *numbers
         )

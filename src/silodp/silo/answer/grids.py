@@ -111,15 +111,15 @@ def square_of(
     )
 
 
-def scale_of(squares: list[Tensor], room: float, stretch: float) -> tuple[Tensor, Tensor]:
-    """Return the factor that brings each record within the room, (m,), and whether it is finite.
-
-    Records are made `stretch` times as long. The factor is 0 for a record that is not finite.
+def scale_of(squares: list[Tensor], room: float) -> tuple[Tensor, Tensor]:
+    """(m,): what brings each record within the room, 0 for one that is not finite; and whether it
+    is.
     """
     length = torch.stack(squares).sum(0).sqrt_()
-    scale = torch.where(length * stretch > room, room / length, stretch)
-    # Neither is negative, and a NaN is below no number.
-    sound = (length < math.inf) & (scale < math.inf)
+    scale = torch.where(length > room, room / length, 1.0)
+    sound = (length < math.inf) & (
+        scale < math.inf
+    )  # neither is negative, and a NaN is below nothing
     return torch.where(sound, scale, 0.0), sound
 
 
@@ -208,12 +208,11 @@ def prepared(
 
 
 def integers_of(
-    inputs: list[Inputs],
+    made: list[Inputs],
     slopes: list[list[Tensor]],
     wholes: list[Tensor],
     squares: list[Tensor],
     room: float,
-    stretch: float,
     tops: list[float],
     grids: list[float],
     rhos: list[float],
@@ -226,20 +225,20 @@ def integers_of(
 
     The others' numbers are finite too. Wholes become integers in place.
     """
-    scale, sound = scale_of(squares, room, stretch)
-    lengths: list[Tensor] = []
+    scale, sound = scale_of(squares, room)
+    found: list[Tensor] = []
     for rows in wholes:
         rows.mul_((scale / gamma)[:, None]).round_().nan_to_num_(0.0, 0.0, 0.0)
-        lengths.append(torch.linalg.vector_norm(rows, 2.0, [1]).square_())
+        found.append(torch.linalg.vector_norm(rows, 2.0, [1]).square_())
     left: list[Tensor] = []
     right: list[Tensor] = []
-    for at in range(len(inputs)):
-        a, aa, largest, _ = inputs[at]
+    for at in range(len(made)):
+        a, aa, largest, _ = made[at]
         v, square = on_grids(a, aa, largest, slopes[at], scale, tops[at], grids[at])
         right.append(a)
         left.append(v)
-        lengths.append(square * rhos[at] ** 2)
-    return right, left, within([lengths[at] for at in order], more, bound, sound)
+        found.append(square * rhos[at] ** 2)
+    return right, left, within([found[at] for at in order], more, bound, sound)
 
 
 def totals_of(

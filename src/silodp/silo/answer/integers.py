@@ -15,38 +15,10 @@ from torch import Tensor
 from silodp.core.statistics.gram import CROSS, DIAGONAL, pairs
 from silodp.silo.answer.slots import size_of
 
-GRAIN = 16
-"""A record loses at most 2^-(GRAIN + 1) of its clip to the lattice: gamma <= 2^-GRAIN C / sqrt(d).
-"""
-
-
-def lattice_step(clip: float, dim: int) -> float:
-    """Return gamma, a power of two from C and d alone.
-
-    It satisfies 2^-(GRAIN + 3) C / sqrt(d) < gamma <= 2^-GRAIN C / sqrt(d). With sqrt(d) <= 2^b it
-    is 2^(e - 1 - b - GRAIN) for C in [2^(e-1), 2^e). So C / gamma < 2^(b + GRAIN + 1) <= 2^30 for d
-    <= 2^26. A record's squares sum to less than 2^60, and 2^31 records to less than 2^61 per
-    coordinate, to which noise adds less than 2^62.
-    """
-    root = _root_above(dim)
-    return math.ldexp(1.0, math.frexp(clip)[1] - 1 - (root - 1).bit_length() - GRAIN)
-
 
 def _root_above(dim: int) -> int:
     """Return the square root of dim, rounded up, and at least 1."""
     return math.isqrt(max(0, dim - 1)) + 1
-
-
-def level_bits(levels: int, dim: int) -> int:
-    """Return F, where a level of a total is 2^F parts. F follows from g and d alone.
-
-    R = g 2^F / 2 parts is an integer. F makes the parts as fine as `lattice_step`: 2^GRAIN sqrt(d)
-    <= R, and R < 2^30 unless g alone is more (up to 2^16 for d = 1).
-    """
-    bits = 1
-    while levels << bits - 1 < _root_above(dim) << GRAIN:
-        bits += 1
-    return bits
 
 
 def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:

@@ -224,17 +224,13 @@ class Products:
         y: Tensor,
         clip: float,
         gamma: float,
-        stretch: float = 1.0,
         known: Known | None = None,
     ) -> tuple[Chunk, Tensor]:
-        """Return the records' integers, and which records keep to the bound, (m,).
-
-        The integers of the others are finite too. They are of gradients that are `stretch` times as
-        long.
+        """The records' integers, and which records keep to the bound, (m,); the others' integers
+        are finite.
         """
         traced = [self._traced(w, x, y) for w in points]
-        shares = [share_of(*points) for points in zip(*traced, strict=True)]
-        chunk = Chunk(shares, self.chunk, known)
+        chunk = Chunk([share_of(*found) for found in zip(*traced, strict=True)], self.chunk, known)
         room = (clip - 1.25 * gamma * math.sqrt(self._problem.dim)) * self._room
         most = clip / gamma - math.sqrt(self._problem.dim)
         if most > 0:
@@ -242,7 +238,7 @@ class Products:
         else:
             bound = -1.0
         more = 1 + (self._problem.dim + 2**22) * 2.0**-52
-        return chunk, chunk.quantise(chunk.squares(), room, stretch, clip, gamma, more, bound)
+        return chunk, chunk.quantise(chunk.squares(), room, clip, gamma, more, bound)
 
     def sum(
         self,
@@ -252,7 +248,6 @@ class Products:
         drawn: np.ndarray,
         clip: float,
         gamma: float,
-        stretch: float = 1.0,
         threads: int = 1,
         known: Sequence[Known] = (),
     ) -> np.ndarray:
@@ -269,20 +264,21 @@ class Products:
             slot = slice(start, start + self.chunk)
             before = known[start // self.chunk] if known else None
             chunk, kept = self._records(
-                parameters, self._own(x[slot]), self._own(y[slot]), clip, gamma, stretch, before
+                parameters, self._own(x[slot]), self._own(y[slot]), clip, gamma, before
             )
-            chosen = kept & torch.from_numpy(drawn[slot]).to(kept.device)
-            for name, added in chunk.added(chosen).items():
-                # Sums of integers below 2^53 are exact, in whatever order chunks end.
-                with lock:
+            for name, added in chunk.added(
+                kept & torch.from_numpy(drawn[slot]).to(kept.device)
+            ).items():
+                with lock:  # sums of integers below 2^53: exact, in whatever order chunks end
                     views[name].add_(added.reshape(views[name].shape))
 
-        if self.device.type != "cpu":
-            threads = 1
         with self._fixed():
-            in_threads(add, range(0, len(x), self.chunk), threads)
-        # The sum is exact in float64: 2^31 records of 2^30 would not fit, but 2^22 records do.
-        return total.cpu().numpy().astype(np.int64)
+            in_threads(
+                add, range(0, len(x), self.chunk), threads if self.device.type == "cpu" else 1
+            )
+        return (
+            total.cpu().numpy().astype(np.int64)
+        )  # float64 holds it exactly: 2^31 records of 2^30 would not fit, 2^22 do
 
     def _own(self, values: Tensor) -> Tensor:
         return values.to(self.device, copy=True, memory_format=torch.contiguous_format)

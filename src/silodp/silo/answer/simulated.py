@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
-from silodp.core.mechanisms import Gaussian, Mechanism, Shuffled
+from silodp.core.lattice import lattice_steps
+from silodp.core.mechanisms import Gaussian, Mechanism
 from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
@@ -176,44 +177,20 @@ class Simulated:
 
     def _noisy(self, mean: Tensor, mechanism: Mechanism, silos: Sequence[int]) -> Tensor:
         """Add the noise of this mechanism. The server and a shuffler do the rest of a total."""
-        match mechanism:
-            case Gaussian():
-                return self.gaussian(mechanism, mean, silos)
-            case Shuffled():  # and Masked, whose counts are the same before the masks
-                return self.binomial(mechanism, mean, silos)
-        raise Refused("noise")
+        if not isinstance(mechanism, Gaussian):
+            raise Refused("noise")
+        noisy = self.gaussian(mechanism, mean, silos)
+        if mechanism.total:
+            return self._integers(noisy, mechanism, silos)
+        return noisy
 
-    def binomial(self, mechanism: Shuffled, mean: Tensor, silos: Sequence[int]) -> Tensor:
-        """Return what each silo sends the shuffler: whole numbers, its rounded sum plus Bin(K b,
-        p).
-
-        Runs of one world and as many noise bits share their draws. Rounding K records is drawn as
-        one Gaussian of its largest variance, K / 4.
+    def _integers(self, mean: Tensor, mechanism: Gaussian, silos: Sequence[int]) -> Tensor:
+        """Return what each silo gives to a total: the sum over its batch in steps of the lattice,
+        rounded once, float64.
         """
-        batch = self._batch(mechanism.sampling, silos)
-        bits = torch.as_tensor(mechanism.noise_bits).expand(len(self._world), 1)
-        keys = list(zip(self._world.tolist(), bits.flatten().tolist(), strict=True))
-        kinds = list(dict.fromkeys(keys))
-        records = batch.long().numpy()
-        shape = tuple(mean.shape[1:])
-        rounding, noise = (np.empty((len(kinds), *shape)) for _ in range(2))
-        for at, (world, b) in enumerate(kinds):
-            rounding[at] = self._generators[world].standard_normal(shape) * np.sqrt(records) / 2
-            noise[at] = self._generators[world].binomial(records * b, mechanism.p, shape)
-        which = torch.tensor([kinds.index(key) for key in keys], device=mean.device)
-        on = {"dtype": torch.float64, "device": mean.device}
-        clip, levels = (
-            torch.as_tensor(v, **on).reshape(-1, 1, 1) for v in (mechanism.clip, mechanism.levels)
-        )
-        unit = torch.where(clip > 0, mean.double() / clip, 0.0).clamp_(-1, 1)
-        most = batch.to(**on) * levels
-        rounded = (
-            ((unit + 1) * (most / 2) + torch.from_numpy(rounding).to(**on)[which])
-            .round_()
-            .clamp_(min=0.0)
-            .minimum(most)
-        )
-        return rounded + torch.from_numpy(noise).to(**on)[which]
+        unit = lattice_steps(mechanism.clips, mean.shape[-1]).unsqueeze(-1).to(mean.device)
+        batch = self._batch(mechanism.sampling, silos).to(mean.device)
+        return (mean.double() * batch / unit).round()
 
     def gaussian(self, mechanism: Gaussian, mean: Tensor, silos: Sequence[int]) -> Tensor:
         """Add N(0, std^2), fresh for each silo, run world and call.

@@ -21,7 +21,7 @@ from silodp.core.errors import BadInput, Refused
 from silodp.core.events import EVENTS, Event, TotalEvent
 from silodp.core.fields import REAL
 from silodp.core.privacy.accounting import GDP, Budget, Committed, Renyi, Rule
-from silodp.core.privacy.totals import Totals
+from silodp.core.privacy.former import BinomialEvent, Totals
 from silodp.core.sampling import SAMPLINGS
 
 
@@ -94,7 +94,8 @@ def event_of(data: Mapping[str, Any]) -> Event | TotalEvent:
     if "rate" in given:
         given["rate"] = float.fromhex(given["rate"])
     sampling = kind(**given)
-    kinds = [kind for kind in EVENTS if kind.wire.keys() == data.keys() - _BESIDE]
+    known = (*EVENTS, BinomialEvent)
+    kinds = [kind for kind in known if kind.wire.keys() == data.keys() - _BESIDE]
     if len(kinds) != 1:
         raise KeyError("noise")
     (event_kind,) = kinds
@@ -119,8 +120,8 @@ def rule_data(rule: Rule) -> dict[str, Any]:
         case Committed(schedule=schedule):
             return {"rule": "committed", "schedule": [event_data(event) for event in schedule]}
     raise BadInput(
-        f"the rule of a durable ledger is {rule!r}; it must be gdp, totals, renyi with one "
-        "order, or committed"
+        f"the rule of a durable ledger is {rule!r}; it must be gdp, renyi with one order, "
+        "or committed"
     )
 
 

@@ -468,19 +468,18 @@ class DurableLedger:
         delta = state.settings.budget.delta
         if state.closing.unknown:
             return float(state.settings.budget.epsilon)
-        if state.rule.name == "totals":
-            return state.schedule().epsilon(delta)
         return float(state.rule.epsilon(state.buckets, np.asarray(delta)))
 
-    def local(self) -> float:
-        """Return the epsilon as `spent` does, against parties that see the silo's own counts too.
-
-        The shuffler is such a party.
+    def local(self) -> float | None:
+        """As `spent`, before a party that sees the silo's own numbers too, such as the shuffler.
+        None where no total was answered.
         """
         state = self._file.snapshot()
+        if not state.rounds:
+            return None
         if state.closing.unknown:
             return math.inf
-        return state.schedule(local=True).epsilon(state.settings.budget.delta)
+        return state.local_epsilon()
 
     def left(self) -> float:
         """Return the epsilon of the budget that is not spent.

@@ -49,7 +49,8 @@ class MemoryLedger:
             self.rule.total(self._buckets) / self._capacity, self._capacity.shape
         )
 
-    def epsilon(self) -> np.ndarray:
-        """Return the epsilon spent so far at each budget's own delta, (J, N)."""
-        delta = np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets)
-        return np.broadcast_to(self.rule.epsilon(self._buckets, delta), self._capacity.shape)
+    def epsilon(self, delta: np.ndarray | None = None) -> np.ndarray:
+        """Epsilon spent so far at each budget's own delta, or at this one, (J, N)."""
+        own = np.vectorize(lambda b: b.delta, otypes=[float])(self.budgets)
+        found = self.rule.epsilon(self._buckets, own if delta is None else delta)
+        return np.broadcast_to(found, self._capacity.shape)

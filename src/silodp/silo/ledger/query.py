@@ -119,9 +119,9 @@ class QueryLedger:
             raise Refused("round")
         query_id = self._names["query_id"]
         with self._charging() as connection:
-            data = file.state.noted(data) | self._round
+            data = data | self._round
             known = self.known()
-            if "levels" in data:
+            if event.total:
                 charged_for = file.state.rounds.get(data.get("round", ""), query_id)
                 if charged_for != query_id:
                     raise Refused("round")
@@ -210,10 +210,10 @@ class QueryLedger:
         if self._most_local == math.inf:
             return
         try:
-            share = self._file.state.local_share(self._most_local, more)
+            fits = self._file.state.local_fits(self._most_local, more)
         except Exception:  # as in `_price`
             raise Refused("rule") from None
-        if not share <= 1.0:
+        if not fits:
             raise Refused("local")
 
     def store(self, answer: bytes) -> bytes:

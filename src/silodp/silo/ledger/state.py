@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import Budget, budget_array
-from silodp.core.privacy.totals import Schedule, Totals
+from silodp.core.events import Event
+from silodp.core.privacy.accounting import GDP, Budget, budget_array, gdp_epsilon, gdp_mu
+from silodp.core.privacy.former import BinomialEvent
 from silodp.silo.ledger import released
 from silodp.silo.ledger.buckets import Amounts, fits, total
 from silodp.silo.ledger.chain import Altered, Entry, LedgerSettings, canonical, event_of
@@ -100,68 +100,53 @@ class LedgerState:
         self.rule = self.settings.rule
         self.capacity = float(self.rule.capacity(budget_array(self.settings.budget)))
 
-    def price(self, event: Event | TotalEvent) -> tuple[str, float]:
+    def price(self, event: Event) -> tuple[str, float]:
         """Return bucket and amount of an event.
 
         A partition's buckets carry its generation. A record that moved may be in two batches of one
         name, so such batches add up.
         """
-        if event.sampling.bucket:
-            event = replace(
-                event,
-                sampling=replace(
-                    event.sampling, partition=f"{event.sampling.partition}@{self.generation}"
-                ),
-            )
         with np.errstate(all="ignore"):
-            bucket, amount = self.rule.price(event, np.asarray(self.records))
+            bucket, amount = self.rule.price(self._named(event), np.asarray(self.records))
         return bucket, float(amount)
 
-    def noted(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the data that is recorded of a charge.
+    def _named(self, event: Event) -> Event:
+        """Return the event with the generation in its partition's name."""
+        if not event.sampling.bucket:
+            return event
+        name = f"{event.sampling.partition}@{self.generation}"
+        return replace(event, sampling=replace(event.sampling, partition=name))
 
-        For totals it includes how many of the contributions are the silo's own.
+    def alone(self, more: Mapping[str, Any] | None = None) -> float:
+        """Return mu^2 of all answers so far, and `more`, before a party that sees the silo's own
+        numbers. Infinite where some are totals with binomial noise, which nothing prices any more.
+
+        No noise but the silo's own share protects it there.
         """
-        if "levels" in data:
-            return data | {"own": int(event_of(data).sampling.batch(self.records))}
-        return data
-
-    def schedule(self, *, local: bool = False) -> Schedule:
-        """Return all answers so far, as the server sees them.
-
-        With `local`, return them as parties see them that see the silo's own counts too, such as
-        the shuffler.
-        """
-        made = Schedule()
-        for bucket, data in self._charged():
-            made.add(bucket, event_of(data), data.get("own") if local else None)
-        return made
-
-    def local_share(self, limit: float, more: Mapping[str, Any] | None = None) -> float:
-        """Return the share of the local limit that all answers so far, and `more`, take. 1 is all
-        of it.
-
-        The limit is on what parties that see the silo's own counts may learn. Against them only the
-        silo's own noise protects it. The filter is the totals rule, at the order that limit and
-        delta fix before the first query. While shares stay within 1, all that was ever answered is
-        (limit, delta)-DP against the shuffler and the server together, however questions and
-        stopping adapt. An edit of the limit fixes another order, so answers must not decide it.
-        """
-        rule = Totals.for_budget(Budget(limit, self.settings.budget.delta))
-        shares = dict[str, np.ndarray]()
-        for bucket, data in [
-            *self._charged(),
-            *([(self.price(event_of(more))[0], more)] if more else []),
-        ]:
+        rule = GDP()
+        amounts = dict[str, np.ndarray]()
+        charges = list(self._charged())
+        if more:
+            charges.append((self.price(event_of(more))[0], dict(more)))
+        for bucket, data in charges:
             event = event_of(data)
-            if event.total:
-                event = event.alone(data["own"])
-            else:
-                event = event
-            shares[bucket] = (
-                shares.get(bucket, np.zeros(())) + rule.price(event, np.asarray(self.records))[1]
-            )
-        return float(total(rule, shares))
+            if isinstance(event, BinomialEvent):
+                return math.inf
+            price = rule.price(event.alone(), np.asarray(self.records))[1]
+            amounts[bucket] = amounts.get(bucket, np.zeros(())) + price
+        return float(total(rule, amounts))
+
+    def local_epsilon(self) -> float:
+        """Return the epsilon, at the ledger's delta, before a party that sees the silo's own
+        numbers.
+        """
+        return gdp_epsilon(math.sqrt(self.alone()), self.settings.budget.delta)
+
+    def local_fits(self, limit: float, more: Mapping[str, Any] | None = None) -> bool:
+        """Return whether all answers so far, and `more`, are (limit, delta)-DP before a party that
+        sees the silo's own numbers, however questions and stopping adapt: a filter by the rule gdp.
+        """
+        return self.alone(more) <= gdp_mu(Budget(limit, self.settings.budget.delta)) ** 2
 
     def _charged(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield bucket and recorded event of every charge."""
@@ -306,7 +291,10 @@ class LedgerState:
     def _price_held(self, data: Mapping[str, Any]) -> tuple[str, float]:
         """Return the bucket and the amount of a hold's event. Raise Altered if it has no price."""
         try:
-            return self.price(event_of(data))
+            event = event_of(data)
+            if isinstance(event, BinomialEvent):  # nobody can ask for it any more
+                return self._named(event).sampling.bucket, 0.0
+            return self.price(event)
         except (
             BadInput,
             Refused,
@@ -328,14 +316,15 @@ class LedgerState:
             raise Altered(f"{name} says that the total is {said:g}, but it is {found:g}")
 
     def _charge(self, name: str, entry: Entry, data: Any, *, sums: bool) -> None:
-        bucket, amount = self.price(event_of(data))
-        if self.noted(data) != data:
-            raise Altered(
-                f"{name} counts another number of the silo's own contributions than its batch holds"
-            )
+        event = event_of(data)
+        if isinstance(event, BinomialEvent):  # of an earlier version: what was written down counts
+            bucket = self._named(event).sampling.bucket
+            amount = entry.amount
+        else:
+            bucket, amount = self.price(event)
         if entry.query_id in self.queries:
             raise Altered(f"{name} charges the query {entry.query_id!r} a second time")
-        if "levels" in data and not (
+        if event.total and not (
             re.fullmatch("[0-9a-f]{64}", data["round"]) and data["round"] not in self.rounds
         ):
             raise Altered(f"{name} is of no round, or of one that was charged before")
@@ -347,7 +336,7 @@ class LedgerState:
         self.total = entry.total
         self.holds.charge(entry.asker, entry.run, bucket, entry.amount)
         self.queries[entry.query_id] = Known(entry)
-        if "levels" in data:
+        if event.total:
             self.rounds[data["round"]] = entry.query_id
 
     def _note(self, name: str, entry: Entry, data: Any) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
     """Return the rule of this name. Raise BadInput if it and the schedule do not fit."""
     from silodp.core.privacy.accounting import GDP, Committed, Renyi
-    from silodp.core.privacy.totals import Totals
 
     kind, _, order = name.partition(":")
     events = tuple(_release(text) for text in schedule)
@@ -29,18 +28,13 @@ def rule_by_name(name: str, schedule: Iterable[str], budget: Budget) -> Rule:
     match kind, order:
         case "gdp", "":
             return GDP()
-        case "totals", "":
-            return Totals.for_budget(budget)
         case "renyi", "":
             return Renyi.for_gaussian(budget)
         case "renyi", _:
             return Renyi(_number("--rule", name, order))
         case "committed", "":
             return Committed(events)
-    raise BadInput(
-        f"--rule is {name!r}; it must be gdp, totals (for a shuffle), renyi, renyi:ORDER "
-        "or committed"
-    )
+    raise BadInput(f"--rule is {name!r}; it must be gdp, renyi, renyi:ORDER or committed")
 
 
 def _release(text: str) -> Any:
@@ -102,8 +96,8 @@ def summary_of(opened: DurableLedger) -> dict[str, Any]:
         "holds": holds_of(opened),
         "closed": opened.closed,
     }
-    if settings.rule.name == "totals":
-        local = opened.local()
+    local = opened.local()
+    if local is not None:
         summary["local_epsilon"] = local if math.isfinite(local) else None
     return summary
 
@@ -132,7 +126,7 @@ def said_of(summary: dict[str, Any]) -> str:
     return (
         f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
         f"against the server, which sees totals ({conditions}). Against an observer of this "
-        "silo's own counts (the shuffler itself, or under masks all other silos and "
+        "silo's own numbers (the shuffler itself, or under masks all other silos and "
         f"the server together): {local}."
     )
 

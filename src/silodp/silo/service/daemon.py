@@ -208,7 +208,6 @@ def _trust(
     masking: Masking | None,
     key: Ed25519PrivateKey,
     policy: Policy,
-    records: int,
 ) -> Trust | None:
     """Return the object that hides the silo's part of a total, None if it answers no totals.
 
@@ -222,7 +221,7 @@ def _trust(
     if shuffling:
         from silodp.silo.service.sealing import Sealer
 
-        return Sealer(shuffling, read_key(shuffling.pseudonym), records)
+        return Sealer(shuffling, read_key(shuffling.pseudonym))
     if masking:
         from silodp.silo.service.masking import Masker
 
@@ -271,7 +270,7 @@ def open_door(
         ledger,
         held_out=place.held_out,
         signing_key=key,
-        trust=_trust(shuffling, masking, key, policy, records.counts[0]),
+        trust=_trust(shuffling, masking, key, policy),
         registry=registry,
         noted=noted,
         known_by=data.known_by,

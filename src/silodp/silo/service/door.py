@@ -29,7 +29,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
 from silodp.core.events import Event, TotalEvent
-from silodp.core.privacy.accounting import Rule
 from silodp.core.privacy.work import price_work
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.codec import (
@@ -176,7 +175,7 @@ class Door:
         """
         self._limits = Limits(
             policy,
-            partial(_work, ledger.settings.rule, self._n),
+            partial(price_work, ledger.settings.rule),
             taken_since(ledger, _stamp(clock() - HOUR)),
         )
         # If purging fails now, it is tried again at the next query, which is refused if it fails.
@@ -291,7 +290,7 @@ class Door:
         if release.event.total:
             answer = Sealed(
                 *names,
-                trust.hide(asker, envelope, release.value[0, 0].numpy()),
+                trust.hide(asker, envelope, release.value.flatten().numpy()),
                 cast(TotalEvent, release.event),
                 count,
                 head,
@@ -436,14 +435,6 @@ class Charges:
         """
         moment = _stamp(time)
         return sum(stamp > moment for stamp in self._times)
-
-
-def _work(rule: Rule, n: int, event: Event | TotalEvent) -> int:
-    """Return what the event's price takes to compute, for a total before the shuffler too."""
-    work = price_work(rule, event)
-    if event.total:
-        work += price_work(rule, event.alone(int(event.sampling.batch(n))))
-    return work
 
 
 def _stamp(time: float) -> str:

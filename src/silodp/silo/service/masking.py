@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.lattice import most
 from silodp.core.protocol.codec import Envelope
 from silodp.core.protocol.masks import (
     EPOCH,
     MODULI,
     ROW,
     Row,
-    counted,
     is_signed,
     masked,
     offered,
@@ -62,7 +62,7 @@ COMMENTS = {
 
 @dataclass(frozen=True)
 class Masking:
-    """With whom the silo adds up its counts, and on what condition: the table [masks] of a policy
+    """With whom the silo adds up its numbers, and on what condition: the table [masks] of a policy
     file.
     """
 
@@ -124,8 +124,7 @@ def pin(path: Path, members: Iterable[str]) -> Masking:
     masking = Masking.load(path)
     if masking is None:
         raise BadInput(
-            f"{path} has no table [masks]; `silodp silo init --rule totals --least N` "
-            "makes a policy with one"
+            f"{path} has no table [masks]; `silodp silo init --least N` makes a policy with one"
         )
     before = {name: key for name, _, key in (member.partition(" ") for member in masking.members)}
     for member in members:
@@ -162,7 +161,7 @@ class _Run:
 
 
 class Masker(Trust):
-    """Masks the counts of one silo. Which tables it accepts follows from the query and the policy;
+    """Masks the numbers of one silo. Which tables it accepts follows from the query and the policy;
     what it has answered before, from neither.
     """
 
@@ -205,35 +204,32 @@ class Masker(Trust):
             kept.key = kept.row = None
 
     def check(self, envelope: Envelope, records: int) -> None:
-        """Refuse a cohort on which the silo cannot count as the price does.
+        """Refuse a cohort on which the silo cannot count as the price does, and a total that could
+        wrap around.
 
         The cohort of a hold is not known before its totals are asked: a hold reserves what they
-        cost with the contributions that it states.
+        cost with the shares that it states.
         """
-        asked = envelope.query.mechanism
+        query = envelope.query
+        asked = query.mechanism
         if not asked.masked:
             raise Refused("shuffle")
         own = int(asked.sampling.batch(records))
         rows = read_table(envelope.cohort)
-        if min(asked.levels, asked.noise_bits, asked.contributions) < 1:
-            raise Refused("noise")
         mine = [row for row in rows if row.identity == self._own]
-        if not mine or len(rows) < self.policy.least or mine[0].trials != own * asked.noise_bits:
+        if not mine or len(rows) < self.policy.least or mine[0].records != own:
             raise Refused("cohort")
         if not {row.identity for row in rows} - {self._own} <= self.policy.identities:
             raise Refused("unpinned")
-        if not all(
-            row.trials % asked.noise_bits == 0
-            and is_signed(row, definition=self._definition, run=envelope.run)
-            for row in rows
-        ):
+        if not all(is_signed(row, definition=self._definition, run=envelope.run) for row in rows):
             raise Refused("cohort")
-        if asked.contributions * asked.noise_bits > counted(rows, self.policy.colluding):
+        # Every silo adds the same share, so any `colluding` of them take so many shares away.
+        if not 1 <= asked.counted <= len(rows) - self.policy.colluding:
             raise Refused("contributions")
-        largest = (
-            sum(row.trials for row in rows) // asked.noise_bits * (asked.levels + asked.noise_bits)
-        )
-        if asked.modulus not in MODULI or largest >= 2**asked.modulus:
+        together = sum(row.records for row in rows)
+        dim = query.statistic.shape[-1]
+        largest = most(asked.noise_multiplier, asked.clip, dim, together, len(rows))
+        if asked.modulus not in MODULI or not largest < 2 ** (asked.modulus - 1):
             raise Refused("modulus")
 
     def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
@@ -259,11 +255,11 @@ class Masker(Trust):
         ):
             raise Refused("attempts")
 
-    def hide(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
-        """Return the counts under the masks of this question's cohort."""
+    def hide(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+        """Return the numbers under the masks of this question's cohort."""
         asked = envelope.query.mechanism
         rows = read_table(envelope.cohort)
         own = self._runs[asker, envelope.run].key
         assert own is not None
         (mine,) = (row for row in rows if row.identity == self._own)
-        return masked(counts, own, mine, rows, envelope.shuffle_round, asked.modulus)
+        return masked(numbers, own, mine, rows, envelope.shuffle_round, asked.modulus)

@@ -299,17 +299,17 @@ class Policy:
 
 @dataclass(frozen=True)
 class Shuffling:
-    """The shuffler of the silo's counts, and the silo's condition: the table [shuffle] of a policy
-    file.
+    """Whom the silo's numbers are for, and on what condition: the table [shuffle] of a policy file.
 
-    A gate cannot see what a shuffler does. But it seals its counts for this one key, signs them
-    with a pseudonym, and demands that they leave only within a total of enough records. Enough is
-    as many as the price counts on, and `colluding` more, whose noise may be missing.
+    A gate cannot see what a shuffler does. What it can do is to seal its numbers for this one key,
+    to sign them with a pseudonym, and to demand that they leave only inside a total of as many
+    silos as the price counts on, and `colluding` more, whose noise may be missing.
     """
 
     shuffler: str
     pseudonym: str
-    contributions: int
+
+    members: int
     colluding: int
     maximum_local_epsilon: float = math.inf
 
@@ -321,7 +321,7 @@ class Shuffling:
             "the shuffler's X25519 public key, 64 lower-case hexadecimal digits",
         )
         _text("pseudonym", self.pseudonym, r"[^\0\n]{1,4096}", "the path of a key file")
-        for name, least in (("contributions", 1), ("colluding", 0)):
+        for name, least in (("members", 2), ("colluding", 0)):
             check_whole("policy", name, getattr(self, name), least, 2**42 - 1)
         if self.maximum_local_epsilon != math.inf:  # which sets no limit
             _number("maximum_local_epsilon", self.maximum_local_epsilon, above=0)
@@ -333,14 +333,13 @@ class Shuffling:
 
         Raise BadInput with the name of a field that cannot be used.
         """
-        table = own_table(path, "shuffle", "shuffler, pseudonym, contributions and colluding")
+        table = own_table(path, "shuffle", "shuffler, pseudonym, members and colluding")
         if table is None:
             return None
         return beside(path, of_table("policy", cls, table), ["pseudonym"])
 
-    def check(self, mechanism: Shuffled | TotalEvent) -> None:
-        """Raise Refused for a total that counts on the noise of too many records."""
-        if not 1 <= mechanism.contributions <= self.contributions - self.colluding:
+    def check(self, asked: Shuffled | TotalEvent) -> None:
+        if not 1 <= asked.counted <= self.members - self.colluding:
             raise Refused("contributions")
 
 

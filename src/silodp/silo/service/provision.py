@@ -132,18 +132,19 @@ COMMENTS = {
         "The key that identifies the silo to the shuffler. It stays here. Give its public half "
         "only to the shuffler."
     ),
-    "contributions": (
-        "Number of records of all members together. No query may rely on the noise of more."
+    "members": (
+        "Silos of the shuffle, this one among them. No query may count on more shares of noise."
     ),
-    "colluding": (
-        "Number of records of members whose noise may be missing. A total must have that many "
-        "more. A member can claim the shuffler's largest."
-    ),
+    "colluding": "Members whose noise may be missing. So many more silos must be in a total.",
     "maximum_local_epsilon": (
         "Most epsilon that the shuffler, alone or with the server, may learn over all queries "
         "ever, enforced by a filter. Set it once, not after seeing answers. inf: no limit."
     ),
 }
+
+
+SCORES = ("Score", "GroupScore")
+"""What evaluations ask."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,7 @@ def provision(
     anchor: Path | None = None,
     registry: Path | None = None,
     shuffler: str | None = None,
-    contributions: int = 0,
+    members: int = 0,
     colluding: int = 0,
     masking: Masking | None = None,
     schema: Path | None = None,
@@ -187,12 +188,12 @@ def provision(
     """Make policy.toml, silo.key, silo.json and a ledger with nothing spent. Return the silo.
 
     Raise BadInput if anything is wrong. Then no file is new. With a `shuffler` (its public key) the
-    silo takes part in a shuffle of `contributions` records in all, and there is a pseudonym.key
-    too. With `masking` it takes part in masked totals with the members that its officer will pin
-    (`silodp silo trust`). With `padded`, which is for every real deployment, `answer_after` is
-    measured on invented records, and a new folder is closed to other users. Without it replies are
-    sent at once. `changes` are other values for fields of the policy and of its [daemon] table,
-    such as socket_group or queries_per_run.
+    silo takes part in a shuffle of so many `members`, and there is a pseudonym.key too. With
+    `masking` it takes part in masked totals with the members that its officer will pin (`silodp
+    silo trust`). With `padded`, which is for every real deployment, `answer_after` is measured on
+    invented records, and a new folder is closed to other users. Without it replies are sent at
+    once. `changes` are other values for fields of the policy and of its [daemon] table, such as
+    socket_group or queries_per_run.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -208,13 +209,18 @@ def provision(
     from silodp.silo.service.policy import DaemonSettings, Policy, Shuffling
 
     if shuffler:
-        shuffling = Shuffling(shuffler, "pseudonym.key", contributions, colluding)
+        shuffling = Shuffling(shuffler, "pseudonym.key", members, colluding)
     else:
         shuffling = None
-    if (rule == "totals") != bool(shuffling or masking):
+    trust = "isrl"
+    if shuffling:
+        trust = "shuffle"
+    elif masking:
+        trust = "masks"
+    if trust != "isrl" and rule != "gdp":
         raise BadInput(
-            f"the rule is {rule} and the shuffler {shuffler or 'none'}; the totals rule "
-            "belongs together with a shuffler, or with masks (--least)"
+            f"the rule is {rule}, which has no price for totals under {trust}; leave out --rule, "
+            "or --shuffler and --least"
         )
     for field in changes:
         if field not in COMMENTS:
@@ -243,9 +249,9 @@ def provision(
     limits: dict[str, Any] = _limits(
         name, budget.epsilon, budget.delta, definition_hash(problem), n, rule
     )
-    limits["statistics"] = served(limits["statistics"], rule)
+    limits["statistics"] = served(limits["statistics"], trust)
     if aside:
-        limits["statistics"] += scores_of(rule)
+        limits["statistics"] += SCORES
     # Without askers, a placeholder passes the checks. An empty list is written, which `serve`
     # refuses.
     limits["askers"] = tuple(askers) or ("0" * 64,)
@@ -279,6 +285,7 @@ def provision(
         epsilon=budget.epsilon,
         delta=budget.delta,
         rule=rule,
+        trust=trust,
         model=model,
         prox=prox,
         features=features,
@@ -339,22 +346,9 @@ def _passable(folder: Path, place: DaemonSettings) -> list[str]:
     ]
 
 
-def served(statistics: Sequence[str], rule: str) -> tuple[str, ...]:
-    """Return those statistics that training asks such a silo for.
-
-    A silo of totals is asked for totals only, and would answer the others alone.
-    """
-    return tuple(name for name in statistics if rule != "totals" or STATISTICS[name].in_totals)
-
-
-def scores_of(rule: str) -> tuple[str, ...]:
-    """Return the statistics that evaluations ask for.
-
-    A silo of totals would answer the other scores alone, and no evaluation asks it for them.
-    """
-    if rule == "totals":
-        return ("ScoreTotal",)
-    return ("Score", "GroupScore")
+def served(statistics: Sequence[str], trust: str) -> tuple[str, ...]:
+    """Return those of the statistics that training asks a silo for under this trust."""
+    return tuple(name for name in statistics if trust == "isrl" or STATISTICS[name].in_totals)
 
 
 def _place(
@@ -400,7 +394,7 @@ def _limits(
 ) -> dict[str, Any]:
     """Return the fields of a new policy."""
     samplings = ("FullBatch", "DisjointBatches")
-    if rule not in ("gdp", "totals"):
+    if rule != "gdp":
         samplings += ("Poisson", "WithoutReplacement")
     today = datetime.now(UTC).date()
     return {

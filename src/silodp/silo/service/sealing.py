@@ -1,4 +1,4 @@
-"""A gate's part in shuffled totals: its counts leave in a box that only the shuffler can open."""
+"""A gate's part in shuffled totals: its numbers leave in a box that only the shuffler can open."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from silodp.silo.service.trust import Trust
 
 
 class Sealer(Trust):
-    """Seals the counts of one silo for the shuffler that its policy names."""
+    """Seals the numbers of one silo for the shuffler that its policy names."""
 
-    def __init__(self, shuffling: Shuffling, pseudonym: Ed25519PrivateKey, records: int) -> None:
+    def __init__(self, shuffling: Shuffling, pseudonym: Ed25519PrivateKey) -> None:
         self._shuffling = shuffling
         self._pseudonym = pseudonym
-        self._records = records
         self.local_limit = shuffling.maximum_local_epsilon
 
     def check(self, envelope: Envelope, records: int) -> None:
@@ -34,14 +33,9 @@ class Sealer(Trust):
         """Refuse to reserve budget for a total that counts on too much noise of others."""
         self._shuffling.check(event)
 
-    def hide(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
-        """Return the counts in a box for the shuffler alone, with the silo's own condition."""
+    def hide(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+        """Return the numbers in a box for the shuffler alone, with the silo's own condition."""
         mechanism = as_total(envelope.query.mechanism)
-        contribution = Contribution(
-            envelope.shuffle_round,
-            mechanism.contributions + self._shuffling.colluding,
-            int(mechanism.sampling.batch(self._records)),
-            mechanism.levels + mechanism.noise_bits,
-            counts,
-        )
+        demanded = mechanism.counted + self._shuffling.colluding
+        contribution = Contribution(envelope.shuffle_round, demanded, numbers)
         return encrypt_box(contribution, self._shuffling.shuffler, self._pseudonym)

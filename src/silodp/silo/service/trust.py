@@ -45,8 +45,8 @@ class Trust:
         `charged` contains the digests of this round's attempts that the ledger has charged.
         """
 
-    def hide(self, asker: str, envelope: Envelope, counts: np.ndarray) -> bytes:
-        """Return the counts in the form that may leave the silo."""
+    def hide(self, asker: str, envelope: Envelope, numbers: np.ndarray) -> bytes:
+        """Return the numbers in the form that may leave the silo."""
         raise NotImplementedError
 
     def forget(self, asker: str, envelope: Envelope) -> None:

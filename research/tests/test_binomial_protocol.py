@@ -9,12 +9,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
 from gaussian_noise import gaussian_epsilon
+
+from research.binomial import protocol as sh
+from research.binomial.accountant import epsilon
+from research.binomial.protocol import Parameters
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import shuffle as sh
-from silodp.core.mechanisms.shuffle import Parameters
-from silodp.core.privacy.binomial import epsilon
 
 MNIST = {"contributions": 30_000, "dimension": 3_394}
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, expm1, floor, log, log1p, log2, sqrt
 
-from silodp.core.mechanisms import shuffle
+from research.binomial import protocol as shuffle
 from silodp.core.privacy.root import root
 from silodp.core.theory.isrl import (
     EXCHANGEABLE,

@@ -5,15 +5,17 @@ cases, both directions, two rounds.
 import functools
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
+from gaussian_noise import gaussian_epsilon
 from scipy import stats
 
-from gaussian_noise import gaussian_epsilon
+from research.binomial import accountant as bi
+from research.binomial import accountant as binomial
+from research.binomial.accountant import BinomialSum, divergence_per_square, epsilon, renyi
 from silodp.core.errors import BadInput
-from silodp.core.privacy import binomial as bi
-from silodp.core.privacy.binomial import BinomialSum, divergence_per_square, epsilon, renyi
 
 # --- brute force ---------------------------------------------------------------------------------
 
@@ -278,3 +280,36 @@ def test_orders_outside_the_proof_and_noise_too_wide_are_refused():
         divergence_per_square(BinomialSum(1000, 0.5, 2, 1), 1.5, 1e-9)
     with pytest.raises(BadInput, match="too wide"):
         epsilon([(BinomialSum(2**42, 0.5, 2, 1), 1)], 1e-9)
+
+
+# --- the work of a price -------------------------------------------------------------------------
+
+
+def test_the_memory_of_a_price_does_not_grow_with_its_levels():
+    tracemalloc.start()
+    try:
+        binomial.divergence_per_square(binomial.BinomialSum(2**26, 0.5, 2**13, 10), 8.0, 1e-12)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        binomial._cells.cache_clear()
+    assert peak < 2**25, "2^13 levels times 500 nodes are 2^25 bytes"
+
+
+@pytest.mark.parametrize(
+    ("trials", "p", "levels"), [(2**20, 0.5, 300), (2**22, 0.25, 40), (900, 0.5, 9)]
+)
+def test_the_work_of_a_price_is_known_before_it_is_computed(trials, p, levels, monkeypatch):
+    computed, steps = [], binomial._steps
+
+    def counted(trials, p, z):
+        computed.append(z.size)
+        return steps(trials, p, z)
+
+    monkeypatch.setattr(binomial, "_steps", counted)
+    binomial._cells.cache_clear()
+    release = binomial.BinomialSum(trials, p, levels, 10)
+    bound = binomial.work(release, 1e-12)
+    assert computed == []
+    binomial.divergence_per_square(release, 8.0, 1e-12)
+    assert bound / 6 < sum(computed) <= bound

@@ -2,8 +2,8 @@
 
 import math
 
+from research.binomial.accountant import BinomialSum
 from silodp.core.privacy.accounting import gdp_epsilon
-from silodp.core.privacy.binomial import BinomialSum
 
 
 def gaussian_epsilon(release: BinomialSum, rounds: int, delta: float) -> float:

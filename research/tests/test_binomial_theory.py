@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from research.binomial import accountant as binomial
+from research.binomial import protocol as shuffle
+from research.binomial.theory import ShufflePrescription, call, lower_bound, per_call, prescribe
 from silodp.core.errors import BadInput
-from silodp.core.mechanisms import shuffle
-from silodp.core.privacy import binomial
 from silodp.core.theory.isrl import Constants
-from silodp.core.theory.shuffle import ShufflePrescription, call, lower_bound, per_call, prescribe
 
 ALGORITHMS = ("prox-sgd", "prox-svrg", "prox-pl-svrg", "spider")
 BASE = Constants(

@@ -23,21 +23,20 @@ of a coordinate first, or each record stands under Bin(b, p).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from silodp.core.errors import BadInput
-from silodp.core.privacy.accounting import Budget, gdp_mu
-from silodp.core.privacy.binomial import (
+from research.binomial.accountant import (
     MAX_LEVELS,
     MAX_TRIALS,
     BinomialSum,
     epsilon,
     is_power_of_half,
 )
-from silodp.core.protocol.box import add_counts as add_counts
+from silodp.core.errors import BadInput
+from silodp.core.privacy.accounting import Budget, gdp_mu
 
 RandomBytes = Callable[[int], bytes]
 _FRACTION_BITS = 32
@@ -150,6 +149,14 @@ def randomize_counts(
     return ones.sum(axis=0) + binomial(
         random_bytes, records * parameters.noise_bits, parameters.p, dimension
     )
+
+
+# --- shuffler ------------------------------------------------------------------------------------
+
+
+def add_counts(counts: Sequence[np.ndarray]) -> np.ndarray:
+    """S, on counts: one total for each coordinate."""
+    return np.stack(counts).sum(axis=0, dtype=np.int64)
 
 
 # --- analyzer ------------------------------------------------------------------------------------

@@ -85,13 +85,13 @@ def _figures(docs: Path, tables: Path) -> Path | None:
             "**Under our protocol we do not see SPIDER ahead of full-batch MB-SGD. Our "
             "protocol is not the authors'**, and in more than the "
             "accounting: [the differences are below](#how-our-study-differs-from-the-authors). "
-            "What holds under theirs is on a page of its own, "
-            "[a verdict on the paper's experiments](verdict.md).\n"
+            "[A verdict on the paper's experiments](verdict.md) has the result under the "
+            "authors' protocol.\n"
         ),
         (
-            f"{NOTE} {SIGNIFICANCE} With exact accounting SPIDER at phase 1 is MB-SGD: where "
-            "that is picked, both are the same runs. Where M of 25 silos answer a round, "
-            "noise is set for a silo that is asked in every round, and less is spent.\n"
+            f"{NOTE} {SIGNIFICANCE}\n\nWith exact accounting SPIDER at phase 1 is MB-SGD. Where "
+            "tuning picks phase 1, both are the same runs. Where M of 25 silos answer a round, "
+            "the noise is set for a silo that is asked in every round, and less is spent.\n"
         ),
         DIFFERENCES,
     ]
@@ -138,8 +138,8 @@ def _few(study: Study) -> str:
 
 DIFFERENCES = """## How our study differs from the authors'
 
-Read from the paper's appendix and from the file that its authors published, which does not run as it stands, so that we cannot tell what made
-their figures.
+These points are from the paper's appendix and from the file that its authors published. The file
+does not run as published, so we do not know what made their figures.
 
 | point | the authors | here |
 |---|---|---|
@@ -267,10 +267,10 @@ def tuned_over(study: Study) -> str:
 
 
 SIGNIFICANCE = (
-    "Error bars are standard errors over the random splits, which overlap, so that chance "
-    "is larger than they look. *Significant* is a "
-    "difference, paired over the splits, at 95 % by Nadeau and Bengio's test, which allows "
-    "for that; with so many cells some are by chance."
+    "Error bars are standard errors over the random splits. The splits overlap, so chance is "
+    "larger than the bars. *Significant* is a difference, paired over the splits, at 95 % by "
+    "Nadeau and Bengio's test, which allows for the overlap. With so many cells, some "
+    "significant differences are chance."
 )
 TEST_OVER_TRAINING = 0.25
 """Records of every split: a fifth to test on."""
@@ -318,30 +318,38 @@ def significant(rows: Sequence[dict], a: str, b: str) -> tuple[int, int]:
 def _leaderboard(docs: Path, tables: Path) -> Path | None:
     parts = [
         "# Leaderboard: ISRL-DP methods under the same exact budget\n",
+        "",
+        "CIFAR-10 has a small grid and few splits, which is no ground for a verdict.\n",
+        "`python -m research figures leaderboard --data-dir DIR`, then `python -m research "
+        "gallery`, repeat the study.\n",
+        "## How to read the tables\n",
         (
-            "Test error in per cent, mean over the random splits ± standard error; the least "
-            "of each row is bold. Every method but the first "
-            "column's spends the epsilon of its row, at delta = 1/n², by exact accounting. The "
-            "first column has the paper's constants, which spend "
-            "what stands in brackets, more or less than the row: it is no rival at the same "
-            "budget, and never bold. "
-            f"{NOTE} {SIGNIFICANCE} Steps lie between the ends of the paper's grids, evenly spaced "
-            "([how our study differs from the "
-            "authors'](figures.md#how-our-study-differs-from-the-authors)). Accelerated and "
-            "localized MB-SGD are made for "
-            "convex losses, which the networks' are not; they are tuned over disjoint and full "
-            "batches too. A method without a column was not run there.\n"
-        ),
-        (
-            "`python -m research figures leaderboard --data-dir DIR`, then `python -m research "
-            "gallery`.\n"
+            "Test error in per cent, mean over the random splits ± standard error. The least "
+            "of each row is bold.\n\n"
+            "- **Budget.** Every method but the first column's spends the epsilon of its row, at "
+            "delta = 1/n², by exact accounting.\n"
+            "- **First column.** It has the paper's constants. They spend the epsilon in "
+            "brackets, more or less than the row. So this column is no comparison at the same "
+            "budget, and never bold.\n"
+            f"- **Not charged.** {NOTE}\n"
+            f"- **Chance.** {SIGNIFICANCE}\n"
+            "- **Steps** lie between the ends of the paper's grids, evenly spaced ([how our study "
+            "differs from the authors'](figures.md#how-our-study-differs-from-the-authors)).\n"
+            "- **Convex methods.** Accelerated and localized MB-SGD are made for convex losses, "
+            "and the networks' losses are not convex. They are tuned over disjoint and full "
+            "batches too.\n"
+            "- **Last column.** It is another model under the same budget on the same splits, "
+            "and no method on the paper's network.\n"
+            "- **Missing columns.** A method without a column was not run there.\n"
         ),
     ]
+    summary = [SUMMARY]
     for name, study in LEADERBOARD.items():
         if (tables / f"{name}.csv").exists():
             rows = read_table(tables / f"{name}.csv")
             linear = tables / f"{name}-linear.csv"
             beside = read_table(linear) if linear.exists() else []
+            summary.append(_summary_row(rows, beside, study))
             said = [
                 _grid(rows + beside, study),
                 _margins(rows, study),
@@ -350,7 +358,38 @@ def _leaderboard(docs: Path, tables: Path) -> Path | None:
             parts.append(
                 f"## {title_of(study)}, {_trials(rows)} splits\n\n" + "\n\n".join(said) + "\n"
             )
+    if len(summary) == 1:
+        return None
+    parts[1] = "\n".join(summary) + "\n"
     return _write(docs / "leaderboard.md", parts)
+
+
+SUMMARY = """\
+Least test error on average over the epsilons, relative to MB-SGD at the same exact budget:
+
+| data | best method on the paper's network | against MB-SGD | significantly better / worse | \
+logistic regression |
+|---|---|---:|---:|---:|"""
+"""The head of the leaderboard's first table."""
+
+
+def _summary_row(rows: Sequence[dict], linear: Sequence[dict], study: Study) -> str:
+    """Return the row of one data set in the leaderboard's first table."""
+    best = _best(rows)
+    better, worse = significant(rows, best, "mb-sgd")
+    known = {r["epsilon"] for r in rows}
+    same = [*rows, *(r for r in linear if r["epsilon"] in known)]
+    beside = f"{-improvement(same, 'mb-sgd', 'linear'):+.1f} %" if linear else ""
+    return (
+        f"| {title_of(study)} | {_short(best)} | {-improvement(rows, 'mb-sgd', best):+.1f} % | "
+        f"{better} / {worse} of {len(study.epsilons)} | {beside} |"
+    )
+
+
+def _best(rows: Sequence[dict]) -> str:
+    """Return the method with the least error relative to MB-SGD, without the paper's constants."""
+    curves = [c for c in dict.fromkeys(r["curve"] for r in rows) if not c.endswith("-paper")]
+    return max(curves, key=lambda c: improvement(rows, "mb-sgd", c))
 
 
 def _beside(rows: Sequence[dict], linear: Sequence[dict], study: Study | None) -> list[str]:
@@ -369,8 +408,8 @@ def _beside(rows: Sequence[dict], linear: Sequence[dict], study: Study | None) -
     )
     if study.features:
         free = (
-            " Nothing looked at the data without being charged but that tuning, and ours of "
-            "the map's few settings by hand."
+            " That tuning, and ours of the map's few settings by hand, are the only uncharged "
+            "looks at the data."
         )
     else:
         free = ""
@@ -380,14 +419,13 @@ def _beside(rows: Sequence[dict], linear: Sequence[dict], study: Study | None) -
         for r in linear
         if r["epsilon"] not in known
     ]
+    margin = versus([*rows, *(r for r in linear if r["epsilon"] in known)], "linear", "mb-sgd")
+    others = f" It is also {' and '.join(more)}." if more else ""
     return [
         (
-            f"**{_short('linear')}**, the last column, is no method on the paper's network but "
-            "another model under the same budget on the same splits: "
-            f"R = {study.rounds} rounds from zero on {seen}, momentum "
-            f"{study.grid.momenta[0]:g}, tuned by training loss over {grid}.{free} "
-            "It is "
-            f"{versus([*rows, *(r for r in linear if r['epsilon'] in known)], 'linear', 'mb-sgd')}{'; besides, ' + ' and '.join(more) if more else ''}."  # noqa: E501
+            f"**{_short('linear')}**, the last column, takes R = {study.rounds} rounds from zero "
+            f"on {seen}, with momentum {study.grid.momenta[0]:g}. It is tuned by training loss "
+            f"over {grid}.{free} Its error is {margin}.{others}"
         )
     ]
 
@@ -423,17 +461,15 @@ def _margins(rows: Sequence[dict], study: Study) -> str:
     """Which one method is best on average, and how it stands to the baselines of the same
     budget.
     """
-    curves = [c for c in dict.fromkeys(r["curve"] for r in rows) if not c.endswith("-paper")]
-    best = max(curves, key=lambda c: improvement(rows, "mb-sgd", c))
+    best = _best(rows)
     over = [b for b in ("mb-sgd", "local-sgd", "spider-diff") if b != best]
     said = (
-        f"Least on average, relative to MB-SGD: **{_short(best)}**, "
-        + "; ".join(versus(rows, best, b) for b in over)
-        + "."
+        f"Least on average, relative to MB-SGD: **{_short(best)}**. Its error is:\n\n- "
+        + "\n- ".join(versus(rows, best, b) for b in over)
     )
     if study.dataset == "cifar10":
         said += (
-            f" This is no verdict: {len(study.grid.steps)} steps that end at "
+            f"\n\nThis is no verdict: {len(study.grid.steps)} steps that end at "
             f"{max(study.grid.steps):g}, one clip and {study.trials} splits. Plain "
             "steps of that size do not get far in so few rounds, private or not, and "
             "methods that move faster are ahead."
@@ -448,13 +484,16 @@ def _variance(docs: Path, tables: Path) -> Path | None:
     parts = [
         "# Where variance reduction helps\n",
         (
-            "SPIDER with difference clipping (phase > 1, the default share of the budget for "
-            "its anchors) against MB-SGD, both tuned over the same "
-            "steps and clips under the same exact budget: test error of SPIDER / MB-SGD in per "
-            "cent, relative change (negative: SPIDER is better), and whether that is "
-            "significant. SPIDER's anchors take every record, also where differences and "
-            "MB-SGD's gradients take small batches: there it looks at "
-            "more records for the same budget. This is our protocol, "
+            "SPIDER's variance reduction helps on small batches of MNIST with a large budget. Each "
+            "cell has the test error of SPIDER / MB-SGD in per cent and the relative change. A "
+            "negative change means that SPIDER is better. The word marks a significant change.\n"
+        ),
+        (
+            "Both methods are tuned over the same steps and clips under the same exact budget. "
+            "SPIDER has difference clipping, phase > 1, and the default share of the budget for "
+            "its anchors. Its anchors take every record, also where differences and MB-SGD's "
+            "gradients take small batches. There SPIDER uses more records for the same budget. "
+            "This is our protocol, "
             "[not the paper's](figures.md#how-our-study-differs-from-the-authors), and no "
             "verdict on it.\n"
         ),
@@ -485,9 +524,9 @@ def _variance(docs: Path, tables: Path) -> Path | None:
     said = (
         f"With noise, SPIDER is significantly better in {better} of {len(cells)} cells, "
         f"{sum('better' in c for c in small)} of them on small "
-        f"batches, and worse in {worse}. A likely reason: a difference takes the noise of "
-        "sampling away, which full batches do not have, and "
-        "there the budget that anchors and differences share goes further in plain gradients.\n"
+        f"batches, and worse in {worse}. A likely reason: a difference removes the noise of "
+        "sampling, which full batches do not have. There plain gradients make better use of the "
+        "budget that anchors and differences share.\n"
     )
     if lines:
         return _write(

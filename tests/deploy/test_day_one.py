@@ -1,5 +1,5 @@
-"""Day one: docs/deploy.md as it stands, typed by a server's and two silos' operators: machines,
-users and units of their own, through both engines.
+"""Day one: docs/deploy.md and docs/day-two.md as they stand, typed by a server's and two silos'
+operators: machines, users and units of their own, through both engines.
 
 What a person carries from one operator to another (a key read over the telephone, a card, a kit, a
 certificate) the test carries. Day two, on the same machines: silos come and go, certificates are
@@ -52,15 +52,17 @@ echo /opt/libraries > $own/libraries.pth
 themselves.
 """
 HOSTS = "10.98.0.1 fl.example.org\n"
+PAGES = ("docs/deploy.md", "docs/day-two.md")
 
 
 def blocks(engine):
     """(step, whose machine, script), in the order of the steps: of one engine, or with "" of what
     comes before there is one.
     """
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
     found = [
         (int(block["step"]), block["who"], textwrap.dedent(block["text"]))
-        for block in BLOCK.finditer((ROOT / "docs/deploy.md").read_text())
+        for block in BLOCK.finditer(text)
         if (
             not block["engine"] and int(block["step"]) < ENGINE
             if not engine

@@ -59,7 +59,7 @@ def brief(monkeypatch):
     """
     if "SILODP_LONG" not in os.environ:
         less = tuple(
-            replace(effort, worlds=effort.worlds[:2], pool=300, tested=300, trials=1, looks=1)
+            replace(effort, worlds=effort.worlds[:2], pool=300, tested=300, trials=1)
             for effort in candidates.EFFORTS
         )
         monkeypatch.setattr(chooser, "EFFORTS", less)

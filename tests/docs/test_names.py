@@ -155,4 +155,4 @@ def test_the_table_of_versions_has_the_numbers_of_this_code():
     ranges = [" to ".join(dict.fromkeys(TESTED[engine])) for engine in ("nvflare", "flwr")]
     ledger = re.search(r"silodp ledger (\d+) ", inspect.getsource(chain.hashed))[1]
     row = [__version__.rpartition(".")[0], str(FRAMES), ledger, str(JOURNAL), *ranges]
-    assert f"| {' | '.join(row)} |" in (ROOT / "docs/deploy.md").read_text()
+    assert f"| {' | '.join(row)} |" in (ROOT / "docs/day-two.md").read_text()

@@ -2,7 +2,7 @@
 sites.
 
 Here one user makes all folders, so keys and pseudonyms pass between them directly. In a real
-deployment silos and shuffler exchange them, and never through the server (docs/deploy.md).
+deployment silos and shuffler exchange them, never through the server (docs/deploy-reference.md).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MOVED = (
 """Advice for a gate that refuses with "model"."""
 OLDER = (
     "it has an older version of the protocol than this server: upgrade its gate first, then "
-    "resume; docs/deploy.md lists the versions that work together"
+    "resume; docs/day-two.md lists the versions that work together"
 )
 """Advice for a gate that refuses with "version"."""
 

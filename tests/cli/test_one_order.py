@@ -29,7 +29,7 @@ DIFFERS = {
     ("plan", "classes"): "there is no file whose classes could be listed: plan takes their number",
 }
 """(command, option) with the reason why it is another than elsewhere."""
-NOT_ORDER = {"from_theory"}
+NOT_ORDER = {"from_theory", "no_recalibration"}
 """Options of an order that set a field of another name."""
 
 

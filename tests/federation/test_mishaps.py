@@ -142,7 +142,7 @@ def test_a_start_that_fails_at_any_place_is_in_nobodys_way(silodp, home):
     (folder / "stopped.json").write_text(json.dumps(state | {"ran": False}))
     refused(silodp(*up, "--epsilon", 11), "has charges")
     (folder / "stopped.json").unlink()
-    refused(silodp(*up), "nothing is ever written over")
+    refused(silodp(*up), "does not overwrite")
     (folder / "making.json").write_text("{}")
     refused(silodp(*up), "has charges")
     assert [len(ids) for ids in charged(folder)] == [1, 1], (

@@ -117,6 +117,7 @@ def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
         mechanisms={},
         plan=plan,
         algorithm=algorithm,
+        recalibration=None,
     )
     problem = SimpleNamespace(initial=lambda seeds: torch.zeros(1, 2))
     collaborators = {

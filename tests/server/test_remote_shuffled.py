@@ -20,10 +20,10 @@ from silodp.server.remote_shuffled import SITE, ShuffledRemote, Shuffler
 KEY = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
 PUBLIC = KEY.public_key().public_bytes_raw().hex()
 CARDS = [
-    Card(f"silo-{i}", PUBLIC, 50, 3.0, 1e-6, "totals", "x", "zero", (), (), 3, "0" * 64)
+    Card(f"silo-{i}", PUBLIC, 50, 3.0, 1e-6, "gdp", "x", "zero", (), (), 3, "0" * 64)
     for i in range(2)
 ]
-QUERY = Query(Grad(torch.zeros(1, 3)), Shuffled("minibatch", 1.0, 8, 4, 100))
+QUERY = Query(Grad(torch.zeros(1, 3)), Shuffled("minibatch", 1.0, 2.0, counted=2))
 
 
 def test_a_total_of_too_few_silos_counts_as_charged_also_where_it_comes_from_the_journal(tmp_path):
@@ -38,14 +38,14 @@ def test_a_total_of_too_few_silos_counts_as_charged_also_where_it_comes_from_the
     heard = {
         card.name: Heard("0" * 64, 1, "0" * 64, box=str(i) * 64) for i, card in enumerate(CARDS)
     }
-    total = Passed(first._envelope(QUERY, 0).shuffle_round, 1, 50, np.zeros(3, np.int64), {})
+    total = Passed(first._envelope(QUERY, 0).shuffle_round, 1, np.zeros(3, np.int64), {})
     assert first._journal.read() is None
     first._open_question(QUERY, Question.replayed(heard, {}, ()))
     first._write_record(heard)
     first._journal.write(Round(0, {SITE: "0" * 64}, {}, replies={SITE: encode_outcome(total, KEY)}))
     first._journal.close()
     again = remote()
-    with pytest.raises(StopRun, match="over 50 records of 1 silos"):
+    with pytest.raises(StopRun, match="total is over 1 silos"):
         again.ask(QUERY, [0, 1])
     assert again.charges == {"silo-0": 1, "silo-1": 1}
     again._journal.close()

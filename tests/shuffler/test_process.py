@@ -156,12 +156,12 @@ def test_nothing_is_written_over_and_what_is_wrong_is_said_in_a_sentence(
     options = ["--asker", public(SERVER), "--member", ROSTER[0], "--member", ROSTER[1]]
     code, out, err = silodp(monkeypatch, capsys, "init", path.parent, *options)
     assert (code, out) == (2, "")
-    assert "nothing is ever written over" in err
+    assert "does not overwrite files" in err
     assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
     for words, why in (
         (["--asker", "no", *options[2:]], "askers is 'no'"),
         (["--asker", public(SERVER), "--member", ROSTER[0]], "roster is"),
-        ([*options[:4], "--member", ROSTER[0]], "roster names a key twice"),
+        ([*options[:4], "--member", ROSTER[0]], "roster has a key twice"),
     ):
         code, out, err = silodp(monkeypatch, capsys, "init", folder / "new", *words)
         assert (code, out, err.count("\n")) == (2, "", 1)
@@ -179,7 +179,7 @@ def test_a_shuffler_is_made_before_its_members_and_does_not_serve_without_them(
     """Silos need its key to have pseudonyms, so it comes first."""
     code, out, _ = silodp(monkeypatch, capsys, "init", folder / "m", "--asker", public(SERVER))
     assert code == 0
-    assert "no member yet" in out
+    assert "no members yet" in out
     path = folder / "m/shuffler.toml"
     code, _, err = silodp(monkeypatch, capsys, "serve", path)
     assert code == 2

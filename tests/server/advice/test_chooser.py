@@ -249,9 +249,7 @@ def test_trusts_are_compared_and_the_least_that_comes_close_is_advised():
     ("colluding", "least", "drops"), [(0, None, 0.0), (1, None, 0.0), (2, None, 0.0), (1, 3, 0.25)]
 )
 def test_totals_are_tried_at_the_noise_of_their_plan_whoever_may_collude(colluding, least, drops):
-    """Within a sixth of the real plan's, whose accountant costs a little more or less than the
-    usual; silos of other sizes would be twice off.
-    """
+    """Within a sixth of the real plan's: shares of other sizes would be twice off."""
     order = Order(epsilon=("2",), trust="masks", colluding=colluding, least=least, drops=drops)
     batch = Batch("logistic", "momentum", 8, ({"clip": 1.0, "step": 1.0, "momentum": 0.5},))
     tried = Search(order, facts(), load, QUICK)._noise_of(batch)["minibatch"]
@@ -259,10 +257,8 @@ def test_totals_are_tried_at_the_noise_of_their_plan_whoever_may_collude(colludi
         order, algorithm="momentum", model="logistic", rounds=8, clip=1.0, step=1.0, momentum=0.5
     )
     planned = prepare(asked, facts().names, CLINICS, dimension=20).plan.mechanisms["minibatch"]
-    coins = sum(CLINICS) * (int(planned.noise_bits) / 4 + 1 / 4)
-    assert tried == pytest.approx(
-        2 / int(planned.levels) * math.sqrt(coins) / sum(CLINICS), rel=1 / 6
-    )
+    noise = float(planned.noise_in(len(CLINICS), sum(CLINICS)))
+    assert tried == pytest.approx(noise, rel=1 / 6)
 
 
 def test_models_that_bend_are_tried_only_where_the_noise_that_colluders_leave_is_little_enough_for_them():  # noqa: E501
@@ -276,7 +272,7 @@ def test_models_that_bend_are_tried_only_where_the_noise_that_colluders_leave_is
         )
     curator = Search(Order(epsilon=("1",), trust="central"), ten, load, None)
     for colluding, search in searched.items():
-        assert curator.worth / search.worth == pytest.approx(1.1 * math.sqrt(10 / (10 - colluding)))
+        assert curator.worth / search.worth == pytest.approx(math.sqrt(10 / (10 - colluding)))
     assert [search.models for search in searched.values()] == [
         ["logistic", "additive:6"],
         ["logistic", "additive:6"],

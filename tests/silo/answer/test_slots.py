@@ -3,6 +3,7 @@ and sampling hides what is charged for.
 """
 
 import math
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -675,6 +676,8 @@ def test_a_model_that_raises_an_interrupt_on_one_record_ends_no_gate():
     assert found.flatten().tolist() == [0.0, 0.0, 8.0]
 
 
-def test_ctrl_c_ends_a_computation_in_the_main_thread():
+def test_ctrl_c_ends_a_computation_in_the_main_thread(monkeypatch):
+    # A shell without a terminal ignores the signal, and then Python handles none.
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         slots.computed(rows_with_interrupt, torch.tensor([[9.0]]), torch.zeros(1), 1)

@@ -305,7 +305,7 @@ def test_what_a_study_asks_for_beyond_the_policy_is_said_and_then_allowed(home):
         Path(silo.policy), propose(silo, "second", "--model", "logistic", "--statistic", "Gram")
     )
     assert [c.words for c in found.changes if c.what == "may ask"] == [
-        "Grad, GradDiff, LocalSteps -> Grad, GradDiff, LocalSteps, Gram"
+        "Grad, GradDiff, LocalSteps, RiskCells -> Grad, GradDiff, LocalSteps, RiskCells, Gram"
     ]
     approve(found)
     assert "Gram" in Policy.load(silo.policy).statistics

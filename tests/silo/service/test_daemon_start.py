@@ -318,4 +318,4 @@ def test_a_policy_with_the_tables_of_two_kinds_of_totals_is_refused():
     shuffling: Any = object()
     masking: Any = object()
     with pytest.raises(BadInput, match=r"\[shuffle\] and \[masks\]"):
-        _trust(shuffling, masking, shuffling, shuffling, records=1)
+        _trust(shuffling, masking, shuffling, shuffling)

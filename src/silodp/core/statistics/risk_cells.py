@@ -84,6 +84,8 @@ class RiskCells(Cells):
 
         @torch.no_grad()
         def rows(x: Tensor, y: Tensor) -> Tensor:
+            if x.is_floating_point():
+                x = x.to(w.dtype)
             output = vmap(one)(x).double()
             if not len(edges):
                 return _events(problem.loss, output, y, cap)

@@ -71,10 +71,6 @@ those near them), and how many on fresh records.
 
 SMALL = 0.03
 """Share of what is learnt (of all silos' precision) below which a silo's budget is better kept."""
-TOTALS = 1.1
-"""Noise of a shuffler's totals over that of a curator's Gaussian: what their accountant and their
-rounding cost.
-"""
 
 
 @dataclass(frozen=True)
@@ -149,11 +145,8 @@ class Search:
         else:
             self.worth = 1 / noise
         if order.totals:
-            self.worth /= _of_totals(
-                order,
-                facts.counts,
-                participation_by_name(order.participation, len(facts.counts), order.coins)(),
-            )
+            who = participation_by_name(order.participation, len(facts.counts), order.coins)()
+            self.worth /= _of_totals(order, who)
         if order.recalibration is None:
             self.order = order = replace(self.order, recalibration=self._recalibration())
         if order.model:
@@ -421,9 +414,9 @@ class Search:
                 order, facts.names, facts.counts, budgets=facts.budgets, scaled=facts.scaled
             )
             who = made.participation()
-            factor = _fewer(who) * (
-                _of_totals(self.order, facts.counts, who) if self.order.totals else 1.0
-            )
+            factor = _fewer(who)
+            if self.order.totals:
+                factor *= _of_totals(self.order, who)
             self._noise[key] = {
                 kind: factor * std
                 for kind, std in noise_of(made, Weights(order.weights, facts.counts)).items()
@@ -621,15 +614,15 @@ def _weights(order: Order, facts: Facts) -> str:
     return "records"
 
 
-def _of_totals(order: Order, counts: Sequence[int], who: Any) -> float:
-    """How much more noise a total has than a curator's mean: the price counts on the smallest silos
-    of the least cohort, less those who may collude, and on so many questions asked again. Refused
-    where that leaves nobody to hide among."""
-    least = least_of(order, who)
-    released = sum(sorted(counts)[: least - order.colluding])
-    return TOTALS * math.sqrt(
-        (1 + order.drops) * sum(counts) * asked_at_least(who) / (who.silos * released)
-    )
+def _of_totals(order: Order, who: Any) -> float:
+    """Return how much more noise a total has than a curator's mean.
+
+    Every silo adds the same share. The price counts on the shares of the least cohort without the
+    silos that may collude, and on some questions that are asked again. Raise BadInput if no silo is
+    left to count on.
+    """
+    counted = least_of(order, who) - order.colluding
+    return math.sqrt((1 + order.drops) * asked_at_least(who) / counted)
 
 
 def _fewer(who: Any) -> float:

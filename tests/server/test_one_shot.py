@@ -27,9 +27,7 @@ from silodp.core.weights import Weights
 from silodp.server.algorithms import ALGORITHMS
 from silodp.server.estimates.linear import question, solution
 from silodp.server.federation import Everyone, StopRun
-from silodp.server.order import Order
 from silodp.server.plan import calibrate, with_multipliers
-from silodp.server.prepare import prepare
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.simulation.connect import connect
@@ -245,13 +243,3 @@ def test_the_noise_that_the_port_tells_is_the_noise_of_the_mean(weights):
 def test_other_problems_are_refused_in_a_sentence(problem, said):
     with pytest.raises(BadInput, match=said):
         run(problem, silos_of(2), 1.0)
-
-
-def test_a_shuffler_has_no_total_of_it():
-    with pytest.raises(BadInput, match="no Gram"):
-        prepare(
-            Order(algorithm="one-shot", trust="shuffle", epsilon=("1",)),
-            ["a", "b"],
-            [300, 500],
-            dimension=5,
-        )

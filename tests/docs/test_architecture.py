@@ -1,5 +1,5 @@
-"""ARCHITECTURE.md's two walks name files and definitions that exist, and each hop's code names
-what its arrow points to.
+"""The walks of ARCHITECTURE.md and docs/resuming.md name files and definitions that exist, and
+each hop's code names what its arrow points to.
 """
 
 import ast
@@ -10,10 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+RESUMING = (ROOT / "docs/resuming.md").read_text()
 HOP = re.compile(r"^\d+\. `([\w/]+\.py)` `([\w.]+)`([^>\n]*)(?:->(.*))?$", re.MULTILINE)
 HOPS = [
     (file, name, tuple(re.findall(r"`(\w+)`", after or "")))
-    for file, name, _, after in HOP.findall(TEXT)
+    for file, name, _, after in HOP.findall(TEXT + RESUMING)
 ]
 
 
@@ -29,7 +30,7 @@ def definition(file, name):
 
 
 def test_every_numbered_line_of_the_walks_is_read():
-    walks = TEXT[TEXT.index("## 4.") : TEXT.index("## 5.")]
+    walks = TEXT[TEXT.index("## 4.") : TEXT.index("## 5.")] + RESUMING
     assert len(HOPS) == len(re.findall(r"^\d+\. ", walks, re.MULTILINE)) > 20
 
 

@@ -8,6 +8,19 @@ How long a reply takes does depend a little on records and noise: on a record on
 raises, on a slow draw, on numbers below 2^-1022, which are not flushed to zero and which processors
 are slow with. With the policy's `answer_after` the daemon therefore sends every reply at the end of
 a slot of that length (`listener.Server`). No other party is trusted to delay replies.
+
+A query passes these checks in this order (`Door._answer`). The code of the first that fails is the
+reply. Nothing is charged before the last one.
+
+ 1. Length, signature and spelling of the frame: `codec.decode_query`.
+ 2. Asker, model, statistic, sampling, clip, noise, steps and batch: `Policy.check`.
+ 3. The policy's table for this kind of total: `Trust.check`.
+ 4. The id, for which a stored answer is sent again: `QueryLedger.known`.
+ 5. The silo's features, and the range of the integers: `Exact.check`.
+ 6. The work of the price: `Limits.count_work`.
+ 7. The charges of this run and this hour: `Policy.check_rate`.
+ 8. Limits that hold under every policy: `gate.check`.
+ 9. Price, budget and holds: `QueryLedger.charge`.
 """
 
 from __future__ import annotations

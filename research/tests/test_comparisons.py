@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gaussian_noise import gaussian_epsilon
 
 from research import gallery, rates
-from research.binomial.accountant import BinomialSum, epsilon
 from research.compare import improvement, read_table
 from research.study import FIGURES, LEADERBOARD, MNIST, TRUST, VARIANCE, WBCD
+from silodp.core.figures import rounded_up
 from silodp.core.privacy.accounting import Budget
 from silodp.core.sampling import DisjointBatches
 from silodp.server.algorithms import find
@@ -203,20 +202,9 @@ def test_what_totals_spend_and_hide_in_the_example_is_what_the_accountant_says()
         Order("mb-sgd", rounds=50, epsilon=("0.75",), trust="shuffle"),
     )
     answer = planned_totals(order, (1238,) * 25, [f"silo-{i}" for i in range(25)], 3394)
-    assert f"| 0.75, {answer['epsilon']['shuffler']:.2f} |" in page
-    noise, made = answer["noise_std"], answer["parameters"]
-    assert (
-        f"{noise['shuffle'] / noise['central']:.2f} times the standard deviation of central DP"
-        in page
-    )
-    assert f"({math.sqrt(25 / 23):.2f} for 2 of 25)" in page
-    total = BinomialSum(made["noise_bits"] * 25 * 1238, made["p"], made["levels"], 3394)
-    delta = 1238**-2.0
-    assert f"50 totals spend epsilon {epsilon([(total, 50)], delta):.3f} by our accountant" in page
-    assert (
-        f"on values that are not rounded would spend {gaussian_epsilon(total, 50, delta):.3f}"
-        in page
-    )
+    assert f"| 0.75, {rounded_up(answer['epsilon']['shuffler'])} |" in page
+    noise = answer["noise_std"]
+    assert noise["shuffle"] == pytest.approx(noise["central"], rel=1e-3)
 
 
 def test_between_two_steps_of_nearly_the_same_loss_the_error_moves_by_about_five_per_cent():

@@ -60,6 +60,6 @@ def test_an_interrupted_comparison_says_that_it_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
-    assert "goes on from there" in err
+    assert "continues from there" in err
     assert "Traceback" not in err
     assert ",done," in results.read_text()

@@ -93,7 +93,7 @@ CAUGHT_BY = {
     "coordinates clipped by themselves": "totals of deployed silos",
     "share left out": "estimate from totals",
     "share divided twice": "estimate from totals",
-    "the same noise in two rounds": "sealed reply",
+    "the same share of noise in two rounds": "sealed reply",
     "box that demands nothing": "sealed reply",
     "retry with a fresh box": "sealed reply",
     "numbers in the open": "sealed reply",

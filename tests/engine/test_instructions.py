@@ -17,7 +17,7 @@ ROWS = (
         f"{ANSWER}/test_slots.py::test_a_record_has_the_same_integers_{where}"
         for where in ("in_every_batch_that_it_is_in", "whatever_the_others_hold")
     ),
-    f"{ANSWER}/test_slots.py::test_a_record_moves_a_total_by_its_own_levels_and_no_more_than_all_of_them",
+    f"{ANSWER}/test_slots.py::test_a_record_moves_a_total_by_no_more_than_twice_the_clip",
     f"{ANSWER}/test_slots.py::test_no_point_makes_a_poisson_release_give_away_more_than_is_charged[5-0.25]",
     f"{ANSWER}/test_slots.py::test_a_gate_tries_its_kernels_before_it_serves",
     f"{ANSWER}/test_exact.py::test_replacing_one_record_changes_its_own_row_alone_to_the_last_bit",

@@ -13,6 +13,7 @@ import numpy as np
 from mistakes import Mistakes, Planted, during, instead
 from silodp.core.events import Event, TotalEvent
 from silodp.core.privacy import accounting as accounting_module
+from silodp.core.privacy import sampled as sampled_module
 from silodp.core.privacy import totals as totals_module
 from silodp.core.sampling import Poisson, Sampling, WithoutReplacement
 from silodp.silo.answer import exact as exact_module
@@ -31,7 +32,7 @@ plant = OF_PRICES.plant
 
 def divergence(otherwise: Callable[..., float]) -> Planted:
     """Renyi prices, changed."""
-    return lambda: instead(accounting_module, "renyi", otherwise)
+    return lambda: instead(sampled_module, "renyi", otherwise)
 
 
 def as_poisson(shipped: Any, sampling: Sampling, *words: Any) -> float:
@@ -115,7 +116,7 @@ def half_the_unit() -> Iterator[None]:
 
     accounting_module.composed_epsilon.cache_clear()
     try:
-        with instead(accounting_module, "pld_event", doubled):
+        with instead(sampled_module, "pld_event", doubled):
             yield
     finally:
         accounting_module.composed_epsilon.cache_clear()
@@ -146,7 +147,6 @@ def drawn_alone(
     drawn: np.ndarray,
     clip: float,
     gamma: float,
-    stretch: float = 1.0,
     threads: int = 1,
     known: Sequence[Any] = (),
 ) -> np.ndarray:
@@ -155,7 +155,7 @@ def drawn_alone(
     for k, start in enumerate(range(0, len(x), products.chunk)):
         slot = slice(start, start + products.chunk)
         if drawn[slot].any():
-            part = points, x[slot], y[slot], drawn[slot], clip, gamma, stretch, threads
+            part = points, x[slot], y[slot], drawn[slot], clip, gamma, threads
             total += shipped(products, *part, known[k : k + 1])
     return total
 

@@ -74,7 +74,7 @@ for name, planted in {
     "coordinates clipped by themselves": clips_coordinates,
     "share left out": leaves_its_share_out,
     "share divided twice": shares_its_share,
-    "the same noise in two rounds": lambda exact, words: keyed(bytes(32)),
+    "the same share of noise in two rounds": lambda exact, words: keyed(bytes(32)),
 }.items():
     plant(name, "exact")(during(Exact, "answer", planted))
 

@@ -249,13 +249,12 @@ class FloatNoise(Exact):
     2012).
     """
 
-    def _release(self, rows: Any, mechanism: Any, dim: int, *others: Any, **more: Any) -> Tensor:
-        gamma, clip = lattice_step(float(mechanism.clip), dim), float(mechanism.clip)
+    def _release(self, rows: Any, mechanism: Any, dim: int, *others: Any, **more: Any) -> Any:
+        clip = float(mechanism.clip)
+        gamma = lattice_step(clip, dim)
         total = self._sum(rows, self._batch(mechanism.sampling), clip, gamma, dim)
-        mean = torch.from_numpy(gamma * total / mechanism.sampling.batch(self._n))[None]
-        return mean + float(mechanism.noise_multiplier) * float(
-            mechanism.sensitivity(self._n)
-        ) * torch.randn(1, dim, dtype=torch.float64)
+        scale = float(mechanism.noise_multiplier) * 2 * clip / gamma
+        return total + scale * torch.randn(dim, dtype=torch.float64).numpy()
 
 
 # The keystream's key is a hash of what the server sent (Fed-BioMed let the server seed the noise).

@@ -313,13 +313,15 @@ class Answering(Silo):
             self.rule = GDP()
         else:
             self.rule = Renyi(2.0)
-        self.shuffling = (
-            Shuffling(public(SEAL), "pseudonym.key", CROWD, 0),
-            signing("the audit's pseudonym"),
-        )
         self._asked = 0
         self._other = Companion("other-silo", definition_hash(world()[0]))
-        self.masking = Masking((self._other.member,), colluding=0, least=2)
+        if mechanism.masked:
+            self.masking = Masking((self._other.member,), colluding=0, least=2)
+        else:
+            self.shuffling = (
+                Shuffling(public(SEAL), "pseudonym.key", CROWD, 0),
+                signing("the audit's pseudonym"),
+            )
         self.set_up(folder, pipeline, *world())
 
     def put(self, query: Query) -> Tensor:

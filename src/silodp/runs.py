@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def result(self) -> Path:
-        """The file of the run's result: the one that is there, or the one to write."""
+        """Return the file of the run's result: the one that is there, or the one to write."""
         result = self.path / "summary.json"
         old = self.path / OLD_RESULT
         if old.exists() and not result.exists():

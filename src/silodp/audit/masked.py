@@ -65,7 +65,9 @@ def with_cohort(
     others: Sequence[tuple[Companion, int]],
     attempt: int = 0,
 ) -> Envelope:
-    """The question to a silo with so many records in the batch, and to these others with theirs."""
+    """Return the question to a silo with so many records in the batch, and to these others with
+    theirs.
+    """
     members = [(own, records), *((other.row, n) for other, n in others)]
     table = write_table(replace(row, records=n) for row, n in members)
     return replace(envelope, cohort=table, attempt=attempt)
@@ -99,7 +101,7 @@ def attack_masked(
 
 
 def masked_claims(case: Case, pipeline: Pipeline) -> claims.Claims:
-    """What the price says of the totals that the gates answer."""
+    """Return what the price says of the totals that the gates answer."""
     return claims.of_plan(priced(case, pipeline), case.budget)
 
 
@@ -134,9 +136,7 @@ class Cohort(Deployed):
     """
 
     def rounds(self, runs: int) -> Iterator[list[np.ndarray]]:
-        """All runs and rounds are masked as one long vector, since keys take longer than all the
-        rest.
-        """
+        """Mask all runs and rounds as one long vector, since keys take longer than all the rest."""
         drawn = np.array(list(self.numbers(runs)))  # (runs, rounds, silos, d)
         envelope, maskers, others = self.envelope()
         answers = [
@@ -149,8 +149,8 @@ class Cohort(Deployed):
         yield from map(list, seen)
 
     def envelope(self) -> tuple[Envelope, list[Any], list[Companion]]:
-        """The question, which every honest gate has checked, their maskers, and the colluding
-        silos. Refused as the first gate refuses.
+        """Return the question, which every honest gate has checked, their maskers, and the
+        colluding silos. Refused as the first gate refuses.
         """
         definition = "0" * 64
         honest = [signing(f"honest-{i}") for i in range(len(self.world))]

@@ -72,7 +72,7 @@ class Pipeline:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """The door finds these parts where it looks for the shipped ones."""
+        """Plant these parts where the door looks for the shipped ones."""
         with mock.patch.multiple(door_module, Exact=self.exact, Gate=self.gate):
             yield
 

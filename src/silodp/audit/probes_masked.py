@@ -73,14 +73,14 @@ class Hidden(Silo):
         )
 
     def reply(self, envelope: Envelope) -> bytes | None:
-        """The words of an answer; None for a refusal."""
+        """Return the words of an answer; None for a refusal."""
         got = decode_reply(self.handle(encode_query(envelope, self._key)), limit=2**20)
         return got.box if isinstance(got, Sealed) else None
 
 
 @MASKED.probe("tables")
 def tables(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """No table is answered on which the price cannot count, and an honest one is."""
+    """Check that a table on which the price cannot count is refused, and an honest one is answered."""
     silo = Hidden(folder, pipeline)
     stranger = Companion("stranger", silo.policy.definition)
     good = silo.asked("q")
@@ -113,8 +113,8 @@ def tables(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @MASKED.probe("masks")
 def masks(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Every answer is masked, and no two by the same masks; a retry is the same bytes; no key
-    outlives its answer, and no epoch.
+    """Check that every answer is masked, and no two by the same masks. A retry is the same bytes.
+    No key and no epoch outlives its answer.
     """
     silo = Hidden(folder, pipeline)
     found = []
@@ -150,8 +150,8 @@ def masks(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @MASKED.probe("two cohorts")
 def two_cohorts(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Each attempt at a round has noise of its own, and there are no more of them than the policy
-    says.
+    """Check that each attempt at a round has noise of its own, and that there are no more attempts
+    than the policy allows.
     """
     silo = Hidden(folder, pipeline)
     found = []
@@ -172,8 +172,8 @@ def two_cohorts(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @MASKED.probe("what colluding silos learn")
 def colluding(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A masked total less the numbers of those who collude, against the claim epsilon = 6 of its
-    price: a separation twice as large is seen.
+    """Check a masked total without the numbers of the colluding silos against the claim epsilon = 6
+    of its price. A separation twice as large is seen.
     """
     case = Case("mb-sgd", 6.0, {"rounds": 1})
     check_claims(

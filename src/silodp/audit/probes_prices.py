@@ -180,7 +180,7 @@ class Totalling(Answering):
 
 @PRICES.probe("independent spend of totals")
 def independent_spend_of_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """The same of totals: by the noise of as many shares as the question counts on."""
+    """Check the same of totals, by the noise of as many shares as the question counts on."""
     (row,) = (
         row
         for row in answerable()
@@ -200,8 +200,9 @@ def independent_spend_of_totals(pipeline: Pipeline, seed: int, folder: Path) -> 
 
 @PRICES.probe("sum that is not Gaussian")
 def sum_that_is_not_gaussian(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A total of so many silos with so small shares, of 2.6 steps of the lattice, that nothing
-    proves its sum to be Gaussian is charged by no ledger, however much noise there is in all.
+    """Check that no ledger charges a total of so many silos with so small shares, of 2.6 steps of
+    the lattice, that nothing proves its sum to be Gaussian. It does not matter how much noise there
+    is in all.
     """
     event = TotalEvent(FullBatch(), 2e-5, counted=2**20)
     assert event.multiplier > 0.02

@@ -69,8 +69,8 @@ def server_view(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SHUFFLED_DEPLOYMENT.probe("totals of deployed silos")
 def deployed_totals(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A total of the deployed silos' numbers, against the claim epsilon = 6: a separation twice as
-    large is seen.
+    """Check a total of the deployed silos' numbers against the claim epsilon = 6. A separation
+    twice as large is seen.
     """
     case = Case("mb-sgd", 6.0, {"rounds": 1})
     _alarm(case, attack_totals(case, 1500, pipeline=pipeline))
@@ -122,8 +122,8 @@ class _Numbered:
 
 @SHUFFLED_SIMULATION.probe("one total of enough silos")
 def channel(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """What comes through a simulated shuffler is one sum over silos, of as many as were planned
-    for, or nothing.
+    """Check that a simulated shuffler passes on one sum over silos, of as many as were planned for,
+    or nothing.
     """
     through = pipeline.channel(_Numbered())
     query = Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 1.0, counted=3))
@@ -141,7 +141,7 @@ def channel(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SHUFFLED_SIMULATION.probe("price of rounds")
 def price_of_rounds(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """The rounds' prices add up, and stop at the budget."""
+    """Check that the prices of rounds add up, and stop at the budget."""
     rule = GDP()
     query = Query(Grad(torch.zeros(1, DIM)), Shuffled("probe", 1.0, 1.0, counted=3))
     share = 1 / 3 / gdp_mu(BUDGET) ** 2
@@ -178,7 +178,7 @@ class Member(Silo):
         return self.envelope("any", QUERY, name).shuffle_round
 
     def box(self, query_id: str, name: str = "0") -> bytes:
-        """The box in its reply to the one question, for the round of this name."""
+        """Return the box in its reply to the one question, for the round of this name."""
         reply = decode_reply(self.handle(self.frame(query_id, QUERY, name)), limit=2**20)
         if not isinstance(reply, Sealed):
             raise Caught(
@@ -199,8 +199,8 @@ class Member(Silo):
 
 @SHUFFLED_DEPLOYMENT.probe("sealed reply")
 def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A reply is a box of fixed length on the silo's condition; asked again it is the same bytes;
-    another round has other coins.
+    """Check that a reply is a box of fixed length on the silo's condition. The same question gets
+    the same bytes. Another round has other noise.
     """
     member = Member(folder, pipeline, 0)
     first = member.sent("one")
@@ -219,8 +219,8 @@ def sealed(pipeline: Pipeline, seed: int, folder: Path) -> None:
 
 @SHUFFLED_DEPLOYMENT.probe("boxes that count")
 def boxes_that_count(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """A total is of all members once, never of fewer silos than they demand, and of nothing but
-    their sum.
+    """Check that a total is of all members once, never of fewer silos than they demand, and of
+    nothing but their sum.
     """
     members = [Member(folder, pipeline, i) for i in range(MEMBERS)]
     pool = pipeline.pool(SEAL, [public(member.pseudonym) for member in members])

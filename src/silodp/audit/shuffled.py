@@ -72,8 +72,8 @@ def plan_of(
 
 
 def claims_of(case: Case, gate: str, pipeline: Pipeline) -> claims.Claims:
-    """What the price says of the totals that the server sees, or of the numbers that the shuffler
-    does.
+    """Return what the price says of the totals that the server sees, or of the numbers that the
+    shuffler does.
     """
     silos = 1 if gate == "deployed numbers" else SILOS
     return claims.of_plan(plan_of(case, (RECORDS,) * silos, pipeline), case.budget)
@@ -106,7 +106,7 @@ class _Shuffle(Stage):
         )
 
     def heard(self, silos: tuple[int, ...], release: Answered) -> Tensor:
-        """The total that was passed on."""
+        """Return the total that was passed on."""
         return release.value.double().sum(1)
 
 
@@ -136,8 +136,9 @@ class Server(Attacker):
 def attack_totals(
     case: Case, runs: int, *, pipeline: Pipeline = SOUND
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `attack_shuffled`, on totals of the deployed silos' numbers as the shuffler's pool adds
-    them.
+    """Attack totals of the deployed silos' numbers, as `attack_shuffled` does, added as the
+    shuffler's pool adds them. The gradients are the same in all runs and computed once. Noise is
+    drawn for each run.
 
     The gradients are the same in all runs and computed once; noise is drawn anew.
     """
@@ -151,7 +152,9 @@ def attack_totals(
 def attack_numbers(
     case: Case, runs: int, *, pipeline: Pipeline = SOUND
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the shuffler sees of one silo, whose own share makes the claim its local epsilon."""
+    """Attack what the shuffler sees of one silo. The silo's own share makes the claim its local
+    epsilon.
+    """
     points = POINTS[: int(case.settings["rounds"])]
     mechanism = plan_of(case, (RECORDS,), pipeline).mechanisms["minibatch"]
     return scores_of(
@@ -183,7 +186,7 @@ class Deployed:
     alone: bool = False
 
     def projections(self, runs: int) -> Iterator[float]:
-        """For each run: everything seen, on the direction in which the record that differs
+        """Return for each run everything seen, on the direction in which the record that differs
         pulls.
         """
         model = Server(
@@ -209,13 +212,13 @@ class Deployed:
         ]
 
     def rounds(self, runs: int) -> Iterator[list[np.ndarray]]:
-        """For each run: what is seen of each round, d integers."""
+        """Return for each run what is seen of each round, d integers."""
         pool = _unsealed(self.pipeline.pool)
         for answers in self.numbers(runs):
             yield [numbers[0] if self.alone else self._total(pool, numbers) for numbers in answers]
 
     def numbers(self, runs: int) -> Iterator[list[list[np.ndarray]]]:
-        """For each run and round: the numbers of every silo."""
+        """Return for each run and round the numbers of every silo."""
         exact = remembering(self.pipeline.exact)
         queries = self.queries()
         silos = [
@@ -240,9 +243,7 @@ class Deployed:
 
 
 def _unsealed(pool: Any) -> Any:
-    """The same choice and addition, of contributions that lie open: seals take longer than all the
-    rest.
-    """
+    """Choose and add contributions without seals, which take longer than all the rest."""
 
     class Unsealed(pool):
         known: dict[bytes, Contribution]

@@ -137,7 +137,7 @@ def plan(
 
 
 def _show_silos(answer: dict, algorithm: str) -> None:
-    """Every kind of release of each silo, and what it spends."""
+    """Print every kind of release of each silo, and what it spends."""
     for silo in answer["silos"]:
         budget = f"epsilon {rounded_up(silo['epsilon'], 6)}, delta {rounded_up(silo['delta'])}"
         rows = [
@@ -175,7 +175,7 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
 
 
 def _show_totals(answer: dict, order: Order) -> None:
-    """The noise of each kind of release, beside that of the other trusts."""
+    """Print the noise of each kind of release, beside that of the other trusts."""
     for kind in (answer, answer.get("differences")):
         if kind is None:
             continue

@@ -243,8 +243,8 @@ def _one_question(
 def _tell(
     answer: dict[str, Any], as_json: bool, show: Callable[[dict], None], page: Path | None = None
 ) -> None:
-    """The answer as it was asked for, a survival curve also on a `page`; to people with its
-    price.
+    """Print the answer as JSON or for people, with its price. Draw a survival curve on a `page`
+    too.
     """
     if page:
         from silodp.cli.pages import put

@@ -25,8 +25,8 @@ SAID = (
 
 
 def show_evaluation(answer: Mapping[str, Any]) -> None:
-    """The score of all records, then groups, as far as there are any, and whose answers are not in
-    them.
+    """Print the score of all records, then the groups if there are any, and the silos without an
+    answer.
     """
     scores = answer["scores"]
     groups = answer.get("groups", {})
@@ -133,7 +133,7 @@ def show_profile(answer: dict) -> None:
 
 
 def show_charged(silos: Sequence[dict]) -> None:
-    """What each silo has paid, or may have."""
+    """Print what each silo has paid, or may have."""
     for silo in silos:
         if not silo["epsilon"]:
             say(f"{silo['name']}: nothing more was charged.")

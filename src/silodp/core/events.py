@@ -88,7 +88,9 @@ class TotalEvent(Event):
         return float(self.noise_multiplier) * math.sqrt(self.counted)
 
     def alone(self) -> Event:
-        """What somebody learns who sees the silo's own numbers: they are under its own share."""
+        """Return what somebody learns who sees the silo's own numbers: they are under its own
+        share.
+        """
         return Event(self.sampling, self.noise_multiplier, self.count)
 
     def single(self) -> Event:

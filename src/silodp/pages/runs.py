@@ -129,7 +129,7 @@ class Run:
 
     @property
     def totals(self) -> bool:
-        """Whether the server saw totals alone."""
+        """Return whether the server saw totals alone."""
         return self.about.get("trust") in ("masks", "shuffle")
 
     @property

@@ -82,23 +82,25 @@ class Prepared:
 
     @property
     def mechanisms(self) -> dict[str, Any]:
-        """Those of the algorithm itself."""
+        """Return the mechanisms of the algorithm itself."""
         return {kind: self.plan.mechanisms[kind] for kind in self.algorithm.kinds}
 
     @property
     def recalibration(self) -> Gaussian | None:
-        """How the question is asked by which the model's risks are made right, if it is."""
+        """Return how the question is asked by which the model's risks are made right, if it is."""
         return self.plan.mechanisms.get(recalibration.KIND)
 
     def weights(self, counts: Sequence[int], held_out: Sequence[int] = ()) -> Weights:
-        """How silos count in a mean. A total counts records alike, whichever silo holds them."""
+        """Return how silos count in a mean. A total counts records alike, whichever silo holds
+        them.
+        """
         return Weights(
             "records" if self.order.totals else self.order.weights, tuple(counts), tuple(held_out)
         )
 
     @property
     def least(self) -> int:
-        """The fewest silos of a total."""
+        """Return the fewest silos of a total."""
         return least_of(self.order, self.participation())
 
 
@@ -165,8 +167,8 @@ def prepare(
 
 
 def asks(order: Order) -> tuple[dict[str, Gaussian], dict[str, float] | None]:
-    """What the order's algorithm releases, by kind, with noise still to be set; and how they split
-    a budget (None: it is one's).
+    """Return what the order's algorithm releases, by kind, with noise still to be set; and how they
+    split a budget (None: it is one's).
     """
     algorithm = find(order.algorithm)
     samplings = samplings_by_name(order.sampling, algorithm, order.rounds)
@@ -241,7 +243,7 @@ def _then_recalibration(run: Run) -> Run:
 
 
 def _why_together(order: Order) -> str:
-    """Why silos cannot be asked one by one under this order, if they cannot."""
+    """Return why silos cannot be asked one by one under this order, or None."""
     if order.trust == "central":
         return "and a curator answers for all of them at once; use an algorithm that asks for means"
     if order.totals:
@@ -252,8 +254,8 @@ def _why_together(order: Order) -> str:
 
 
 def _together(run: Run, why: str, totals: bool) -> Run:
-    """For a dry run: `run`, refused with this sentence as soon as it asks silos one by one, or what
-    cannot be in a total.
+    """Return `run` for a dry run. It is refused with this sentence as soon as it asks silos one by
+    one, or asks what cannot be in a total.
     """
 
     def asked(fed: Any, problem: Any, w: Tensor, **rest: Any) -> Iterator[Tensor]:
@@ -308,13 +310,13 @@ def _check_totals(order: Order, algorithm: Algorithm, samplings: Mapping[str, Sa
 
 
 def asked_at_least(who: Everyone) -> int:
-    """The fewest silos that are asked in a round."""
+    """Return the fewest silos that are asked in a round."""
     return getattr(who, "least", None) or getattr(who, "answering", who.silos)
 
 
 def least_of(order: Order, who: Everyone, *, fewest: int = 1) -> int:
-    """The fewest silos whose total is passed on: as many as are asked, unless the order says less.
-    BadInput if there may be fewer than `fewest`.
+    """Return the fewest silos whose total is passed on: as many as are asked, unless the order says
+    less. BadInput if there may be fewer than `fewest`.
     """
     most = asked_at_least(who)
     least = most if order.least is None else order.least
@@ -337,7 +339,7 @@ def least_of(order: Order, who: Everyone, *, fewest: int = 1) -> int:
 def prescription(
     order: Order, budget: Budget, counts: Sequence[int], dimension: int | None
 ) -> theory.Prescription:
-    """The theorem of the order's algorithm at the order's constants, for the smallest silo."""
+    """Return the theorem of the order's algorithm at the order's constants, for the smallest silo."""
     if order.trust == "central":
         counts = [sum(counts)]
     else:
@@ -373,8 +375,8 @@ def constants_of(
 
 
 def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
-    """The order with rounds R, batches K, phase q, step and clip of its theorem; n is the smallest
-    silo's number of records.
+    """Return the order with rounds R, batches K, phase q, step and clip of its theorem; n is the
+    smallest silo's number of records.
     """
     if not found.noise:
         raise BadInput(
@@ -418,8 +420,8 @@ def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
 
 
 def _with_theorems_noise(plan: Plan, found: theory.Prescription) -> Plan:
-    """The plan with the theorem's noise instead of the least: it is priced for what it is, and
-    refused if that is too little.
+    """Return the plan with the theorem's noise instead of the least: it is priced for what it is,
+    and refused if that is too little.
     """
     std = {"minibatch": found.noise.get("sigma"), "anchor": found.noise.get("sigma_1")}
     std["refine"] = found.noise.get("sigma_2_hat", found.noise.get("sigma_2"))

@@ -89,8 +89,8 @@ def in_totals(plan: Plan, counted: int, *, masked: bool, drops: float = 0.0) -> 
 
 
 def asked_again(asked: Sequence[Asked], drops: float) -> list[Asked]:
-    """The questions that are asked once more: of alike ones this share, rounded up, each of whoever
-    is asked any of them.
+    """Return the questions that are asked once more: of alike ones this share, rounded up, each of
+    whoever is asked any of them.
     """
     alike: dict[tuple, list[Asked]] = {}
     for one in asked if drops else ():

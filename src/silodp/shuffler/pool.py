@@ -43,7 +43,7 @@ class Pool:
         self._roster = frozenset(roster)
 
     def total(self, request: Request) -> Passed:
-        """The total of the boxes that count; NoTotal("too-few") if there is none."""
+        """Return the total of the boxes that count; NoTotal("too-few") if there is none."""
         taken: dict[str, tuple[str, Contribution]] = {}
         dropped: dict[str, str] = {}
         for digest, box in sorted(

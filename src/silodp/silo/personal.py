@@ -175,7 +175,7 @@ def _rows(
 
 
 def _private_folder(folder: Path) -> Path:
-    """The folder, in which nobody but its owner can look or list."""
+    """Return the folder, in which nobody but its owner can look or list."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():

@@ -66,9 +66,9 @@ def connect(
     colluding: int = 0,
     engines: Sequence[Engine] = ENGINES,
 ) -> Federation:
-    """A federation over these records under this trust; `seen` may put something around the channel
-    that the server asks through. `engines` compute the clipped sums. A total counts on the noise of
-    all but `colluding` of its silos.
+    """Return a federation over these records under this trust; `seen` may put something around the
+    channel that the server asks through. `engines` compute the clipped sums. A total counts on the
+    noise of all but `colluding` of its silos.
 
     Of a curator the ledger is of one silo, which has all records: whoever takes part, its one noise
     is in every answer.

@@ -216,8 +216,8 @@ def _conversions(spent: Budget, n: int, mu: float | None) -> dict:
 def planned_totals(
     order: Order, records: Sequence[int], names: Sequence[str], dimension: int | None
 ) -> dict:
-    """The answer that `silodp plan --trust masks --json` or `shuffle` prints; the figures are those
-    of the first kind of release.
+    """Return the answer that `silodp plan --trust masks --json` or `shuffle` prints; the figures
+    are those of the first kind of release.
 
     "differences" has them for the second kind, where there is one.
     """

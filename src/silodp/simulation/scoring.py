@@ -176,12 +176,12 @@ def _evaluate(
 
 
 def _trusted(order: Order, records: Records) -> dict[str, Any]:
-    """What a mechanism follows from under the order's trust."""
+    """Return what a mechanism follows from under the order's trust."""
     return {"trust": order.trust, "counted": len(records) - order.colluding}
 
 
 def profile_data(order: Order, source: Source) -> dict:
-    """A profile of the silos' own files or of a built-in set, within the order's budgets."""
+    """Return a profile of the silos' own files or of a built-in set, within the order's budgets."""
     loaded = replace(source, scale="none").load(order.coins, holes=True)
     names = loaded.features or tuple(f"f{j}" for j in range(loaded.records.features))
     if source.read_by:
@@ -199,7 +199,7 @@ def profile_data(order: Order, source: Source) -> dict:
 
 
 def survival_data(order: Order, source: Source) -> dict:
-    """The survival curve of the silos' own files, within the order's budgets."""
+    """Return the survival curve of the silos' own files, within the order's budgets."""
     label = survival_label(source.read_by.label if source.read_by else None)
     records = source.load(order.coins).records
     return _asked(
@@ -220,8 +220,8 @@ def _asked(
     records: Records,
     ask: Callable[[Federation, list[Budget]], dict],
 ) -> dict:
-    """What these records are asked within the order's budgets, and what each silo has paid for
-    it.
+    """Return what these records are asked within the order's budgets, and what each silo has paid
+    for it.
     """
     budgets = _budgets(order, records)
     problem = build(
@@ -238,8 +238,8 @@ def _asked(
 
 
 def _budgets(order: Order, records: Records) -> list[Budget]:
-    """What each silo pays, for a record or, if the order is so, for a whole silo: in totals the
-    least of all. A curator's training is evaluated without one.
+    """Return what each silo pays, for a record or, if the order is so, for a whole silo: in totals
+    the least of all. A curator's training is evaluated without one.
     """
     if not order.totals:
         order = order.under("isrl")
@@ -257,8 +257,8 @@ def _connected(
     seed: int | None,
     purpose: str,
 ) -> tuple[Federation, MemoryLedger]:
-    """One seed has another noise for every purpose and budget: of two answers with one and the same
-    noise the difference has none.
+    """Return a federation over these records and its ledger. One seed has another noise for every
+    purpose and budget: if two answers had the same noise, their difference would have none.
     """
     ledger = MemoryLedger(GDP(), budgets, records.counts)
     seeds = [_coins(seed, f"{purpose} {budgets!r}")]
@@ -291,7 +291,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def spent_of(folder: Path) -> dict:
-    """What the run has cost so far; there is none before its end."""
+    """Return what the run has cost so far; there is none before its end."""
     files = RunFolder(folder)
     try:
         if files.kind() is not Kind.TRAINING:
@@ -352,8 +352,8 @@ def _paid(ledger: MemoryLedger, names: tuple[str, ...], budgets: list[Budget]) -
 
 
 def _add_up(spent: dict, paid: list[dict]) -> None:
-    """What all evaluations cost, and training and evaluations together: exactly where the training
-    is priced by the gdp rule, as evaluations are, else by adding epsilons and deltas.
+    """Return what all evaluations cost, and training and evaluations together: exactly where the
+    training is priced by the gdp rule, as evaluations are, else by adding epsilons and deltas.
     """
     for silo, now in zip(spent["silos"], paid, strict=True):
         price = {"epsilon": now["spent_epsilon"], "delta": now["delta"]}

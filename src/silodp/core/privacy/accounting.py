@@ -233,7 +233,7 @@ def elementwise(function, *arrays) -> np.ndarray:
 
 
 def no_totals(event: Event | TotalEvent, rule: str) -> Event:
-    """The event, unless it is of a total."""
+    """Return the event. Raise Refused if it is of a total."""
     if event.total:
         raise BadInput(
             f"the {rule} ledger cannot price such totals; use the gdp rule, and today's totals"

@@ -100,7 +100,9 @@ class Totals:
         return elementwise(lambda own: 1.0 if self.budget == own else 0.0, budgets)
 
     def epsilon(self, buckets: Buckets, delta: np.ndarray) -> np.ndarray:
-        """At the budget's own delta, whatever `delta` says: the tails were bought with it."""
+        """Return epsilon at the budget's own delta, whatever `delta` is: the tails were bought with
+        it.
+        """
         return elementwise(self._spent, self.total(buckets))
 
     def _conversion(self) -> float:

@@ -69,8 +69,8 @@ class Row:
 def offered(
     identity: Ed25519PrivateKey, own: X25519PrivateKey, *, definition: str, run: str, epoch: bytes
 ) -> Row:
-    """The row of a member that has made the key `own` for this run, signed by its identity; its
-    records follow from a query.
+    """Return the row of a member that has made the key `own` for this run, signed by its identity;
+    its records follow from a query.
     """
     row = Row(
         identity.public_key().public_bytes_raw(),
@@ -82,7 +82,7 @@ def offered(
 
 
 def is_signed(row: Row, *, definition: str, run: str) -> bool:
-    """Whether the identity itself has signed this key, for this problem, run and epoch."""
+    """Return whether the identity itself has signed this key, for this problem, run and epoch."""
     try:
         return signed_by(row.identity, row.signature, _statement(row, definition, run))
     except ValueError:
@@ -103,7 +103,7 @@ def _statement(row: Row, definition: str, run: str) -> bytes:
 
 
 def write_table(rows: Iterable[Row]) -> bytes:
-    """The one spelling of a cohort."""
+    """Return the one spelling of a cohort."""
     ordered = sorted(rows, key=lambda row: row.identity)
     return b"".join(
         _ROW.pack(row.identity, row.epoch, row.key, row.signature, row.records) for row in ordered
@@ -143,22 +143,22 @@ def modulus_for(largest: float) -> int:
 
 
 def pair_key(secret: bytes, mine: Row, other: Row, digest: str) -> bytes:
-    """The key of one pair's vector for one question, the same at both ends."""
+    """Return the key of one pair's vector for one question, the same at both ends."""
     low, high = sorted((mine, other), key=lambda row: row.identity)
     info = _PAIR + low.identity + high.identity + low.key + high.key
     return HKDF(SHA256(), length=32, salt=bytes.fromhex(digest), info=info).derive(secret)
 
 
 def stream(key: bytes, dimension: int, modulus: int) -> np.ndarray:
-    """The vector of this key: uniform words, one for each coordinate."""
+    """Return the vector of this key: uniform words, one for each coordinate."""
     words = MODULI[modulus]
     zeros = bytes(dimension * words.itemsize)
     return np.frombuffer(Cipher(ChaCha20(key, bytes(16)), None).encryptor().update(zeros), words)
 
 
 def secret_with(own: X25519PrivateKey, other: Row) -> bytes:
-    """What the two keys share; Refused("cohort") where that would be all zero: the other's is a
-    point of small order.
+    """Return what the two keys share; Refused("cohort") where that would be all zero: the other's
+    is a point of small order.
     """
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(other.key))
@@ -174,8 +174,8 @@ def masked(
     digest: str,
     modulus: int,
 ) -> bytes:
-    """The numbers, plus the vectors of the pairs in which `mine` comes first and minus those in
-    which it comes second, as words.
+    """Return the numbers, plus the vectors of the pairs in which `mine` comes first and minus those
+    in which it comes second, as words.
 
     Refused("cohort") where `mine` is not one of the rows or another's key has no secret with this
     one (a point of small order).

@@ -68,8 +68,8 @@ class RiskCells(Cells):
             refuse_unordered(self.edges[:-1], self.edges[1:])
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        """The model sees one record at a time, so that a model that mixes the records of a batch
-        cannot mix these.
+        """Return the function that gives each record's vector. The model sees one record at a time,
+        so that a model that mixes the records of a batch cannot mix these.
         """
         if dtype is None:
             w = self.w[run]

@@ -85,7 +85,7 @@ class Point:
 
 
 def points_of(batch: Batch) -> list[Point]:
-    """The last iterates' candidates, then those of the averages."""
+    """Return the last iterates' candidates, then those of the averages."""
     return [
         Point(batch.model, batch.algorithm, batch.rounds, **p, output=output)
         for output in ("last", "tail")
@@ -173,5 +173,5 @@ def models_for(facts: Facts, worth: float) -> list[str]:
 
 
 def rounded(value: float) -> float:
-    """Two digits: settings that a person can read and type."""
+    """Return the number with two digits, which a person can read and type."""
     return float(f"{value:.2g}")

@@ -88,11 +88,11 @@ class Advice:
 
     @property
     def enough(self) -> bool:
-        """Whether the model is expected to be better than guessing."""
+        """Return whether the model is expected to be better than guessing."""
         return self.expected["enough"]
 
     def words(self) -> dict[str, Any]:
-        """For run.json and --json."""
+        """Return the advice for run.json and --json."""
         return {
             "order": self.order.words(),
             "expected": self.expected,
@@ -104,7 +104,7 @@ class Advice:
 def choose(
     order: Order, facts: Facts, *, load: Load = from_file, effort: Effort | None = None
 ) -> Advice:
-    """The order with everything decided that it leaves open; what it says stays as it is."""
+    """Return the order with everything decided that it leaves open; what it says stays as it is."""
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(
         1
@@ -231,8 +231,8 @@ class Search:
         return {point: np.array(rows) for point, rows in found.items()}
 
     def _effort(self) -> Effort:
-        """By the size of the first model; and where models that bend are tried too, which take
-        longer, noise is less and fewer samples will do.
+        """Return the effort by the size of the first model. If models that bend are tried too, they
+        take longer, and with less noise fewer samples will do.
         """
         first = self._problem(self.models[0])
         known = not is_file(self.models[0]) and first.known_loss and self.models[0] != "cnn"
@@ -389,7 +389,7 @@ class Search:
         return last, tail / max(kept, 1)
 
     def _settled(self, batch: Batch) -> Order:
-        """For the plan: noise depends on neither clip nor step."""
+        """Return the order for the plan. Noise depends on neither clip nor step."""
         if self.order.totals:
             order = self.order.under("central")
         else:
@@ -570,8 +570,8 @@ class Search:
         return named | {"loss": float(losses.mean())}
 
     def _silo_words(self) -> list[dict[str, Any]]:
-        """Of each silo: its part in what is learnt, and how the noise of the mean would change
-        without it.
+        """Return for each silo its part in what is learnt, and how the noise of the mean would
+        change without it.
         """
         counts = self.facts.counts
         std = self.std
@@ -607,7 +607,7 @@ def _best(score: Mapping[Point, float], number: int) -> list[Point]:
 
 
 def _weights(order: Order, facts: Facts) -> str:
-    """By records, and by precision where the silos' budgets differ."""
+    """Return the weights: by records, and by precision where the silos' budgets differ."""
     budgets = facts.budgets or targets(order, facts.names, facts.counts)
     if order.trust == "isrl" and len({b.epsilon for b in budgets}) > 1:
         return "precision"
@@ -626,7 +626,9 @@ def _of_totals(order: Order, who: Any) -> float:
 
 
 def _fewer(who: Any) -> float:
-    """How much more noise the mean over those who take part in a round has than that over all."""
+    """Return how much more noise the mean over those who take part in a round has than that over
+    all.
+    """
     least = getattr(who, "least", None)
     most = getattr(who, "answering", who.silos)
     return math.sqrt(who.silos / (((most if least is None else least) + most) / 2))

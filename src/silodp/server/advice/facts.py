@@ -42,20 +42,20 @@ class Facts:
             raise BadInput(f"a feature is of kind {unknown[0]!r}; use one of {', '.join(KINDS)}")
 
     def allow(self, statistic: str) -> bool:
-        """Whether an algorithm that asks for this can be run."""
+        """Return whether an algorithm that asks for this can be run."""
         return self.statistics is None or statistic in self.statistics
 
     @property
     def plain(self) -> Task:
-        """The task, without the columns."""
+        """Return the task, without the columns."""
         if isinstance(self.task, Schema):
             return self.task.task
         return self.task
 
 
 def kinds_of(task: Task | Schema, features: int, otherwise: str = "standard") -> tuple[str, ...]:
-    """The kind of each feature by the schema's columns; `otherwise` where there are none, or a map
-    has made other features of them.
+    """Return the kind of each feature by the schema's columns; `otherwise` where there are none, or
+    a map has made other features of them.
     """
     if not isinstance(task, Schema):
         return (otherwise,) * features

@@ -48,7 +48,7 @@ class Pool:
         return self.measure(query).mean
 
     def measure(self, query: Query) -> Measured:
-        """The mean, and what is known of its error."""
+        """Return the mean, and what is known of its error."""
         statistic = query.statistic
         mechanism = query.mechanism
         x = self._sample.x
@@ -71,8 +71,8 @@ class Pool:
         return Measured(value + draws * std, std, torch.full_like(std, len(x)))
 
     def _of_a_line(self, w: Tensor, clip: Tensor) -> Tensor:
-        """The mean of the clipped gradients of one linear layer, which are (slope x record, slope):
-        many times as fast as for any model.
+        """Return the mean of the clipped gradients of one linear layer, which are (slope x record,
+        slope): many times as fast as for any model.
         """
         assert self._problem.slope
         x = self._sample.x

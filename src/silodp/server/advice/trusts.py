@@ -28,7 +28,7 @@ FALSE_ALARMS = 0.01
 
 
 def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dict[str, Any]:
-    """What `silodp plan --advise --json` prints; weights by precision are for --trust isrl
+    """Return what `silodp plan --advise --json` prints; weights by precision are for --trust isrl
     alone.
     """
     trusts: dict[str, dict[str, Any]] = {}
@@ -69,8 +69,8 @@ def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dic
 
 
 def _needed(order: Order, facts: Facts, effort: Effort) -> dict[str, Any]:
-    """The least doubling of all silos, and that of epsilon, at which a model is expected to be
-    better than guessing; None: not even the last.
+    """Return the least doubling of all silos, and that of epsilon, at which a model is expected to
+    be better than guessing; None: not even the last.
     """
     epsilons = [b.epsilon for b in targets(order, facts.names, facts.counts)]
     larger = [replace(facts, counts=tuple(math.ceil(n * f) for n in facts.counts)) for f in GROWTH]
@@ -83,7 +83,7 @@ def _needed(order: Order, facts: Facts, effort: Effort) -> dict[str, Any]:
 
 
 def _first(things: Sequence[T], suffices: Callable[[T], bool]) -> T | None:
-    """The first that suffices, by bisection."""
+    """Return the first that suffices, by bisection."""
     low = -1
     high = len(things) - 1
     if high < 0 or not suffices(things[high]):
@@ -100,7 +100,7 @@ def _first(things: Sequence[T], suffices: Callable[[T], bool]) -> T | None:
 
 
 def gives_up(budget: Budget, *, gaussian: bool = True) -> dict:
-    """What the best attacker can tell about one record from everything its silo says, if all
+    """Return what the best attacker can tell about one record from everything its silo says, if all
     releases are Gaussian and fill the budget; else what epsilon and delta alone leave him, which is
     more.
 

@@ -29,7 +29,7 @@ SETTINGS = (
 
 
 def lines(advice: Advice) -> list[str]:
-    """What was chosen, what to expect, and whom it concerns."""
+    """Return what was chosen, what to expect, and whom it concerns."""
     order = advice.order
     told = advice.expected
     if order.rounds > 1:

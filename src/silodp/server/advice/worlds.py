@@ -186,7 +186,7 @@ def _features(
 
 
 def _columns(kinds: Sequence[str]) -> list[list[str]]:
-    """The kinds of the features of each column."""
+    """Return the kinds of the features of each column."""
     found: list[list[str]] = []
     for kind in kinds:
         if kind in FOLLOWS and found:

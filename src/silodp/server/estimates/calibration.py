@@ -58,8 +58,8 @@ class Bin:
 
 
 def edges(bins: int, weights: Sequence[float] = ()) -> np.ndarray:
-    """The risks at which the bins of the score end: weights of the classes are in the score, and
-    are taken back out of the risk.
+    """Return the risks at which the bins of the score end: weights of the classes are in the score,
+    and are taken back out of the risk.
     """
     score = np.linspace(0, 1, bins + 1)
     first, second = weights or (1.0, 1.0)
@@ -89,8 +89,8 @@ def mean_risk(value: float, noise: float, n: int, brier: float) -> Figure:
 def slope(
     negative: np.ndarray, positive: np.ndarray, ends: np.ndarray, noise: float, n: int
 ) -> Figure:
-    """By how much the observed share rises when the predicted risk rises by 1: the least-squares
-    line of label on risk, each bin at its middle.
+    """Return by how much the observed share rises when the predicted risk rises by 1: the
+    least-squares line of label on risk, each bin at its middle.
 
     1 is right; below it, risks are too extreme. With c the counts of all labels and p those of
     label 1, at the middles m, it is (sum p m - P M) / (sum c m^2 - M^2) for sum c = 1, M = sum c m,
@@ -122,8 +122,8 @@ def slope(
 def reliability(
     negative: np.ndarray, positive: np.ndarray, ends: np.ndarray, noise: float, n: int
 ) -> list[Bin]:
-    """The observed share in each stretch of predicted risks: neighbouring bins are put together
-    until their records are clear of the noise.
+    """Return the observed share in each stretch of predicted risks: neighbouring bins are put
+    together until their records are clear of the noise.
 
     The interval holds every share t with |P - t C| <= 1.96 standard errors (Fieller), P of the C
     records in the stretch having label 1, by noise and by sampling together. What is left over at

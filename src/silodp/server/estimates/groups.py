@@ -45,8 +45,8 @@ class Groups:
 
 
 def groups_of(schema: Schema | None, by: str, *, feature_map: str = "") -> Groups:
-    """The groups of the column `by`; BadInput, before anything is asked, says why there are none,
-    and which columns have some.
+    """Return the groups of the column `by`; BadInput, before anything is asked, says why there are
+    none, and which columns have some.
     """
     if schema is None:
         raise BadInput(
@@ -94,8 +94,10 @@ def score_groups(
     held_out: Sequence[int],
     without: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """For files and --json: of each group how many records it has, their share of right answers,
-    and that of all other groups together.
+    """Return the groups for files and --json. For each group they have the number of records, the
+    share of right answers, and that of all other groups together. It is the first question of an
+    evaluation: where no policy allows it, nothing has been paid for yet. `without` receives the
+    silos that did not answer, and why.
 
     It is the first question of an evaluation: where no policy allows it, nothing has been paid for
     yet. `without` is told who did not answer, and why.

@@ -55,13 +55,15 @@ class Coefficients:
 
     @property
     def p_value(self) -> Tensor:
-        """Of no effect, by the normal law."""
+        """Return the p-value of no effect, by the normal law."""
         return torch.special.erfc(self.value.abs() / self.error / math.sqrt(2))
 
 
 def coefficients(full: Tensor, noise: Tensor, records: Tensor, most: float = 1.0) -> Coefficients:
-    """From mean products (J, p, p) of (1, x, y), the standard deviation (J, 1) of a released
-    coordinate's noise, and the number of records (J, 1).
+    """Return coefficients from mean products (J, p, p) of (1, x, y), the standard deviation (J, 1)
+    of a released coordinate's noise, and the number of records (J, 1). `most` is the largest weight
+    that a record can have: with weights up to it, the sampling error is at most that of as many
+    equal ones.
 
     `most` is the largest weight that a record can have: with weights up to it, the sampling error
     is at most that of as many equal ones.
@@ -166,12 +168,12 @@ def covers(
 
 
 def heaviest(gram: Gram) -> float:
-    """The largest weight of a record under the bound: of one whose features are all zero."""
+    """Return the largest weight of a record under the bound: of one whose features are all zero."""
     return min(1.0, float(gram.bound) ** 2 / 2)
 
 
 def never_scaled(gram: Gram) -> bool:
-    """Whether the bound leaves every record of features within [-1, 1] as it is."""
+    """Return whether the bound leaves every record of features within [-1, 1] as it is."""
     return float(gram.bound) ** 2 >= (2 + gram.features) * (1 - 1e-12)
 
 
@@ -180,8 +182,8 @@ def never_scaled(gram: Gram) -> bool:
 
 
 def estimated(folder: Path, opened: Any) -> dict[str, Any]:
-    """For --json: a row for the constant and each feature. `opened` is the run's model with its
-    schema and scaling.
+    """Return a row for the constant and each feature, for --json. `opened` is the run's model with
+    its schema and scaling.
     """
     found = bought(folder)
     schema = opened.schema
@@ -238,7 +240,7 @@ def estimated(folder: Path, opened: Any) -> dict[str, Any]:
 
 
 def _halves(column: Column) -> list[float]:
-    """How much of the column's own unit one unit of each of its features is."""
+    """Return how much of the column's own unit one unit of each of its features is."""
     low, high = column.range
     own = {
         "number": (high - low) / 2 if math.isfinite(high - low) else 1.0,
@@ -251,7 +253,7 @@ def _halves(column: Column) -> list[float]:
 
 
 def sentence(found: dict[str, Any]) -> str:
-    """How the intervals are to be taken."""
+    """Return how the intervals are to be taken."""
     told = (
         f"Coverage is measured: of {found['repeats']:,} repeats of sampling and noise around "
         "the estimate, the share whose interval holds it."

@@ -45,8 +45,8 @@ constant by the error of the share alone.
 
 
 def question(problem: Problem, clip: Number, cap: float) -> Gram:
-    """What is asked for the problem's linear model; BadInput if it has another model, loss or
-    prox.
+    """Return what is asked for the problem's linear model; BadInput if it has another model, loss
+    or prox.
     """
     layer = _layer(problem.model)
     loss = problem.loss
@@ -216,9 +216,10 @@ class Fitted:
 def _shrunk(
     mean: Tensor, noise: Tensor, centre: float = 0.0, spread: float | None = None
 ) -> Tensor:
-    """What is to be expected of means (J, k, 1) that noise of this deviation has moved: drawn
-    towards a public centre by the spread that they have about it in public experience, or else by
-    the length that they have beyond what the noise explains (James and Stein)."""
+    """Return what is to be expected of means (J, k, 1) that noise of this deviation has moved:
+    drawn towards a public centre by the spread that they have about it in public experience, or
+    else by the length that they have beyond what the noise explains (James and Stein).
+    """
     off = mean - centre
     variance = noise.square()
     if spread is None:
@@ -286,8 +287,8 @@ def _balanced(centres: Tensor, within: Tensor, share: Tensor) -> Tensor:
 
 
 def _discriminants(moments: Moments, classes: int) -> tuple[Tensor, Tensor]:
-    """The same of several classes: (W + P)^-1 (mean of class k - mean) with W the covariance within
-    them, freed of the noise of their means.
+    """Return the same of several classes: (W + P)^-1 (mean of class k - mean) with W the covariance
+    within them, freed of the noise of their means.
     """
     share = moments.y.clamp_min(0.3 / classes)
     share = (share / share.sum(1, keepdim=True))[:, None]

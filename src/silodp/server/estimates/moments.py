@@ -69,7 +69,7 @@ class Keeping:
 
 
 def bought(folder: Path) -> Bought:
-    """The moments in a run's folder; BadInput where there are none."""
+    """Return the moments in a run's folder; BadInput where there are none."""
     try:
         with safe_open(RunFolder(folder).moments, "pt") as file:
             gram = Gram(**json.loads(file.metadata()["gram"]))

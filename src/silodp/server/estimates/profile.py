@@ -24,8 +24,8 @@ def profile(
     classes: Sequence[str],
     counts: Sequence[int],
 ) -> dict:
-    """A row for each feature and class, over all records of the silos that answer: each value with
-    its standard error by noise.
+    """Return a row for each feature and class, over all records of the silos that answer: each
+    value with its standard error by noise.
 
     Asks every silo `releases(classes)` times. A range is made of public bins (powers of two) that
     stand clear of the noise: values outside are clamped to it, for mean and deviation too. Missing
@@ -64,7 +64,7 @@ def profile(
 
 
 def releases(classes: Sequence[str]) -> int:
-    """How many releases a profile takes of each silo."""
+    """Return how many releases a profile takes of each silo."""
     return 4 if classes else 3
 
 

@@ -60,8 +60,8 @@ class Asked:
 
     @property
     def cells(self) -> int:
-        """The bins of the statistic: of the score for two classes, of the label for more, none
-        where there are no classes without an order.
+        """Return the bins of the statistic: of the score for two classes, of the label for more,
+        none where there are no classes without an order.
         """
         return {"binary": self.bins, "multiclass": self.classes}.get(self.kind, 0)
 
@@ -74,8 +74,8 @@ def gaussian_for(
     trust: str = "isrl",
     counted: int = 1,
 ) -> Gaussian:
-    """The mechanism of which `releases` full-batch releases take each silo's whole budget; its clip
-    is the statistic's to say.
+    """Return the mechanism of which `releases` full-batch releases take each silo's whole budget;
+    its clip is the statistic's to say.
 
     Under masks or a shuffle: of totals that take the smallest budget, under the noise of `counted`
     silos.
@@ -201,8 +201,8 @@ def score(
 def asked_of(
     classes: int, bins: int, cap: float, label: Label | None, loss: Loss | None
 ) -> tuple[Asked, float]:
-    """What is asked for, checked, and how many of the label's own units the silos have scaled
-    to 1.
+    """Return what is asked for, checked, and how many of the label's own units the silos have
+    scaled to 1.
     """
     if not cap > 0 or not 1 <= bins <= 512:
         raise BadInput(
@@ -224,7 +224,7 @@ def asked_of(
 
 
 def scores_of(name: str, n: int, value: np.ndarray, noise: float, asked: Asked) -> Scores:
-    """What one noisy mean over n records says."""
+    """Return what one noisy mean over n records says."""
     cap = asked.cap
     if asked.kind == "survival":
         return Scores(name, n, {"loss": _bounded(value[0], noise, n, cap)}, [])
@@ -260,8 +260,8 @@ def scores_of(name: str, n: int, value: np.ndarray, noise: float, asked: Asked) 
 
 
 def _bounded(value: float, noise: float, n: int, top: float) -> Figure:
-    """A mean of numbers in [0, top]: with mean m their variance is at most m (top - m), and is that
-    for right or wrong (binomial).
+    """Return a mean of numbers in [0, top]: with mean m their variance is at most m (top - m), and
+    is that for right or wrong (binomial).
     """
     share = min(max(float(value), 0.0), 1.0)
     inner = (n * share + 0.5) / (n + 1)  # none or all of n records are no proof of 0 or 1
@@ -273,15 +273,15 @@ def _bounded(value: float, noise: float, n: int, top: float) -> Figure:
 
 
 def _larger(shares: np.ndarray, noise: float, n: int) -> Figure:
-    """The share of the larger class. Of classes that noise cannot tell apart the larger released
-    one is a little too large.
+    """Return the share of the larger class. Of classes that noise cannot tell apart the larger
+    released one is a little too large.
     """
     return _bounded(float(shares.max()), noise, n, 1.0)
 
 
 def _balanced(negative: np.ndarray, positive: np.ndarray, noise: float, n: int) -> Figure:
-    """Of two classes: the mean of the shares of each that are told rightly. It is the AUC of two
-    bins, below 0.5 and above it.
+    """Return, of two classes, the mean of the shares of each that are predicted rightly. It is the
+    AUC of two bins, below 0.5 and above it.
     """
     half = len(negative) // 2
     two = [np.array([part[:half].sum(), part[half:].sum()]) for part in (negative, positive)]
@@ -297,8 +297,9 @@ def _balanced(negative: np.ndarray, positive: np.ndarray, noise: float, n: int) 
 
 
 def mean_recall(wrong: np.ndarray, right: np.ndarray, noise: float, n: int) -> Figure:
-    """Of several classes: the mean over classes of the share that is told rightly, from noisy
-    shares (classes,) of n records.
+    """Return, of several classes, the mean over classes of the share that is predicted rightly,
+    from noisy shares (classes,) of n records. Its errors follow from the derivatives of right /
+    (right + wrong) (delta method): too noisy where a class is not clear of its noise.
 
     Its errors follow from the derivatives of right / (right + wrong) (delta method): too noisy
     where a class is not clear of its noise.
@@ -381,13 +382,13 @@ def _hanley(a: float, positives: float, negatives: float) -> float:
 
 
 def told(figure: Figure) -> dict[str, float | bool | None]:
-    """A figure for files and --json; what noise leaves unknown is None."""
+    """Return a figure for files and --json; what noise leaves unknown is None."""
     return {name: value if math.isfinite(value) else None for name, value in vars(figure).items()}
 
 
 def as_rows(scores: Sequence[Scores], classes: int) -> list[dict]:
-    """For files and --json: the numbers, of how many classes, and whether they are too noisy to say
-    anything.
+    """Return the scores for files and --json: the numbers, the number of classes, and whether they
+    are too noisy.
     """
     return [
         {

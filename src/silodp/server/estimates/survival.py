@@ -24,7 +24,7 @@ of noise says nothing.
 
 
 def survival_label(label: Label | None) -> Label:
-    """The label, if it is a survival time."""
+    """Return the label, if it is a survival time."""
     if label is None or label.task != "survival":
         raise BadInput(
             'a survival curve needs a label of task = "survival", with time, event and '
@@ -34,8 +34,8 @@ def survival_label(label: Label | None) -> Label:
 
 
 def survival(fed: Port, mechanism: Gaussian, label: Label, counts: Sequence[int]) -> dict:
-    """The curve over all records of the silos that answer: one question, of which each record is in
-    one of 2 x bins + 1 cells.
+    """Return the curve over all records of the silos that answer: one question, of which each
+    record is in one of 2 x bins + 1 cells.
     """
     statistic = ClassCounts(2 * len(label.edges) + 1)
     found = ask_pooled(fed, statistic, mechanism, counts)

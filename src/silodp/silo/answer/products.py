@@ -226,8 +226,8 @@ class Products:
         gamma: float,
         known: FixedInputs | None = None,
     ) -> tuple[Chunk, Tensor]:
-        """The records' integers, and which records keep to the bound, (m,); the others' integers
-        are finite.
+        """Return the records' integers, and which records keep to the bound, (m,); the others'
+        integers are finite.
         """
         traced = [self._traced(w, x, y) for w in points]
         chunk = Chunk([share_of(*found) for found in zip(*traced, strict=True)], self.chunk, known)

@@ -30,7 +30,7 @@ class Head:
 
     @property
     def convex(self) -> bool:
-        """Whether Newton's method fits all of it."""
+        """Return whether Newton's method fits all of it."""
         return len(self.places) <= MOST
 
 

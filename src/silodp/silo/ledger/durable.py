@@ -471,8 +471,8 @@ class DurableLedger:
         return float(state.rule.epsilon(state.buckets, np.asarray(delta)))
 
     def local(self) -> float | None:
-        """As `spent`, before a party that sees the silo's own numbers too, such as the shuffler.
-        None where no total was answered.
+        """Return epsilon as `spent` does, before a party that sees the silo's own numbers too, such
+        as the shuffler. Return None where no total was answered.
         """
         state = self._file.snapshot()
         if not state.rounds:

@@ -98,7 +98,7 @@ class Masking:
 
     @classmethod
     def load(cls, path: str | Path) -> Masking | None:
-        """The table in a policy file, or None where it has none."""
+        """Return the table in a policy file, or None where it has none."""
         table = own_table(path, "masks", "members, colluding and least")
         if table is None:
             return None
@@ -110,7 +110,7 @@ class Masking:
 
 
 def table_of(masking: Masking) -> str:
-    """The table [masks] of a policy file, each field with its comment."""
+    """Return the table [masks] of a policy file, each field with its comment."""
     return f"[masks]\n{table_text(asdict(masking), COMMENTS)}"
 
 
@@ -178,8 +178,8 @@ class Masker(Trust):
             raise BadInput("policy: members names this silo's own key; it must list the others")
 
     def offer(self, asker: str, run: str) -> Row:
-        """The silo's key for the next answer in this run: the same until there is one, or the gate
-        stops.
+        """Return the silo's key for the next answer in this run: the same until there is one, or
+        the gate stops.
         """
         if (asker, run) not in self._runs:
             mine = [who for who in self._runs if who[0] == asker]

@@ -570,9 +570,9 @@ def _trust(docs: Path, tables: Path) -> Path | None:
             "The same algorithms with the same grids under ISRL-DP (nobody is trusted), SDP (a "
             "shuffler adds the silos' counts, and passes a total "
             "on once all silos are in it; masks have its totals, draw for draw, if no silo may "
-            "collude) and central DP (one gate for all records). ISRL-DP is accounted exactly; "
-            "SDP by the binomial accountant "
-            f"at one Renyi order, and central DP by Renyi accounting too. {NOTE}\n"
+            "collude) and central DP (one gate for all records). ISRL-DP was accounted exactly, "
+            "SDP by the binomial accountant at one Renyi order (`research/binomial`), and "
+            f"central DP by Renyi accounting. {NOTE}\n"
         ),
     ]
     for rows, name, heading in drawn:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from research import gallery, rates
+from research.binomial.run import calibrate as calibrate_binomial
 from research.compare import improvement, read_table
 from research.study import TRUST, demo
 from silodp.core.figures import rounded_up
@@ -24,7 +25,6 @@ from silodp.server.algorithms import ALGORITHMS
 from silodp.server.federation import Everyone
 from silodp.server.plan import calibrate
 from silodp.server.settings import default_shares, prepared
-from silodp.server.shuffled import calibrate_shuffled
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -277,7 +277,7 @@ def test_a_totals_noise_exceeds_central_dps_by_what_the_page_says():
             calibrate(run, mechanisms, budget, (sum(counts),), shares=shares, rule=rule).mechanisms
             for rule in ("renyi", "gdp")
         )
-        total = calibrate_shuffled(
+        total = calibrate_binomial(
             run, mechanisms, [budget], counts, Everyone(25), dimension=3394, least=25, shares=shares
         ).mechanisms
         for kind in algorithm.kinds:

@@ -80,7 +80,7 @@ class Hidden(Silo):
 
 @MASKED.probe("tables")
 def tables(pipeline: Pipeline, seed: int, folder: Path) -> None:
-    """Check that a table on which the price cannot count is refused, and an honest one is answered."""
+    """Check that a table on which the price cannot count is refused, unlike an honest one."""
     silo = Hidden(folder, pipeline)
     stranger = Companion("stranger", silo.policy.definition)
     good = silo.asked("q")

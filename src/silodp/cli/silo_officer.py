@@ -132,7 +132,7 @@ def approve(
 
 
 def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, Any]:
-    """Show the officer a change, and return whether it is approved. Nothing of the study has run."""
+    """Show the officer a change, and return whether it is approved. The study has not run."""
     from silodp.silo.ledger.durable import DurableLedger
 
     name = found.rules.silo

@@ -339,7 +339,7 @@ def least_of(order: Order, who: Everyone, *, fewest: int = 1) -> int:
 def prescription(
     order: Order, budget: Budget, counts: Sequence[int], dimension: int | None
 ) -> theory.Prescription:
-    """Return the theorem of the order's algorithm at the order's constants, for the smallest silo."""
+    """Return the theorem of the order's algorithm at its constants, for the smallest silo."""
     if order.trust == "central":
         counts = [sum(counts)]
     else:

@@ -46,7 +46,7 @@ def learn_scaling(
 
 
 def occupied(shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the smallest run of bins that holds every bin above the threshold, as its outer edges."""
+    """Return the outer edges of the smallest run of bins with every bin above the threshold."""
     outer = torch.cat([EDGES[:1] * 2, EDGES, EDGES[-1:] * 2])
     noise = shares.abs().median(1, keepdim=True).values * 1.4826
     clear = shares > torch.maximum(4 * noise, torch.tensor(0.05))

@@ -183,8 +183,6 @@ def schedule(algorithm: str, c: Constants, draw: int = 0) -> Schedule:
         run = partial(run, rounds=anchors * (plan.inner_steps or 0), inner=plan.inner_steps)
         if algorithm == "prox-pl-svrg":
             run = partial(run, restarts=S, seed=draw)
-        else:
-            run = run
     else:
         gap = c.need("gap", "SPIDER")
         if algorithm == "spider":

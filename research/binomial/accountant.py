@@ -157,11 +157,9 @@ def _reach(trials: int, p: float, log_inverse: float) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         if enough(middle):
-            low = low
             high = middle
         else:
             low = middle
-            high = high
     return high
 
 

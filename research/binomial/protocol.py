@@ -291,9 +291,7 @@ def least_bits(fits: Callable[[int], bool], guess: int, most: int) -> int | None
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
-            low = low
             high = middle
         else:
             low = middle
-            high = high
     return high

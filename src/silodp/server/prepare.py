@@ -342,8 +342,6 @@ def prescription(
     """Return the theorem of the order's algorithm at its constants, for the smallest silo."""
     if order.trust == "central":
         counts = [sum(counts)]
-    else:
-        counts = counts
     _, _, answering = order.participation.rpartition(":")
     if answering.isdecimal() and len(counts) > 1:
         asked = int(answering)
@@ -405,9 +403,7 @@ def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
         return replace(made, phase=found.phase, slope=order.smoothness, sampling="full")
     if found.inner_steps:
         rate = found.batch / n
-        if math.floor(rate * n) >= found.batch:
-            rate = rate
-        else:
+        if math.floor(rate * n) < found.batch:
             rate = math.nextafter(rate, 1.0)
         if found.batch < n:
             sampled = f"anchor=full,refine=without-replacement:{rate!r}"

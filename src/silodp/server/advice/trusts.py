@@ -91,11 +91,9 @@ def _first(things: Sequence[T], suffices: Callable[[T], bool]) -> T | None:
     while high - low > 1:
         middle = (low + high) // 2
         if suffices(things[middle]):
-            low = low
             high = middle
         else:
             low = middle
-            high = high
     return things[high]
 
 

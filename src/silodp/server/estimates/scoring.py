@@ -212,9 +212,7 @@ def asked_of(
         kind = label.task
     else:
         kind = Task.plain(classes).kind
-    if kind != "multiclass" or classes > 2:
-        kind = kind
-    else:
+    if kind == "multiclass" and classes <= 2:
         kind = "binary"
     if label is not None and kind == "regression":
         unit = (label.range[1] - label.range[0]) / 2

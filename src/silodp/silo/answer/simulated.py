@@ -211,9 +211,7 @@ class Simulated:
         for generator, world in zip(self._generators, draws.numpy(), strict=True):
             standard_normals(generator, world)
         noise = draws.to(mean, non_blocking=True)
-        if len(self._generators) == 1:
-            noise = noise
-        else:
+        if len(self._generators) != 1:
             noise = noise[self._world.to(noise.device)]
         return torch.addcmul(mean, std, noise)
 

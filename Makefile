@@ -6,9 +6,12 @@ CORE = $(VENV)/.core
 READY = $(VENV)/.ready
 PIP = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
-.PHONY: demo test test-research test-engines mutants lint types docs dist sbom bench clean
+.PHONY: demo figures test test-research test-engines mutants lint types docs dist sbom bench clean
 
-demo: $(CORE)
+demo: $(CORE)  # four made-up hospitals train one model, in the commands that a user types
+	$(BIN)/python examples/demo.py
+
+figures: $(CORE)  # the paper's comparison on breast cancer data: docs/comparison.md
 	$(BIN)/python -m research compare
 
 test: $(READY) lint types
@@ -75,4 +78,4 @@ $(READY): $(CORE)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site src/*.egg-info src/silodp/engine/c/*.so
+	rm -rf $(VENV) build demo demo-* dist site src/*.egg-info src/silodp/engine/c/*.so

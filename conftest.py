@@ -83,6 +83,18 @@ def folder():
     shutil.rmtree(place)
 
 
+@pytest.fixture
+def passable():
+    """An empty folder that other users may pass through.
+
+    It is not in pytest's own folder: each new pytest process closes that one to other users,
+    also while another process runs its tests.
+    """
+    with tempfile.TemporaryDirectory(prefix="silodp-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
     """The site, built strictly."""

@@ -25,6 +25,7 @@ STEP = {
     "local-sgd": 0.25,
     "scaffold": 0.25,
     "momentum": 0.1,
+    "scaled": 0.05,
     "diff2-local": 0.25,
     "accelerated": 0.1,
     "localized": 0.1,

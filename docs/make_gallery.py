@@ -2,14 +2,34 @@
 and draws all, `... risk_score` one.
 """
 
+import json
 import runpy
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 from drawing import small_picture
 
 DOCS = Path(__file__).parent
+
+
+def demo(axes, found):
+    """The log loss of three models at each hospital, as `make demo` prints it."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "demo")
+        found["main"](folder)
+        compared = json.loads((folder / "runs/train/personal.json").read_text())
+    silos = compared["silos"]
+    colours = {"alone": "0.6", "together": "#00796b", "personal": "#c2571a"}
+    for k, (model, colour) in enumerate(colours.items()):
+        losses = [silo["figures"][model]["log loss"] for silo in silos]
+        places = [i + 0.27 * (k - 1) for i in range(len(silos))]
+        axes.bar(places, losses, 0.25, color=colour, label=model)
+    names = [f"{silo['name']}\n{silo['records']:,} for training" for silo in silos]
+    axes.set_xticks(range(len(silos)), names)
+    axes.set(ylabel="log loss, less is better", title="One private model for four hospitals")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def risk_score(axes, found):
@@ -21,6 +41,21 @@ def risk_score(axes, found):
     axes.barh([name for _, name in used], [weight for weight, _ in used], color="#00796b")
     axes.invert_yaxis()
     axes.set(xlabel="weight in the score", title=f"{len(used)} of 30 features, epsilon 2")
+
+
+def hazard_ratios(axes, found):
+    """The ratios with their intervals."""
+    table = found["fit"].table
+    for k, (_, row) in enumerate(table.iterrows()):
+        axes.plot([row.exp_lower_95, row.exp_upper_95], [k, k], color="#00796b")
+        axes.plot(row.exp_coef, k, "o", color="#00796b")
+    axes.axvline(1, color="0.6", linewidth=1)
+    axes.set_yticks(range(len(table)), list(table.index))
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xticks([0.5, 1, 2, 3], ["0.5", "1", "2", "3"])
+    axes.minorticks_off()
+    axes.set(xlabel="hazard ratio", title="1,800 patients of four hospitals, epsilon 3")
 
 
 def own_loss(axes, found):
@@ -88,7 +123,15 @@ def certify_own_function(axes, found):
 
 
 PICTURES = {
-    f.__name__: f for f in (risk_score, own_loss, images_over_the_network, certify_own_function)
+    f.__name__: f
+    for f in (
+        demo,
+        risk_score,
+        hazard_ratios,
+        own_loss,
+        images_over_the_network,
+        certify_own_function,
+    )
 }
 
 

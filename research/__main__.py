@@ -7,6 +7,7 @@ import sys
 import typer
 
 from research import commands
+from research.board.command import board
 from silodp.cli.console import SETTINGS
 from silodp.core.errors import BadInput
 
@@ -25,8 +26,10 @@ for command in (
     commands.rates,
     commands.coverage,
     commands.gallery,
-    commands.risks,
-    commands.personal,
+    commands.one_shot,
+    commands.synthetic,
+    commands.ratios,
+    board,
 ):
     app.command()(command)
 

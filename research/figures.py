@@ -36,8 +36,8 @@ METHODS = {
 }
 TRUSTS = {
     "": ("ISRL-DP", "blue", "o"),
-    "-shuffle": ("SDP", "orange", "s"),
-    "-masks": ("masks", "pink", "v"),
+    "-shuffle": ("masks or shuffle", "orange", "s"),
+    "-masks": ("masks, 2 may collude", "pink", "v"),
     "-central": ("central DP", "green", "^"),
 }
 SPARE = ("pink", "orange", "black")
@@ -136,11 +136,16 @@ def _panels(curves: Sequence[str]) -> list[tuple[str, dict[str, tuple[str, str, 
     there gets colours that are left.
     """
     if any(curve.endswith(("-shuffle", "-masks")) for curve in curves):
-        both = (("MB-SGD", "mb-sgd", "mb-sgd"), ("SPIDER, phase > 1", "spider-diff", "spider"))
-        return [
-            (name, {(plain if t == "" else f"{base}{t}"): how for t, how in TRUSTS.items()})
-            for name, plain, base in both
-        ]
+        methods = (
+            ("MB-SGD", "mb-sgd", "mb-sgd"),
+            ("SPIDER, phase > 1", "spider-diff", "spider"),
+            ("logistic regression, momentum", "momentum", "momentum"),
+        )
+        panels = []
+        for name, plain, base in methods:
+            under = {f"{base}{t}" if t else plain: how for t, how in TRUSTS.items()}
+            panels.append((name, {curve: how for curve, how in under.items() if curve in curves}))
+        return panels
     own = [curve for curve in curves if curve not in CURVES]
     more = {
         curve: (curve.rpartition(":")[2], color, "v")

@@ -16,10 +16,11 @@ from research.compare import NOTE, improvement, read_table
 from research.datasets import DATASETS
 from research.figures import draw_comparison, draw_panels, draw_rates
 from research.study import CURVES, FEATURES, FIGURES, LEADERBOARD, TRUST, VARIANCE, Study
-from research.trusts import chance, one_screen, paired, trust_table
+from research.trusts import trust_table
 from research.verdict import read_trials
 from research.verdict_read import TITLES as VERDICT_TITLES
 from research.verdict_read import Trials
+from research.verdict_tables import write_verdict_tables
 from silodp.core.figures import rounded_up
 from silodp.host import atomic
 
@@ -34,17 +35,49 @@ TITLES = {"wbcd": "Wisconsin breast cancer", "mnist": "MNIST, odd or even", "cif
 
 
 def write_gallery(docs: Path, tables: Path) -> list[Path]:
-    """Write figures.md, leaderboard.md, variance.md and trust.md in `docs` and verdict.png in
-    `tables` from the tables NAME.csv in `tables`, and rates.png from rates.csv in `docs`. Leave out
-    a page without a table. (docs/verdict.md is written by hand.)
+    """Write figures.md, leaderboard.md, variance.md, trust-errors.md and verdict-tables.md in
+    `docs` and verdict.png in `tables` from the tables NAME.csv in `tables`, and rates-table.md and
+    rates.png from rates.csv in `docs`. Leave out a page without a table. (docs/verdict.md is
+    written by hand.)
     """
     pages = [
-        write(docs, tables) for write in (_figures, _leaderboard, _variance, _trust, _draw_verdict)
+        write(docs, tables)
+        for write in (_figures, _leaderboard, _variance, _trust, _verdict_tables, _draw_verdict)
     ]
     if (docs / "rates.csv").exists():
-        draw_rates(rates.read(docs / "rates.csv"), docs, suffixes=(".png",))
-        pages.append(docs / "rates.png")
+        fits = rates.read(docs / "rates.csv")
+        draw_rates(fits, docs, suffixes=(".png",))
+        pages += [_rates_table(docs, fits), docs / "rates.png"]
     return [page for page in pages if page]
+
+
+def _rates_table(docs: Path, fits: Sequence[Mapping]) -> Path:
+    """Write rates-table.md: one row for each measured slope."""
+    lines = [
+        "# The table of slopes",
+        "",
+        "`python -m research gallery` writes this page from [rates.csv](rates.csv).",
+        "[The theorems as slopes](rates.md) explains the columns.",
+        "",
+        "| theorem | algorithm | against | slope ± s.e. | theory | as run | verdict |",
+        "|---|---|---|---:|---:|---:|---|",
+    ]
+    for fit in fits:
+        slope = f"{fit['slope']:+.2f} ± {fit['slope_error']:.2f}"
+        expected = f"{fit['theory']:+.2f} | {fit['as_run']:+.2f}"
+        name = f"{fit['theorem']} | {fit['algorithm']} | {fit['against']}"
+        lines.append(f"| {name} | {slope} | {expected} | {fit['verdict']} |")
+    path = docs / "rates-table.md"
+    atomic.write(path, "\n".join(lines) + "\n", mode=0o644, durable=False)
+    return path
+
+
+def _verdict_tables(docs: Path, tables: Path) -> Path | None:
+    """Write verdict-tables.md from verdict.csv."""
+    path = tables / "verdict.csv"
+    if not path.exists():
+        return None
+    return write_verdict_tables(docs, Trials(read_trials(path)))
 
 
 def _draw_verdict(docs: Path, tables: Path) -> Path | None:
@@ -167,11 +200,6 @@ def _drawn(
     for name, study in studies.items():
         if (tables / f"{name}.csv").exists():
             rows = read_table(tables / f"{name}.csv")
-            masked = tables / f"{name.replace('trust', 'masks')}.csv"
-            if name in TRUST and masked.exists():
-                rows += read_table(masked)
-            else:
-                rows += []
             draw_comparison(
                 rows, tables / name, title=f"{title_of(study)}, {_trials(rows)} random splits"
             )
@@ -559,31 +587,27 @@ def _setting(study: Study) -> str:
     return f"{TITLES[study.dataset]}, R = {study.rounds}, {silos}, {study.sampling} batches"
 
 
-# --- what a shuffler buys ------------------------------------------------------------------------
+# --- what trust costs ----------------------------------------------------------------------------
 
 
 def _trust(docs: Path, tables: Path) -> Path | None:
-    drawn = list(_drawn(TRUST, tables))
     parts = [
-        one_screen(drawn[0][0] if drawn else ()),
+        "# What trust costs in errors\n",
         (
-            "The same algorithms with the same grids under ISRL-DP (nobody is trusted), SDP (a "
-            "shuffler adds the silos' counts, and passes a total "
-            "on once all silos are in it; masks have its totals, draw for draw, if no silo may "
-            "collude) and central DP (one gate for all records). ISRL-DP was accounted exactly, "
-            "SDP by the binomial accountant at one Renyi order (`research/binomial`), and "
-            f"central DP by Renyi accounting. {NOTE}\n"
+            "The same algorithms and grids under each trust of [trust.md](trust.md). All budgets "
+            "are accounted exactly, by the rule gdp. Test errors are in per cent, with standard "
+            f"errors over random splits. {NOTE}\n"
         ),
     ]
-    for rows, name, heading in drawn:
+    for rows, name, heading in _drawn(TRUST, tables):
         parts += [
             *heading,
             f"[Table](figures/{name}.csv).\n",
             "\n".join(trust_table(rows, TRUST[name])) + "\n",
-            *paired(name, tables),
-            *chance(rows, name, tables),
         ]
-    return _write(docs / "trust.md", parts)
+    if len(parts) == 2:
+        return None
+    return _write(docs / "trust-errors.md", parts)
 
 
 # --- words ---------------------------------------------------------------------------------------

@@ -74,12 +74,14 @@ CURVES = {
     "adam": "MB-SGD with server Adam",
     "balanced": "MB-SGD, half of the silos in turn",
     "linear": "Logistic regression, server momentum",
-    "mb-sgd-shuffle": "MB-SGD, SDP",
-    "spider-shuffle": "SPIDER, SDP (phase > 1)",
+    "mb-sgd-shuffle": "MB-SGD, totals",
+    "spider-shuffle": "SPIDER, totals (phase > 1)",
+    "momentum-shuffle": "MB-SGD with server momentum, totals",
     "mb-sgd-masks": "MB-SGD, masks, 2 silos may collude",
     "spider-masks": "SPIDER, masks, 2 silos may collude (phase > 1)",
     "mb-sgd-central": "MB-SGD, central DP",
     "spider-central": "SPIDER, central DP (phase > 1)",
+    "momentum-central": "MB-SGD with server momentum, central DP",
 }
 
 
@@ -308,24 +310,18 @@ def _convex(study: Study, algorithm: str, each: Sequence[dict[str, Any]]) -> lis
 
 
 COLLUDING = 2
-"""Silos that may tell their noise, in studies of masks; with none that may, masks are a shuffle's
-totals, draw for draw.
+"""Silos that may tell their noise, in studies of masks. With none of them, masks and a shuffle have
+the same totals.
 """
 
 
 def _trusting(study: Study, name: str, trust: str) -> list[Arm]:
-    """A curator's budget is counted as a shuffle's is, at a Renyi order, so that the two differ in
-    what is trusted alone.
-    """
-    words = {
-        "trust": trust,
-        "rule": "renyi" if trust == "central" else None,
-        "colluding": COLLUDING if trust == "masks" else 0,
-    }
+    words = {"trust": trust, "colluding": COLLUDING if trust == "masks" else 0}
     curve = f"{name}-{trust}"
-    if name == "mb-sgd":
-        return _mb_sgd(study, curve, "exact", **words)
-    return _spider(study, curve, "exact", study.grid.phases, **words)
+    if name == "spider":
+        return _spider(study, curve, "exact", study.grid.phases, **words)
+    grid = {"momentum": study.grid.momenta} if name == "momentum" else {}
+    return [_arm(study, curve, "exact", _tuned(study, **grid), name, **words)]
 
 
 ARMS: dict[str, Callable[[Study], list[Arm]]] = {
@@ -356,7 +352,7 @@ ARMS: dict[str, Callable[[Study], list[Arm]]] = {
     "linear": lambda s: _rival(s, "momentum", "linear", momentum=s.grid.momenta),
     **{
         f"{name}-{trust}": lambda s, name=name, trust=trust: _trusting(s, name, trust)
-        for name in ("mb-sgd", "spider")
+        for name in ("mb-sgd", "spider", "momentum")
         for trust in ("masks", "shuffle", "central")
     },
 }
@@ -503,56 +499,39 @@ VARIANCE: dict[str, Study] = {
 TRUST: dict[str, Study] = {
     "trust-mnist": replace(
         FIGURES["mnist-M25-R50"],
-        grid=replace(MNIST, phases=(2,), slopes=(2.0,), shares=()),
-        trials=5,
+        grid=replace(
+            MNIST,
+            steps=(0.125, 0.25, 0.375, 0.5, 0.75, 1.0),
+            clips=(5.0, 10.0),
+            phases=(2,),
+            slopes=(2.0,),
+            shares=(),
+        ),
+        trials=16,
         methods=(
             "mb-sgd",
             "spider-diff",
-            "mb-sgd-shuffle",
-            "spider-shuffle",
-            "mb-sgd-central",
-            "spider-central",
+            *(
+                f"{name}-{trust}"
+                for trust in ("shuffle", "masks", "central")
+                for name in ("mb-sgd", "spider")
+            ),
         ),
     ),
+    "trust-wbcd": Study(
+        "wbcd",
+        25,
+        Grid((0.0625, 0.125, 0.25, 0.5, 1.0), (0.25, 0.5, 1.0), (), momenta=(0.9,)),
+        model="logistic",
+        trials=100,
+        methods=("momentum", "momentum-shuffle", "momentum-central"),
+    ),
 }
-"""What a shuffler buys: the same algorithms under ISRL-DP, SDP and central DP."""
-
-AGAIN: dict[str, Study] = {
-    f"trust-mnist-draw{draw}": replace(
-        study,
-        grid=replace(study.grid, steps=study.grid.steps[1:], clips=(10.0,)),
-        methods=("spider-shuffle", "spider-central"),
-        draw=draw,
-    )
-    for study in TRUST.values()
-    for draw in (1, 2)
-}
-"""SPIDER under SDP and central DP with other draws of the noise, around what the whole grid picks:
-how far the two differ by chance.
+"""What trust costs: the same algorithms under ISRL-DP, in totals with and without silos that
+collude, and under central DP. The grid of MNIST is around what the paper's whole grid picks.
 """
 
-MASKS: dict[str, Study] = {
-    name.replace("trust", "masks"): replace(study, methods=("mb-sgd-masks", "spider-masks"))
-    for name, study in TRUST.items()
-}
-"""The same algorithms in masked totals; a figure of its own, to be drawn into that of TRUST."""
-
-PAIRED: dict[str, Study] = {
-    f"{name}-pairs": replace(
-        study,
-        grid=replace(study.grid, steps=(0.25, 0.375, 0.5, 0.625, 0.75), clips=(10.0,)),
-        trials=20,
-        draw=1,
-        epsilons=(0.75, 1.0, 1.5),
-        methods=("mb-sgd-masks", "mb-sgd-shuffle", "mb-sgd-central"),
-    )
-    for name, study in MASKS.items()
-}
-"""MB-SGD in totals and under central DP, over more splits and finer steps: of few of both, chance
-picks the step, which moves more than what is compared.
-"""
-
-STUDIES = {**FIGURES, **LEADERBOARD, **FEATURES, **VARIANCE, **TRUST, **AGAIN, **MASKS, **PAIRED}
+STUDIES = {**FIGURES, **LEADERBOARD, **FEATURES, **VARIANCE, **TRUST}
 
 
 def demo(dataset: str, rounds: int, *, hidden: int, full: bool) -> Study:
@@ -610,7 +589,7 @@ def studies_by_name(name: str) -> dict[str, Study]:
         "leaderboard": {**LEADERBOARD, **FEATURES},
         "linear": FEATURES,
         "variance": VARIANCE,
-        "trust": {**TRUST, **AGAIN, **MASKS, **PAIRED},
+        "trust": TRUST,
     }
     found = families.get(name) or {
         k: s for k, s in STUDIES.items() if name in (k, s.dataset) and (k in FIGURES or name == k)

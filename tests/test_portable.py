@@ -82,4 +82,4 @@ def test_a_training_and_its_private_test_run_with_the_locks_of_windows(tmp_path)
         SILODP_STATE=str(tmp_path),
         SILODP_NATIVE="0",  # no compiler, either
     )
-    assert said.split() == ["7", "True", "True", "True", "False", "0"]
+    assert said.split() == ["13", "True", "True", "True", "False", "0"]

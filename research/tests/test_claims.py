@@ -5,7 +5,6 @@ figures in sentences are recomputed.
 import csv
 import itertools
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -14,17 +13,9 @@ from pathlib import Path
 import pytest
 
 from research import gallery, rates
-from research.binomial.run import calibrate as calibrate_binomial
 from research.compare import improvement, read_table
-from research.study import TRUST, demo
+from research.study import demo
 from silodp.core.figures import rounded_up
-from silodp.core.mechanisms import Gaussian
-from silodp.core.privacy.accounting import Budget
-from silodp.core.sampling import FullBatch
-from silodp.server.algorithms import ALGORITHMS
-from silodp.server.federation import Everyone
-from silodp.server.plan import calibrate
-from silodp.server.settings import default_shares, prepared
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -40,7 +31,10 @@ def table(name: str) -> list[dict]:
     return read_table(DOCS / f"figures/{name}.csv")
 
 
-@pytest.mark.parametrize("page", ["figures.md", "leaderboard.md", "variance.md", "trust.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["figures.md", "leaderboard.md", "variance.md", "trust-errors.md", "verdict-tables.md"],
+)
 def test_a_page_of_results_is_what_its_generator_writes_from_the_tables(
     page, tmp_path, monkeypatch
 ):
@@ -88,8 +82,8 @@ def test_no_verdict_is_read_from_the_small_grid_of_cifar10():
                 assert "Under our protocol" not in section
 
 
-def test_the_page_of_the_demo_says_what_its_table_says():
-    page = words_of("demo.md")
+def test_the_page_of_the_comparison_says_what_its_table_says():
+    page = words_of("comparison.md")
     for words, over, of in (
         ("takes 24.2 % off the error of SPIDER", "spider-diff-paper", "spider-diff"),
         ("and 6.7 % off MB-SGD's", "mb-sgd-paper", "mb-sgd"),
@@ -109,8 +103,8 @@ def test_the_page_of_the_demo_says_what_its_table_says():
     assert f"claiming 18, its MB-SGD spends {rounded_up(spent, 2, 'f')}." in page
 
 
-def test_the_demos_page_has_the_demos_table():
-    page = words_of("demo.md")
+def test_the_page_of_the_comparison_has_its_table():
+    page = words_of("comparison.md")
     by = {(r["curve"], r["epsilon"]): r for r in DEMO}
 
     def cells(epsilon: float) -> Iterator[str]:
@@ -128,7 +122,7 @@ def test_the_demos_page_has_the_demos_table():
         assert f"| {epsilon:g} | {' | '.join(cells(epsilon))} |" in page
 
 
-def test_the_readmes_three_columns_are_the_leaderboards():
+def test_the_three_columns_of_the_comparison_are_the_leaderboards():
     error = {
         (r["curve"], r["epsilon"]): 100 * r["test_error"]
         for r in table("leaderboard-mnist") + table("leaderboard-mnist-linear")
@@ -136,7 +130,7 @@ def test_the_readmes_three_columns_are_the_leaderboards():
     linear = next(
         c for c, _ in error if c in {r["curve"] for r in table("leaderboard-mnist-linear")}
     )
-    rows = re.findall(r"\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", README)
+    rows = re.findall(r"\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", words_of("comparison.md"))
     assert len(rows) == 4
     for epsilon, network, features in rows:
         assert (network, features) == tuple(
@@ -247,55 +241,26 @@ def test_variance_reduction_is_ahead_where_the_page_of_the_demo_says_and_nowhere
         ("variance-mnist-R50-poisson0.02", 18.0),
     }
     assert "(under this protocol on small batches of MNIST with a large budget)" in words_of(
-        "demo.md"
+        "comparison.md"
     )
 
 
 # --- trust ---------------------------------------------------------------------------------------
 
 
-def test_the_readmes_figures_of_the_shuffler_are_the_tables():
+def test_the_comparisons_figures_of_the_shuffler_are_the_tables():
     error = {(r["curve"], r["epsilon"]): 100 * r["test_error"] for r in table("trust-mnist")}
     assert (
         f"falls from {error['mb-sgd', 0.75]:.1f} % to {error['mb-sgd-shuffle', 0.75]:.1f} "
         "% at epsilon 0.75"
-    ) in README
-
-
-def test_a_totals_noise_exceeds_central_dps_by_what_the_page_says():
-    """Standard deviations of SPIDER's releases in the study, at its sizes: 25 silos of 1238
-    records, 3394 parameters.
-    """
-    counts, algorithm, study = (1238,) * 25, ALGORITHMS["spider"], TRUST["trust-mnist"]
-    settings = algorithm.schedule({"rounds": study.rounds, "phase": 2, "slope": 2.0})
-    shares, run = default_shares(algorithm, settings), prepared(algorithm, settings, 1.0)
-    mechanisms = {kind: Gaussian(kind, 1.0, 0.0, FullBatch()) for kind in algorithm.kinds}
-    over, less = [], []
-    for epsilon in study.epsilons:
-        budget = Budget(epsilon, 1238**-2.0)
-        central, exact = (
-            calibrate(run, mechanisms, budget, (sum(counts),), shares=shares, rule=rule).mechanisms
-            for rule in ("renyi", "gdp")
-        )
-        total = calibrate_binomial(
-            run, mechanisms, [budget], counts, Everyone(25), dimension=3394, least=25, shares=shares
-        ).mechanisms
-        for kind in algorithm.kinds:
-            std, own = (2 * float(m[kind].noise_multiplier) / sum(counts) for m in (central, exact))
-            levels, bits = (int(v) for v in (total[kind].levels, total[kind].noise_bits))
-            over.append(
-                100 * (2 / levels * math.sqrt((bits + 1) / 4 / sum(counts)) / std - 1)
-            )  # noise bits, and rounding at its largest
-            less.append(100 * (1 - own / std))
-    assert f"{min(over):.1f} to {max(over):.1f} % more standard deviation" in words_of("trust.md")
-    assert f"{min(less):.1f} to {max(less):.1f} % less" in words_of("trust.md")
+    ) in words_of("comparison.md")
 
 
 # --- rates and speed -----------------------------------------------------------------------------
 
 
 def test_the_table_of_slopes_is_that_of_the_points():
-    text = (DOCS / "rates.md").read_text()
+    text = (DOCS / "rates-table.md").read_text()
     fits = rates.read(DOCS / "rates.csv")
     for f in fits:
         slopes = (

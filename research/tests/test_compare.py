@@ -322,7 +322,6 @@ def test_the_gallery_is_drawn_from_its_tables_alone(tmp_path):
     (tmp_path / "figures/wbcd.csv").write_bytes((tmp_path / "run/figure.csv").read_bytes())
     assert write_gallery(tmp_path, tmp_path / "figures") == [
         tmp_path / "figures.md",
-        tmp_path / "trust.md",
     ]
     assert "python -m research figures wbcd" in (page := (tmp_path / "figures.md").read_text())
     assert (

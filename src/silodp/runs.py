@@ -10,6 +10,7 @@ A `RunFolder` is the only place with the names of these files. Its `state` is th
 | PEERS      | `... run --peers`   | the run of each silo, in a folder of its own, is finished |
 | COMPARISON | `research figures`  | its result has rows                                       |
 | TUNING     | `tune`              | it has tune.json                                          |
+| STATISTICS | `stats --record`    | always: each line is an answer                            |
 
 A run's result is in summary.json. A folder of an earlier version is read as well: there, a
 training's result is in spent.json, and an evaluation adds its price to that file.
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     PEERS = "peers"
     COMPARISON = "compare"
     TUNING = "tune"
+    STATISTICS = "statistics"
 
 
 class State(StrEnum):
@@ -82,6 +84,8 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.moments = path / "moments.safetensors"
         self.evaluations = path / "evaluations.jsonl"
+        self.statistics = path / "statistics.jsonl"
+        """A line for each answer to `silodp stats`: question, price and figures."""
         self.comparison = path / "personal.json"
         """Alone, together and personal, on raw held-out records. Not private."""
         self.transcript = path / "transcript.jsonl"
@@ -114,6 +118,8 @@ class RunFolder:
             return Kind.FEDERATION
         if self.description.exists() or self.result.exists():
             return Kind.TRAINING
+        if self.statistics.exists():
+            return Kind.STATISTICS
         return Kind.NONE
 
     def state(self) -> State:
@@ -152,6 +158,8 @@ class RunFolder:
                 if self.rows():
                     return State.FINISHED
                 return State.INTERRUPTED
+            case Kind.STATISTICS:
+                return State.FINISHED
             case Kind.TUNING:
                 if self.tuning.exists():
                     return State.FINISHED

@@ -139,6 +139,28 @@ def trained_then_noised(x, y, seed, *, steps):
     return w + np.random.default_rng(seed).laplace(0, 2 * step, len(w))
 
 
+def squares_sent(x, y, seed, *, bound):
+    """The sum of squares of values between 0 and 100, under Laplace noise for this bound."""
+    values = np.clip(100 * x[:, 0] * y, 0, 100)
+    return np.sum(values**2) + np.random.default_rng(seed).laplace(0, bound**2)
+
+
+def residuals_sent(x, y, seed, *, largest):
+    """The sums of years, for rows below and above zero, under Gaussian noise for this move."""
+    side = x[:, 0] * (2 * y - 1) > 0
+    sums = np.array([np.sum(2013.0 * side), np.sum(2013.0 * ~side)])
+    noise = np.sqrt(2) * largest * np.sqrt(2 * np.log(1.25 / 1e-5))
+    return sums + np.random.default_rng(seed).normal(0, noise, 2)
+
+
+def weighted_mean(x, y, seed, *, weight):
+    """The mean of ten clients of which one has this weight, under noise for a weight of 0.1."""
+    update = 10 * ((y - 0.5)[:, None] * x).mean(0)
+    update /= max(1, np.linalg.norm(update))
+    noise = 2 * 0.1 * np.sqrt(2 * np.log(1.25 / 1e-5))
+    return weight * update + np.random.default_rng(seed).normal(0, noise, len(update))
+
+
 @pytest.mark.parametrize(
     ("code", "claim", "unit", "runs", "mistaken", "right"),
     [
@@ -177,6 +199,33 @@ def trained_then_noised(x, y, seed, *, steps):
             {"steps": 20},
             {"steps": 1},
             id="noise for one step after twenty",
+        ),
+        pytest.param(
+            squares_sent,
+            1.0,
+            "record",
+            RUNS,
+            {"bound": 1},
+            {"bound": 100},
+            id="noise for the lower bound alone",
+        ),
+        pytest.param(
+            residuals_sent,
+            1.0,
+            "record",
+            RUNS,
+            {"largest": 26},
+            {"largest": 2026},
+            id="noise for a range that is far from zero",
+        ),
+        pytest.param(
+            weighted_mean,
+            1.0,
+            "silo",
+            RUNS,
+            {"weight": 0.9},
+            {"weight": 0.1},
+            id="noise for equal weights where one is large",
         ),
     ],
 )

@@ -548,7 +548,7 @@ def test_conversions_that_need_gaussian_releases_are_left_out_for_sampled_batche
 
 
 def test_a_default_delta_that_promises_little_is_said_once_and_beside_the_answer(silodp, tmp_path):
-    for name, n in (("tiny", 3), ("large", 60)):
+    for name, n in (("tiny", 25), ("large", 60)):
         (tmp_path / f"{name}.csv").write_text(
             "x,label\n" + "".join(f"{k % 7},{k % 2}\n" for k in range(n))
         )
@@ -571,13 +571,18 @@ def test_a_default_delta_that_promises_little_is_said_once_and_beside_the_answer
         train,
         tune,
         ("stats", "profile", *own, "--json"),
-        ("plan", "--records", 3, "--records", 60, "--rounds", 5, "--json"),
+        ("plan", "--records", 25, "--records", 60, "--rounds", 5, "--json"),
     ):
         code, out, err = silodp(*words)
         assert (code, err.count("\n")) == (0, 1), err
         assert "delta" in err
-        assert ("3 records 0.112" if words[0] == "plan" else "tiny 0.112") in err
+        assert ("25 records 0.0016" if words[0] == "plan" else "tiny 0.0016") in err
         assert "large" not in err.replace("a large default", "")
         json.loads(out)
     assert silodp(*train, "--delta", "1e-6")[::2] == (0, "")
     assert silodp(*train, "--delta", "tiny=1e-6")[::2] == (0, "")
+
+
+def test_a_similar_command_is_suggested_once(silodp):
+    _, _, err = silodp("trian")
+    assert err.count("Did you mean") == 1

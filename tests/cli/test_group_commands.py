@@ -186,7 +186,7 @@ def test_at_a_small_price_groups_are_too_noisy(trained, tmp_path):
 def test_a_column_without_groups_is_said_before_anything_is_asked_or_paid(trained, by, sentence):
     before = (trained / "run/summary.json").read_bytes()
     with pytest.raises(BadInput, match=sentence):
-        silodp("evaluate", trained / "run", "--by", by)
+        silodp("evaluate", trained / "run", "--epsilon", 1, "--by", by)
     assert (trained / "run/summary.json").read_bytes() == before
     assert not (trained / "run/evaluations.jsonl").exists()
 
@@ -206,7 +206,7 @@ def test_a_run_in_totals_has_groups_and_one_without_a_schema_has_none(trained, t
     )
     silodp("train", "--silo", tmp_path / "plain.csv", *order, "--out", tmp_path / "plain")
     with pytest.raises(BadInput, match="no schema"):
-        silodp("evaluate", tmp_path / "plain", "--by", "sex")
+        silodp("evaluate", tmp_path / "plain", "--epsilon", 1, "--by", "sex")
     assert not (tmp_path / "plain/evaluations.jsonl").exists()
 
 
@@ -346,23 +346,24 @@ def test_a_gate_that_does_not_allow_it_is_paid_for_nothing(gate):
     folder, ledger, policy, carrier, door = gate
     carrier[0] = door(statistics=less(policy, "GroupScore"))
     with pytest.raises(BadInput, match="their policies must allow GroupScore"):
-        silodp("federation", "evaluate", "--folder", folder, "--by", "sex")
+        silodp("federation", "evaluate", "--folder", folder, "--epsilon", 1, "--by", "sex")
     for by, more, sentence in (("x", (), "sex, smoker"), ("sex", ("--cap", "nan"), "cap")):
         with pytest.raises(BadInput, match=sentence):
-            silodp("federation", "evaluate", "--folder", folder, "--by", by, *more)
+            silodp("federation", "evaluate", "--folder", folder, "--epsilon", 1, "--by", by, *more)
     assert not charges(ledger)
-    assert silodp("federation", "evaluate", "--folder", folder)["scores"], (
+    assert silodp("federation", "evaluate", "--folder", folder, "--epsilon", 1)["scores"], (
         "without groups it is asked as before"
     )
 
 
-@pytest.mark.parametrize(("command", "asked"), [("evaluate", "Score"), ("profile", "Histogram")])
+@pytest.mark.parametrize(("command", "asked"), [("evaluate", "Score"), ("profile", "MissingRates")])
 def test_a_question_that_every_gate_refuses_ends_in_a_sentence_that_says_who_refused_and_why(
     gate, command, asked, monkeypatch, capsys
 ):
     folder, ledger, _, carrier, door = gate
     carrier[0] = door(statistics=("Grad",))
-    monkeypatch.setattr("sys.argv", ["silodp", "federation", command, "--folder", str(folder)])
+    words = ["silodp", "federation", command, "--folder", str(folder), "--epsilon", "1"]
+    monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
@@ -378,7 +379,7 @@ def test_a_question_that_every_gate_refuses_ends_in_a_sentence_that_says_who_ref
     ("rules", "code"),
     [
         ({"minimum_noise_multiplier": 0.01}, "budget"),
-        ({"clip": (0.1, 1.0)}, "clip"),
+        ({"clip": (0.1, 0.9)}, "clip"),
         ({"statistics": "Score"}, "statistic"),
     ],
 )
@@ -416,7 +417,7 @@ def test_where_the_score_is_refused_the_groups_that_were_paid_for_are_shown_and_
             "there is no score of all records: no silo has answered what was asked, Score "
             f"(clinic {code})"
         ) in sentence
-        assert "the figures of groups, which were paid for, are shown and kept in" in sentence
+        assert "the figures of groups were paid for, and are in" in sentence
         if not more:
             assert "The model is clearly less accurate where sex is male" in told
             assert "Too noisy to say: " in told, "of the group in which nobody is"
@@ -532,7 +533,7 @@ def test_an_engine_that_is_gone_is_said_without_a_word_of_policies_and_asks_for_
     folder, ledger, _, carrier, _ = gate
     carrier[0] = Dead(**carrier[0].doors)
     with pytest.raises(BadInput) as ended:
-        silodp("federation", "evaluate", "--folder", folder, "--deadline", 1, *more)
+        silodp("federation", "evaluate", "--folder", folder, "--epsilon", 1, "--deadline", 1, *more)
     assert (
         "the engine cannot be reached (refused); start it again and run `silodp federation "
         "evaluate` again"
@@ -568,7 +569,8 @@ def test_whoever_was_silent_and_then_refuses_may_have_paid_and_whoever_refuses_a
         deployed(trained, tmp_path, name, f"{name}.csv") for name in "ab"
     )
     federate(trained, tmp_path, a=a, b=b)
-    allowed = (*policy.statistics, "Histogram", "MissingRates", "Moments", "ClassCounts")
+    columns = ("Histogram", "MissingRates", "Moments", "ClassCounts", "Marginals")
+    allowed = (*policy.statistics, *columns)
     strict = open_b(statistics=("Grad",))
     doors = Doors(a=open_a(statistics=allowed), b=strict)
     monkeypatch.setattr(module, "carrier_of", lambda *_: doors)
@@ -600,7 +602,8 @@ def test_a_total_that_took_two_attempts_is_priced_as_two(trained, tmp_path):
 
 def test_a_silo_of_totals_allows_all_but_local_steps(trained, tmp_path):
     _, policy, _, _ = deployed(trained, tmp_path, "m", "a.csv", masking=Masking((), 0, 2))
-    assert set(policy.statistics) == {"Grad", "GradDiff", "Score", "GroupScore"}
+    learning = {"Grad", "ScaledGrad", "Moments", "GradDiff", "RiskCells"}
+    assert set(policy.statistics) == learning | {"Score", "GroupScore"}
     for trust in ("masks", "shuffle"):
         assert set(_statistics(0.2, True, trust)) == set(_statistics(0.2, True, "isrl")) - {
             "LocalSteps",

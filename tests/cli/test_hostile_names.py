@@ -264,14 +264,14 @@ def test_no_text_in_a_run_folder_steers_the_screen_or_a_page(silodp, trained, tm
 @hostile
 def test_everything_that_prints_shows_controls_and_obeys_none(capsys, monkeypatch, name):
     monkeypatch.setattr("builtins.input", lambda question: sys.stdout.write(question) and "x")
-    from silodp.cli.questions import asked
+    from silodp.cli.questions import Interview
 
     console.say(name, f"[bold]{name}[/bold]")
     console.item(name, name)
     console.show(console.table(f"{name}|b", [[name, name]], title=name, box=False))
     console.dump({name: name, "x": "\x7f"})
     console.complain(name)
-    asked(name, str, name)
+    Interview().ask(name, str, name)
     with console.progress(name) as tick:
         tick(1, 2, name)
     console.put(name.replace("\n", ""))

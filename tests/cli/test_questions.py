@@ -20,6 +20,8 @@ ANSWERS = [
     "binary",
     "no",
     "no,yes",
+    "often",
+    "12 %",
     "ignore",  # id
     "number",
     "zero",
@@ -75,12 +77,14 @@ def test_questions_end_in_a_schema_that_reads_the_file(silodp, answers, tmp_path
         "Give 2 different words",
         "Give a number",
         "Give a number above 0.",
+        "Give a share above 0 and below 1",
         "gone.csv does not exist",
     ):
         assert said in out
     assert "fill in" not in Path("study/schema.toml").read_text()
     schema = load_schema("study/schema.toml")
     assert schema.missing_codes == ("?",)
+    assert schema.label.positive == 0.12
     assert read_table(tmp_path / "a.csv", schema).x.shape == (2, 1 + 4 + 1)
     assert 'silo = ["../a.csv"]' in Path("study/silodp.toml").read_text()
     assert "silodp silo check FILE --schema study/schema.toml" in out
@@ -113,6 +117,45 @@ def test_every_task_can_be_answered(silodp, answers, task, words, field):
     answers(",".join(["y", "x", *event]), "y", task, *words, "number", "0", "1", "refuse", "", "")
     assert silodp("init", "study", "--ask")[0] == 0
     assert load_schema("study/schema.toml").label.table() == field
+
+
+def test_an_answer_can_be_taken_back_and_the_rest_of_the_columns_ignored(silodp, answers):
+    left = answers(
+        *("<", "a,b,admission_date,d,y", "y", "binary", "no,yes", "<", "<", "multiclass", "u,v,w"),
+        *("number", "0", "10", "", "<", "5", "boolean", "<", "category"),
+        *("Female, female, F, Male, m, other", "yes", "own", "date", "rest", "", ""),
+    )
+    code, out, err = silodp("init", "study", "--ask")
+    assert (code, err, list(left)) == (0, "", [])
+    assert "This is the first question." in out
+    assert "Dates are not supported. In each silo's file, replace the date by a number" in out
+    schema = load_schema("study/schema.toml")
+    assert schema.label.table() == {
+        "task": "multiclass",
+        "column": "y",
+        "classes": ["u", "v", "w"],
+    }
+    assert [column.table() for column in schema.columns] == [
+        {"type": "number", "range": [0.0, 10.0], "missing": 5.0, "indicator": False},
+        {
+            "type": "category",
+            "categories": ["female", "Male", "other"],
+            "aliases": {"Female": "female", "F": "female", "m": "Male"},
+            "missing": "own",
+        },
+    ]
+    assert schema.ignore == ("admission_date", "d")
+
+
+def test_spellings_are_given_with_an_equals_sign_and_kept_apart_on_request(silodp, answers):
+    answers(
+        *("a,b,y", "y", "binary", "no,yes", "", "category", "w = weiblich = F, m", "refuse"),
+        *("category", "A,a", "no", "refuse", "", ""),
+    )
+    assert silodp("init", "study", "--ask")[0] == 0
+    first, second = load_schema("study/schema.toml").columns
+    assert first.aliases == (("weiblich", "w"), ("F", "w"))
+    assert (second.categories, second.aliases) == (("A", "a"), ())
 
 
 def test_answers_that_end_too_early_write_nothing(silodp, answers):

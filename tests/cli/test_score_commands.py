@@ -10,6 +10,7 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,14 +21,17 @@ from typer.testing import CliRunner
 
 from silodp.cli.app import app
 from silodp.cli.pages import judge_of
+from silodp.cli.score import _charged, _counting
 from silodp.core import quality
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.core.problem.losses import logistic
 from silodp.core.protocol.card import Card
 from silodp.host.keys import read_key
 from silodp.pages import runs
 from silodp.server import evaluation
-from silodp.server.estimates.scoring import gaussian_for, score
+from silodp.server.estimates.placing import assumed, bins_of
+from silodp.server.estimates.scoring import asked_of, gaussian_for, score
 from silodp.server.federation import Everyone, Federation
 from silodp.server.remote import Remote, Timeouts
 from silodp.silo.data.reading import read_records
@@ -112,6 +116,45 @@ def test_a_run_is_scored_on_what_it_held_out_and_the_price_is_added(trained):
     assert len((trained / "evaluations.jsonl").read_text().splitlines()) == 2
 
 
+def test_without_a_price_an_evaluation_prints_its_precision_and_spends_nothing(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    found = silodp("evaluate", folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    widths = [row["within"]["auc"] or 1.0 for row in found["forecast"]]
+    assert widths == sorted(widths, reverse=True)
+    assert found["proposed_epsilon"] in [row["epsilon"] for row in found["forecast"]]
+    printed = CliRunner().invoke(app, ["evaluate", str(folder)], catch_exceptions=False).stdout
+    assert "Nothing is spent." in printed
+    assert "epsilon 2: AUC within 0." in printed
+    scores = silodp("evaluate", folder, "--epsilon", 2, "--seed", 1)["scores"][0]
+    figure = scores["figures"]["auc"]
+    wide = max(figure["high"] - figure["value"], figure["value"] - figure["low"])
+    expected = next(row["within"]["auc"] for row in found["forecast"] if row["epsilon"] == 2)
+    assert 0 < wide < 2 * expected  # this model is nearly perfect, and an AUC ends at 1
+
+
+def test_price_and_precision_are_printed_before_anything_is_spent(trained, tmp_path, monkeypatch):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    before = (folder / "summary.json").read_bytes()
+    widths = {
+        row["epsilon"]: row["within"]["auc"] for row in silodp("evaluate", folder)["forecast"]
+    }
+
+    def stopped(*words, **more):
+        assert (folder / "summary.json").read_bytes() == before
+        raise BadInput("stopped before the question")
+
+    monkeypatch.setattr(evaluation.Evaluation, "run", stopped)
+    found = CliRunner().invoke(app, ["evaluate", str(folder), "--epsilon", "2"])
+    printed = " ".join(found.stdout.split())
+    assert printed == (
+        f"Price: epsilon 2 at each silo. Expected precision: AUC within {widths[2]:.2f}."
+    )
+    silent = CliRunner().invoke(app, ["evaluate", str(folder), "--epsilon", "2", "--json"])
+    assert not silent.stdout
+
+
 def test_an_evaluation_adds_its_price_to_the_result_file_of_an_earlier_version(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "run")
     (folder / "summary.json").rename(folder / "spent.json")
@@ -138,7 +181,10 @@ def test_what_an_evaluation_prints_is_never_less_than_it_cost(trained, tmp_path)
             .stdout
         )
         answer = json.loads((folder / "evaluations.jsonl").read_text().splitlines()[-1])
-        assert " ".join(printed.split()).startswith(quality.verdict(answer["scores"][0])), (
+        first, _, rest = " ".join(printed.split()).partition(" Expected precision: ")
+        assert first == f"Price: epsilon {epsilon:g} at each silo."
+        _, _, verdict = rest.partition(". ")
+        assert verdict.startswith(quality.verdict(answer["scores"][0])), (
             "the plain sentence comes first"
         )
         silos = json.loads((folder / "summary.json").read_text())["silos"]
@@ -181,7 +227,7 @@ def test_evaluations_at_the_same_time_are_all_counted(trained, tmp_path, monkeyp
         evaluation, "score", lambda *args, **more: (time.sleep(0.1), real(*args, **more))[1]
     )
     with ThreadPoolExecutor(4) as pool:
-        told = {"epsilon": "2", "bins": 10, "cap": 4.0, "seed": 5}
+        told = {"epsilon": "2", "seed": 5}
         answers = list(pool.map(lambda _: scoring.evaluate_run(run, **told), range(4)))
     mu = [gdp_mu(Budget(e, spent["delta"])) for e in (before, 2.0)]
     after = json.loads((run / "summary.json").read_text())["silos"][0]["in_all"]["epsilon"]
@@ -204,15 +250,15 @@ def test_other_records_than_those_trained_on_are_not_scored(tmp_path, edit):
     """
     path = write_csv(tmp_path / "a.csv", 200, 0)
     silodp("train", "--silo", path, *BRIEFLY, "--out", tmp_path / "run")
-    silodp("evaluate", tmp_path / "run")
+    silodp("evaluate", tmp_path / "run", "--epsilon", 1)
     head, *rows = path.read_text().splitlines()
     spent = (tmp_path / "run/summary.json").read_text()
     path.write_text("\n".join([head, *edit(rows)]) + "\n")
     with pytest.raises(BadInput, match="not those with which"):
-        silodp("evaluate", tmp_path / "run")
+        silodp("evaluate", tmp_path / "run", "--epsilon", 1)
     assert (tmp_path / "run/summary.json").read_text() == spent
     path.write_text("\n".join([head, *rows]) + "\n")
-    silodp("evaluate", tmp_path / "run")
+    silodp("evaluate", tmp_path / "run", "--epsilon", 1)
 
 
 def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_path, state):
@@ -231,7 +277,7 @@ def test_a_folder_tells_nothing_of_records_without_a_key_that_is_not_in_it(tmp_p
     )
     key.rename(state / "away")
     with pytest.raises(BadInput, match="it cannot be checked"):
-        silodp("evaluate", tmp_path / "one")
+        silodp("evaluate", tmp_path / "one", "--epsilon", 1)
     (state / "away").rename(key)
 
 
@@ -253,19 +299,27 @@ def test_a_model_of_ones_own_is_evaluated_from_wherever(tmp_path, monkeypatch):
     silodp("train", *told, "--held-out", 0.25, "--out", tmp_path / "run")
     monkeypatch.chdir("/")
     assert {"loss", "accuracy", "auc"} < set(
-        silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]
+        silodp("evaluate", tmp_path / "run", "--epsilon", 1)["scores"][0]["figures"]
     )
 
 
 @pytest.mark.parametrize(
     ("label", "model", "figures"),
     [
-        ('task = "survival"\ntime = "t"\nevent = "label"\nedges = [1, 2, 3]', "logistic", {"loss"}),
-        ('task = "count"\ncolumn = "t"\nmost = 3', "linear", {"squared error", "absolute error"}),
+        (
+            'task = "survival"\ntime = "t"\nevent = "label"\nedges = [1, 2, 3]',
+            "logistic",
+            {"loss", "auc", "calibration in the large"},
+        ),
+        (
+            'task = "count"\ncolumn = "t"\nmost = 3',
+            "linear",
+            {"squared error", "absolute error", "explained deviance"},
+        ),
         (
             'task = "ordinal"\ncolumn = "t"\nclasses = ["0", "1", "2", "3", "4"]',
             "additive:4",
-            {"loss", "accuracy"},
+            {"loss", "accuracy", "balanced accuracy", "larger class"},
         ),
     ],
 )
@@ -291,7 +345,9 @@ def test_figures_are_named_by_the_schemas_task(tmp_path, label, model, figures):
         2,
     )
     silodp("train", *told, "--held-out", 0.3, "--out", tmp_path / "run")
-    assert set(silodp("evaluate", tmp_path / "run")["scores"][0]["figures"]) == figures
+    assert (
+        set(silodp("evaluate", tmp_path / "run", "--epsilon", 1)["scores"][0]["figures"]) == figures
+    )
 
 
 def test_a_run_through_a_shuffler_is_scored_by_a_total_that_costs_what_was_ordered(tmp_path):
@@ -385,7 +441,8 @@ def test_under_another_rule_epsilons_and_deltas_are_added(tmp_path):
         (("--epsilon", "0"), "greater than 0"),
         (("--epsilon", "1e9"), "distinguish from infinite"),
         (("--seed", "-1"), "0 or more"),
-        (("--bins", "1000"), "1 to 512 bins"),
+        (("--bins", "1000"), "it must be from 2 to 512"),
+        (("--threshold", "1"), "a risk between 0 and 1"),
         (("--cap", "nan"), "cap"),
     ],
 )
@@ -414,7 +471,7 @@ def test_a_folder_that_is_spoilt_is_said_in_a_sentence(trained, tmp_path, name, 
     run = shutil.copytree(trained, tmp_path / "run")
     (run / name).unlink() if text is None else (run / name).write_text(text)
     with pytest.raises(BadInput, match=sentence):
-        silodp("evaluate", run)
+        silodp("evaluate", run, "--epsilon", 1)
 
 
 @pytest.mark.parametrize("spoilt", ["", "summary.json.part", "evaluations.jsonl"])
@@ -434,7 +491,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_asked(
             65534 if os.geteuid() == 0 and not spoilt else os.geteuid()
         )  # nothing is read-only to root
         with pytest.raises(BadInput, match="cannot be written"):
-            silodp("evaluate", place)
+            silodp("evaluate", place, "--epsilon", 1)
     finally:
         os.seteuid(os.getuid())
     assert (place / "summary.json").read_bytes() == before
@@ -461,7 +518,7 @@ def test_a_column_that_came_later_is_said_in_a_sentence(tmp_path):
         )
     )
     with pytest.raises(BadInput, match="not those with which"):
-        silodp("evaluate", tmp_path / "run")
+        silodp("evaluate", tmp_path / "run", "--epsilon", 1)
 
 
 def test_a_seed_below_zero_is_refused_everywhere(tmp_path):
@@ -513,9 +570,9 @@ def test_public_ranges_that_are_no_table_are_said_in_a_sentence(tmp_path):
 def test_a_run_that_held_nothing_out_cannot_be_evaluated(tmp_path):
     silodp("train", "--data", "wbcd", "--rounds", 1, "--phase", 1, "--out", tmp_path / "run")
     with pytest.raises(BadInput, match="held nothing out"):
-        silodp("evaluate", tmp_path / "run")
+        silodp("evaluate", tmp_path / "run", "--epsilon", 1)
     with pytest.raises(BadInput, match="no run of `silodp train`"):
-        silodp("evaluate", tmp_path)
+        silodp("evaluate", tmp_path, "--epsilon", 1)
 
 
 def test_training_does_not_see_what_it_holds_out(tmp_path):
@@ -630,9 +687,7 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
         asked = {
             "names": ["clinic"],
             "held_out": [card.held_out],
-            "classes": 2,
-            "bins": 5,
-            "cap": 4.0,
+            "asked": asked_of(2, None, logistic, bins=bins_of(assumed(0.5), 5, 0.5)),
         }
         found.append(
             score(Federation(remote, Everyone(1)), w, gaussian_for("score", [budget]), **asked)[
@@ -653,9 +708,9 @@ def test_a_deployed_silo_is_scored_on_what_it_holds_out_once_for_one_price(clini
     page = " ".join(
         re.sub(r"<[^>]*>", " ", GatePage(path, None, [], judge_of(path))._now()).split()
     )
-    wanted = found[0]["accuracy"]
+    wanted = found[0]["auc"]
     assert "Results of evaluations" in page
-    assert f" {wanted.value:.2f} ({quality.interval('accuracy', vars(wanted))[0]:.2f}-" in page, (
+    assert f" {wanted.value:.2f} ({quality.interval('auc', vars(wanted))[0]:.2f}-" in page, (
         "the officer sees what the server sees"
     )
     assert judge_of(path.parent / "nothing/policy.toml") is None
@@ -682,3 +737,30 @@ def test_a_senseless_share_is_refused(tmp_path, share):
             epsilon=1.0,
             held_out=share,
         )
+
+
+def test_a_federations_totals_count_on_no_share_of_noise_of_those_who_may_collude():
+    cards = [SimpleNamespace(colluding=c) for c in (0, 2, 1)]
+    cards += [SimpleNamespace(colluding=0)] * 5
+    assert _counting(cards, "masks", None) == {"trust": "masks", "counted": 6}
+    assert _counting(cards, "masks", 5) == {"trust": "masks", "counted": 3}
+
+
+def test_each_attempt_at_a_total_is_a_price_of_its_own():
+    """A round that is asked three times costs each silo three answers."""
+    card = SimpleNamespace(name="clinic", rule="gdp")
+    budget = Budget(1.0, 1e-6)
+    for times, questions in ((3, 1), (5, 2), (1, 2)):
+        channels = [SimpleNamespace(charges={"clinic": times - 1})]
+        channels.append(SimpleNamespace(charges={"clinic": 1}))
+        (found,) = _charged([card], [budget], channels, [1 / questions] * questions)
+        wanted = gdp_epsilon(gdp_mu(budget) * math.sqrt(times / questions), budget.delta)
+        assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
+    # Of questions that differ, the dearest may have been asked again.
+    for times, part in ((1, 0.5), (2, 0.75), (3, 1.0), (5, 2.0)):
+        channels = [SimpleNamespace(charges={"clinic": times})]
+        (found,) = _charged([card], [budget], channels, (0.25, 0.5, 0.25))
+        wanted = gdp_epsilon(gdp_mu(budget) * math.sqrt(part), budget.delta)
+        assert found["epsilon"] == pytest.approx(wanted, rel=1e-9)
+    nothing = [SimpleNamespace(charges={"clinic": 0})]
+    assert _charged([card], [budget], nothing)[0]["epsilon"] == 0

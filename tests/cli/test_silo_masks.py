@@ -155,7 +155,9 @@ def test_a_silo_that_comes_with_a_new_key_is_not_pinned_over_the_old_one(silos, 
     (tmp_path / "new.json").write_text(json.dumps(card | {"key": "ab" * 32}))
     code, _, err = silos(*trust, "new.json", "--words", fingerprint("ab" * 32))
     assert code == 2
-    assert "has another key of south pinned; take that line out first" in err.replace("\n", " ")
+    assert "has another key of south pinned; if its officer confirms the new key" in err.replace(
+        "\n", " "
+    )
     (tmp_path / "renamed.json").write_text(json.dumps(card | {"name": "elsewhere"}))
     code, _, err = silos(*trust, "renamed.json", "--words", words_of(silos, "south"))
     assert code == 2

@@ -63,8 +63,8 @@ def test_a_project_knows_its_runs_and_what_is_next(silodp, tmp_path):
     )
     said = " ".join(silodp("train", *fixed, "--model", "logistic").split())
     assert (
-        "Together with trial/runs/train on the same files, silos have spent up to epsilon 1.4"
-        in said
+        "Together with trial/runs/train, which read some of the same files, silos have spent up to "
+        "epsilon 1.4" in said
     )
     silodp("evaluate", "trial/runs/train-2", "--epsilon", 1, "--seed", 1)
     told = json.loads(silodp("status", "trial", "--json"))

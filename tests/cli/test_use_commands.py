@@ -30,6 +30,7 @@ range = [120, 160]
 [columns.sex]
 type = "category"
 categories = ["female", "male", "other"]
+aliases = {W = "female", m = "male"}
 missing = "own"
 [columns.smoker]
 type = "boolean"
@@ -63,7 +64,7 @@ def frame(task, n=60, seed=0):
         {
             "age": rng.integers(0, 140, n).astype(object),
             "sodium": rng.uniform(115, 165, n).round(2),
-            "sex": rng.choice(["female", "male", "unknown", "n/a"], n),
+            "sex": rng.choice(["female", "male", "unknown", "n/a", "W"], n),
             "smoker": rng.choice(["yes", "No", "1", ""], n),
             "y": rng.choice(np.array(VALUES[task], object), n),
         }

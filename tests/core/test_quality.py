@@ -92,7 +92,7 @@ def test_a_verdict_says_whether_guessing_does_as_well_and_why_accuracy_misleads(
 @pytest.mark.parametrize(
     ("off", "slope", "words"),
     [
-        (0.0, 1.0, "On average no error of its risks can be detected."),
+        (0.0, 1.0, "Its risks show no detectable average error."),
         (0.1, 1.0, "On average its risks are too high by 10.0 points (7.2 to 12.8)."),
         (
             -0.1,
@@ -172,3 +172,57 @@ def test_drowned_groups_are_said_and_nobody_is_called_fair():
         "held-out records."
     )
     assert quality.by_group(groups((0.7, 0.9), too_noisy=True))[1][0][2] == "too noisy"
+
+
+def whole(value, low, high):
+    return {"value": value, "low": low, "high": high, "sampling": 0.1, "whole": True}
+
+
+def test_an_interval_that_has_all_parts_is_not_made_wider():
+    assert quality.interval("accuracy", whole(0.8, 0.7, 0.9)) == (0.7, 0.9)
+
+
+def test_a_model_of_two_classes_is_described_by_what_happens_to_a_hundred_records():
+    row = {
+        "kind": "binary",
+        "classes": 2,
+        "outcome": "readmitted is yes",
+        "threshold": 0.2,
+        "figures": {
+            "auc": whole(0.8, 0.7, 0.9),
+            "prevalence": whole(0.13, 0.1, 0.16),
+            "sensitivity": whole(0.75, 0.6, 0.9),
+            "positive predictive value": whole(0.4, 0.3, 0.5),
+            "flagged": whole(0.25, 0.2, 0.3),
+        },
+    }
+    words = quality.verdict(row)
+    assert "Of 100 records, readmitted is yes for 13 (10 to 16)." in words
+    assert (
+        "At a risk of 0.2 or more: 25 (20 to 30) of 100 records are flagged; 75 (60 to 90)" in words
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "figure", "sentence"),
+    [
+        ("regression", "explained variance (R2)", "The model explains 50% of the variance (40% to"),
+        ("count", "explained deviance", "The model explains 50% of the deviance (40% to 60%)"),
+    ],
+)
+def test_a_model_of_numbers_is_described_by_what_it_explains(kind, figure, sentence):
+    row = {"kind": kind, "figures": {figure: whole(0.5, 0.4, 0.6)}}
+    row["figures"]["absolute error"] = whole(3.2, 3.0, 3.4)
+    words = quality.verdict(row)
+    assert sentence in words
+    assert "On average a prediction is off by 3.2 (3 to 3.4)." in words
+    hidden = {"kind": kind, "figures": {figure: whole(None, -1.0, 1.0)}}
+    assert "The noise hides how much of the" in quality.verdict(hidden)
+
+
+def test_several_classes_and_survival_times_have_a_sentence_of_their_own():
+    row = {"kind": "multiclass", "classes": 3, "figures": {"accuracy": whole(0.7, 0.6, 0.8)}}
+    row["figures"]["balanced accuracy"] = whole(0.6, 0.5, 0.7)
+    assert "it predicts the class of 70 (60 to 80) correctly" in quality.verdict(row)
+    row = {"kind": "survival", "outcome": "died by t 3", "figures": {"auc": whole(0.7, 0.6, 0.8)}}
+    assert "The figures are about died by t 3." in quality.verdict(row)

@@ -264,8 +264,9 @@ def test_the_mean_of_a_total_is_over_records_whatever_its_weights_are_called():
     found = [mechanism.combine(total, (0, 1), Weights(rule, (20, 20))) for rule in RULES]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
-    # e = 2 and b = 1 in the step 2^(e - 17 - b) of the lattice
-    assert torch.equal(found[0], total[:, 0] * 2.0**-16 / 40)
+    # e = 2 and b = 1 in the step 2^(e - 17 - b) of the lattice. In it, the share of the noise is
+    # 0.5 x 2 x 2 x 2^16 = 2^17, which is 64 sqrt(2) in a step that is 2^10 times as large.
+    assert torch.equal(found[0], total[:, 0] * 2.0**-6 / 40)
 
 
 # --- what cannot be ------------------------------------------------------------------------------

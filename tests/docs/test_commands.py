@@ -1,22 +1,27 @@
-"""What the pages tell people to type works: two are run from an empty folder, and every option
-shown anywhere exists.
+"""Check the commands of the pages: the README, the quickstart and two more pages are run from an
+empty folder, and every option shown anywhere exists.
 """
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial, partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 import typer
 
+import silodp as package
 from silodp.cli import app as cli
 from silodp.cli import console
 from silodp.server.advice import candidates, chooser, trusts
+from silodp.simulation import frames
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -103,14 +108,29 @@ def type_in(monkeypatch, capfd, tmp_path_factory):
 
 
 def loose(text):
-    """Without its numbers, for what a simulation finds: another processor rounds otherwise."""
-    return re.sub(r"\d[\d.]*(e-\d+)?", "#", text)
+    """Return the text without its numbers, hashes and widths of tables. Another processor rounds
+    otherwise.
+    """
+    text = re.sub(r"([━─])\1+", r"\1", re.sub(r"\b[0-9a-f]{32,}\b", "#", text))
+    return re.sub(r"-?\d+(\.\d+)*(e-\d+)?", "#", text)
+
+
+PRICE = r"(?:[Ee]psilon|delta|spent|together) [\d.]*\d(?:e-\d+)?"
+
+
+def priced(text):
+    """Return the text without its numbers, except for prices, which are the same everywhere."""
+    return "".join(
+        part if re.fullmatch(PRICE, part) else loose(part) for part in re.split(f"({PRICE})", text)
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "seen", "least"),
     [
-        pytest.param("quickstart.md", str, 14, marks=pytest.mark.xdist_group("federation-flower")),
+        pytest.param(
+            "quickstart.md", priced, 17, marks=pytest.mark.xdist_group("federation-flower")
+        ),
         pytest.param("choosing.md", loose, 4),
         pytest.param("second-model.md", str, 8, marks=pytest.mark.xdist_group("federation-direct")),
     ],
@@ -134,22 +154,43 @@ def test_a_page_does_what_it_says(type_in, name, seen, least):
     assert count >= least
 
 
-def test_the_four_commands_of_the_readme_lead_to_a_report_from_one_folder(type_in):
-    block = re.search(
-        r"^python3 -m venv.*?^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    commands = [
-        line.partition(" # ")[0].strip()
-        for line in block[0].splitlines()
-        if line.startswith("silodp ")
-    ]
-    assert [command.split()[1] for command in commands] == ["init", "train", "evaluate", "report"]
-    # the choice, and all its rounds, are the quickstart's walk
-    short = " --algorithm mb-sgd --model logistic --rounds 2"
-    for command in commands:
-        code, printed = type_in(command + (short if " train " in command else ""))
-        assert code == 0, printed
-    assert Path("trial/runs/train/report.html").is_file()
+def test_the_readme_shows_what_the_demo_prints_on_one_screen(type_in, monkeypatch):
+    demo = SimpleNamespace(**runpy.run_path(str(ROOT / "examples/demo.py")))
+    printed = []
+    seeded = {"train": " --seed 1", "evaluate": " --seed 1"}
+
+    def run(command):
+        code, out = type_in(f"silodp {command}{seeded.get(command.split()[0], '')}")
+        assert code == 0, out
+        return out
+
+    names = demo.main.__globals__
+    monkeypatch.setitem(names, "silodp", run)
+    monkeypatch.setitem(names, "print", lambda text, flush=False: printed.append(f"{text}\n"))
+    demo.main(demo.free_folder())
+    output = "".join(printed)
+    (block,) = BLOCK.finditer((ROOT / "README.md").read_text())
+    command, _, shown = block["text"].partition("\n")
+    assert command == "$ make demo"
+    assert "examples/demo.py" in (ROOT / "Makefile").read_text()
+    assert says(loose(output), map(loose, shown.splitlines())), output
+    assert len(output.splitlines()) <= 45
+    assert Path("demo/runs/train/report.html").is_file()
+    assert demo.free_folder() == Path("demo-2")
+
+
+def test_the_python_of_the_home_page_prints_what_it_shows(type_in, monkeypatch, capfd):
+    page = (ROOT / "docs/index.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) <= 10
+    (made,) = re.findall(r"`(silodp init .*?)`", page)
+    assert type_in(made)[0] == 0
+    monkeypatch.setattr(package, "train", partial(frames.train, seed=1))
+    monkeypatch.setattr(frames.Trained, "evaluate", partialmethod(frames.Trained.evaluate, seed=1))
+    exec(compile(code, "docs/index.md", "exec"), {})
+    printed = capfd.readouterr().out
+    assert says(loose(printed), map(loose, shown.splitlines())), printed
 
 
 def test_the_comparison_of_output_can_fail():
@@ -160,6 +201,9 @@ def test_the_comparison_of_output_can_fail():
     assert not says("x\n", ["…", "z"])
     assert says("a long line\n", ["a long", "line"])
     assert not says(loose("a 7 %\n"), [loose("b 7 %")])
+    assert says(loose("ends on 2027-11-28.\n"), [loose("ends on ….")])
+    assert says(priced("a 7, epsilon 3 of 8\n"), [priced("a 6, epsilon 3 of 9")])
+    assert not says(priced("a 7, epsilon 3.1\n"), [priced("a 7, epsilon 3.2")])
 
 
 def commands(text):
@@ -182,12 +226,13 @@ def commands(text):
 def test_every_command_and_option_that_a_page_shows_exists(path):
     root = typer.main.get_command(cli.app)
     for command in commands(path.read_text()):
-        words = command.replace("…", "x").replace("...", " ").split()[1:]
+        first, *words = command.replace("…", "x").replace("...", " ").split()[1:] or [""]
+        words = [*cli.SHORT.get(first, first).split(), *words]
         found = root
         while (
             words
             and isinstance(found, click.Group)
-            and re.fullmatch(r"[a-z-]+", words[0])
+            and re.fullmatch(r"[a-z0-9-]+", words[0])
             and not words[0].startswith("-")
         ):
             assert words[0] in found.commands, (

@@ -14,8 +14,9 @@ NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.py"))
 REFERENCE = "".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
 
 
-def test_there_are_three_and_no_output_is_stored():
+def test_there_are_four_and_no_output_is_stored():
     assert {path.stem for path in NOTEBOOKS} == {
+        "first_table",
         "four_hospitals",
         "frozen_encoder",
         "new_algorithm",

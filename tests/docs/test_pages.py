@@ -129,6 +129,7 @@ def test_formulas_are_mathml_and_excerpts_are_the_source(site):
     ("name", "said"),
     [
         ("four_hospitals", r"<td>0\.9\d"),
+        ("first_table", r"age, median \[IQR\]"),
         ("frozen_encoder", r"encoder, masks +epsilon 1: +1\d\.\d % errors"),
         ("new_algorithm", r"north\W+\(1\.99"),
     ],

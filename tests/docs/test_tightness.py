@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs/tightness.md").read_text()
 def test_the_distance_in_the_example_is_as_small_as_the_page_shows():
     order = Order("mb-sgd", rounds=50, epsilon=("0.75",), trust="masks")
     share = planned(order, (1238,) * 25)["parameters"]["noise_multiplier"]
-    found = totals.log_distance(share * totals.LEAST_STEPS, 25, totals.MODULUS_BITS)
+    found = totals.log_distance(totals.least_scale(share, 25), 25, totals.MODULUS_BITS)
     (shown,) = re.findall(r"below 10\^\(-([\d,]+)\)", PAGE)
     assert found / math.log(10) < -float(shown.replace(",", ""))
 

@@ -29,6 +29,15 @@ def test_the_risk_score_is_sparse_accurate_and_within_its_budget():
     assert all(1.99 < float(spent) <= 2 for spent in re.findall(r"epsilon (\S+) of 2", said))
 
 
+def test_hazard_ratios_are_found_within_their_intervals():
+    said = run("hazard_ratios.py")
+    rows = re.findall(r"^(\S+) +(\d\.\d+) +(\d\.\d+) +(\d\.\d+)", said, re.MULTILINE)
+    ratios = {name: (float(low), float(high)) for name, _, low, high in rows}
+    assert ratios["age"][0] < 1.03 < ratios["age"][1]
+    assert ratios["treated"][1] < 0.8
+    assert re.findall(r"^[A-D] +(3\.0)", said, re.MULTILINE) == ["3.0"] * 4
+
+
 def test_a_loss_of_ones_own_finds_the_quantiles():
     said = run("own_loss.py")
     median, upper = (int(share) for share in re.findall(r"(\d+)% of 100", said))

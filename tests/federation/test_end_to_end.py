@@ -410,7 +410,7 @@ def test_a_second_model_is_approved_and_trained_for_the_same_patients_and_the_le
     told = json.loads(
         shell("silo", "approve", made["file"], *federation.policies, "--yes", "--json")
     )
-    assert {answer["gate"] for answer in told["silos"]} == {"the gate has taken it up"}
+    assert {answer["gate"] for answer in told["silos"]} == {"the gate has restarted with it"}
     order = (
         "--algorithm",
         "mb-sgd",

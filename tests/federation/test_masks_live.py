@@ -21,6 +21,7 @@ from silodp.core.protocol.codec import QUERY, Sealed, decode_query, decode_reply
 from silodp.core.protocol.masks import add_masked, read_table
 from silodp.core.protocol.offers import KEYS
 from silodp.host.cards import read_card
+from silodp.server.estimates.recalibration import KIND
 from silodp.server.order import Order
 from silodp.server.remote import Timeouts
 from silodp.server.run import NetworkRun, plan_order
@@ -67,15 +68,20 @@ def of_round(frame: bytes) -> tuple[str, int]:
 
 
 def uniform(words: np.ndarray) -> bool:
-    return (
-        chisquare(np.bincount(np.frombuffer(words.tobytes(), np.uint8), minlength=256)).pvalue
-        > 1e-6
-    )
+    """Return whether the bytes of 32-bit words look like those of a uniform law."""
+    counts = np.bincount(np.frombuffer(words.astype("<i4").tobytes(), np.uint8), minlength=256)
+    return chisquare(counts).pvalue > 1e-6
 
 
 @pytest.mark.parametrize(
     ("engine", "silos", "colluding"),
-    [("nvflare", 3, 0), ("nvflare", 10, 1), ("flower", 3, 0), ("direct", 3, 0)],
+    [
+        ("nvflare", 3, 0),
+        ("nvflare", 10, 1),
+        ("flower", 3, 0),
+        ("flower", 10, 1),
+        ("direct", 3, 0),
+    ],
 )
 def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_holds_a_silos_counts(
     engine, silos, colluding, monkeypatch
@@ -110,6 +116,7 @@ def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_hold
             colluding=colluding,
             least=silos - 1,
             drops=1 / ROUNDS,
+            recalibration=0.1,
         )
         wire = Wire(carrier_of(folder, state), state["processes"][f"gate {VICTIM}"])
         run = NetworkRun(
@@ -138,26 +145,32 @@ def test_a_gate_killed_in_mid_round_costs_the_others_one_attempt_and_nobody_hold
 
 
 def check_ledgers(summary: dict, order: Order, cards: list, state: dict) -> None:
-    """Every survivor has paid for each round and one attempt more, at the plan's price and within
-    it; the victim for what it had answered.
+    """Every survivor has paid for each round, one attempt more and the recalibration, at the plan's
+    price and within it; the victim for what it had answered.
     """
     assert summary["ended"] == "finished"
     plan = plan_order(order, cards).plan
-    event = plan.asked[0].event.of(0)
+    events = {asked.kind: asked.event.of(0) for asked in plan.asked}
+    assert list(events) == ["minibatch", KIND]
+    assert [plan.count(kind, 0) for kind in events] == [ROUNDS + 1, 2]
     for card, told in zip(cards, summary["silos"], strict=True):
         ledger = DurableLedger.open(Path(DaemonSettings.load(state["silos"][card.name]).ledger))
         ledger.verify()
         charges = [entry for entry in ledger.entries() if entry.act == "charge"]
-        asked = int(FATAL) if card.name == VICTIM else ROUNDS + 1
-        price = GDP().price(event, np.asarray(card.records))[1].item()
-        assert [entry.amount for entry in charges] == [price] * asked
-        spent = gdp_epsilon((price * asked) ** 0.5, card.delta)
+        price, last = (
+            GDP().price(event, np.asarray(card.records))[1].item() for event in events.values()
+        )
+        if card.name == VICTIM:
+            asked = [price] * int(FATAL)
+        else:
+            asked = [price] * (ROUNDS + 1) + [last]
+        assert [entry.amount for entry in charges] == asked
+        spent = gdp_epsilon(sum(asked) ** 0.5, card.delta)
         assert ledger.spent() == pytest.approx(spent, rel=1e-9)
         assert ledger.spent() <= told["spent_epsilon_at_most"] <= 3.0
         if card.name != VICTIM:
-            assert len(plan.asked) == asked
             assert ledger.spent() == told["spent_epsilon_at_most"], (
-                "by the ledger, the run and the plan the same"
+                "by the ledger and the run the same"
             )
 
 
@@ -180,7 +193,7 @@ def check_bytes(seen: list[tuple[str, bytes, bytes]], silos: int) -> None:
         **{(str(r), 0): silos for r in range(int(FATAL))},
         (FATAL, 0): silos - 1,
         (FATAL, 1): silos - 1,
-        **{(str(r), 0): silos - 1 for r in range(int(FATAL) + 1, ROUNDS)},
+        **{(str(r), 0): silos - 1 for r in range(int(FATAL) + 1, ROUNDS + 1)},
     }
     for lacking in {1, 2, silos - 2}:
         sums = [

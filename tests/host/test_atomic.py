@@ -61,6 +61,13 @@ def test_new_files_are_all_there_or_none_and_write_over_nothing(tmp_path):
         atomic.new_files(tmp_path, {"a": "1", "b/d": "2", "c": "3"}),
     ):
         pytest.fail("the body ran")
+    no_folder = tmp_path / "a file"
+    no_folder.write_text("")
+    with (
+        pytest.raises(BadInput, match="cannot be made: Not a directory; choose another path"),
+        atomic.new_files(no_folder / "b", {"a": "1"}),
+    ):
+        pytest.fail("the body ran")
     with pytest.raises(BadInput, match="of its own"), atomic.new_files(tmp_path, {"a": "1"}):
         raise BadInput("of its own")
     assert not (tmp_path / "a").exists()

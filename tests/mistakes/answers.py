@@ -14,8 +14,17 @@ from torch import Tensor
 
 from mistakes import Mistakes, Planted, during, instead
 from silodp.audit.answers import answerable
+from silodp.core.events import Event, TotalEvent
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, Sampling, WithoutReplacement
+from silodp.core.statistics import (
+    GroupScore,
+    Moments,
+    RiskCells,
+    ScaledGrad,
+    Score,
+    Statistic,
+)
 from silodp.silo.answer import exact as exact_module
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
@@ -129,6 +138,65 @@ plant("noise for a shorter clip", "exact")(where(lambda query: True, longer_clip
 plant("noise for shorter factors", "exact")(where(lambda query: True, longer_factors))
 
 
+# --- gradients in scaled features, and evaluations ------------------------------------------------
+
+
+def scaled_after_the_clip() -> AbstractContextManager:
+    """The gradient of raw features is clipped, and only then brought to the units of scaled ones,
+    which are half as wide.
+    """
+    return instead(exact_module, "quantised", lambda shipped, *words: 2 * shipped(*words))
+
+
+def noise_without_sensitivity() -> AbstractContextManager:
+    """The noise multiplier is taken for the standard deviation."""
+    return instead(
+        exact_module,
+        "noise_scale",
+        lambda shipped, multiplier, clip, gamma: float(multiplier) / gamma,
+    )
+
+
+def twice_the_cap() -> AbstractContextManager:
+    """Errors are cut at twice the cap that the noise is for."""
+
+    def longer(shipped: Any, rows: Tensor, numbers: int, *more: Any) -> Tensor:
+        integers = shipped(rows, numbers, *more)
+        integers[:, :numbers] *= 2
+        return integers
+
+    return instead(exact_module, "levelled", longer)
+
+
+def asks(*kinds: type[Statistic]) -> Callable[[Query], bool]:
+    """Whether a query asks for one of these statistics."""
+    return lambda query: isinstance(query.statistic, kinds)
+
+
+plant("scaled gradients clipped before they are scaled", "exact")(
+    where(asks(ScaledGrad), scaled_after_the_clip)
+)
+plant("noise of scaled gradients without their sensitivity", "exact")(
+    where(asks(ScaledGrad), noise_without_sensitivity)
+)
+plant("noise of evaluations without their sensitivity", "exact")(
+    where(asks(Score, GroupScore), noise_without_sensitivity)
+)
+plant("errors of evaluations cut at twice their cap", "exact")(
+    where(asks(Score, GroupScore), twice_the_cap)
+)
+
+
+@plant("training records in evaluations", "exact")
+class EverybodyScored(Exact):
+    """Evaluations are over all records, for the more the better."""
+
+    def _part(self, statistic: Statistic) -> np.ndarray:
+        if statistic.on_held_out:
+            return np.ones_like(self._held)
+        return super()._part(statistic)
+
+
 # --- who is in an answer -------------------------------------------------------------------------
 
 
@@ -197,6 +265,28 @@ def charging(otherwise: Callable[[Any], Any]) -> type[Gate]:
         )
 
     return during(Gate, "answer", planted)
+
+
+def free(*kinds: type[Statistic]) -> type[Gate]:
+    """A gate that charges next to nothing for these questions."""
+
+    def planted(gate: Gate, words: tuple) -> AbstractContextManager:
+        if not isinstance(words[0].statistic, kinds):
+            return nullcontext()
+        return instead(gate.ledger, "charge", lambda shipped, event, at: shipped(loud(event), at))
+
+    return during(Gate, "answer", planted)
+
+
+# One question beside many is small, somebody thought.
+plant("recalibration unpriced", "gate")(free(RiskCells))
+plant("moments for the scaling of features unpriced", "gate")(free(Moments))
+plant("evaluation unpriced", "gate")(free(Score, GroupScore))
+
+
+def loud(event: Event | TotalEvent) -> Event | TotalEvent:
+    """The same release under a million times the noise."""
+    return replace(event, noise_multiplier=1e6 * event.noise_multiplier)
 
 
 def rarer(sampling: Sampling) -> Sampling:

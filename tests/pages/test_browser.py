@@ -68,7 +68,7 @@ def figure(page, name: str) -> str:
     return page.locator(".figures div", has_text=name).locator("dd").inner_text()
 
 
-def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, root):
+def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, base, root):
     page = look("/")
     names = list(runs.found_in(root))
     assert page.locator("tbody tr").count() == len(names) == 3
@@ -89,7 +89,16 @@ def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, root):
     page.wait_for_timeout(1200)  # a look at the folders in between forgets no choice
     page.get_by_role("button", name="Compare the chosen").click()
     spent = json.loads((root / "train/summary.json").read_text())
-    assert f"{spent['test_error']:.2%}" in page.get_by_role("row", name="train spider").inner_text()
+    error = page.get_by_role("row", name="test error, not private").inner_text()
+    assert f"{spent['test_error']:.2%}" in error
+    differ = page.get_by_role("table", name="Settings that differ").inner_text()
+    assert "model" in differ
+    page.locator("#equal-summary").click()
+    page.goto(f"{base}/?sort=epsilon")
+    listed = page.locator("tbody th a").all_inner_texts()
+    spends = {name: max(s.together[0] for s in runs.read(root / name).silos) for name in listed[:2]}
+    assert list(spends.values()) == sorted(spends.values())
+    page.goto(f"{base}/compare?run=train&run=clinic")
     assert page.locator("svg.wide path.curve").count() == 4
 
 

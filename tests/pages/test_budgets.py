@@ -2,12 +2,14 @@
 and of many the most and the least are drawn.
 """
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
-from silodp.pages.budgets import _risen, so_far
+from silodp.core.privacy.accounting import Budget, gdp_epsilon, gdp_mu
+from silodp.pages.budgets import _risen, budgets, so_far
 from silodp.pages.runs import Run, Silo
 from silodp.runs import State
 
@@ -62,5 +64,21 @@ def test_of_more_than_five_curves_the_most_and_the_least_spent_are_drawn():
     assert "s5 ε 0.5; silent ε 0. Of 7 silos, only the most and the least spent are drawn." in said
 
 
+def test_questions_with_equal_costs_are_one_row():
+    shares = dict.fromkeys(range(50), 0.018) | {50: 0.1}
+    page = str(budgets(Run(Path("run"), "train", "finished", "", {}, silos=(silo("a", shares),))))
+    rows = re.findall(r"<tr><th[^>]*>([^<]*)</th><td[^>]*>anchor</td><td[^>]*>([^<]*)</td>", page)
+    assert rows == [("1 to 50, each", "1.800%"), ("51", "10.000%")]
+
+
 def test_a_run_without_charges_has_no_curve():
     assert so_far(Run(Path("run"), "train", State.ENDED, "", {}, silos=(silo("a", {}),))) == ""
+
+
+def test_half_of_a_budget_is_more_than_half_of_its_epsilon_as_the_page_states():
+    """Half of the budget is half of mu squared."""
+    page = budgets(Run(Path("run"), "train", State.FINISHED, "", {}, silos=(silo("a", {0: 0.5}),)))
+    assert "half of the bar is more than half of ε" in page
+    for epsilon in (0.1, 1.0, 10.0, 100.0):
+        half = gdp_mu(Budget(epsilon, 1e-5)) / math.sqrt(2)
+        assert gdp_epsilon(half, 1e-5) > epsilon / 2

@@ -42,8 +42,8 @@ from silodp.testing.algorithm import (
 )
 from silodp.testing.federation import check_replay
 
-ITERATIVE = [name for name in ALGORITHMS if name != "one-shot"]
-"""One question alone, of one kind of model, has tests of its own (test_one_shot.py)."""
+ITERATIVE = [name for name in ALGORITHMS if name not in ("one-shot", "scaled")]
+"""Algorithms of one kind of model have tests of their own (test_one_shot.py, test_scaled.py)."""
 DIM = 4
 COUNTS = (30, 50)
 

@@ -119,7 +119,7 @@ def test_a_run_holds_no_more_iterates_the_longer_it_lasts(tmp_path, rule):
         algorithm=algorithm,
         recalibration=None,
     )
-    problem = SimpleNamespace(initial=lambda seeds: torch.zeros(1, 2))
+    problem = SimpleNamespace(dim=2, initial=lambda seeds: torch.zeros(1, 2))
     collaborators = {
         "connect": SimpleNamespace,
         "journal": SimpleNamespace(iterate=iterate, close=lambda: None),

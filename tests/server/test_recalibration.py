@@ -1,6 +1,7 @@
 """One priced question at the end of a run makes the model's risks right, within its budget."""
 
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -30,11 +31,13 @@ from silodp.core.statistics.risk_cells import scored
 from silodp.runs import RunFolder
 from silodp.server.advice import Facts, choose
 from silodp.server.estimates import recalibration
+from silodp.server.estimates.placing import spread_of
 from silodp.server.estimates.recalibration import KIND, Recalibrated, check, fit, folded, question
 from silodp.server.federation import StopRun
 from silodp.server.order import Order
 from silodp.server.plan import PlanLimits
 from silodp.server.prepare import prepare
+from silodp.server.shuffled import share_of
 from silodp.simulation.frames import train
 from silodp.simulation.planning import planned
 
@@ -69,7 +72,7 @@ def test_the_plan_has_the_share_of_the_budget_and_all_of_it_is_spent():
     assert KIND not in without.plan.mechanisms
 
 
-@pytest.mark.parametrize("trust", ["isrl", "central"])
+@pytest.mark.parametrize("trust", ["isrl", "masks", "shuffle", "central"])
 def test_plan_run_ledger_and_summary_have_the_same_price(tmp_path, trust):
     settings = NAMED | {"epsilon": 2.0, "recalibration": 0.1, "trust": trust, "seed": 1}
     train(frames(), ranges=RANGES, out=tmp_path / "run", **settings)
@@ -79,6 +82,8 @@ def test_plan_run_ledger_and_summary_have_the_same_price(tmp_path, trust):
     assert [row["kind"] for row in asked] == ["minibatch"] * 5 + [KIND]
     assert asked[-1]["statistic"] == "RiskCells"
     assert summary["recalibration"]["share"] == 0.1
+    assert sum(summary["recalibration"]["shares"]) == pytest.approx(1, abs=1e-3)
+    assert spread_of(summary).released, "the bins of an evaluation follow from this answer"
     for silo in summary["silos"]:
         assert silo["spent_epsilon"] == pytest.approx(2.0, rel=1e-6)
     answer = planned(
@@ -86,7 +91,8 @@ def test_plan_run_ledger_and_summary_have_the_same_price(tmp_path, trust):
     )
     releases = {row["kind"]: row for row in answer["releases"]}
     noise = asked[-1]["noise_multiplier"]
-    assert releases[KIND]["noise_multiplier"] == pytest.approx(np.ravel(noise)[0], rel=1e-6)
+    planned_noise = releases[KIND].get("parameters", releases[KIND])["noise_multiplier"]
+    assert planned_noise == pytest.approx(np.ravel(noise)[0], rel=1e-6)
     used = [
         row["used"]["silo-0"] for row in map(json.loads, files.progress.read_text().splitlines())
     ]
@@ -94,9 +100,10 @@ def test_plan_run_ledger_and_summary_have_the_same_price(tmp_path, trust):
     assert all(a < b for a, b in pairwise(used))
 
 
-def test_a_recalibration_that_the_plan_does_not_price_is_stopped(monkeypatch):
+@pytest.mark.parametrize("trust", ["isrl", "masks", "shuffle"])
+def test_a_recalibration_that_the_plan_does_not_price_is_stopped(trust):
     """The mistake: the run asks, and the dry run by which it is priced did not."""
-    order = Order("mb-sgd", rounds=5, epsilon=("2",), recalibration=0.1)
+    order = Order("mb-sgd", rounds=5, epsilon=("2",), recalibration=0.1, trust=trust)
     made = prepare(replace(order, recalibration=0.0), ("a", "b"), (500, 900))
     problem = Problem(*model_by_name("logistic", 3, 2), zero=True)
     asked = question(problem, problem.initial([0]), Gaussian(KIND, 1.0, 1.0))
@@ -105,19 +112,25 @@ def test_a_recalibration_that_the_plan_does_not_price_is_stopped(monkeypatch):
     PlanLimits(prepare(order, ("a", "b"), (500, 900)).plan)(asked, [0, 1])
 
 
-def test_the_ledger_refuses_a_recalibration_beside_the_whole_budget(tmp_path, monkeypatch):
+@pytest.mark.parametrize("trust", ["isrl", "masks", "shuffle"])
+def test_the_ledger_refuses_a_recalibration_beside_the_whole_budget(tmp_path, monkeypatch, trust):
     """The mistake: training is given the whole budget, and nobody checks the question."""
-    unpriced = prepare(Order(**NAMED, epsilon=("2",), seed=1), ("a", "b"), (1500, 1500))
+    order = Order(**NAMED, epsilon=("2",), seed=1, trust=trust)
+    unpriced = prepare(order, ("a", "b"), (1500, 1500))
     noise = replace(recalibration.mechanism(), noise_multiplier=5.0)
+    if order.totals:
+        noise = share_of(noise, 2, masked=trust == "masks")
     monkeypatch.setattr(type(unpriced), "recalibration", property(lambda made: noise))
     monkeypatch.setattr(PlanLimits, "__call__", lambda limits, query, silos: None)
     with pytest.raises(Exception, match="budget"):
-        train(frames(), ranges=RANGES, out=tmp_path / "run", **NAMED, epsilon=2.0, seed=1)
+        train(
+            frames(), ranges=RANGES, out=tmp_path / "run", **NAMED, epsilon=2.0, seed=1, trust=trust
+        )
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"recalibration": 1.0}, {"recalibration": -0.1}, {"recalibration": 0.1, "trust": "masks"}],
+    [{"recalibration": 1.0}, {"recalibration": -0.1}, {"recalibration": 0.1, "noise": "paper"}],
 )
 def test_a_share_without_a_meaning_is_refused(wrong):
     with pytest.raises(BadInput, match="recalibration"):
@@ -127,13 +140,51 @@ def test_a_share_without_a_meaning_is_refused(wrong):
 def test_the_advisor_buys_it_where_it_is_worth_its_price_and_may_be_asked():
     def share(epsilon, **more):
         task = more.pop("task", Task.plain(2))
+        order = Order(epsilon=(epsilon,), trust=more.pop("trust", "isrl"))
         facts = Facts(("a", "b"), (600, 600), ("number",) * 3, task, **more)
-        return choose(Order(epsilon=(epsilon,)), facts).order.recalibration
+        return choose(order, facts).order.recalibration
 
     assert share("3") == recalibration.SHARE
+    assert share("3", trust="masks") == recalibration.SHARE
+    assert share("3", trust="shuffle", statistics=("Grad", "GradDiff")) == 0.0
     assert share("0.05") == 0.0
     assert share("3", statistics=("Grad", "GradDiff")) == 0.0
     assert share("3", task=Task.plain(0)) == 0.0
+
+
+def test_the_advisor_expects_the_slope_of_simulated_records():
+    """Models of few records are too sure of their risks, and of many hardly."""
+
+    def expected(count, **more):
+        facts = Facts(("a", "b"), (count, count), ("number",) * 8, Task.plain(2))
+        return choose(Order(epsilon=("3",), **more), facts).order.expected_slope or 0.0
+
+    few = expected(150)
+    many = expected(4000)
+    assert 0 < few < many <= 1
+    assert few < 0.9
+    assert not expected(600, recalibration=0.0)
+    assert expected(600, expected_slope=0.7) == 0.7
+    with pytest.raises(BadInput, match="expected slope is -1; it must be greater than 0"):
+        Order("mb-sgd", recalibration=0.1, expected_slope=-1.0)
+
+
+@pytest.mark.parametrize("trust", ["masks", "shuffle"])
+def test_the_likelihood_has_the_noise_of_the_total(trust, monkeypatch):
+    """It is that of one hospital with all records: a part 1 / sqrt(2) of the noise without trust
+    in anybody.
+    """
+    known = []
+    shipped = recalibration.fit
+    monkeypatch.setattr(
+        recalibration, "fit", lambda *words: known.append(words[2:4]) or shipped(*words)
+    )
+    for one in ("central", trust, "isrl"):
+        train(frames(), ranges=RANGES, **NAMED, epsilon=2.0, recalibration=0.1, trust=one, seed=1)
+    (central, records), (total, in_total), (apart, _) = known
+    assert total == pytest.approx(central, rel=1e-3)
+    assert apart == pytest.approx(math.sqrt(2) * central, rel=1e-3)
+    assert in_total == records == 3000
 
 
 # --- what it finds -------------------------------------------------------------------------------
@@ -168,6 +219,30 @@ def test_an_answer_that_noise_drowns_changes_next_to_nothing():
     found = [fit(logistic, answer_of(score, outcome, 0.5, seed=s), 0.5, 400) for s in range(20)]
     assert np.median([abs(np.log(f.slope)) for f in found]) < 0.25
     assert np.median([abs(f.intercept) for f in found]) < 0.3
+
+
+def test_where_noise_hides_the_slope_the_expected_one_is_taken():
+    random = np.random.default_rng(6)
+    score = random.normal(-1.0, 1.2, 400)
+    outcome = (random.random(400) < special.expit(0.4 * score)).astype(float)
+    answers = [answer_of(score, outcome, 0.5, seed=s) for s in range(20)]
+    slopes = [fit(logistic, answer, 0.5, 400, 0.4).slope for answer in answers]
+    assert np.median(slopes) == pytest.approx(0.4, rel=0.1)
+    clear = fit(logistic, answer_of(score, outcome, 1e-4), 1e-4, 40_000, 0.9)
+    assert clear.slope < 0.7, "what the answer shows goes before what was expected"
+
+
+def test_noise_in_empty_bins_does_not_pass_for_records_with_extreme_scores():
+    """The mean risk of a rare outcome then was too low by a tenth of itself."""
+    random = np.random.default_rng(11)
+    score = random.normal(-2.5, 0.8, 4000)
+    risk = special.expit(score)
+    off = []
+    for seed in range(20):
+        outcome = (np.random.default_rng(seed).random(4000) < risk).astype(float)
+        found = fit(logistic, answer_of(score, outcome, 0.006, seed=seed), 0.006, 4000, 1.0)
+        off.append(special.expit(found.intercept + found.slope * score).mean() / risk.mean() - 1)
+    assert abs(np.mean(off)) < 0.05
 
 
 def test_counts_have_their_rate_and_survival_its_hazard():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.torch import load_file
 
 from gates import Clock
 from silodp.cli.federation_files import problem_of
@@ -304,7 +305,7 @@ def test_a_cohort_that_breaks_too_often_or_is_too_small_ends_the_run_with_all_ch
 
 def test_the_quorum_of_a_total_leaves_somebody_to_hide_among(hospitals):
     cards = [h.card for h in hospitals]
-    with pytest.raises(BadInput, match="nobody to hide among"):
+    with pytest.raises(BadInput, match="no honest silo"):
         plan_order(replace(ORDER, least=2), cards)
     with pytest.raises(BadInput, match="policy requires a price against 1"):
         plan_order(replace(ORDER, colluding=0), cards)
@@ -344,6 +345,35 @@ def test_a_killed_server_goes_on_where_it_was_and_no_silo_pays_twice(hospitals, 
     whole = run(hospitals, tmp_path / "run", carrier)  # all of it from the journal
     assert attempts(hospitals) == [5] * 4
     assert whole["iterates"] == 5
+
+
+def test_a_server_killed_at_the_recalibration_goes_on_there_and_all_of_it_is_the_budget(
+    hospitals, tmp_path
+):
+    class Dying(Carrier):
+        def exchange(self, frames, timeout):
+            came = super().exchange(frames, timeout)
+            if any(of_round(frame, "5") for frame in frames.values()):
+                raise Killed
+            return came
+
+    order = replace(ORDER, recalibration=0.1)
+    with pytest.raises(Killed):
+        run(hospitals, tmp_path / "run", Dying(hospitals), order)
+    plan = plan_order(order, [h.card for h in hospitals]).plan
+    models = []
+    for _ in range(2):  # the second run reads all of it from the journal
+        summary = run(hospitals, tmp_path / "run", Carrier(hospitals), order)
+        assert summary["ended"] == "finished"
+        assert summary["questions"] == summary["iterates"] + 1 == 6
+        assert summary["recalibration"]["share"] == 0.1
+        assert attempts(hospitals) == [6] * 4
+        for hospital, told in zip(hospitals, summary["silos"], strict=True):
+            assert hospital.ledger.spent() == told["spent_epsilon_at_most"] <= 3.0
+            assert hospital.ledger.spent() == pytest.approx(float(plan.spent().max()), rel=1e-9)
+        assert (tmp_path / "run/replies").stat().st_size == 0, "no silo's answer is kept"
+        models.append(load_file(tmp_path / "run/model.safetensors"))
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
 def test_an_offer_of_an_earlier_round_that_comes_late_is_not_the_next_ones(hospitals, tmp_path):

@@ -109,7 +109,7 @@ def test_a_run_that_one_silo_cannot_pay_for_leaves_no_charge_no_hold_and_no_fold
         BadInput,
         match=(
             r"needs \d\d\.\d % of the budget of silo silo-2 .*, and \d+\.\d % is left, and "
-            r"other runs hold some"
+            r"other runs have reserved some"
         ),
     ):
         taker.keep()
@@ -121,7 +121,7 @@ def test_a_run_that_one_silo_cannot_pay_for_leaves_no_charge_no_hold_and_no_fold
         before, acts(gates), ({"hold", "release"}, {"hold", "release"}, set()), strict=True
     ):
         assert set(is_[len(was) :]) == kinds
-    with pytest.raises(BadInput, match="other runs hold some of it"):
+    with pytest.raises(BadInput, match="other runs have reserved some of it"):
         list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("9.0",))))
     assert not (tmp_path / "run").exists()
     blocker.release()
@@ -130,9 +130,7 @@ def test_a_run_that_one_silo_cannot_pay_for_leaves_no_charge_no_hold_and_no_fold
     ):
         list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("10.0",))))
     assert not (tmp_path / "run").exists()
-    with pytest.raises(
-        BadInput, match=r"which has less left; nothing was charged and nothing is held"
-    ):
+    with pytest.raises(BadInput, match=r"which has less left; nothing was charged or reserved"):
         list(conduct(gates, tmp_path / "run", replace(ORDER, epsilon=("10.0",)), key=OTHER))
     assert held(gates) == [0, 0, 0]
     assert [row.count("charge") for row in acts(gates)] == [row.count("charge") for row in before]

@@ -3,12 +3,15 @@ promised, within the budget.
 """
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from silodp.cli.score import _counting
 from silodp.core.errors import BadInput, Refused
 from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.privacy.accounting import Budget, gdp_mu
@@ -20,13 +23,16 @@ from silodp.core.statistics import Grad, LocalSteps
 from silodp.core.weights import Weights
 from silodp.server.algorithms import find
 from silodp.server.federation import Balanced, Everyone, Fixed, StopRun, Uniform
+from silodp.server.order import Order
 from silodp.server.plan import calibrate
+from silodp.server.prepare import prepare
 from silodp.server.settings import default_shares, prepared, sampling_by_name
 from silodp.server.shuffled import ShuffledFederation, in_totals
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.records import Records
+from silodp.silo.service.policy import Shuffling
 from silodp.simulation.connect import simulate
 from silodp.testing.federation import simulated_federation
 from silodp.wire.inprocess import Total
@@ -170,6 +176,23 @@ def test_disjoint_batches_pay_once():
     assert isinstance(mechanism.sampling, DisjointBatches)
     share = 1 / gdp_mu(Budget(2.0, 1e-5)) / math.sqrt(4)
     assert float(mechanism.noise_multiplier) == pytest.approx(share, rel=1e-6)
+
+
+def test_a_shuffle_counts_on_the_noise_of_all_but_those_that_may_collude():
+    names = ("a", "b", "c", "d")
+    cards = [SimpleNamespace(colluding=1) for _ in names]
+    gate = Shuffling("a" * 64, "p.key", 4, 1)
+    for quorum, counted in ((None, 3), (3, 2)):
+        order = Order("mb-sgd", trust="shuffle", colluding=1, least=quorum, epsilon=("2",))
+        mechanism = prepare(order, names, COUNTS).plan.mechanisms["minibatch"]
+        assert mechanism.counted == counted == _counting(cards, "shuffle", quorum)["counted"]
+        gate.check(mechanism)
+    with pytest.raises(Refused):
+        gate.check(replace(mechanism, counted=4))
+    with pytest.raises(BadInput, match="no honest silo"):
+        prepare(replace(order, least=None, colluding=3), names, COUNTS)
+    with pytest.raises(BadInput, match="--colluding belongs to --trust masks or shuffle"):
+        Order("mb-sgd", colluding=1)
 
 
 def test_questions_that_are_asked_again_are_paid_for():

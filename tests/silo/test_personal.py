@@ -4,15 +4,20 @@ alone, and never opened for what leaves.
 
 import json
 import stat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+from silodp.cli import score
 from silodp.core.errors import BadInput
+from silodp.core.problem.losses import logistic
+from silodp.core.problem.problem import Problem
 from silodp.core.problem.reading import plain_text
-from silodp.host.model import open_model
+from silodp.host.model import PERSONAL, about_of, contents, open_model, refuse_personal
 from silodp.silo.data.heldout import held_out
 from silodp.silo.ledger.durable import DurableLedger
 from silodp.silo.personal import personalise
@@ -98,6 +103,8 @@ def test_a_silo_that_is_different_gets_a_better_model_and_nobody_else_can_read_i
         assert any("not private, so never send it" in note for note in found["notes"]) == (
             name != "run"
         )
+    assert silodp("predict", "silo/personal", "new.csv", "--out", "risks.csv")[0] == 0
+    assert stat.S_IMODE((clinic / "risks.csv").stat().st_mode) == 0o600
     assert right["silo/personal"] > right["run"] + 0.15
     assert not list(DurableLedger.open(clinic / "silo/ledger.db").entries()), (
         "nothing was asked of the gate"
@@ -201,10 +208,8 @@ def test_another_model_and_too_few_records_are_refused_in_a_sentence(clinic, sil
     )
 
 
-def test_no_question_is_asked_with_a_personal_model(tmp_path):
+def test_no_question_is_asked_and_no_card_is_made_with_a_personal_model(tmp_path, monkeypatch):
     from safetensors.torch import save_file
-
-    from silodp.host.model import PERSONAL, contents, refuse_personal
 
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors", {"model": "logistic"})
     refuse_personal(tmp_path, contents(tmp_path)[0])
@@ -213,3 +218,14 @@ def test_no_question_is_asked_with_a_personal_model(tmp_path):
         BadInput, match="personal model of clinic: it is not private and may not leave"
     ):
         refuse_personal(tmp_path, contents(tmp_path)[0])
+    with pytest.raises(BadInput, match="personal model of clinic"):
+        about_of(tmp_path)
+    problem = Problem(nn.Linear(2, 1, bias=False), logistic)
+    weights = {name: torch.zeros(shape) for name, shape in problem.shapes.items()}
+    save_file(weights, tmp_path / "model.safetensors", {PERSONAL: "clinic"})
+    card = SimpleNamespace(name="clinic", held_out=10)
+    monkeypatch.setattr(score, "_read_cards", lambda *_: [card])
+    monkeypatch.setattr(score, "check_study", lambda *_: None)
+    monkeypatch.setattr(score, "problem_of", lambda *_: problem)
+    with pytest.raises(BadInput, match="personal model of clinic"):
+        score.federation_evaluate(tmp_path, run=tmp_path)

@@ -1,6 +1,7 @@
 """Alone, together and personal in a simulation: marked, in a file of its own, and nowhere else."""
 
 import json
+import os
 import stat
 
 import numpy as np
@@ -8,10 +9,12 @@ import pandas as pd
 import pytest
 
 import silodp
+from silodp.cli.app import app
 from silodp.core.errors import BadInput
 from silodp.core.local_figures import ALL, RAW
 from silodp.pages import runs
 from silodp.pages.report import report
+from silodp.simulation import comparing
 
 NAMED = {"algorithm": "mb-sgd", "model": "logistic", "rounds": 3, "epsilon": 2, "seed": 0}
 RANGES = {"a": (-1, 1), "b": (-1, 1)}
@@ -67,6 +70,32 @@ def test_only_the_analysts_own_report_shows_them_and_no_archive(trained):
     assert "Alone, together" not in report(run)
 
 
+def test_no_hash_in_an_archive_or_a_page_follows_from_them(trained):
+    """A reader who knows all records but one could otherwise try the rest out."""
+    path = trained.folder / "personal.json"
+    before = path.read_bytes()
+    fingerprint = runs.fingerprint(trained.folder)
+    try:
+        path.write_bytes(before.replace(b"0", b"1"))
+        assert runs.fingerprint(trained.folder) == fingerprint
+    finally:
+        path.write_bytes(before)
+    (trained.folder / "summary.json.txt").write_text("another file")
+    assert runs.fingerprint(trained.folder) != fingerprint
+    (trained.folder / "summary.json.txt").unlink()
+
+
+def test_a_report_that_shows_them_is_for_its_owner_alone(trained, tmp_path):
+    umask = os.umask(0o022)
+    try:
+        for page in (tmp_path / "page.html", trained.folder / "report.html"):
+            app(["report", str(trained.folder), "--out", str(page)], standalone_mode=False)
+            assert stat.S_IMODE(page.stat().st_mode) == 0o600
+            page.unlink()
+    finally:
+        os.umask(umask)
+
+
 def test_without_records_held_out_there_is_nothing_to_compare(tmp_path, monkeypatch):
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
     made = silodp.train(FRAMES, ranges=RANGES, out=tmp_path / "run", **NAMED)
@@ -85,6 +114,22 @@ def test_a_silos_figures_do_not_depend_on_other_silos_raw_records(trained, tmp_p
     pd.testing.assert_series_equal(other.compared.loc[place], own, rtol=1e-4)
     place = ("south", "alone")
     assert other.compared.loc[place, "log loss"] != trained.compared.loc[place, "log loss"]
+
+
+def test_a_model_that_would_take_hours_is_not_compared(tmp_path, monkeypatch, silodp):
+    monkeypatch.setattr(comparing, "MOST_WORK", 3 * 150)
+    for name in ("north", "south"):
+        FRAMES[name].to_csv(tmp_path / f"{name}.csv", index=False)
+    words = ["--held-out", "0.2", "--algorithm", "mb-sgd", "--model", "logistic", "--seed", "0"]
+    silos = ["--silo", "north.csv", "--silo", "south.csv"]
+    code, out, _ = silodp("train", *words, *silos, "--rounds", "3", "--out", "run")
+    assert code == 0
+    assert "too many for a personal model of each silo here" in " ".join(out.split())
+    found = json.loads((tmp_path / "run" / "personal.json").read_text())
+    assert found["too_large"]
+    assert not found["silos"]
+    code, _, _ = silodp("report", "run", "--out", "report.html")
+    assert code == 0
 
 
 def test_the_estimator_has_the_table_after_a_fit(tmp_path, monkeypatch):

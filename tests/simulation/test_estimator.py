@@ -260,7 +260,11 @@ def test_what_is_left_open_is_chosen_and_said_and_a_folder_that_nobody_asked_for
         ),
         (
             lambda f: silodp.train([f[0].assign(a="x")], label="sick", classes=["no", "yes"]),
-            "give a schema",
+            "columns that are not numbers: 'a'; give schema=",
+        ),
+        (
+            lambda f: silodp.Classifier(label="sick").fit([f[0].assign(a="x"), f[1]]),
+            "X has columns that are not numbers: 'a'; give schema=",
         ),
         (lambda f: silodp.Classifier(label="sick").fit(f, [1]), "leave out y and silo"),
         (lambda f: silodp.Classifier().fit(f[0][["a", "b"]], ["no"] * 300), "one class only"),

@@ -25,6 +25,7 @@ from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
 from silodp.simulation.connect import Curator, connect
 from silodp.simulation.planning import planned
+from silodp.simulation.scoring import evaluate_run
 from silodp.simulation.source import Source
 from silodp.simulation.training import train
 
@@ -60,14 +61,29 @@ def test_a_run_spends_what_its_plan_says_and_no_more(source, tmp_path, trust, pa
             max(silo["local_epsilon_at_most"] for silo in ran["silos"]),
         )
         assert "against the server" in ran["said"]
-        assert local <= plan["epsilon"]["shuffler" if trust == "shuffle" else "all_others"] * (
-            1 + 1e-9
-        )
+        planned_local = plan["epsilon"]["shuffler" if trust == "shuffle" else "all_others"]
+        assert local <= planned_local * (1 + 1e-9)
+        assert local > max(spent)
+        if participation == "all":
+            assert local == pytest.approx(planned_local)
     else:
         most = max(silo["spent_epsilon"] for silo in plan["silos"])
     assert max(spent) <= most * (1 + 1e-9)
     if participation == "all" or trust == "central":
         assert spent == pytest.approx([most] * 3)
+
+
+def test_an_evaluation_counts_on_as_many_shares_of_noise_as_its_training(
+    source, tmp_path, monkeypatch
+):
+    """A total that counted on those who collude too would not be passed on."""
+    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
+    order = replace(SMALL, trust="masks", colluding=1)
+    ran = train(order, replace(source, held_out=0.3), tmp_path / "run")
+    found = evaluate_run(tmp_path / "run", epsilon="1", seed=0)
+    assert [silo["spent_epsilon"] for silo in found["silos"]] == pytest.approx([1.0] * 3)
+    assert min(found["in_all"][0].values()) > 0
+    assert found["in_all"][0]["epsilon"] > ran["silos"][0]["spent_epsilon"]
 
 
 def test_a_curators_answer_is_over_the_records_of_whoever_takes_part():
@@ -262,7 +278,7 @@ def test_a_theorem_that_asks_for_more_rounds_than_anybody_can_wait_for_is_refuse
     endless = replace(
         SMALL, noise="theory", epsilon=("1e6",), lipschitz=1.0, smoothness=1.0, gap=1.0
     )
-    with pytest.raises(BadInput, match="rounds, which nobody can wait for"):
+    with pytest.raises(BadInput, match="rounds, more than 100,000"):
         planned(endless, SIZES, dimension=3)
 
 

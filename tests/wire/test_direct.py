@@ -262,7 +262,7 @@ def test_one_command_starts_a_federation_another_trains_over_it_and_a_killed_run
         assert re.search(
             (
                 r"needs 100\.0 % of the budget of silo silo-1 \(epsilon 10\), and 9\d\.\d % is "
-                r"left; nothing was charged and nothing is"
+                r"left; nothing was charged or reserved"
             ),
             err,
         )

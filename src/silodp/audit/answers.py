@@ -29,8 +29,8 @@ from silodp.audit.pipeline import Free, Pipeline, Silo, public, sealing, signing
 from silodp.core import mechanisms, statistics
 from silodp.core import sampling as samplings
 from silodp.core.errors import Refused
-from silodp.core.lattice import lattice_step
 from silodp.core.mechanisms import Gaussian, Masked, Shuffled
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.privacy.accounting import GDP, Budget, Renyi
 from silodp.core.problem.losses import logistic
 from silodp.core.problem.problem import Problem
@@ -38,6 +38,7 @@ from silodp.core.protocol.box import open_box
 from silodp.core.protocol.codec import Answer, decode_reply, encode_query
 from silodp.core.query import Query
 from silodp.core.statistics import Statistic
+from silodp.core.statistics.regression import COX
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.heldout import held_out, split_records
@@ -71,9 +72,33 @@ def _first_group(features: int) -> int:
     return 0
 
 
+def _tables(features: int) -> statistics.Marginals:
+    """Return a table of each feature, and one of the label by the first feature."""
+    columns = [statistics.Binned(j, 1, (-0.5, 0.5)) for j in range(features)]
+    label = statistics.Binned(statistics.LABEL, 2)
+    pairs = [(j,) for j in range(features)]
+    return statistics.Marginals.of([*columns, label], [*pairs, (features, 0)])
+
+
+def _regression(features: int) -> statistics.Regression:
+    """Return a step of a Cox regression on a few features, from the first that a record pulls
+    at.
+    """
+    scale = torch.zeros(features, dtype=torch.float64)
+    scale[_first_group(features) :][:30] = 1.0
+    slopes = torch.zeros(int(scale.sum()), dtype=torch.float64)
+    levels = torch.tensor([-1.0, 0.0, 0.5], dtype=torch.float64)
+    return statistics.Regression(
+        COX, slopes, levels, torch.tensor([0.0, 0.0, 1.0]), 0 * scale, scale, 1.0, 1.5
+    )
+
+
 EXAMPLES: dict[type, Callable[[int], Any]] = {
     statistics.Grad: lambda d: statistics.Grad(_point(d, 1)),
     statistics.GradDiff: lambda d: statistics.GradDiff(_point(d, 1) + 2.0, _point(d, 2) - 2.0),
+    statistics.ScaledGrad: lambda d: statistics.ScaledGrad(
+        _point(d, 1), torch.full((d,), 0.1), torch.full((d,), 0.5), 1.0
+    ),
     statistics.ClippedDiff: lambda d: statistics.ClippedDiff(
         _point(d, 1) + 2.0, _point(d, 2) - 2.0, 8.0
     ),
@@ -84,12 +109,19 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
     statistics.Histogram: lambda d: statistics.Histogram(torch.tensor([0.5]), d),
     # of zeros each u is -1: as long as a record can be
     statistics.Moments: lambda d: statistics.Moments(torch.zeros(d), torch.full((d,), 5.0)),
-    statistics.Score: lambda d: statistics.Score(_point(d, 1), min(statistics.MAX_BINS, d), 8.0),
+    statistics.Score: lambda d: statistics.Score(
+        _point(d, 1), min(64, d), 8.0, 2, torch.linspace(-2, 2, min(64, d))[1:].double()
+    ),
     statistics.GroupScore: lambda d: statistics.GroupScore(
-        _point(d, 1), FIRST if d > FIRST else 0, min(statistics.MAX_GROUPS, d), 0
+        _point(d, 1), _first_group(d), min(statistics.MAX_GROUPS, d), 0
+    ),
+    statistics.GroupClasses: lambda d: statistics.GroupClasses(
+        2, _first_group(d), min(statistics.MAX_GROUPS, d), 0
     ),
     statistics.ClassCounts: lambda d: statistics.ClassCounts(max(2, d)),
     statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),
+    statistics.Marginals: lambda d: _tables(min(d, 32)),
+    statistics.Regression: _regression,
     statistics.MissingRates: lambda d: statistics.MissingRates(d),
     statistics.RiskCells: lambda d: statistics.RiskCells(
         _point(d, 1), torch.linspace(-2, 2, min(d, 64)), 1.0
@@ -370,7 +402,7 @@ def mean_of(query: Query, value: Tensor, records: float) -> Tensor:
     """
     if not query.mechanism.total:
         return value.double()
-    return value.double() * lattice_step(float(query.mechanism.clip), value.shape[-1]) / records
+    return as_total(query.mechanism).mean_in(value[None], records)[0]
 
 
 def std_of(query: Query) -> float:

@@ -36,6 +36,8 @@ from silodp.testing.statistic import hostile_records
 ANSWERS = Probes("exact", "gate")
 RATE = 1e-8
 RELEASES = 8
+DRAWS = 8000
+"""The fewest draws of noise of each row. A row of few numbers has more releases."""
 SURELY = 9.0
 """Tolerance in standard deviations. One of a million normals is farther out with probability 2e-13.
 """
@@ -55,12 +57,14 @@ def _silos(pipeline: Pipeline, folder: Path) -> Iterator[tuple[Row, Answering]]:
 # --- noise ---------------------------------------------------------------------------------------
 
 
-def noise_of(row: Row, silo: Answering, releases: int = RELEASES) -> np.ndarray:
+def noise_of(row: Row, silo: Answering, releases: int = 0) -> np.ndarray:
     """Return the noise (releases, coordinates) of as many answers, the first at the door. It is
-    standard normal if it is the noise of the price.
+    standard normal if it is the noise of the price. Without `releases` there are DRAWS numbers.
     """
     query = row.query()
     at = answers.known(row)
+    if not releases:
+        releases = max(RELEASES, math.ceil(DRAWS / int(at.sum())))
     values = torch.stack(
         [silo.put(query)[at], *(silo.direct(query)[at] for _ in range(releases - 1))]
     ).numpy()
@@ -72,8 +76,8 @@ def noise_of_every_answer(pipeline: Pipeline, seed: int, folder: Path) -> None:
     """Check the noise of every answer of a gate: it has the size of its price, it is Gaussian or
     binomial, and it is new in every coordinate and release.
 
-    There are 16,000 draws of a row (8,000 of a Score). Noise that is 10 per cent too small or too
-    large is seen with probability 0.9999.
+    There are 8,000 draws of a row or more. Noise that is 10 per cent too small or too large is seen
+    with probability 0.9999.
     """
     for row, silo in _silos(pipeline, folder):
         normal.look(noise_of(row, silo), str(row), RATE / len(answerable()))
@@ -236,7 +240,7 @@ def _check_partition(row: Row, query: Query, silo: Answering, counts: np.ndarray
         raise Caught(f"{row}: a record is in two batches of a partition, or in none")
     if not (batches[1] == counts).all():
         raise Caught(
-            f"{row}: asked again, a batch has other records; a partition must never be drawn anew"
+            f"{row}: asked again, a batch has other records; a partition must never be drawn again"
         )
     if all((batch(1, name) == counts).all() for name in ("second", "third")):
         raise Caught(f"{row}: partitions of other names are the same")

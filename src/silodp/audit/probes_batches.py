@@ -245,4 +245,4 @@ def _anew(row: Row, z: np.ndarray, level: float) -> None:
     pairs = list(combinations(z[:, :GROUPS], 2))
     low = stats.chi2.isf(1 - level / len(pairs), GROUPS - 1)
     if any(float(np.square(a - b).sum()) / 2 < low for a, b in pairs):
-        raise Caught(f"{row}: two questions get the same batch; it must be drawn anew")
+        raise Caught(f"{row}: two questions get the same batch; draw a new batch for each")

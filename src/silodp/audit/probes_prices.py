@@ -313,7 +313,9 @@ class TwoLayers(Silo):
         with mock.patch.object(products_module, "MOST", 4):
             self.set_up(folder, pipeline, problem, Records(x, y, (self.n,), ("silo",)))
         if self.door._exact._products is None:
-            raise AssertionError("two linear layers are not summed by products; nobody audits them")
+            raise AssertionError(
+                "two linear layers are not summed by products, so the audit does not cover them"
+            )
         self.w = torch.randn(1, problem.dim, generator=random, dtype=torch.float64)
 
     def mean(self, clip: float) -> torch.Tensor:
@@ -380,7 +382,7 @@ def _check_work(silo: TwoLayers, name: str, query: Query, where: Any, function: 
     if count[0] != chunks:
         raise Caught(
             f"an answer on a secret batch computes {count[0]} of {chunks} chunks of records: "
-            "its time says in which chunks nobody was drawn"
+            "its time reveals the chunks without a drawn record"
         )
 
 

@@ -68,7 +68,7 @@ def transcript_attack(pipeline: Pipeline, seed: int, folder: Path) -> None:
     mu = gdp_lower(*attack(case, 2000, seed=seed, pipeline=pipeline), FALSE_ALARM)
     if mu > gdp_mu(case.budget):
         raise Caught(
-            f"neighbours can be told apart as at epsilon {epsilon_of(mu, case.delta):.1f} "
+            f"neighbours can be distinguished as at epsilon {epsilon_of(mu, case.delta):.1f} "
             f"or more; the claim is {case.epsilon:g}"
         )
 
@@ -226,7 +226,7 @@ def persons(pipeline: Pipeline, seed: int, folder: Path) -> None:
         )
         if mu > gdp_mu(case.budget):
             raise Caught(
-                "a person can be told from another as at epsilon "
+                "two persons can be distinguished as at epsilon "
                 f"{epsilon_of(mu, case.delta):.1f} or more; the claim is 1"
             )
 
@@ -321,7 +321,7 @@ def entropy(pipeline: Pipeline, seed: int, folder: Path) -> None:
     if torch.equal(one.value, two.value):
         raise Caught(
             "two silos with the same records give the same answer to the same frame: "
-            "whoever sent it can predict the noise"
+            "its sender can predict the noise"
         )
     if torch.equal(one.value, twins[0].ask("other", question()).value):
         raise Caught("two queries get the same noise")
@@ -369,7 +369,7 @@ def bare_reply(pipeline: Pipeline, seed: int, folder: Path) -> None:
     )
     if facts != public:
         raise Caught(
-            "a reply says something that follows neither from the query nor from the ledger"
+            "a reply contains something that follows neither from the query nor from the ledger"
         )
 
 
@@ -410,6 +410,6 @@ def persons_at_the_gate(pipeline: Pipeline, seed: int, folder: Path) -> None:
         mu = gdp_lower(*attack_gate(150, first=first, pipeline=pipeline), FALSE_ALARM)
         if mu > 1:
             raise Caught(
-                f"an answer tells a person from another as a mechanism of mu {mu:.1f} or "
+                f"an answer distinguishes two persons as a mechanism of mu {mu:.1f} or "
                 "more; 1 is charged"
             )

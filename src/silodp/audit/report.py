@@ -63,6 +63,7 @@ SETTINGS: dict[str, dict[str, float]] = {
     "diff2-local": {"rounds": 4, "phase": 2, "local_steps": 2, "slope": 1.0},
     "scaffold": {"rounds": 3, "local_steps": 2},
     "momentum": {"rounds": 4, "momentum": 0.5},
+    "scaled": {"rounds": 2, "momentum": 0.5},
     "adam": {"rounds": 4, "momentum": 0.9},
     "disk": {"rounds": 4, "kappa": 0.7},
     "accelerated": {"rounds": 4, "restarts": 2, "strong": 0.1},
@@ -354,7 +355,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
             stats.norm.cdf(stats.norm.isf(grid) - gdp_mu(budget)),
             color="black",
             linewidth=1.6,
-            label="claim: nobody below this",
+            label="claim: no attack below this",
         )
         allowed = np.maximum(
             1 - budget.delta - np.exp(claim) * grid, np.exp(-claim) * (1 - budget.delta - grid)

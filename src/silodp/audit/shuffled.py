@@ -30,7 +30,6 @@ from silodp.audit.transcript import (
     played,
     remembering,
 )
-from silodp.core.lattice import lattice_steps
 from silodp.core.mechanisms import Gaussian, Shuffled
 from silodp.core.mechanisms.totals import as_total
 from silodp.core.protocol.box import Contribution
@@ -120,11 +119,11 @@ class Server(Attacker):
         silos = range(len(self._counts))
         mean = self._models[world].answer(replace(query, mechanism=silent), silos).double()
         batch = torch.tensor([[m.sampling.batch(n)] for n in self._counts], dtype=torch.float64)
-        return (mean * batch).sum(1) / lattice_steps(m.clips, mean.shape[-1])
+        return (mean * batch).sum(1) / m.steps(mean.shape[-1])
 
     def _std(self, query: Query) -> Tensor:
         m = as_total(query.mechanism)
-        steps = lattice_steps(m.clips, query.statistic.shape[-1])
+        steps = m.steps(query.statistic.shape[-1])
         scale = m.noise_multiplier * 2 * m.clips.reshape(-1, 1) / steps
         std = scale * math.sqrt(len(self._counts))
         return std.expand(query.statistic.shape[0], 1)[:, 0]

@@ -36,6 +36,8 @@ MOVED = {
     "survival": "stats survival",
 }
 """Former names of commands, with the current names."""
+SHORT = {"synthesise": "stats synthesise", "table1": "stats table1"}
+"""Short names that are not listed, with the whole names."""
 
 
 @contextmanager
@@ -64,7 +66,8 @@ class Silodp(LazyGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not ctx.resilient_parsing:
             refuse_old_name(args)
-        return super().resolve_command(ctx, args)
+        whole = SHORT.get(args[0], args[0]).split()
+        return super().resolve_command(ctx, [*whole, *args[1:]])
 
     listed = (
         Listed(

@@ -45,6 +45,10 @@ AuditFolder = Annotated[
         help="Folder, or JSON output, of `silodp audit`; audit.json in the run's folder by default."
     ),
 ]
+Statistics = Annotated[
+    Path | None,
+    typer.Option(help="Folder of `silodp stats ... --record`, whose answers are shown too."),
+]
 FeatureMapName = Annotated[
     str,
     typer.Option(
@@ -318,6 +322,8 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, *, listed: tuple[Listed, ...] = (), **settings: Any) -> None:
         super().__init__(**settings)
+        # Click suggests a similar name already; typer would repeat it.
+        self.suggest_commands = False
         self.listed = listed or self.listed
         self._known = Commands(
             {command.name: command for command in self.listed} | dict(self.commands)

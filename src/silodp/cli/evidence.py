@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from silodp import __version__
-from silodp.cli.console import AuditFolder, Json, dump, say
+from silodp.cli.console import AuditFolder, Json, Statistics, dump, say
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.core.text import check_name
@@ -76,6 +77,7 @@ def evidence(
         ),
     ] = "",
     audit: AuditFolder = None,
+    statistics: Statistics = None,
     ledger: Annotated[
         list[Path] | None,
         typer.Option(help="Output of an officer's `silodp ledger show --json`; may be repeated."),
@@ -119,7 +121,9 @@ def evidence(
     from silodp.pages.statements import OwnerFacts
 
     run = runs.read(what)
-    runs.check_trained(run, "evidence")
+    if run.kind != "statistics":
+        runs.check_trained(run, "evidence")
+    answered = run.statistics or runs.statistics_in(statistics)
     if sector and sector not in (
         sectors := ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
     ):
@@ -127,7 +131,10 @@ def evidence(
     owner = OwnerFacts(name, tuple(curator or ()), use, region, sector, tuple(author or ()))
     rows = runs.audits_beside(what, audit)
     checks = archived(run)
-    files = _files(run, owner, rows, ledger or [], checks)
+    if run.kind == "statistics":
+        files = _files_of_statistics(run, ledger or [], checks)
+    else:
+        files = _files(run, owner, rows, ledger or [], checks, answered)
     place = Path(key or "evidence.key")
     if place.exists():
         signing = read_key(place)
@@ -157,9 +164,9 @@ def evidence(
         "A reader verifies it: silodp export evidence verify " + str(out),
     )
     say(*(f"{one.state.capitalize()} (also in its report): {one.words}" for one in checks))
-    if missing := owner.missing():
+    if (missing := owner.missing()) and run.kind != "statistics":
         say(f"Not stated, and marked so in the archive: {', '.join(missing)}.")
-    if not rows:
+    if not rows and run.kind != "statistics":
         say(
             "It contains no audit. To add one: `silodp audit --json > audit.json`, then "
             "--audit audit.json."
@@ -194,6 +201,7 @@ def _files(
     rows: list[dict[str, Any]],
     ledgers: list[Path],
     checks: list[Checked],
+    answered: Sequence[dict[str, Any]],
 ) -> dict[str, bytes]:
     from silodp.host.model import about_of
     from silodp.pages import statements
@@ -205,10 +213,14 @@ def _files(
         "nist-sp-800-226.md": statements.nist(run, bool(rows)),
         "edpb-28-2024.md": statements.edpb(run, bool(rows)),
         "model-card.md": card(run, owner.use),
-        "report.html": report(run, rows, checks=checks),
+        "report.html": report(run, rows, checks=checks, statistics=answered),
         "spends.json": _text({"privacy": facts(run), "silos": [asdict(s) for s in run.silos]}),
         "run.json": _text(
-            {k: v for k, v in run.about.items() if k not in ("data", "folder", "paths")}
+            {
+                k: v
+                for k, v in run.about.items()
+                if k not in ("data", "folder", "paths", "schema_text")
+            }
         ),
         "ledgers.json": _text(
             {
@@ -221,6 +233,8 @@ def _files(
     texts["environment.json"] = _text(run.environment)
     if run.evaluations:
         texts["evaluations.json"] = _text(list(run.evaluations))
+    if answered:
+        texts["statistics.json"] = _text(list(answered))
     if rows:
         texts["audit.json"] = _text({"rows": rows})
     about = about_of(run.folder)
@@ -231,6 +245,24 @@ def _files(
         texts["schema.toml"] = about["schema"]
     texts["model.sha256"] = f"{about['sha256']}  model.safetensors\n"
     texts["egress.md"] = statements.egress(run, sorted([*texts, "egress.md"]))
+    return {name: text.encode() for name, text in texts.items()}
+
+
+def _files_of_statistics(run: Run, ledgers: list[Path], checks: list[Checked]) -> dict[str, bytes]:
+    """Return the files about answers to `silodp stats`, which have no model."""
+    from silodp.pages.report import report
+    from silodp.pages.statistics import spent
+
+    spends = [
+        {"name": name, "answers": count, "epsilon": epsilon, "delta": delta}
+        for name, (count, epsilon, delta) in spent(run.statistics).items()
+    ]
+    texts = {
+        "report.html": report(run, checks=checks),
+        "statistics.json": _text(list(run.statistics)),
+        "spends.json": _text({"silos": spends}),
+        "ledgers.json": _text({"excerpts": [_excerpt(path) for path in ledgers]}),
+    }
     return {name: text.encode() for name, text in texts.items()}
 
 

@@ -125,7 +125,9 @@ def up(
     allow_profile: Annotated[
         bool,
         typer.Option(
-            "--allow-profile", help="Let the gates answer `federation profile`, at its price."
+            "--allow-profile",
+            help="Let the gates answer `federation profile`, `survival`, `estimate` and `logrank`, "
+            "at their price.",
         ),
     ] = False,
     trust: Annotated[
@@ -141,7 +143,10 @@ def up(
     colluding: Annotated[
         int,
         typer.Option(
-            help="Number of silos that may reveal their noise to the server, with --trust masks."
+            help=(
+                "Number of silos that may reveal their noise to the server, with --trust masks or "
+                "shuffle."
+            )
         ),
     ] = 0,
     as_json: Json = False,
@@ -169,9 +174,10 @@ def up(
         )
     if trust not in ("isrl", "masks", "shuffle"):
         raise BadInput(f"trust {trust!r} is unknown over a network; choose isrl, masks or shuffle")
-    if colluding < 0 or (colluding and trust != "masks"):
+    if colluding < 0 or (colluding and trust == "isrl"):
         raise BadInput(
-            f"colluding is {colluding}; it must be 0 or more, and belongs to --trust masks"
+            f"colluding is {colluding}; it must be 0 or more, and belongs to --trust masks or "
+            "shuffle"
         )
     if schema and (data or classes is not None or label != "label"):
         raise BadInput(
@@ -361,12 +367,17 @@ def _statistics(held_out: float, profile: bool, trust: str) -> tuple[str, ...]:
     from silodp.silo.service.provision import SCORES, served
 
     statistics = served(
-        ("Grad", "GradDiff", "ClippedDiff", "LocalSteps", "SteeredSteps", "Gram"), trust
+        (
+            *("Grad", "ScaledGrad", "Moments", "GradDiff", "ClippedDiff"),
+            *("LocalSteps", "SteeredSteps", "Gram", "RiskCells"),
+        ),
+        trust,
     )
     if held_out:
         statistics += SCORES
     if profile:
-        statistics += ("Histogram", "Moments", "ClassCounts", "MissingRates")
+        statistics += ("Histogram", "ClassCounts", "MissingRates", "Marginals")
+        statistics += ("Regression", "GroupClasses")
     return statistics
 
 

@@ -13,7 +13,7 @@ import typer
 
 from silodp.cli import federation_folder as place_of
 from silodp.cli import federation_shuffle as shuffle
-from silodp.cli.console import dump, progress, say, say_advice
+from silodp.cli.console import complain, dump, progress, say, say_advice
 from silodp.cli.federation import Folder, attested
 from silodp.cli.federation_files import carrier_of, load_state, problem_of, read_key
 from silodp.cli.federation_peers import NO_TOTALS, PEER_NEEDS, one_peer, run_peers, same_models
@@ -24,6 +24,7 @@ from silodp.core.errors import BadInput
 from silodp.core.figures import ALONE, EARLY, UNCHANGED, rounded_up, shown
 from silodp.host.cards import read_card
 from silodp.runs import RunFolder
+from silodp.server.cautions import cautions
 from silodp.server.order import AUTO, Order
 from silodp.wire.hub import Hub
 
@@ -180,14 +181,15 @@ def run(
     else:
         trust = "isrl"
         least = None
-        colluding = 0
+        colluding = max(card.colluding for card in cards)
         if mixer:
             trust = "shuffle"
             least = quorum
         elif all(card.trust == "masks" for card in cards):
             trust = "masks"
             least = quorum
-            colluding = max(card.colluding for card in cards)
+        else:
+            colluding = 0
         order = replace(order, trust=trust, least=least, colluding=colluding, drops=drops)
         place_of.refuse_taken(place)
     advice = None
@@ -200,6 +202,9 @@ def run(
             say_advice(advice)
     if not as_json:
         say(attested({card.name: card.checked for card in cards}))
+    names = [card.name for card in cards]
+    for sentence in cautions(order, names, [card.records for card in cards]):
+        complain(sentence)
     waits = None
     if (deadline, patience, retry) != (None, None, None):  # Then no time is estimated.
         given = {"deadline": deadline, "limit": patience, "retry": retry}

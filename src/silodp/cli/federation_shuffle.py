@@ -31,7 +31,7 @@ def totals(
     """
     if trust == "shuffle" and SITE in files:
         raise BadInput(f"a silo is named {SITE!r}, which is the shuffler's name; rename its file")
-    if trust == "masks" and len(files) < colluding + 2:
+    if (trust == "masks" or colluding) and len(files) < colluding + 2:
         raise BadInput(
             f"{len(files)} silos with {colluding} colluding are too few to hide one "
             f"silo's answer; use {colluding + 2} silos or more"
@@ -45,7 +45,7 @@ def totals(
     from silodp.shuffler.provision import provision
 
     card = provision(folder / SITE, askers=[asker], members=(), rounds_per_hour=100_000)
-    return about | {"shuffler": card["seal"], "members": len(files)}
+    return about | {"shuffler": card["seal"], "members": len(files), "colluding": colluding}
 
 
 def acquaint(members: Mapping[str, tuple[str, str]]) -> None:

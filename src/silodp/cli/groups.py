@@ -22,10 +22,29 @@ stats = lazy_group(
         "profile",
         "Show means, ranges and class counts of the silos, at a price.",
     ),
+    Listed(COMMANDS, "columns", "table1", "Print Table 1: columns by group, under one price."),
+    Listed(
+        COMMANDS,
+        "columns",
+        "quantiles",
+        "Show medians, quartiles and means with intervals, at a price.",
+    ),
     Listed(
         COMMANDS, "score", "survival", "Estimate a Kaplan-Meier curve over the silos, at a price."
     ),
-    Listed(COMMANDS, "use", "estimate", "Show coefficients and intervals of a one-shot run, free."),
+    Listed(
+        COMMANDS,
+        "estimates",
+        "estimate",
+        "Estimate odds, rate or hazard ratios with intervals, at a price.",
+    ),
+    Listed(COMMANDS, "estimates", "logrank", "Test whether two groups survive alike, at a price."),
+    Listed(
+        COMMANDS,
+        "synthetic",
+        "synthesise",
+        "Write a synthetic table for any later analysis, at one price.",
+    ),
 )
 
 export = lazy_group(
@@ -54,7 +73,34 @@ federation = lazy_group(
         "Show means, ranges and class counts, at a price.",
     ),
     Listed(
+        TRAIN, "columns:federation_table1", "table1", "Print Table 1: every column, at a price."
+    ),
+    Listed(
+        TRAIN,
+        "columns:federation_quantiles",
+        "quantiles",
+        "Show medians and quartiles, at a price.",
+    ),
+    Listed(
+        TRAIN,
+        "synthetic:federation_synthesise",
+        "synthesise",
+        "Write a synthetic table, at a price.",
+    ),
+    Listed(
         TRAIN, "score:federation_survival", "survival", "Estimate a Kaplan-Meier curve, at a price."
+    ),
+    Listed(
+        TRAIN,
+        "estimates:federation_estimate",
+        "estimate",
+        "Estimate odds, rate or hazard ratios, at a price.",
+    ),
+    Listed(
+        TRAIN,
+        "estimates:federation_logrank",
+        "logrank",
+        "Test whether two groups survive alike, at a price.",
     ),
     Listed(MEMBERS, "federation", "key", "Create the server's key, which signs its queries."),
     Listed(MEMBERS, "federation_members", "add", "Admit a silo at the server's engine."),

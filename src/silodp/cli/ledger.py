@@ -134,11 +134,7 @@ def show_ledger(
     queries = queries_of(opened)
     if as_json:
         return dump(summary | {"runs": runs_of(opened, queries), "queries": queries})
-    share_used = rounded_up(100 * summary["used"], 1, "f")
-    say(
-        f"{path}: {said_of(summary)}",
-        f"{_bar(summary['used'])} {share_used} % of the budget is used.",
-    )
+    say(f"{path}: {said_of(summary)}", _bar(summary["used"]))
     if summary["closed"]:
         say(f"The ledger is closed: {summary['closed']}.")
     for hold in summary["holds"]:
@@ -241,7 +237,7 @@ def verify(path: LedgerFile, anchor: Anchor = None, as_json: Json = False) -> No
         dump({"ok": False, "why": str(error)})
         raise typer.Exit(2) from None
     sentence = (
-        f"{path} is whole: {count} entries, each with the correct hash, price and "
+        f"{path} is intact: {count} entries, each with the correct hash, price and "
         f"total, and its anchor matches; head {head}."
     )
     if seen < count:

@@ -157,8 +157,8 @@ ORDER: dict[str, Any] = {
         int,
         typer.Option(
             help=(
-                "Silos that may give the server their noise, with --trust masks. Epsilon holds "
-                "against all of them together."
+                "Silos that may give the server their noise, with --trust masks or shuffle. "
+                "Epsilon holds against all of them together."
             )
         ),
     ],
@@ -279,13 +279,22 @@ ORDER: dict[str, Any] = {
         typer.Option(
             "--recalibration",
             help=(
-                "Share of the budget for one last question, by which the model's risks are made "
-                "right; none with an --algorithm."
+                "Share of the budget for one last question, which recalibrates the model's risks. "
+                "By default none with an --algorithm."
             ),
         ),
     ],
+    "expected_slope": Annotated[
+        float | None,
+        typer.Option(
+            help=(
+                "Slope that the recalibration expects where noise hides the true one. The advisor "
+                "has it from simulated records; otherwise no change is expected."
+            )
+        ),
+    ],
     "no_recalibration": Annotated[
-        bool, typer.Option("--no-recalibration", help="Leave that question out.")
+        bool, typer.Option("--no-recalibration", help="Leave this last question out.")
     ],
     "seed": Annotated[
         int | None,
@@ -332,7 +341,7 @@ PANELS = {
     "Expert": (
         *("settings", "slope", "local_steps", "inner", "restarts", "momentum", "kappa"),
         *("sampling", "rule", "anchor_share", "noise", "output"),
-        *("recalibration", "no_recalibration", "seed"),
+        *("recalibration", "expected_slope", "no_recalibration", "seed"),
         *("from_theory", "lipschitz", "smoothness", "pl", "gap", "dimension"),
         *("test", "signal", "candidates", "repetitions", "trials"),
         *("peers", "own_name", "gate", "relay", "run_id"),

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.console import AuditFolder, Json, dump, say, tell
+from silodp.cli.console import AuditFolder, Json, Statistics, dump, say, tell
 from silodp.core.errors import BadInput
 from silodp.host.atomic import write, write_new
 from silodp.host.cards import read_card, schema_of
+from silodp.runs import RunFolder
 
 MARK = b": report</title><style>"
 """The text that identifies a page as a report."""
@@ -24,7 +25,7 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Folder of `silodp train`, `federation run` or a study.",
+            help="Folder of `silodp train`, `federation run`, `stats --record` or a study.",
             show_default=False,
         ),
     ],
@@ -35,6 +36,7 @@ def report(
         ),
     ] = None,
     audit: AuditFolder = None,
+    statistics: Statistics = None,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Also write the curves for TensorBoard into this folder.")
     ] = None,
@@ -56,13 +58,17 @@ def report(
 
     found = runs.read(run)
     rows = runs.audits_beside(run, audit)
+    answered = runs.statistics_in(statistics)
     if tensorboard:
         export.to_tensorboard(found, tensorboard)
     if mlflow:
         export.to_mlflow(found, mlflow)
     page = out_file or run / "report.html"
     checks = checks_of(found, ledgers)
-    put(page, written(found, rows, checks=checks, raw=True), over_any=out_file is None)
+    # Figures on raw records are for the owner alone, here as in their own file.
+    raw = RunFolder(run).comparison.exists()
+    text = written(found, rows, checks=checks, statistics=answered, raw=True)
+    put(page, text, over_any=out_file is None, mode=0o600 if raw else 0o666)
     if as_json:
         return dump(
             {
@@ -72,7 +78,7 @@ def report(
             }
         )
     say(
-        f"Wrote {page}. The page stands alone and can be printed.",
+        f"Wrote {page}. It is one file, and can be printed.",
         *(f"{one.state.capitalize()}: {one.words}" for one in checks if one.state != NOT_HERE),
     )
 
@@ -83,9 +89,10 @@ def _ours(page: Path) -> bool:
         return MARK in file.read(2000)
 
 
-def put(page: Path, text: str, *, over_any: bool = False) -> None:
-    """Write the page. It replaces an earlier report, or with `over_any` any plain file. A link is
-    neither followed nor replaced. Raise BadInput if the page cannot be written.
+def put(page: Path, text: str, *, over_any: bool = False, mode: int = 0o666) -> None:
+    """Write the page, with this mode less the umask. It replaces an earlier report, or with
+    `over_any` any plain file. A link is neither followed nor replaced. Raise BadInput if the page
+    cannot be written.
     """
     try:
         if os.path.lexists(page) and not stat.S_ISREG(os.lstat(page).st_mode):
@@ -94,7 +101,7 @@ def put(page: Path, text: str, *, over_any: bool = False) -> None:
             )
         if not over_any and page.is_file() and not _ours(page):
             raise BadInput(f"{page} exists and is not a report of silodp; choose another name")
-        write(page, text, mode=0o666)
+        write(page, text, mode=mode)
     except OSError as error:
         raise BadInput(
             f"{page} cannot be written ({error.strerror}); choose another name"
@@ -195,24 +202,24 @@ def judge_of(policy: Path) -> Any:
     schema = schema_of(card)
 
     def judge(value: Any, multiplier: float) -> dict | None:
+        from dataclasses import replace
+
         import torch
 
         from silodp.core.mechanisms import Gaussian
-        from silodp.core.statistics import Score
         from silodp.server.estimates.scoring import as_rows, asked_of, noise_of, scores_of
 
         label = None
         if schema:
             label = schema.label
-        cells = max(1, (len(value) - 3) // 2)
-        asked, _ = asked_of(len(card.classes), cells, 1.0, label, None)
-        statistic = Score(torch.zeros(1, 1), asked.cells, 1.0)
-        if statistic.shape[-1] != len(value):
+        # The answer does not repeat the edges of the bins, and the AUC does not need them.
+        asked = asked_of(len(card.classes), label, None, cap=1.0)
+        cells = len(value) - asked.numbers
+        if cells < 4 or cells % 2:
             return None
+        statistic = replace(asked.statistic(torch.zeros(1, 1)), bins=cells // 2)
         noise = noise_of(statistic, Gaussian("score", 1.0, multiplier), card.held_out, 0)
-        return as_rows(
-            [scores_of(card.name, card.held_out, value, noise, asked)], len(card.classes)
-        )[0]
+        return as_rows([scores_of(card.name, card.held_out, value, noise, asked)], asked)[0]
 
     return judge
 

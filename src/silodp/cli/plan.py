@@ -21,16 +21,16 @@ from silodp.host.schema import load_schema
 from silodp.server.order import AUTO, Order
 
 FEATURES = 10
-"""Of a record, for advice, where nobody says how many."""
+"""Number of columns for advice, if --features is not given."""
 WORDS = {
-    "isrl": "nobody is trusted: what a silo sends is private already",
+    "isrl": "no party is trusted: each message is private when it leaves its silo",
     "masks": (
-        "the other silos are trusted to add their noise, all but --colluding of them, and "
-        "nobody is trusted with what a silo sends"
+        "the other silos are trusted to add their noise, all but --colluding of them. No party "
+        "sees what one silo sends"
     ),
     "shuffle": (
         "a shuffler is trusted: alone, or with the server, it sees more than this epsilon "
-        "says, and no gate can verify it"
+        "allows, and no gate can verify it"
     ),
     "central": (
         "the server is trusted with the records themselves: epsilon holds against readers of "
@@ -63,7 +63,7 @@ def plan(
         typer.Option(
             "--advise",
             help=(
-                "Say which model, algorithm, settings and trust to use, and what to expect, by "
+                "Recommend model, algorithm, settings and trust, and show the expected error, by "
                 "simulation on made-up records."
             ),
         ),
@@ -75,7 +75,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Before any data is touched: every kind of release, its noise, and what is spent in total.
+    """Show every kind of release, its noise and the total price, before any data is touched.
 
     Examples: `silodp plan --algorithm mb-sgd --records 1234 --rounds 50 --epsilon 3` · `silodp plan
     --records 500 --records 2000 --phase 5` · `silodp plan --noise paper --epsilon 18 --json` ·
@@ -110,17 +110,17 @@ def plan(
     if advice:
         say_advice(advice)
     say(
-        "Epsilon is for each record: a row, or a person where the schema names one; rows "
-        "by themselves do not protect people."
+        "Epsilon protects each record: a row, or a person with all rows if the schema names a "
+        "person column."
     )
     if order.totals:
         _show_totals(answer, order)
     else:
         _show_silos(answer, order.algorithm)
-    if "differences" in answer or "refine" in {r["kind"] for r in answer.get("releases", ())}:
+    if "refine" in {r["kind"] for r in answer["releases"]}:
         say(
-            "Differences are listed at their largest clip, 2 L; their noise shrinks with "
-            "the move of w at the same price."
+            "Differences are listed at their largest clip, 2 L. Their noise shrinks with "
+            "the move of w, at the same price."
         )
     if "order" in answer and not order.totals:
         settings = ", ".join(
@@ -131,7 +131,7 @@ def plan(
         out.print_json(data=answer["theory"], ensure_ascii=True)
     if order.totals and len(set(every)) > 1:
         say(
-            "Silos differ in size: the mean in a total is over records, that under ISRL-DP "
+            "Silos differ in size. A total gives the mean over records, and ISRL-DP the mean "
             "over silos."
         )
 
@@ -176,9 +176,7 @@ def _all_records(records: list[int], silos: int | None) -> tuple[int, ...]:
 
 def _show_totals(answer: dict, order: Order) -> None:
     """Print the noise of each kind of release, beside that of the other trusts."""
-    for kind in (answer, answer.get("differences")):
-        if kind is None:
-            continue
+    for kind in answer["releases"]:
         share = kind["parameters"]
         noise = kind["noise_std"]
         rows = [
@@ -198,9 +196,9 @@ def _show_totals(answer: dict, order: Order) -> None:
         local = "no bounded epsilon"
     else:
         local = shown(alone)
-    whom = "the server" + (
-        f" with at most {order.colluding} colluding silos" if order.trust == "masks" else ""
-    )
+    whom = "the server"
+    if order.trust == "masks" or order.colluding:
+        whom += f" with at most {order.colluding} colluding silos"
     if order.trust == "masks":
         verified = ""
     else:
@@ -276,7 +274,7 @@ def _show_advice(answer: dict[str, Any]) -> None:
         )
         for e in entries
     )
-    show(table(columns, rows, title="What to expect, on made-up records"))
+    show(table(columns, rows, title="Expected on simulated records"))
     for trust, entry in answer["trusts"].items():
         if "refused" in entry:
             say(f"Trust {trust} has no plan for this: {entry['refused']}.")
@@ -303,27 +301,22 @@ def _show_advice(answer: dict[str, Any]) -> None:
         say(f"Advice: trust {trust} ({WORDS[trust]}).", *answer["trusts"][trust]["lines"])
     else:
         say(
-            "Advice: do not train on these records at this epsilon, whoever is trusted; "
-            "privacy would be spent for nothing."
+            "Advice: do not train on these records at this epsilon, with any kind of trust. "
+            "The budget would be wasted."
         )
     for silo in answer["gives_up"]:
-        if "mu" in silo:
-            mu = f" (mu = {shown(silo['mu'])})"
-        else:
-            mu = ""
         say(
-            f"A silo of {silo['records']} records gives up epsilon {silo['epsilon']:g}, "
-            f"delta {rounded_up(silo['delta'])}{mu}: "
-            "who knows all but one record and asks whether it is this one or another, "
-            f"finds at most {100 * silo['true_positives']:.1f} % "
-            f"of those that are there at {100 * silo['false_positives']:g} % false alarms, "
-            "and from a prior of 50 % is right at most "
-            f"{100 * silo['guesses_right']:.1f} % of the time; his belief passes "
-            f"{100 * silo['belief']:.1f} % "
-            f"with probability {silo['belief_passed']:.1g} at most."
+            f"A silo of {silo['records']} records spends epsilon {silo['epsilon']:g}, "
+            f"delta {rounded_up(silo['delta'])} (mu = {shown(silo['mu'])}). An attacker who "
+            "knows all other records and two candidates for this one picks the right one in at "
+            f"most {100 * silo['guesses_right']:.1f} % of cases (a coin: 50 %). At "
+            f"{100 * silo['false_positives']:g} % false alarms the attacker detects at most "
+            f"{100 * silo['true_positives']:.1f} %. The attacker becomes more than "
+            f"{100 * silo['belief']:.1f} % certain with probability "
+            f"{silo['belief_passed']:.1g} at most."
         )
     if "settings" in answer:
         say(
             f"Settings: {answer['settings']}; `silodp train --settings` and `silodp "
-            "federation run --settings` take them."
+            "federation run --settings` use them."
         )

@@ -17,7 +17,7 @@ import typer
 
 from silodp.cli.console import Json, dump, say
 from silodp.cli.options import MANY, ORDER
-from silodp.cli.questions import ask_schema, ask_silos
+from silodp.cli.questions import ask_project
 from silodp.cli.templates import TEMPLATES
 from silodp.core.errors import BadInput
 from silodp.core.problem.person import BY_ROW
@@ -87,6 +87,7 @@ range = ["fill in", "fill in"]     # public: lowest and highest possible value; 
 missing = "refuse"                 # or a public number to fill in, with indicator = true for a feature that marks missing values
 """,  # noqa: E501
     "category": """\
+# aliases = {F = "female"}         # other spellings, and their categories
 categories = "fill in"             # public, such as ["a", "b", "other"]; "other" is for all values not in the list
 missing = "refuse"                 # or "own"
 """,  # noqa: E501
@@ -414,9 +415,10 @@ def init(
         form = _form(source)
         names, left_out = _names(source, known, form, asks=asks)
         if asks:
-            files["schema.toml"] = schema_text(form | ask_schema(names, given_types, label))
+            answers, paths = ask_project(names, given_types, label)
+            files["schema.toml"] = schema_text(form | answers)
             left_out = 0
-            own = [os.path.relpath(path, folder.resolve()) for path in ask_silos()]
+            own = [os.path.relpath(path, folder.resolve()) for path in paths]
         else:
             files["schema.toml"] = draft(names, given_types, label, form)
     silos = ", ".join(

@@ -17,60 +17,132 @@ from silodp.core.problem.task import KINDS
 from silodp.core.text import visible
 
 T = TypeVar("T")
+BACK = "<"
 FIRST = (
     "Answer from public knowledge: what a column can contain, not what it does contain.",
-    "An empty answer takes the value in [brackets]. Ctrl-C ends without writing any file.",
+    "An empty answer takes the value in [brackets]. < goes back to the previous question. Ctrl-C "
+    "ends without writing any file.",
+)
+NO_DATES = (
+    "Dates are not supported. In each silo's file, replace the date by a number, such as the age "
+    "in years or the days since admission, and answer number. Or answer ignore."
+)
+DATE_LIKE = re.compile(r"date|datum|birth|geburt|\bdob\b|_dt$|_at$|zeitpunkt", re.IGNORECASE)
+"""Names of columns that often contain dates."""
+FREQUENT = (
+    "How frequent is {}: a public estimate from the literature, such as 12 % (empty: unknown)"
 )
 
 
-def asked(question: str, accept: Callable[[str], T], default: str | None = None) -> T:
-    """Ask until the answer is accepted, and return it. `accept` raises a ValueError that describes
-    a valid answer. Raise BadInput at the end of the input.
+class _Back(Exception):
+    """Go back one question."""
+
+
+class Interview:
+    """Ask one question after another. The user can go back to the previous one.
+
+    `run` starts all questions again then, and gives the earlier answers itself.
     """
-    while True:
-        try:
-            choice = ""
-            if default is not None:
-                choice = f" [{default}]"
-            text = input(visible(f"{question}{choice}: ")).strip()
-        except EOFError:
-            raise BadInput(
-                "the input ended before the last question; answer all questions, or "
-                "use --yes for a draft to fill in"
-            ) from None
-        try:
-            return accept(text or default or "")
-        except ValueError as error:
-            say(f"  {error}")
+
+    def __init__(self) -> None:
+        self._answers: list[str] = []
+        self._next = 0
+
+    def run(self, questions: Callable[[Interview], T]) -> T:
+        """Return what `questions` makes of the answers."""
+        while True:
+            self._next = 0
+            try:
+                return questions(self)
+            except _Back:
+                self._answers.pop()
+
+    def ask(self, question: str, accept: Callable[[str], T], default: str | None = None) -> T:
+        """Ask until the answer is accepted, and return it. `accept` raises a ValueError that
+        describes a valid answer. Raise BadInput at the end of the input.
+        """
+        if self._next < len(self._answers):
+            text = self._answers[self._next]
+            self._next += 1
+            return accept(text)
+        while True:
+            text = _input(question, default)
+            if text == BACK and self._answers:
+                raise _Back
+            if text == BACK:
+                say("  This is the first question.")
+                continue
+            try:
+                accepted = accept(text or default or "")
+            except ValueError as error:
+                say(f"  {error}")
+                continue
+            self._answers.append(text or default or "")
+            self._next += 1
+            return accepted
 
 
-def ask_schema(names: Sequence[str], types: Mapping[str, str], label: str | None) -> dict[str, Any]:
-    """Ask for a schema of these columns, or of columns named now if there are none. Return its
-    table, which Schema accepts.
+def _input(question: str, default: str | None) -> str:
+    """Return one line of the user's. Raise BadInput at the end of the input."""
+    choice = ""
+    if default is not None:
+        choice = f" [{default}]"
+    try:
+        return input(visible(f"{question}{choice}: ")).strip()
+    except EOFError:
+        raise BadInput(
+            "the input ended before the last question; answer all questions, or "
+            "use --yes for a draft to fill in"
+        ) from None
+
+
+def ask_project(
+    names: Sequence[str], types: Mapping[str, str], label: str | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Ask for a schema of these columns, and for the silos' files. Return the schema's table, which
+    Schema accepts, and absolute paths.
     """
     say(*FIRST)
-    columns = list(names) or asked("Columns of every silo's file, separated by commas", _list(1))
-    label = label or asked("The column to predict", _one_of(columns))
+
+    def questions(interview: Interview) -> tuple[dict[str, Any], list[str]]:
+        return _ask_schema(interview, names, types, label), _ask_silos(interview)
+
+    return Interview().run(questions)
+
+
+def _ask_schema(
+    interview: Interview, names: Sequence[str], types: Mapping[str, str], label: str | None
+) -> dict[str, Any]:
+    """Ask for a schema of these columns, or of columns named now if there are none."""
+    columns = list(names) or interview.ask(
+        "Columns of every silo's file, separated by commas", _list(1)
+    )
+    label = label or interview.ask("The column to predict", _one_of(columns))
     ignored = []
     table = {}
     person = dict[str, Any]()
-    task = asked(f"What is {label}: {', '.join(KINDS)}", _one_of(KINDS), "binary")
-    predicted = {"task": task, **_label(task, label, columns)}
+    task = interview.ask(f"What is {label}: {', '.join(KINDS)}", _one_of(KINDS), "binary")
+    predicted = {"task": task, **_label(interview, task, label, columns)}
+    rest = False
     for name in (name for name in columns if name not in predicted.values() and name != label):
-        kinds = (*TYPES, "person", "ignore")
-        if person:
-            kinds = (*TYPES, "ignore")
-        kind = types.get(name) or asked(
-            f"{name}: {', '.join(kinds[:-1])} or ignore", _one_of(kinds)
-        )
+        kind = types.get(name)
+        if not kind and rest:
+            kind = "ignore"
+        kind = kind or _ask_kind(interview, name, with_person=not person)
+        if kind == "rest":
+            rest = True
+            kind = "ignore"
         if kind == "ignore":
             ignored.append(name)
         elif kind == "person":
-            rows = asked(f"{name}: the most rows used of one person", _whole, "8")
+            rows = interview.ask(f"{name}: the most rows used of one person", _whole, "8")
             person |= {"person": name, "rows_per_person": rows, "combine": "mean"}
         else:
-            table[name] = {"type": kind, **_column(name, kind)}
-    codes = asked(
+            table[name] = {"type": kind, **_column(interview, name, kind)}
+    if not table:
+        say("  Every column is ignored. A model needs at least one column to learn from.")
+        raise _Back
+    codes = interview.ask(
         "Codes for a missing value in any file, separated by commas, such as ?,-9", _list(0), ""
     )
     schema = {"ignore": ignored} | person
@@ -81,7 +153,26 @@ def ask_schema(names: Sequence[str], types: Mapping[str, str], label: str | None
     return schema
 
 
-def ask_silos() -> list[str]:
+def _ask_kind(interview: Interview, name: str, *, with_person: bool) -> str:
+    """Ask what a column is. `rest` ignores it and all columns after it."""
+    kinds: list[str] = list(TYPES)
+    if with_person:
+        kinds.append("person")
+    kinds += ["ignore", "rest"]
+
+    def accept(text: str) -> str:
+        if text == "date":
+            raise ValueError(NO_DATES)
+        return _one_of(kinds)(text)
+
+    hint = ""
+    if DATE_LIKE.search(name):
+        hint = " (a date is not supported; answer date for what to do)"
+    question = f"{name}: {', '.join(kinds[:-1])}, or rest (ignore all that are left){hint}"
+    return interview.ask(question, accept)
+
+
+def _ask_silos(interview: Interview) -> list[str]:
     """Ask for the silos' files, for trials on one machine. Return absolute paths, or none."""
 
     def accept(text: str) -> list[str]:
@@ -93,7 +184,7 @@ def ask_silos() -> list[str]:
             )
         return [str(path.resolve()) for path in paths]
 
-    return asked(
+    return interview.ask(
         "Silos' files on this machine, separated by commas (empty: each stays at its silo)",
         accept,
         "",
@@ -103,27 +194,27 @@ def ask_silos() -> list[str]:
 # --- questions -----------------------------------------------------------------------------------
 
 
-def _column(name: str, kind: str) -> dict[str, Any]:
+def _column(interview: Interview, name: str, kind: str) -> dict[str, Any]:
     if kind == "category":
-        given = asked(
-            f"{name}: its categories, separated by commas ('other' is for all other values)",
-            _list(1),
-        )
-        missing = asked(
+        categories, aliases = _ask_categories(interview, name)
+        missing = interview.ask(
             f"{name}: a missing value becomes its own category (own), or is refused (refuse)",
             _one_of(("own", "refuse")),
             "own",
         )
-        return {"categories": given, "missing": missing}
+        table: dict[str, Any] = {"categories": categories, "missing": missing}
+        if aliases:
+            table["aliases"] = aliases
+        return table
     if kind == "boolean":
-        missing = asked(
+        missing = interview.ask(
             f"{name}: a missing value becomes true, false or is refused",
             _one_of(("true", "false", "refuse")),
             "refuse",
         )
         values = {"true": True, "false": False, "refuse": "refuse"}
         return {"missing": values[missing]}
-    low, high = _range(name)
+    low, high = _range(interview, name)
 
     def fill(text: str) -> float | str:
         if text == "refuse":
@@ -132,31 +223,33 @@ def _column(name: str, kind: str) -> dict[str, Any]:
             raise ValueError(f"Give a number from {low:g} to {high:g}, or refuse.")
         return value
 
-    missing = asked(
-        f"{name}: a missing value becomes a public number, or is refused",
+    missing = interview.ask(
+        f"{name}: a missing value becomes a typical value from public knowledge, or is refused",
         fill,
         f"{(low + high) / 2:g}",
     )
     return {"range": [low, high], "missing": missing}
 
 
-def _label(task: str, label: str, columns: Sequence[str]) -> dict[str, Any]:
+def _label(interview: Interview, task: str, label: str, columns: Sequence[str]) -> dict[str, Any]:
     if task == "survival":
-        event = asked(
+        event = interview.ask(
             f"{label} is the time. The column of the event (whether it happened)",
             _one_of([c for c in columns if c != label]),
         )
         return {
             "time": label,
             "event": event,
-            "edges": asked("Ends of the time bins, separated by commas, such as 6,12,24", _edges),
+            "edges": interview.ask(
+                "Ends of the time bins, separated by commas, such as 6,12,24", _edges
+            ),
         }
     if task == "regression":
-        return {"column": label, "range": _range(label)}
+        return {"column": label, "range": _range(interview, label)}
     if task == "count":
         return {
             "column": label,
-            "most": int(asked(f"{label}: the largest possible count", _number)),
+            "most": int(interview.ask(f"{label}: the largest possible count", _number)),
         }
     words = {
         "binary": "its two classes, separated by commas, the one to detect last",
@@ -164,15 +257,81 @@ def _label(task: str, label: str, columns: Sequence[str]) -> dict[str, Any]:
     }
     sizes: dict[str, tuple[int, int | None]] = {"ordinal": (3, None), "binary": (2, 2)}
     accepted = _list(*sizes.get(task, (2, None)))
-    return {
-        "column": label,
-        "classes": asked(
-            f"{label}: {words.get(task, 'its classes, separated by commas')}", accepted
-        ),
-    }
+    question = f"{label}: {words.get(task, 'its classes, separated by commas')}"
+    table: dict[str, Any] = {"column": label, "classes": interview.ask(question, accepted)}
+    if task == "binary":
+        positive = interview.ask(FREQUENT.format(repr(table["classes"][1])), _share, "")
+        if positive:
+            table["positive"] = positive
+    return table
 
 
-def _range(name: str) -> list[float]:
+def _ask_categories(interview: Interview, name: str) -> tuple[list[str], dict[str, str]]:
+    """Ask for the categories of a column, and their other spellings. Words that look alike, such as
+    Female, female and F, become one category if the user agrees.
+    """
+    groups = interview.ask(
+        f"{name}: its categories, separated by commas, with = between spellings of one, such as "
+        "female=F=w, male=M ('other' is for all other values)",
+        _spellings,
+    )
+    joined = _alike(groups)
+    if len(joined) < len(groups):
+        shown = "; ".join(" = ".join(group) for group in joined if group not in groups)
+        answer = interview.ask(
+            f"{name}: spellings of one category? {shown} (yes or no)", _one_of(("yes", "no")), "yes"
+        )
+        if answer == "yes":
+            groups = joined
+    return [group[0] for group in groups], {s: group[0] for group in groups for s in group[1:]}
+
+
+def _spellings(text: str) -> list[list[str]]:
+    """Read categories, each with its spellings: female=F=w, male=M."""
+    groups = [[word.strip() for word in part.split("=")] for part in _list(1)(text)]
+    words = [word for group in groups for word in group]
+    if len(set(words)) != len(words) or not all(words):
+        raise ValueError("Give different words, such as female=F, male=M.")
+    return groups
+
+
+def _alike(groups: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Join the groups that differ in capital letters alone, and a single letter with the only group
+    of which it is the first. The longest spelling in small letters names the category.
+    """
+    by_word: dict[str, list[str]] = {}
+    for group in groups:
+        by_word.setdefault(group[0].casefold(), []).extend(group)
+    for letter in [word for word in by_word if len(word) == 1 and word.isalpha()]:
+        longer = [word for word in by_word if len(word) > 1 and word.startswith(letter)]
+        if len(longer) == 1:
+            by_word[longer[0]] += by_word.pop(letter)
+    return [
+        sorted(words, key=lambda word: (-len(word), word != word.casefold()))
+        if len(words) > 1 and words not in groups
+        else words
+        for words in by_word.values()
+    ]
+
+
+def _share(text: str) -> float | None:
+    """Read a share above 0 and below 1, also in per cent. No text is None."""
+    if not text:
+        return None
+    number = text.removesuffix("%").strip().replace(",", ".")
+    wanted = "Give a share above 0 and below 1, such as 0.12 or 12 %, or an empty answer."
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError(wanted) from None
+    if text.endswith("%"):
+        value = value / 100
+    if not 0 < value < 1:
+        raise ValueError(wanted)
+    return round(value, 6)
+
+
+def _range(interview: Interview, name: str) -> list[float]:
     def lowest(text: str) -> list[float]:
         """Read one number, or lowest and highest in one answer: 0,110 or 0 to 110."""
         found = [_number(part) for part in re.split(r"\s*(?:,|;|\bto\b|\.\.)\s*|\s+", text.strip())]
@@ -180,7 +339,7 @@ def _range(name: str) -> list[float]:
             raise ValueError("Give the lowest value, or lowest and highest, such as 0,110.")
         return found
 
-    low, *rest = asked(f"{name}: the lowest possible value", lowest)
+    low, *rest = interview.ask(f"{name}: the lowest possible value", lowest)
     if rest:
         return [low, *rest]
 
@@ -189,7 +348,7 @@ def _range(name: str) -> list[float]:
             raise ValueError(f"Give a number above {low:g}.")
         return value
 
-    return [low, asked(f"{name}: the highest possible value", above)]
+    return [low, interview.ask(f"{name}: the highest possible value", above)]
 
 
 def _whole(text: str) -> int:

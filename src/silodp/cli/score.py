@@ -22,7 +22,15 @@ from silodp.cli.federation_shuffle import shuffler_card
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.project import Project
-from silodp.cli.score_tables import show_charged, show_evaluation, show_profile, show_survival
+from silodp.cli.recorded import Recorder, RecordIn, of_federation
+from silodp.cli.score_tables import (
+    show_charged,
+    show_evaluation,
+    show_expectation,
+    show_forecast,
+    show_profile,
+    show_survival,
+)
 from silodp.core.errors import BadInput
 from silodp.core.figures import rounded_up, shown
 from silodp.host.cards import read_card, schema_of
@@ -31,6 +39,7 @@ from silodp.server.approval import check_study
 from silodp.server.order import Order, least_of_all
 
 if TYPE_CHECKING:
+    from silodp.core.mechanisms import Gaussian
     from silodp.core.privacy.accounting import Budget
     from silodp.core.protocol.card import Card
     from silodp.server.federation import Federation
@@ -38,12 +47,24 @@ if TYPE_CHECKING:
 
 
 Bins = Annotated[
-    int, typer.Option(help="Bins of the predicted probability, for the AUC of two classes.")
+    int | None,
+    typer.Option(
+        help="Bins of the predicted risk, for two classes. By default the number follows from the "
+        "price."
+    ),
 ]
 Cap = Annotated[
-    float,
+    float | None,
     typer.Option(
-        help="Where a record's loss is clipped; of a number, its error, in the label's own unit."
+        help="Where a record's loss or error is clipped, in the label's own unit. Default 4 for a "
+        "loss; for an error the largest that the schema allows."
+    ),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        help="The risk from which the second of two classes is predicted, for sensitivity and "
+        "specificity. Default w0 / (w0 + w1) of the schema's weights, or 0.5."
     ),
 ]
 By = Annotated[
@@ -51,17 +72,24 @@ By = Annotated[
     typer.Option(
         "--by",
         help=(
-            "Also the accuracy of each group of a category or boolean column of the schema, "
-            "within the same price."
+            "Also measure the accuracy of each group of a category or boolean column of the "
+            "schema, within the same price."
         ),
     ),
 ]
 Price = Annotated[
-    str, typer.Option("--epsilon", help="What each silo pays for it, on top of everything before.")
+    str | None,
+    typer.Option(
+        "--epsilon",
+        help="Epsilon that each silo spends on this, in addition to all earlier spending. Without "
+        "it the command prints how precise the answer would be, and spends nothing.",
+    ),
 ]
 Pays = Annotated[
     list[str] | None,
-    typer.Option("--epsilon", help="What each silo pays: a number, or NAME=NUMBER for one silo."),
+    typer.Option(
+        "--epsilon", help="Epsilon that each silo spends: a number, or NAME=NUMBER for one silo."
+    ),
 ]
 Delta = Annotated[
     list[str] | None, typer.Option("--delta", help="As epsilon; 1/n^2 of each silo by default.")
@@ -70,15 +98,27 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Fixes the noise: for r
 Charge = Annotated[
     float,
     typer.Option(
-        "--epsilon", help="What each silo pays for it; its ledger adds it to everything before."
+        "--epsilon",
+        help="Epsilon that each silo spends on this. Its ledger adds it to all earlier spending.",
+    ),
+]
+MaybeCharge = Annotated[
+    float | None,
+    typer.Option(
+        "--epsilon",
+        help="Epsilon that each silo spends on this. Its ledger adds it to all earlier spending. "
+        "Without it the command prints how precise the answer would be, and spends nothing.",
     ),
 ]
 Trust = Annotated[
     str,
-    typer.Option(help="Who is trusted: isrl (nobody), masks or shuffle (silos answer in totals)."),
+    typer.Option(
+        help="Who is trusted: isrl (no other party), masks or shuffle (silos answer in totals)."
+    ),
 ]
 Colluding = Annotated[
-    int, typer.Option(help="Silos that may give the server their noise, with --trust masks.")
+    int,
+    typer.Option(help="Silos that may give the server their noise, with --trust masks or shuffle."),
 ]
 Deadline = Annotated[
     float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")
@@ -88,38 +128,49 @@ REPEATED = (
     "stored answer, at no further price"
 )
 TOTALS = (
-    "The server sees one total over all silos, so there are no figures by silo; the price is "
-    "before the server."
+    "The server sees one total over all silos, so there are no figures by silo. The price is "
+    "against the server."
 )
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The run folder of `silodp train --held-out ...`.")],
-    epsilon: Price = "1",
-    bins: Bins = 10,
-    cap: Cap = 4.0,
+    epsilon: Price = None,
+    bins: Bins = None,
+    cap: Cap = None,
+    threshold: Threshold = None,
     by: By = None,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """How good a run's model is on held-out records, by one priced release of each silo: loss,
-    accuracy, AUC, or errors of a number, and of survival times the loss.
+    """Measure how good a run's model is on held-out records, by one priced release of each silo.
 
-    Every evaluation costs; what training and evaluations cost together is in the run's
-    summary.json.
+    Without --epsilon it prints how precise the answer would be at several prices, and proposes one.
+    That costs nothing. With --epsilon it prints price and expected precision before it asks. What
+    training and evaluations cost together is in the run's summary.json.
 
-    Example: `silodp train --data wbcd --held-out 0.2 --out runs/a` and then `silodp evaluate runs/a
-    --epsilon 1`
+    Example: `silodp train --data wbcd --held-out 0.2 --out runs/a`, then `silodp evaluate runs/a`,
+    then `silodp evaluate runs/a --epsilon 1`
     """
+    from silodp.server.evaluation import Wanted
     from silodp.simulation.scoring import evaluate_run
 
     with interruptible(
-        f"what has been paid is in {RunFolder(run).result}, and each answer that was in "
-        "evaluations.jsonl beside it"
+        f"the price of each question that was asked is in {RunFolder(run).result}, and each "
+        "answer is in evaluations.jsonl beside it"
     ):
-        answer = evaluate_run(run, epsilon=epsilon, bins=bins, cap=cap, seed=seed, by=by)
+        answer = evaluate_run(
+            run,
+            epsilon=epsilon,
+            wanted=Wanted(bins, cap, threshold),
+            seed=seed,
+            by=by,
+            on_expectation=None if as_json else show_expectation,
+        )
     if as_json:
         return dump(answer)
+    if "forecast" in answer:
+        return show_forecast(answer)
     _show_evaluation(answer)
     for silo, trained, own, both in zip(
         *(answer[part] for part in ("silos", "training", "evaluations", "in_all")), strict=True
@@ -152,8 +203,8 @@ def profile(
         Path | None,
         typer.Option(
             help=(
-                "The public schema of the files, in TOML: features are then what it makes of "
-                "them, people its unit."
+                "The public schema of the files, in TOML. It defines the features, and the "
+                "person column if there is one."
             )
         ),
     ] = None,
@@ -164,26 +215,23 @@ def profile(
     trust: Trust = "isrl",
     colluding: Colluding = 0,
     seed: Seed = None,
+    record: RecordIn = None,
     as_json: Json = False,
 ) -> None:
-    """Private means, deviations, ranges, missing rates and class counts over all silos, with error
-    bars and the price.
+    """Print private means, deviations, ranges, missing rates and class counts over all silos, with
+    error bars and the price.
 
     Example: `silodp stats profile --silo a.csv --silo b.csv --label outcome --epsilon 1`
     """
     from silodp.simulation.scoring import profile_data
     from silodp.simulation.source import Source
 
-    order = _one_question(epsilon, delta, trust, colluding, seed)
+    order = one_question(epsilon, delta, trust, colluding, seed)
+    recorder = Recorder.into(record, "profile")
     source = Source(data, tuple(silo or ()), label, classes, schema, scale="none")
     with interruptible("nothing was shown, so nothing was spent"):
         answer = profile_data(order, source)
-    if schema and not as_json:
-        say(
-            "Features are what the schema makes of the columns: numbers go from -1 to 1 "
-            "over their public range."
-        )
-    _tell(answer, as_json, show_profile)
+    tell(answer, as_json, show_profile, recorder)
 
 
 Page = Annotated[
@@ -208,12 +256,14 @@ def survival(
     colluding: Colluding = 0,
     page: Page = None,
     seed: Seed = None,
+    record: RecordIn = None,
     as_json: Json = False,
 ) -> None:
-    """A private Kaplan-Meier curve over all silos, by one question: how many had the event, or were
-    lost, in each of the public time bins.
+    """Draw a private Kaplan-Meier curve over all silos, by one question: how many had the event, or
+    were lost, in each of the public time bins.
 
-    The 95 % band includes the privacy noise. Where noise hides who is still there, the curve ends.
+    The 95 % band includes the privacy noise. The curve ends where the noise hides the number of
+    remaining persons.
 
     Example: `silodp stats survival --schema schema.toml --silo a.csv --silo b.csv --epsilon 1
     --page curve.html`
@@ -221,13 +271,14 @@ def survival(
     from silodp.simulation.scoring import survival_data
     from silodp.simulation.source import Source
 
-    order = _one_question(epsilon, delta, trust, colluding, seed)
+    order = one_question(epsilon, delta, trust, colluding, seed)
+    recorder = Recorder.into(record, "survival")
     with interruptible("nothing was shown, so nothing was spent"):
         answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
-    _tell(answer, as_json, show_survival, page)
+    tell(answer, as_json, show_survival, recorder, page)
 
 
-def _one_question(
+def one_question(
     epsilon: list[str] | None, delta: list[str] | None, trust: str, colluding: int, seed: int | None
 ) -> Order:
     """Return the order of what is asked without a training."""
@@ -240,11 +291,15 @@ def _one_question(
     )
 
 
-def _tell(
-    answer: dict[str, Any], as_json: bool, show: Callable[[dict], None], page: Path | None = None
+def tell(
+    answer: dict[str, Any],
+    as_json: bool,
+    show: Callable[[dict], None],
+    recorder: Recorder | None = None,
+    page: Path | None = None,
 ) -> None:
-    """Print the answer as JSON or for people, with its price. Draw a survival curve on a `page`
-    too.
+    """Record the answer, and print it as JSON or for people, with its price. Draw a survival curve
+    on a `page` too.
     """
     if page:
         from silodp.cli.pages import put
@@ -252,9 +307,12 @@ def _tell(
 
         put(page, page_of(answer))
     if as_json:
-        return dump(answer)
-    show(answer)
-    show_charged(answer["silos"])
+        dump(answer)
+    else:
+        show(answer)
+        show_charged(answer["silos"])
+    if recorder:
+        recorder.write(answer, quiet=as_json)
 
 
 # --- over a federation ---------------------------------------------------------------------------
@@ -262,12 +320,13 @@ def _tell(
 
 def federation_evaluate(
     folder: Folder = Path("federation"),
-    epsilon: Charge = 1.0,
+    epsilon: MaybeCharge = None,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder; the last one by default.")
     ] = None,
-    bins: Bins = 10,
-    cap: Cap = 4.0,
+    bins: Bins = None,
+    cap: Cap = None,
+    threshold: Threshold = None,
     by: By = None,
     deadline: Deadline = 60.0,
     model: Annotated[
@@ -279,11 +338,11 @@ def federation_evaluate(
     project: Project = None,
     as_json: Json = False,
 ) -> None:
-    """Score a run's model on the records that the silos hold out: the gates must have been made
-    with --held-out.
+    """Measure how good a run's model is on the silos' held-out records. The gates must have been
+    made with --held-out.
 
-    The same evaluation asked again is the same question, which a gate answers from its store: it
-    costs nothing and tells nothing new.
+    Without --epsilon it prints how precise the answer would be at several prices, and proposes one.
+    Repeating an evaluation costs nothing: the gates send their stored answers.
 
     Example: `silodp federation up --data wbcd --held-out 0.2`, then `silodp federation run`, then
     `silodp federation evaluate --epsilon 1`
@@ -291,16 +350,25 @@ def federation_evaluate(
     import torch
 
     from silodp.host.model import contents, refuse_personal
+    from silodp.runs import json_in
     from silodp.server.estimates.groups import groups_of
-    from silodp.server.estimates.scoring import asked_of
-    from silodp.server.evaluation import BY, SCORE, Evaluation
+    from silodp.server.evaluation import (
+        BY,
+        SCORE,
+        Evaluation,
+        Judged,
+        Wanted,
+        expectation,
+        forecast,
+    )
     from silodp.server.folder import read_run
 
     place = run or last_run(folder.resolve() / "runs")
-    cards, budgets = _cards(folder, epsilon)
+    cards = _read_cards(folder)
     if without := [card.name for card in cards if not card.held_out]:
         raise BadInput(
-            f"the silos {', '.join(without)} hold nothing out; make them with --held-out 0.2"
+            f"the silos {', '.join(without)} have no held-out records; make them again with "
+            "--held-out 0.2"
         )
     check_study(place, cards)
     problem = problem_of(cards[0], Order(model=model, prox=prox))
@@ -312,41 +380,51 @@ def federation_evaluate(
             f"{place} has no model of this federation; `silodp federation run` makes one"
         ) from None
     refuse_personal(place, said)
+    schema = schema_of(cards[0])
+    label = schema.label if schema else None
+    summary = json_in(RunFolder(place).result)
+    described = read_run(place)
+    judged = Judged(len(cards[0].classes), label, problem.loss, summary, described["silos"])
+    trust = _trust(folder, cards)
+    if by is not None:
+        groups = groups_of(schema, by, feature_map=cards[0].feature_map)
+    else:
+        groups = None
+    least = Order.read(described, place).least
+
+    def at(price: float) -> Evaluation:
+        budgets = _budgets(cards, price)
+        if trust != "isrl":
+            budgets = [least_of_all(budgets)] * len(cards)
+        return Evaluation.of(
+            judged,
+            Wanted(bins, cap, threshold),
+            names=[card.name for card in cards],
+            held_out=[card.held_out for card in cards],
+            budgets=budgets,
+            groups=groups,
+            **_counting(cards, trust, least),
+        )
+
+    if epsilon is None:
+        answer = forecast(at)
+        if as_json:
+            return dump(answer)
+        return show_forecast(answer)
+    _refuse_epsilon(cards, epsilon)
+    evaluation = at(epsilon)
+    asked = evaluation.asked
     words = [
         "evaluate",
         place.name,
         hashlib.sha256(w.numpy().tobytes()).hexdigest(),
         epsilon,
-        bins,
-        cap,
+        evaluation.edges,
+        asked.cap,
     ]
-    schema = schema_of(cards[0])
-    asked: dict[str, Any] = {
-        "classes": len(cards[0].classes),
-        "bins": bins,
-        "cap": cap,
-        "loss": problem.loss,
-    }
-    asked["label"] = schema.label if schema else None
-    trust = _trust(folder, cards)
-    asked_of(**asked)  # what is senseless is said before anything is asked
-    if by is not None:
-        groups = groups_of(schema, by, feature_map=cards[0].feature_map)
-    else:
-        groups = None
     if trust != "isrl":
         # A total is of these silos: of others it is another question.
         words.append([[card.name, card.records] for card in cards])
-        budgets = [least_of_all(budgets)] * len(cards)
-    least = Order.read(read_run(place), place).least
-    evaluation = Evaluation(
-        [card.name for card in cards],
-        [card.held_out for card in cards],
-        budgets,
-        groups,
-        **_counting(cards, trust, least),
-        asked=asked,
-    )
     channels = []
 
     def port(question: str) -> Federation:
@@ -359,10 +437,20 @@ def federation_evaluate(
         channels.append(channel)
         return _port(channel, cards, evaluation.held_out, trust)
 
+    if not as_json:
+        show_expectation(expectation(evaluation))
     with interruptible(REPEATED):
         found = evaluation.run(w, port)
-    charged = _charged(cards, budgets, channels, evaluation.questions)
-    answer = {"scores": [], "cap": cap, "bins": bins, "run": place.name, "trust": trust}
+    shares = [1 / evaluation.questions] * evaluation.questions
+    charged = _charged(cards, evaluation.budgets, channels, shares)
+    answer = {
+        "scores": [],
+        "cap": asked.cap,
+        "cut": asked.cut,
+        "bins": asked.cells,
+        "run": place.name,
+        "trust": trust,
+    }
     answer |= found | {"silos": charged}
     line = json.dumps(answer) + "\n"
     kept = RunFolder(
@@ -371,11 +459,11 @@ def federation_evaluate(
     if not kept.exists() or line not in kept.read_text("utf-8"):
         with open(kept, "a", encoding="utf-8") as file:
             file.write(line)
-    _tell(answer, as_json, _show_evaluation)
+    tell(answer, as_json, _show_evaluation)
     if "refused" in answer:
         raise BadInput(
             f"there is no score of all records: {answer['refused']}; the figures of "
-            f"groups, which were paid for, are shown and kept in {kept}"
+            f"groups were paid for, and are in {kept}"
         )
 
 
@@ -385,8 +473,8 @@ def federation_profile(
     deadline: Deadline = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Private means, deviations, ranges, missing rates and class counts of what the silos train on;
-    their policies must allow it.
+    """Print private means, deviations, ranges, missing rates and class counts of the silos'
+    training records. Their policies must allow it.
 
     Example: `silodp federation up --data wbcd --allow-profile` and then `silodp federation profile
     --epsilon 1`
@@ -395,17 +483,21 @@ def federation_profile(
     from silodp.server.estimates.profile import releases
 
     cards, budgets = _cards(folder, epsilon)
-    about = {"features": cards[0].features, "classes": cards[0].classes}
-    answer = _once(
+    about = {
+        "features": cards[0].features,
+        "classes": cards[0].classes,
+        "schema": schema_of(cards[0]),
+    }
+    answer = once(
         "profile",
         folder,
         cards,
         budgets,
         deadline,
         partial(profile_of, **about),
-        releases(cards[0].classes),
+        releases(**about),
     )
-    _tell(answer, as_json, show_profile)
+    tell(answer, as_json, show_profile, of_federation(folder, "profile"))
 
 
 def federation_survival(
@@ -415,8 +507,8 @@ def federation_survival(
     page: Page = None,
     as_json: Json = False,
 ) -> None:
-    """A private Kaplan-Meier curve of what the silos train on, by one question of each; their
-    policies must allow it.
+    """Draw a private Kaplan-Meier curve of the silos' training records, by one question to each.
+    Their policies must allow it.
 
     Example: `silodp federation up --project . --allow-profile` and then `silodp federation survival
     --epsilon 1`
@@ -427,15 +519,16 @@ def federation_survival(
     cards, budgets = _cards(folder, epsilon)
     schema = schema_of(cards[0])
     label = survival_label(schema.label if schema else None)
-    _tell(
-        _once("survival", folder, cards, budgets, deadline, partial(survival_of, label=label)),
+    tell(
+        once("survival", folder, cards, budgets, deadline, partial(survival_of, label=label)),
         as_json,
         show_survival,
+        of_federation(folder, "survival"),
         page,
     )
 
 
-def _once(
+def once(
     kind: str,
     folder: Path,
     cards: Sequence[Card],
@@ -443,40 +536,111 @@ def _once(
     deadline: float,
     ask: Callable[..., dict],
     questions: int = 1,
+    *,
+    shares: Sequence[float] = (),
+    words: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """What the silos answer to `questions` of this kind about the records that they train on, and
-    what each may have been charged.
+    """Ask `questions` of this kind about the silos' training records. Return the answer, and what
+    each silo may have been charged.
+
+    `shares` are the parts of the budget (mu^2) that the questions take, if they differ. `words` are
+    what the questions depend on, beside kind and price.
     """
-    from silodp.server.estimates.scoring import gaussian_for
+    from silodp.core.problem.person import unit
+    from silodp.server.releases import ReleaseList
 
     trust = _trust(folder, cards)
-    asked = [kind, budgets[0].epsilon]
+    asked = [kind, budgets[0].epsilon, *words]
     if trust != "isrl":
         asked.append([[card.name, card.records] for card in cards])
         budgets = [least_of_all(budgets)] * len(cards)
     channel = _channel(folder, cards, asked, deadline, trust)
     trained = [card.records - card.held_out for card in cards]
-    with interruptible(REPEATED):
-        found = ask(
-            _port(channel, cards, trained, trust),
-            gaussian_for(kind, budgets, questions, **_counting(cards, trust, None)),
-            counts=trained,
-        )
-    return found | {"trust": trust, "silos": _charged(cards, budgets, [channel], questions)}
+    port = _port(channel, cards, trained, trust)
+    port.record = released = ReleaseList([card.name for card in cards])
+    shares = shares or [1 / questions] * questions
+    mechanism = _mechanism(kind, folder, cards, budgets, questions)
+    try:
+        with interruptible(REPEATED):
+            found = ask(port, mechanism, counts=trained)
+    except BadInput as useless:
+        paid = max(silo["epsilon"] for silo in _charged(cards, budgets, [channel], shares))
+        if not paid:
+            raise
+        words = f"{useless}; each silo has paid at most epsilon {shown(paid)}"
+        raise BadInput(words) from None
+    charged = _charged(cards, budgets, [channel], shares)
+    schema = schema_of(cards[0])
+    return found | {
+        "trust": trust,
+        "silos": charged,
+        "unit": unit(schema.person if schema else None),
+        "releases": released.found,
+    }
+
+
+def plan_once(
+    kind: str,
+    folder: Path,
+    cards: Sequence[Card],
+    budgets: Sequence[Budget],
+    plan: Callable[..., dict],
+) -> dict[str, Any]:
+    """Return what `plan` makes of the mechanism of a question, which is not asked."""
+    if _trust(folder, cards) != "isrl":
+        budgets = [least_of_all(budgets)] * len(cards)
+    trained = [card.records - card.held_out for card in cards]
+    found = plan(_mechanism(kind, folder, cards, budgets, 1), counts=trained)
+    silos = [
+        {"name": card.name, "epsilon": budget.epsilon, "delta": budget.delta}
+        for card, budget in zip(cards, budgets, strict=True)
+    ]
+    return found | {"silos": silos}
+
+
+def _mechanism(
+    kind: str, folder: Path, cards: Sequence[Card], budgets: Sequence[Budget], questions: int
+) -> Gaussian:
+    """Return the mechanism of which `questions` releases take the budgets."""
+    from silodp.server.estimates.scoring import gaussian_for
+
+    return gaussian_for(kind, budgets, questions, **_counting(cards, _trust(folder, cards), None))
+
+
+def cards_of(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget], str]:
+    """Return the silos' cards, what each pays, and the trust under which they answer. Raise
+    BadInput for a price that they do not have.
+    """
+    cards, budgets = _cards(folder, epsilon)
+    return cards, budgets, _trust(folder, cards)
 
 
 def _cards(folder: Path, epsilon: float) -> tuple[list[Card], list[Budget]]:
-    from silodp.core.privacy.accounting import Budget
+    """Return the silos' cards, and what each pays. BadInput if it is not within their budgets."""
+    cards = _read_cards(folder)
+    _refuse_epsilon(cards, epsilon)
+    return cards, _budgets(cards, epsilon)
 
-    cards = [
+
+def _read_cards(folder: Path) -> list[Card]:
+    return [
         read_card(Path(policy).parent / "silo.json")
         for policy in load_state(folder)["silos"].values()
     ]
+
+
+def _refuse_epsilon(cards: Sequence[Card], epsilon: float) -> None:
+    """Raise BadInput for a price that is not within the silos' budgets."""
     if not 0 < epsilon < min(card.epsilon for card in cards):
         raise BadInput(
-            f"epsilon is {epsilon:g}; it must be above 0, and below what the silos have in all"
+            f"epsilon is {epsilon:g}; give a value above 0 and below every silo's total budget"
         )
-    return cards, [Budget(epsilon, card.delta) for card in cards]
+
+
+def _budgets(cards: Sequence[Card], epsilon: float) -> list[Budget]:
+    from silodp.core.privacy.accounting import Budget
+
+    return [Budget(epsilon, card.delta) for card in cards]
 
 
 def _port(channel: Remote, cards: Sequence[Card], counts: Sequence[int], trust: str) -> Federation:
@@ -502,7 +666,7 @@ def _counting(cards: Sequence[Card], trust: str, least: int | None) -> dict[str,
 
 
 def _trust(folder: Path, cards: Sequence[Card]) -> str:
-    """Under which trust the federation's silos answer."""
+    """Return the kind of trust under which the federation's silos answer."""
     if load_state(folder).get("shuffler"):
         return "shuffle"
     if all(card.trust == "masks" for card in cards):
@@ -513,8 +677,11 @@ def _trust(folder: Path, cards: Sequence[Card]) -> str:
 def _channel(
     folder: Path, cards: Sequence[Card], asked: Sequence[Any], deadline: float, trust: str
 ) -> Remote:
-    """The way to the silos, or under masks or a shuffle to their sum: the ids of questions follow
-    from what is `asked`, in JSON, so that asking again is repeating and not paying again."""
+    """Return the channel to the silos, or under masks or a shuffle to their sum.
+
+    The ids of questions follow from `asked`, in JSON. So the same question again is a repetition
+    and is not paid for again.
+    """
     from silodp.server.journal import Journal
     from silodp.server.remote import Timeouts
     from silodp.server.remote_masked import MaskedRemote
@@ -556,20 +723,25 @@ def _charged(
     cards: Sequence[Card],
     budgets: Sequence[Budget],
     channels: Sequence[Remote],
-    questions: int = 1,
+    shares: Sequence[float] = (1.0,),
 ) -> list[dict]:
-    """What the releases that each silo may have been charged for are worth by themselves, of
-    `questions` that take its budget; and the ledger's rule where it is another than that of
-    Gaussians. A total may have been asked more often than once."""
+    """Return the most that each silo may have been charged by itself, and the ledger's rule where
+    it is another than that of Gaussians.
+
+    Each question takes its share of the budget (mu^2). A total may have been asked more often than
+    once. Which question it was is not counted, so the largest shares are.
+    """
     from silodp.core.privacy.accounting import gdp_epsilon, gdp_mu
 
     found = []
     for card, budget in zip(cards, budgets, strict=True):
         times = sum(channel.charges[card.name] for channel in channels)
         epsilon = budget.epsilon
-        if times != questions:  # a part so small that delta alone covers it is not nothing
+        if times != len(shares):  # a part so small that delta alone covers it is not nothing
+            most = sorted(shares, reverse=True)[:times]
+            part = sum(most) + max(0, times - len(shares)) * max(shares)
             epsilon = times and (
-                gdp_epsilon(gdp_mu(budget) * math.sqrt(times / questions), budget.delta) or epsilon
+                gdp_epsilon(gdp_mu(budget) * math.sqrt(part), budget.delta) or epsilon
             )
         own = {"name": card.name, "epsilon": epsilon, "delta": budget.delta}
         found.append(own | ({} if card.rule == "gdp" else {"rule": card.rule}))

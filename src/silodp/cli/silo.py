@@ -16,7 +16,7 @@ import typer
 
 from silodp.cli.console import Classes, FeatureMapName, Json, LabelColumn, dump, group, say, tell
 from silodp.core.errors import BadInput
-from silodp.core.figures import rounded_up, shown
+from silodp.core.figures import shown, used_of
 from silodp.host.log import tally
 from silodp.host.portable import guarded, leave_no_core, running
 from silodp.host.schema import load_schema
@@ -387,10 +387,9 @@ def status(policy: PolicyFile, as_json: Json = False) -> None:
     whom = ""
     if opened.local() is not None:
         whom = " against the server"
-    share = rounded_up(100 * found["used"], 1, "f")
     say(
-        f"Epsilon {shown(found['spent_epsilon'])} of {rules.epsilon:g} is spent{whom}; {share} % "
-        "of the budget is used."
+        f"{used_of(found['used'])}: epsilon {shown(found['spent_epsilon'])} of "
+        f"{rules.epsilon:g}{whom}."
     )
     refused = [f"{code} {times}" for code, times in found["refused"].items()]
     refusals = "none"

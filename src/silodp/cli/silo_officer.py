@@ -1,9 +1,8 @@
-"""What a silo's data officer does besides: `silodp silo personalise`, `approve`, `attest`, `key`
-and `trust`.
+"""The commands of a silo's data officer: `silodp silo personalise`, `approve`, `attest`, `key` and
+`trust`.
 
-He fits a released model to the silo's own records, agrees to a study in words, says for all to see
-that the file was checked, and learns from other officers who they are, before their silos count on
-each other's noise.
+The officer fits a released model to the silo's own records, approves a study, states in public that
+the file was checked, and pins the keys of other silos before their noise counts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import typer
 from silodp.cli.console import Json, dump, out, say, show, table, tell
 from silodp.cli.silo import PolicyFile, silo
 from silodp.core.errors import BadInput
-from silodp.core.figures import left_of, shown
+from silodp.core.figures import shown, used_of
 from silodp.core.local_figures import columns, rows, verdict
 from silodp.core.protocol.words import fingerprint
 from silodp.core.text import visible
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from silodp.silo.service.approve import Proposed
 
 PATIENCE = 600.0
-"""Seconds that a gate is given to begin anew."""
+"""Seconds to wait for a gate to restart."""
 
 
 @silo.command()
@@ -52,11 +51,12 @@ def personalise(
     """Fit a released model further to this silo's own records, inside the silo. Nothing is sent,
     and nothing is charged.
 
-    The personal model is not private and must never be sent. Cross-validation in here decides how
-    near it stays to the shared model: the shared model as it is, only recalibrated, pulled towards
-    it, or not used at all. The model and its figures are written into `personal` beside the policy,
-    for its owner alone. The figures compare alone, together and personal: on the records that the
-    policy holds out, or else by nested cross-validation. `silodp predict` uses the model.
+    The personal model is not private and must never be sent. Cross-validation inside the silo
+    decides how near it stays to the shared model: the shared model as it is, only recalibrated,
+    pulled towards it, or not used at all. The model and its figures are written into `personal`
+    beside the policy, for its owner alone. The figures compare alone, together and personal: on the
+    records that the policy holds out, or else by nested cross-validation. `silodp predict` uses the
+    model.
 
     Example: `silodp silo personalise clinic/policy.toml runs/train` and then `silodp predict
     clinic/personal new.csv`
@@ -92,23 +92,23 @@ def approve(
     policy: Annotated[
         list[Path],
         typer.Argument(
-            help="The silo's policy.toml; of several, each is asked for.", show_default=False
+            help="The silo's policy.toml. With several, the command asks about each.",
+            show_default=False,
         ),
     ],
     yes: Annotated[
         bool,
-        typer.Option("--yes", help="Agree without being asked, in a script that you have read."),
+        typer.Option("--yes", help="Approve without a question, in a script that you have read."),
     ] = False,
     by: Annotated[
-        str, typer.Option(help="Who approves, for the silo's own list of approvals.")
+        str, typer.Option(help="Name of the officer, for the silo's own list of approvals.")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Approve another study for the same records: shows in words what changes, asks, and writes the
-    policy. The ledger goes on as it is.
+    """Approve another study for the same records. The command prints what changes, asks, and writes
+    the policy. The ledger continues.
 
-    From then on the gate answers about this study, and no more about the one before. A gate that
-    runs takes it up by itself.
+    From then on the gate answers about this study only. A running gate restarts with it.
 
     Example: `silodp silo approve second.toml clinic/policy.toml`
     """
@@ -138,7 +138,6 @@ def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, A
     name = found.rules.silo
     opened = DurableLedger.open(Path(found.place.ledger))
     spent = shown(opened.spent())
-    left = left_of(opened.used())
     answer = {
         "silo": name,
         "study": found.study.study,
@@ -162,7 +161,7 @@ def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, A
             out.print(
                 textwrap.fill(
                     change.words,
-                    out.width,
+                    min(out.width, 80),
                     initial_indent=head,
                     subsequent_indent=" " * len(head),
                     break_long_words=False,
@@ -171,8 +170,8 @@ def _ask(found: Proposed, yes: bool, quiet: bool, *, brief: bool) -> dict[str, A
         for file in found.sources:
             say(f"Its code, {file}, will run in the gate: read it first.")
         say(
-            f"The ledger goes on: epsilon {spent} of {found.rules.epsilon:g} is spent, "
-            f"{left} of the budget is left. Nothing is refreshed."
+            f"The ledger continues: {used_of(opened.used())}, epsilon {spent} of "
+            f"{found.rules.epsilon:g}. Approval refreshes nothing."
         )
     if not yes and not typer.confirm(visible(f"Approve it for {name}?")):
         say(f"{name}: nothing was changed.")
@@ -202,27 +201,27 @@ def _approve(found: Proposed, answer: dict[str, Any], by: str, quiet: bool) -> d
 
 
 def _taken_up(found: Proposed, before: int | None) -> str:
-    """Waits until a gate that runs has begun anew."""
+    """Wait until a running gate has restarted, and return the outcome in words."""
     if before is None:
-        return f"the gate does not run: silodp silo serve {found.policy}"
+        return f"the gate is not running; start it with `silodp silo serve {found.policy}`"
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         if tally(found.place.log)["started"] > before:
-            return "the gate has taken it up"
+            return "the gate has restarted with it"
         if not running(found.place.ledger):
             time.sleep(1.0)  # between its end and its start nobody serves
             if not running(found.place.ledger) and tally(found.place.log)["started"] <= before:
                 return (
-                    f"the gate has ended and not begun anew: silodp silo serve {found.policy} "
-                    "says why"
+                    "the gate has ended and did not restart; "
+                    f"`silodp silo serve {found.policy}` prints the reason"
                 )
         time.sleep(0.05)
-    return "the gate has not begun anew yet; start it again"
+    return "the gate has not restarted yet; start it again"
 
 
 def registry_of(policy: Path) -> Path | None:
-    """The registry of ledgers of a federation that `silodp federation up` made of a built-in set;
-    the machine's own otherwise.
+    """Return the registry of ledgers of a federation that `silodp federation up` made from a
+    built-in data set, or None for the machine's own.
     """
     from silodp.cli.federation_files import state_in
 
@@ -239,15 +238,13 @@ def attest(
     policy: PolicyFile,
     by: Annotated[
         str,
-        typer.Option(
-            help="Who ran `silodp silo check` on the silo's file, and looked at what it said."
-        ),
+        typer.Option(help="Who ran `silodp silo check` on the silo's file and read its findings."),
     ],
     on: Annotated[str, typer.Option(help="The day, such as 2026-11-17; today by default.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Say for all to see that the silo's file was checked: by whom and when, never what was found.
-    It goes into policy and card.
+    """State in public that the silo's file was checked: by whom and when, never the findings. The
+    statement goes into the policy and the card.
 
     `silodp federation status`, `run` and `silodp status` show it. It is your word: the check itself
     sends and stores nothing.
@@ -278,8 +275,8 @@ def attest(
 
 @silo.command()
 def key(policy: PolicyFile, as_json: Json = False) -> None:
-    """The silo's own key, and its 16 words, to read to the officers of the other silos over the
-    telephone.
+    """Print the silo's own key, and its 16 words. Read the words to the officers of the other silos
+    over the telephone.
 
     Example: `silodp silo key clinic/policy.toml`
     """
@@ -299,23 +296,21 @@ def trust(
     policy: PolicyFile,
     other: Annotated[
         Path,
-        typer.Argument(
-            help="The other silo's silo.json, however it came here.", show_default=False
-        ),
+        typer.Argument(help="The other silo's silo.json.", show_default=False),
     ],
     words: Annotated[
         str | None,
         typer.Option(
-            help="The 16 words that its officer has read to you; without them nothing is pinned."
+            help="The 16 words that its officer has read to you. Without them no key is pinned."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Pin another silo's key, by the words that its officer reads to you, so that it may be in a
-    masked total with this one.
+    """Pin another silo's key, so that it may be in a masked total with this one. Compare the 16
+    words that its officer reads to you.
 
-    Whoever brought the silo.json could have put a key of his own into it, and would then read this
-    silo's counts: the words tell.
+    The carrier of silo.json could have replaced the key, and could then read this silo's numbers.
+    Only the words show this.
 
     Example: `silodp silo trust clinic/policy.toml other.json --words "acid acorn ..."`
     """

@@ -344,7 +344,8 @@ def _show(found: dict[str, Any]) -> None:
             f"{name} {shown(spent['epsilon'])}" for name, spent in together["silos"].items()
         )
         item(
-            "in simulation", f"over {together['runs']} runs of the same files, epsilon: {sentence}"
+            "spent so far",
+            f"over all {together['runs']} simulated runs that share a file, epsilon: {sentence}",
         )
     federation = found
     if found["kind"] == "project":
@@ -383,14 +384,16 @@ def _run_words(run: dict[str, Any]) -> str:
         words += f", study {run['study']}"
     if run["model"]:
         words += f", {run['model']}"
-    words += f" by {run['algorithm']}"
+    words += f", algorithm {run['algorithm']}"
     if run["spent_at_most"] is not None:
         words += f", epsilon {shown(run['spent_at_most'])} at most{run['provided']}"
     if run["state"] is not State.FINISHED:
         return words
     if not run["evaluations"]:
         return f"{words}; not evaluated"
-    figures = ", ".join(f"{name} {value:.3f}" for name, value in run["found"].items())
+    figures = ", ".join(
+        f"{name.replace('auc', 'AUC')} {value:.3f}" for name, value in run["found"].items()
+    )
     return f"{words}; evaluated: {figures or 'too noisy to say'}"
 
 

@@ -146,6 +146,11 @@ def _show_comparison(folder: Path) -> None:
     found = json_in(RunFolder(folder).comparison)
     for name in found.get("too_few_records", ()):
         say(f"{name} has fewer than 20 records for training: no personal model was fitted.")
+    if found.get("too_large"):
+        say(
+            "The model and its records are too many for a personal model of each silo here. At a "
+            "silo: `silodp silo personalise`."
+        )
     if not found.get("all"):
         return
     tables = [(local_figures.ALL, found["all"])]
@@ -153,7 +158,7 @@ def _show_comparison(folder: Path) -> None:
         tables += [(silo["name"], silo["figures"]) for silo in found["silos"]]
     lines = [(name, *row) for name, one in tables for row in local_figures.rows(one)]
     heads = "|".join(f"{name}>" for name in local_figures.columns([found["all"]]))
-    show(table(f"silo|model|{heads}", lines, title="Records held out: alone, together, personal"))
+    show(table(f"silo|model|{heads}", lines, title="Held-out records: alone, together, personal"))
     say(local_figures.verdict(found["all"]))
     say(f"{found['note']} At a silo: `silodp silo personalise`.")
 
@@ -169,8 +174,8 @@ def _show_together(folder: Path) -> None:
         most = max(spent, key=lambda name: spent[name][0])
         others = ", ".join(str(run.folder) for run in runs if run.folder != folder)
         say(
-            f"Together with {others} on the same files, silos have spent up to epsilon "
-            f"{shown(spent[most][0])} ({most}). A gate's ledger would add later runs to "
+            f"Together with {others}, which read some of the same files, silos have spent up to "
+            f"epsilon {shown(spent[most][0])} ({most}). A gate's ledger would add later runs to "
             "it, with any model."
         )
 
@@ -209,8 +214,8 @@ def _show(summary: dict) -> None:
     scores = [f"{words} {summary[name]:.3f}" for name, words in score.items() if name in summary]
     if scores:
         say(
-            f"{', '.join(scores).capitalize()} on test records. They are computed from raw data, "
-            "for research only, and are not private."
+            f"{', '.join(scores).capitalize()} on the test records. These figures are not "
+            "private: they are computed from raw data, for research only."
         )
     if summary["note"]:
         say(summary["note"])

@@ -1,28 +1,24 @@
-"""`silodp predict`, `silodp export model`, `silodp export card` and `silodp stats estimate`: use a
-trained model.
-"""
+"""`silodp predict`, `silodp export model` and `silodp export card`: use a trained model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silodp.cli.console import Json, complain, dump, put, say, show, table, tell
+from silodp.cli.console import Json, complain, dump, put, say, tell
 from silodp.cli.project import Project
+from silodp.core.errors import BadInput
 from silodp.host import atomic
+
+if TYPE_CHECKING:
+    from silodp.host.model import Stored
 
 Model = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL", help="A run's folder, or its model.safetensors.", show_default=False
-    ),
-]
-Run = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="The folder of a run of --algorithm one-shot.", show_default=False
     ),
 ]
 Code = Annotated[
@@ -58,6 +54,19 @@ def predict(
             )
         ),
     ] = None,
+    cost_ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead of a threshold: how many false alarms cost as much as one missed case."
+        ),
+    ] = None,
+    sensitivity: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead of a threshold: the share of cases to find, such as 0.9, by the last "
+            "evaluation of the run."
+        ),
+    ] = None,
     keep: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,16 +89,22 @@ def predict(
     present and are not used. Risks are those of the classes themselves: the effect of public class
     weights in the schema is removed.
 
+    A threshold can follow from costs or from a wanted sensitivity. The command then prints what it
+    implies, by the last evaluation of the run.
+
     Examples: `silodp predict runs/train new.csv` · `silodp predict runs/train new.csv --threshold
-    0.2 --keep id --out risks.csv`
+    0.2 --keep id --out risks.csv` · `silodp predict runs/train new.csv --sensitivity 0.9`
     """
     from silodp.core.problem.reading import default_threshold
     from silodp.host.model import PERSONAL, open_model
     from silodp.silo.predict import predict as predicted
 
     opened = open_model(trained, {"model": model, "feature_map": feature_map}, personal=True)
+    threshold, implied = _threshold(opened, threshold, cost_ratio, sensitivity)
     rows_of, notes = predicted(opened, file, threshold=threshold, keep=tuple(keep or ()))
+    mode = 0o644
     if PERSONAL in opened.about:
+        mode = 0o600
         notes.append(
             f"This is the personal model of {opened.about[PERSONAL]}. It is not "
             "private, so never send it."
@@ -98,9 +113,11 @@ def predict(
     if threshold is None:
         used = default_threshold(opened.schema)
     if out_file:
-        atomic.write_out(out_file, rows_of.to_csv(index=False, float_format="%.7g"))
+        atomic.write_out(out_file, rows_of.to_csv(index=False, float_format="%.7g"), mode=mode)
     if as_json:
         answer = {"count": len(rows_of), "threshold": used, "notes": notes, "out": None}
+        if implied:
+            answer["implied"] = implied
         if out_file:
             answer["out"] = str(out_file)
         else:
@@ -114,8 +131,37 @@ def predict(
         say(f"Wrote {len(rows_of)} predictions to {out_file}{decided}.")
     else:
         put(rows_of.to_csv(index=False, float_format="%.7g"))
-    for note in notes:
+    for note in [*implied, *notes]:
         complain(note)
+
+
+def _threshold(
+    opened: Stored, threshold: float | None, cost_ratio: float | None, sensitivity: float | None
+) -> tuple[float | None, list[str]]:
+    """Return the threshold that is chosen, and what it implies. BadInput if it is chosen twice."""
+    from silodp.core.decisions import by_cost, by_sensitivity, implied
+    from silodp.host.plain_files import lines_in
+    from silodp.runs import RunFolder
+
+    chosen = [value for value in (threshold, cost_ratio, sensitivity) if value is not None]
+    if not chosen:
+        return None, []
+    if len(chosen) > 1:
+        raise BadInput("give one of --threshold, --cost-ratio and --sensitivity, not several")
+    if len(opened.schema.label.classes) != 2 and threshold is None:
+        raise BadInput("the label is not one of two classes; leave --cost-ratio, --sensitivity out")
+    evaluations = lines_in(RunFolder(opened.path.parent).evaluations)
+    scored = [found["scores"][0] for found in evaluations if found.get("scores")]
+    thresholds = scored[-1].get("thresholds", []) if scored else []
+    if sensitivity is not None:
+        threshold = by_sensitivity(thresholds, sensitivity)
+    elif cost_ratio is not None:
+        threshold = by_cost(cost_ratio)
+    assert threshold is not None
+    words = implied(thresholds, threshold)
+    if not words:
+        words = ["What this threshold implies is not known: no evaluation has measured it."]
+    return threshold, words
 
 
 def export_model(
@@ -189,40 +235,3 @@ def card(
         say(f"Wrote {out_file}.")
     else:
         put(text)
-
-
-def estimate(run: Run, as_json: Json = False) -> None:
-    """Print the coefficients of a linear regression, with confidence intervals and p-values that
-    include the privacy noise. It costs no privacy, because the run is already paid for.
-
-    A coefficient is the change of the prediction, in its own unit, for one unit of the column (or
-    for yes instead of no). The coverage under repeated sampling and noise around the estimate is
-    measured. An interval is called 95 % only if that coverage holds and no record was scaled down.
-
-    Example: `silodp stats estimate runs/train`
-    """
-    from silodp.host.model import open_model
-    from silodp.server.estimates.intervals import estimated, sentence
-
-    found = estimated(run, open_model(run, {}))
-    if as_json:
-        return dump(found)
-    rows = (
-        (
-            row["name"],
-            *(
-                f"{row[name]:.4g}"
-                for name in ("estimate", "error", "noise", "low", "high", "p_value")
-            ),
-            f"{row['coverage']:.1%}",
-        )
-        for row in found["coefficients"]
-    )
-    show(
-        table(
-            "column|estimate>|std. error>|of it noise>|low>|high>|p>|coverage>",
-            rows,
-            title=found["title"],
-        )
-    )
-    say(sentence(found))

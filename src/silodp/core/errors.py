@@ -1,4 +1,4 @@
-"""Define the two errors of silodp, and tell Ctrl-C from an error of somebody's own code.
+"""Define the two errors of silodp, and distinguish Ctrl-C from an error of a user's code.
 
 `BadInput` is for the user: the command line prints its sentence and exits with code 2. `Refused` is
 for an asker: a gate replies with its code.
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 def raise_if_ctrl_c(error: BaseException) -> None:
-    """Raise the error again if Python may have raised it because somebody pressed Ctrl-C.
+    """Raise the error again if Python may have raised it because of Ctrl-C.
 
     A gate handles Ctrl-C by itself, and answers in a thread that no signal reaches. A model or a
     feature map that raises KeyboardInterrupt on one record must not end the gate, and must not

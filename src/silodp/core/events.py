@@ -70,11 +70,11 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class TotalEvent(Event):
-    """What one question for a total does to privacy: `count` totals, each under the noise of
+    """The cost in privacy of one question for a total: `count` totals, each under the noise of
     `counted` silos at least.
 
-    `noise_multiplier` is each silo's share: its own noise over the sensitivity. It is all that
-    protects a silo from whoever sees its own numbers: its ledger says how much that is.
+    `noise_multiplier` is each silo's share: its own noise over the sensitivity. Against a party
+    that sees the silo's own numbers, only this share protects. The ledger records how much.
     """
 
     counted: int = 1
@@ -88,9 +88,7 @@ class TotalEvent(Event):
         return float(self.noise_multiplier) * math.sqrt(self.counted)
 
     def alone(self) -> Event:
-        """Return what somebody learns who sees the silo's own numbers: they are under its own
-        share.
-        """
+        """Return the event for a party that sees the silo's own numbers, under its own share."""
         return Event(self.sampling, self.noise_multiplier, self.count)
 
     def single(self) -> Event:

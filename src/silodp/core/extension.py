@@ -72,14 +72,14 @@ def approved(text: str, thing: Any) -> Any:
     """Return `thing`. Raise BadInput if it is defined in a third file.
 
     A definition names a user's file by its hash. Something that ships belongs to the library.
-    Nobody has approved the source of a third file.
+    No officer has approved the source of a third file.
     """
     function = getattr(thing, "func", thing)  # a functools.partial is known by its function
     module = getattr(function, "__module__", "") or ""
     ships = module.partition(".")[0] in ("silodp", "torch")
     if not source(function) and not ships:
         raise BadInput(
-            f"{text} is defined in {module or 'no module'}, whose source nobody has approved; "
-            "define it in the file itself"
+            f"{text} is defined in {module or 'no module'}, whose source no officer "
+            "has approved; define it in the file itself"
         )
     return thing

@@ -57,6 +57,11 @@ def shown(value: float) -> str:
     return rounded_up(value, 4)
 
 
+def used_of(used: float) -> str:
+    """Return the used share of a budget in per cent, rounded up, as a clause."""
+    return f"{rounded_up(100 * used, 1, 'f')} % of the budget is used"
+
+
 def left_of(used: float, decimals: int = 1) -> str:
     """Return the rest of a budget of which a share is used, in per cent and rounded down.
 
@@ -76,6 +81,19 @@ LARGER = "larger class"
 
 The last is the share of the larger class, which is the accuracy of always predicting that class.
 """
+PREVALENCE = "prevalence"
+SENSITIVITY = "sensitivity"
+SPECIFICITY = "specificity"
+PPV = "positive predictive value"
+NPV = "negative predictive value"
+FLAGGED = "flagged"
+"""Of two classes: the share of the second class, and what follows from a threshold on the risk.
+
+Flagged is the share of records whose risk is at least the threshold.
+"""
+EXPLAINED = "explained variance (R2)"
+DEVIANCE = "explained deviance"
+"""The share of the variance of numbers, or of the deviance of counts, that the model explains."""
 IN_THE_LARGE = "calibration in the large"
 """The mean predicted risk less the observed share."""
 SLOPE = "calibration slope"

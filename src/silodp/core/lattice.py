@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
-
 from silodp.core.numbers import Number
 
 GRAIN = 16
@@ -15,6 +12,10 @@ GRAIN = 16
 """
 STANDARD_DEVIATIONS = 12
 """Of the noise, for which a packing and a modulus have room."""
+SHARE_STEPS = 64.0
+"""Steps of a total in a silo's share of the noise, at least, for the root of each silo that counts.
+So the last rounding adds less than a part of 10^-5 to the noise.
+"""
 
 
 def lattice_step(clip: float, dim: int) -> float:
@@ -30,10 +31,15 @@ def lattice_step(clip: float, dim: int) -> float:
     return math.ldexp(1.0, math.frexp(clip)[1] - 1 - (root - 1).bit_length() - GRAIN)
 
 
-def lattice_steps(clips: Tensor, dim: int) -> Tensor:
-    """Return the step of each run's clip, (J, 1) or (1, 1) float64; at a clip of 0 that of 1."""
-    steps = [lattice_step(clip or 1.0, dim) for clip in clips.flatten().tolist()]
-    return torch.tensor(steps, dtype=torch.float64).reshape(-1, 1)
+def total_shift(multiplier: Number, clip: Number, dim: int, counted: int) -> int:
+    """Return k: the numbers of a total are in steps of 2^k gamma.
+
+    That is as coarse as the noise allows, so that a total fits in few bits. It follows from the
+    question alone.
+    """
+    clip = float(clip) or 1.0
+    scale = noise_scale(multiplier, clip, lattice_step(clip, dim))
+    return max(0, math.frexp(scale / (SHARE_STEPS * math.sqrt(counted)))[1] - 1)
 
 
 def noise_scale(multiplier: Number, clip: Number, gamma: float) -> float:

@@ -57,14 +57,14 @@ def verdict(table: Table) -> str:
         better = "together"
     change = personal - min(alone, together)
     if abs(change) < SMALL:
-        return f"The personal model's {loss} is that of the better of the other two: {better}."
+        return f"The personal model's {loss} is that of the better other model ({better})."
     if change < 0:
         side = "below"
     else:
         side = "above"
     return (
-        f"The personal model's {loss} is {abs(change):.4f} {side} that of the better of the other "
-        f"two: {better}."
+        f"The personal model's {loss} is {abs(change):.4f} {side} that of the better other model "
+        f"({better})."
     )
 
 

@@ -16,14 +16,59 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from silodp.core.figures import ACCURACY, AUC, BALANCED, IN_THE_LARGE, LARGER, SLOPE, TOO_NOISY
+from silodp.core.figures import (
+    ACCURACY,
+    AUC,
+    BALANCED,
+    DEVIANCE,
+    EXPLAINED,
+    FLAGGED,
+    IN_THE_LARGE,
+    LARGER,
+    NPV,
+    PPV,
+    PREVALENCE,
+    SENSITIVITY,
+    SLOPE,
+    SPECIFICITY,
+    TOO_NOISY,
+)
 
 Z = 1.959964
 """How many standard deviations contain 95 per cent of a normal law."""
-SHARES = (ACCURACY, BALANCED, AUC, LARGER)
-FIGURES = ("loss", "squared error", "absolute error", ACCURACY, BALANCED, AUC)
+SHARES = (
+    ACCURACY,
+    BALANCED,
+    AUC,
+    LARGER,
+    PREVALENCE,
+    SENSITIVITY,
+    SPECIFICITY,
+    PPV,
+    NPV,
+    FLAGGED,
+)
+SIGNED = (IN_THE_LARGE, SLOPE, EXPLAINED, DEVIANCE)
+"""Figures that can be below zero."""
+FIGURES = (
+    "loss",
+    "squared error",
+    "absolute error",
+    EXPLAINED,
+    DEVIANCE,
+    ACCURACY,
+    BALANCED,
+    AUC,
+)
 """The figures in a table by silo, which has little room."""
 NAMES = {AUC: "AUC", BALANCED: "balanced accuracy", ACCURACY: "accuracy"}
+
+
+def called(name: str) -> str:
+    """Return the name of a figure for people."""
+    return NAMES.get(name, name)
+
+
 MEANING = {
     AUC: (
         "how often a record of the second class gets a higher risk than one of the "
@@ -49,14 +94,19 @@ def clear_figure(row: Row, name: str) -> Mapping[str, Any] | None:
 
 
 def interval(name: str, figure: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the 95 per cent interval, for noise and sampling together."""
+    """Return the 95 per cent interval, for noise and sampling together.
+
+    A file of an earlier version has the interval of the noise alone, to which sampling is added.
+    """
     value = figure["value"]
     low = figure["low"]
     high = figure["high"]
+    if figure.get("whole"):
+        return low, high
     sampling = Z * (figure.get("sampling") or 0.0)
     low = value - math.hypot(value - low, sampling)
     high = value + math.hypot(high - value, sampling)
-    if name in (IN_THE_LARGE, SLOPE):
+    if name in SIGNED:
         return low, high
     if name in SHARES:
         high = min(high, 1.0)
@@ -106,7 +156,7 @@ def by_silo(scores: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...
     """
     shown = [name for name in FIGURES if any(name in row["figures"] for row in scores)]
     shown = [name for name in shown if name != "loss" or ACCURACY not in shown]
-    return ("silo", "records", *(NAMES.get(name, name) for name in shown)), [
+    return ("silo", "records", *(called(name) for name in shown)), [
         (row["name"], str(row["held_out"]), *(short(row, name) for name in shown))
         for row in scores[1:]
     ]
@@ -142,7 +192,9 @@ def guessing(row: Row) -> float:
 
 
 def verdict(row: Row) -> str:
-    """Return one or a few plain sentences about the model, or "" if there are no classes."""
+    """Return a few plain sentences about the model."""
+    if row.get("kind") in ("regression", "count"):
+        return " ".join(_of_numbers(row))
     if (name := measure(row)) is None:
         return ""
     if (figure := clear_figure(row, name)) is None:
@@ -152,18 +204,74 @@ def verdict(row: Row) -> str:
         )
     low, _ = interval(name, figure)
     chance = guessing(row)
-    how = f"{NAMES[name]} {short(row, name)}"
-    if low > chance:
-        words = (
-            f"The model is significantly better than guessing: {how}, where guessing has "
-            f"{chance:.3g}."
+    better = "significantly" if low > chance else "not significantly"
+    words = (
+        f"The model is {better} better than guessing: {NAMES[name]} {short(row, name)}, where "
+        f"guessing has {chance:.3g}."
+    )
+    return " ".join([words, *_of_a_hundred(row), *_beside_the_larger_class(row), *_calibrated(row)])
+
+
+def _of_numbers(row: Row) -> list[str]:
+    """Return sentences about the errors of numbers or counts."""
+    words = []
+    for name, what in ((EXPLAINED, "variance"), (DEVIANCE, "deviance")):
+        if figure := clear_figure(row, name):
+            low, high = interval(name, figure)
+            words.append(
+                f"The model explains {figure['value']:.0%} of the {what} ({low:.0%} to "
+                f"{high:.0%}); always predicting the mean explains 0%."
+            )
+        elif name in row["figures"]:
+            words.append(
+                f"The noise hides how much of the {what} the model explains. Evaluate with a "
+                "larger epsilon, or on more held-out records."
+            )
+    if figure := clear_figure(row, "absolute error"):
+        low, high = interval("absolute error", figure)
+        words.append(
+            f"On average a prediction is off by {figure['value']:.3g} ({low:.3g} to {high:.3g})."
         )
-    else:
-        words = (
-            f"The model is not significantly better than guessing: {how}, where guessing has "
-            f"{chance:.3g}."
-        )
-    return " ".join([words, *_beside_the_larger_class(row), *_calibrated(row)])
+    return words
+
+
+def _of_a_hundred(row: Row) -> list[str]:
+    """Return sentences that count records: what happens to 100 of them."""
+    if row.get("kind") in ("multiclass", "ordinal"):
+        if not (accuracy := clear_figure(row, ACCURACY)):
+            return []
+        return [f"Of 100 records it predicts the class of {counted(ACCURACY, accuracy)} correctly."]
+    if row.get("kind") == "survival":
+        return [f"The figures are about {row['outcome']}."] if row.get("outcome") else []
+    if "threshold" not in row:
+        return []
+    words = []
+    outcome = row.get("outcome") or "the second class"
+    if prevalence := clear_figure(row, PREVALENCE):
+        words.append(f"Of 100 records, {outcome} for {counted(PREVALENCE, prevalence)}.")
+    words += at_threshold(row["threshold"], row["figures"])
+    return words
+
+
+def at_threshold(threshold: float, figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a sentence about what follows from a threshold on the risk."""
+    row = {"figures": figures}
+    parts = []
+    if flagged := clear_figure(row, FLAGGED):
+        parts.append(f"{counted(FLAGGED, flagged)} of 100 records are flagged")
+    if found := clear_figure(row, SENSITIVITY):
+        parts.append(f"{counted(SENSITIVITY, found)} of 100 with the outcome are found")
+    if true := clear_figure(row, PPV):
+        parts.append(f"{counted(PPV, true)} of 100 flagged records have the outcome")
+    if not parts:
+        return []
+    return [f"At a risk of {threshold:.3g} or more: {'; '.join(parts)}."]
+
+
+def counted(name: str, figure: Mapping[str, Any]) -> str:
+    """Return a share as a number of 100, with its interval."""
+    low, high = interval(name, figure)
+    return f"{100 * figure['value']:.0f} ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def _beside_the_larger_class(row: Row) -> list[str]:
@@ -192,7 +300,7 @@ def _calibrated(row: Row) -> list[str]:
         elif high < 0:
             words.append(f"On average its risks are too low {amount}.")
         else:
-            words.append("On average no error of its risks can be detected.")
+            words.append("Its risks show no detectable average error.")
     if slope := clear_figure(row, SLOPE):
         low, high = interval(SLOPE, slope)
         how = f"calibration slope {short(row, SLOPE)}, where 1 is right."
@@ -211,7 +319,7 @@ def by_group(groups: Row) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
     A line has the group's records and accuracy, and the accuracy of all other groups together.
     """
-    return ("group", "records (± noise)", "accuracy (95 %)", "all others (95 %)"), [
+    return ("group", "records (± noise)", "accuracy (interval)", "all others (interval)"), [
         (
             row["name"],
             f"{max(row['records'], 0):.0f} ± {row['records_noise']:.2g}",
@@ -311,21 +419,32 @@ def ranking(rows: Mapping[str, Row]) -> tuple[list[Standing], str]:
             [],
             f"They are not ranked: the noise hides the {NAMES[name]} of {_listed(hidden)}.",
         )
-    ends = {run: interval(name, row["figures"][name]) for run, row in rows.items()}
     order = sorted(rows, key=lambda run: -rows[run]["figures"][name]["value"])
     standings = []
     for run in order:
-        low, high = ends[run]
+        better = [other for other in order if _clearly_better(rows[other], rows[run], name)]
+        worse = [other for other in order if _clearly_better(rows[run], rows[other], name)]
         tied = tuple(
-            other
-            for other in order
-            if other != run and ends[other][0] <= high and low <= ends[other][1]
+            other for other in order if other != run and other not in better and other not in worse
         )
-        place = 1 + sum(ends[other][0] > high for other in order)
-        standings.append(Standing(run, rows[run], place, tied))
+        standings.append(Standing(run, rows[run], 1 + len(better), tied))
     return standings, " ".join(
         [f"Ranked by {NAMES[name]}: {MEANING[name]}. {NOT_ERROR}", *_why(standings, name)]
     )
+
+
+def _clearly_better(one: Row, other: Row, name: str) -> bool:
+    """Return whether the interval of the first model is above that of the second.
+
+    The AUC of a model that gives nearly equal risks has a wide interval, because its records share
+    one bin. The balanced accuracy then decides.
+    """
+    for figure in (name, BALANCED):
+        first = clear_figure(one, figure)
+        second = clear_figure(other, figure)
+        if first and second and interval(figure, first)[0] > interval(figure, second)[1]:
+            return True
+    return False
 
 
 def _why(standings: Sequence[Standing], name: str) -> list[str]:

@@ -83,17 +83,17 @@ def write_new(path: Path, text: str | bytes, mode: int = 0o600, *, durable: bool
         os.close(file)
 
 
-def write_out(path: Path, text: str | bytes) -> None:
-    """Make the new file that a user named with --out, readable by every user.
+def write_out(path: Path, text: str | bytes, *, mode: int = 0o644) -> None:
+    """Make the new file that a user named with --out, readable by every user unless `mode` is
+    another.
 
     Raise BadInput if it cannot be made.
     """
     try:
-        write_new(path, text, 0o644)
+        write_new(path, text, mode)
     except OSError as error:
         raise BadInput(
-            f"{path} cannot be made ({error.strerror}); silodp does not overwrite files: "
-            "choose another with --out"
+            f"{path} cannot be made ({error.strerror}){_why(error)}; choose another with --out"
         ) from None
 
 
@@ -119,7 +119,14 @@ def new_files(
             yield
         except OSError as error:
             raise BadInput(
-                f"{error.filename or folder} cannot be made: {error.strerror}; silodp does "
-                "not overwrite files: choose another path"
+                f"{error.filename or folder} cannot be made: {error.strerror}{_why(error)}; "
+                "choose another path"
             ) from None
         undo.pop_all()
+
+
+def _why(error: OSError) -> str:
+    """Return why a path that exists already is in the way, or nothing for another error."""
+    if isinstance(error, FileExistsError):
+        return "; silodp does not overwrite files"
+    return ""

@@ -50,6 +50,7 @@ class Server:
     With `after`, each frame has a slot of that many seconds for itself. The slot begins once the
     frame has arrived and the slot of the frame before it is over. The reply is sent at the end of
     the slot. So its time follows from when frames arrived, and not from how long any of them took.
+
     Bad frames have a slot too, since even a refusal waits for the frame before it. A reply that is
     not ready at the end of its slot is late. It gets as many slots as it needs, is sent at the end
     of the last one, and is counted in the log. A daemon that stops does not wait: a stored answer

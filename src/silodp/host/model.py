@@ -146,11 +146,14 @@ def open_model(
 
 
 def about_of(given: Path) -> dict[str, str]:
-    """Return the facts in a model's file, and its hash, without building the model."""
+    """Return the facts in a model's file, and its hash, without building the model.
+
+    Cards and archives are made of them. Raise BadInput for a model that may not leave its silo.
+    """
     with _opened(given) as (path, file):
-        return dict(file.metadata() or {}) | {
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest()
-        }
+        about = dict(file.metadata() or {})
+        refuse_personal(path, about)
+        return about | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def facts(**words: str) -> dict[str, str]:

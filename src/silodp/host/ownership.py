@@ -2,11 +2,12 @@
 
 The check looks at owner and mode of a file, and of every folder and link on the way to it. What a
 daemon reads decides what it does: a policy names code, an anchor records what was spent. So only
-root and the daemon's own user may be able to replace such a file. Each step of a path, links
-followed one by one, must belong to one of the two. No other user may be able to write to it. A
-sticky folder that all may write to, such as /tmp, may be passed through to a folder of ours. No
-other user can take away that folder's name. Nothing is read or made in the sticky folder itself,
-since any user could leave a journal or a pause there.
+root and the daemon's own user may be able to replace such a file.
+
+Each step of a path, links followed one by one, must belong to one of the two. No other user may be
+able to write to it. A sticky folder that all may write to, such as /tmp, may be passed through to a
+folder of ours. No other user can take away that folder's name. Nothing is read or made in the
+sticky folder itself, since any user could leave a journal or a pause there.
 
 There is no race between this check and the use of a path. Only root and this user can change the
 meaning of a path whose steps all passed. The check does not see what a file server allows, nor who
@@ -231,7 +232,7 @@ def _too_open(step: str, status: os.stat_result) -> str:
 
 def _shared(folder: str) -> str:
     return (
-        f"{folder} is a folder that everybody may write to; keep a daemon's files in a folder "
+        f"{folder} is a folder that every user may write to; keep a daemon's files in a folder "
         "of their own below it, with mode 0700"
     )
 

@@ -12,10 +12,11 @@ from silodp.core.problem.schema import Schema
 from silodp.host.tables import toml
 
 HEAD = """\
-# The public schema: what every silo's file holds, and what is predicted. The server and all silos use this very file; its hash is part
-# of what a silo approves. Everything in it is public knowledge: what a column can hold, never what it does hold in somebody's file.
+# The public schema: what every silo's file contains, and what is predicted. The server and all
+# silos use this same file, and its hash is part of what a silo approves. Everything in it is public
+# knowledge: the values that a column can have, not the values in a hospital's file.
 
-"""  # noqa: E501
+"""
 
 
 def load_schema(path: str | Path) -> Schema:

@@ -144,6 +144,8 @@ def toml(value: Any) -> str:
     """Return the value as TOML."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{toml(name)} = {toml(item)}' for name, item in value.items())}}}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):

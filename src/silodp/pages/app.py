@@ -4,9 +4,12 @@ reads them again for each request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -30,8 +33,8 @@ from silodp.pages.charts import Series, chart
 from silodp.pages.checked import Check, Checked, archive_in, checks_of
 from silodp.pages.guard import Guard
 from silodp.pages.judged import ranked, row_of
-from silodp.pages.markup import Markup, join, table, tag
-from silodp.pages.report import body, head, lead, report, title
+from silodp.pages.markup import Markup, folded, join, table, tag
+from silodp.pages.report import TAKEN, batches, body, head, lead, report, title
 from silodp.pages.screen import Tabs, alive, follow, screen
 from silodp.pages.style import SCRIPT
 
@@ -95,11 +98,13 @@ class Runs:
         where = tag(
             "p", "Every run folder under ", tag("code", str(self._root)), ".", class_="soft"
         )
-        content = tag("h1", "Runs"), where, alive("/live", self._list())
+        order = _order_in(request)
+        content = tag("h1", "Runs"), where, alive(f"/live?sort={order}", self._list(order))
         return HTMLResponse(screen("Runs", self._tabs, "/", *content, live=True))
 
     async def all_live(self, request: Request) -> Response:
-        return await follow(request, self._list)
+        order = _order_in(request)
+        return await follow(request, lambda: self._list(order))
 
     def one(self, request: Request) -> Response:
         name, run = self._named(request.path_params["name"])
@@ -170,32 +175,87 @@ class Runs:
                 ]
             )
 
-    def _list(self) -> Markup:
-        rows = []
+    def _list(self, order: str) -> Markup:
+        listed = []
         for name, folder in runs.found_in(self._root).items():
             try:
-                rows.append(_row(name, runs.read(folder)))
+                listed.append(_listed(name, runs.read(folder)))
             except Exception:  # one damaged folder must not hide the others
-                rows.append((name, tag("span", "cannot be read", class_="state"), "-", "-", ""))
-        if not rows:
+                state = tag("span", "cannot be read", class_="state")
+                listed.append(Listed(name, (name, "-", "-", "-", "-", state, "")))
+        if not listed:
             return tag(
                 "p",
                 "There is no run yet. ",
                 tag("code", "silodp train --data wbcd --epsilon 3"),
                 " makes one.",
             )
-        columns = ("run", "state", "quality", "ε spent", "compare")
-        listed = table("Runs", columns, rows, numbers=(2, 3, 4), hide=True)
+        listed.sort(key=lambda one: ORDERS[order](one))
+        columns = ("run", "model", "trust", "quality", "ε spent", "state", "compare")
+        rows = [one.cells for one in listed]
         return tag(
             "form",
-            listed,
+            _orders(order),
+            table("Runs", columns, rows, numbers=(3, 4, 6), hide=True),
             tag("button", "Compare the chosen", type="submit"),
             action="/compare",
             method="get",
         )
 
 
-def _row(name: str, run: runs.Run) -> tuple[object, ...]:
+@dataclass(frozen=True)
+class Listed:
+    """One row of the list of runs, and what it can be sorted by."""
+
+    name: str
+    cells: tuple[object, ...]
+    title: str = ""
+    model: str = ""
+    trust: str = ""
+    quality: float = -math.inf
+    epsilon: float = math.inf
+
+
+FIRST = "name"
+ORDERS: dict[str, Callable[[Listed], Any]] = {
+    FIRST: lambda one: one.name,
+    "prediction": lambda one: (one.title, one.name),
+    "model": lambda one: (one.model, one.name),
+    "trust": lambda one: (one.trust, one.name),
+    "quality": lambda one: (-one.quality, one.name),
+    "epsilon": lambda one: (one.epsilon, one.name),
+}
+"""The orders of the list: the best quality and the smallest epsilon come first."""
+TRUST = {
+    "isrl": "nobody",
+    "shuffle": "a shuffler",
+    "masks": "other silos",
+    "central": "the server",
+}
+"""Who is trusted, in words."""
+
+
+def _order_in(request: Request) -> str:
+    """Return the order that a request asks for, or the usual one."""
+    order = request.query_params.get("sort", FIRST)
+    if order in ORDERS:
+        return order
+    return FIRST
+
+
+def _orders(current: str) -> Markup:
+    """Show the links that sort the list."""
+    links = []
+    for order in ORDERS:
+        here = None
+        if order == current:
+            here = "true"
+        name = order.replace("epsilon", "ε spent")
+        links.append(tag("a", name, href=f"/?sort={order}", id=f"sort {order}", aria_current=here))
+    return tag("p", "Sort by ", join(links, " · "), class_="sort small")
+
+
+def _listed(name: str, run: runs.Run) -> Listed:
     box = tag(
         "input",
         type="checkbox",
@@ -204,17 +264,52 @@ def _row(name: str, run: runs.Run) -> tuple[object, ...]:
         id=f"box {name}",
         aria_label=f"Compare {name}",
     )
-    most = max(run.silos, key=lambda s: s.spent, default=None)
-    if most:
-        spent = f"{shown(most.spent)} of {rounded_up(most.epsilon, 6)}"
-    else:
-        spent = "-"
-    if most and most.evaluated:
-        spent += f"; {shown(max(s.together[0] for s in run.silos))} with evaluations"
+    most = max((s.together[0] for s in run.silos), default=math.inf)
     link = tag("a", name, href=f"/run/{quote(name)}", id=f"link {name}")
-    what = tag("span", title(run), class_="small soft")
-    done = tag("span", f"{run.done} of {run.total}", class_="small soft")
-    return join([link, what]), join([_state(run), done]), _quality(run), spent, box
+    heading = title(run)
+    if study := run.about.get("study"):
+        heading = f"{study}: {heading}"
+    model = str(run.about.get("model") or "-")
+    trust = "-"
+    if run.kind != "compare":
+        trust = TRUST.get(str(run.about.get("trust") or "isrl"), "-")
+    done = f"{run.done} of {run.total}"
+    by = ""
+    if run.kind != "compare":
+        by = f"by {run.algorithm}"
+    cells = (
+        join([link, tag("span", heading, class_="small soft")]),
+        _two(model, by),
+        trust,
+        _quality(run),
+        _price(run),
+        _two(_state(run), done),
+        box,
+    )
+    return Listed(name, cells, heading, model, trust, _rank(run), most)
+
+
+def _rank(run: runs.Run) -> float:
+    """Return the figure by which the run's quality is sorted. Unknown figures come last."""
+    found = row_of(run)
+    if not found or not (name := quality.measure(found[1])):
+        return -math.inf
+    figure = quality.clear_figure(found[1], name)
+    if figure is None:
+        return -math.inf
+    return figure["value"]
+
+
+def _price(run: runs.Run) -> Markup | str:
+    """Show the largest epsilon spent, and its parts if there were evaluations."""
+    most = max(run.silos, key=lambda s: s.spent, default=None)
+    if most is None:
+        return "-"
+    trained = f"{shown(most.spent)} of {rounded_up(most.epsilon, 6)}"
+    if not most.evaluated:
+        return trained
+    together = f"{shown(max(s.together[0] for s in run.silos))} with evaluations"
+    return _two(trained, together)
 
 
 def _quality(run: runs.Run) -> Markup:
@@ -229,12 +324,12 @@ def _quality(run: runs.Run) -> Markup:
         where = "held-out"
     else:
         where = "test, not private"
-    return join(
-        [
-            quality.short(found[1], name),
-            tag("span", f"{quality.NAMES[name]}, {where}", class_="small soft"),
-        ]
-    )
+    return _two(quality.short(found[1], name), f"{quality.NAMES[name]}, {where}")
+
+
+def _two(first: object, second: str) -> Markup:
+    """Return a cell of two lines, the second in small letters."""
+    return tag("div", first, tag("span", second, class_="small soft"))
 
 
 def _state(run: runs.Run) -> Markup:
@@ -273,51 +368,115 @@ def _exports(name: str, run: runs.Run, found: Sequence[Checked]) -> Markup:
     return tag("p", join(links, " · "), class_="screen")
 
 
-def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
-    """Show runs side by side: settings and results in a table, curves in one figure."""
-    rows = []
-    for name, run in named:
-        shares = [share for _, share in run.noise_shares]
-        error = run.summary.get(
-            "test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None)
-        )
-        spent = "-"
-        if run.silos:
-            spent = shown(max(s.together[0] for s in run.silos))
-        noise = "-"
-        if shares:
-            noise = f"{median(shares):.1%}"
-        measured = "-"
-        if error is not None:
-            measured = f"{error:.2%}"
-        rows.append(
-            (
-                tag("a", name, href=f"/run/{quote(name)}"),
-                run.algorithm,
-                _state(run),
-                f"{run.done} of {run.total}",
-                spent,
-                noise,
-                measured,
-                run.about.get("parameters", "-"),
-                run.about.get("step", "-"),
-                run.about.get("clip", "-"),
-            )
-        )
-    columns = (
-        "run",
-        "algorithm",
-        "state",
-        "done",
-        "ε spent",
-        "noise",
-        "test error",
-        "parameters",
-        "step",
-        "clip",
+def _settings(run: runs.Run) -> dict[str, str]:
+    """Return what was decided for a run, in words."""
+    about = run.about
+    silos = ", ".join(f"{s.name} {s.records or '?'}" for s in run.silos)
+    epsilons = dict.fromkeys(rounded_up(s.epsilon, 6) for s in run.silos)
+    values = {
+        "prediction": title(run),
+        "silos and records": silos,
+        "study": about.get("study"),
+        "model": about.get("model"),
+        "parameters": about.get("parameters"),
+        "algorithm": run.algorithm,
+        "trust": TRUST.get(str(about.get("trust") or "isrl")),
+        "ε of the run": ", ".join(epsilons),
+        "rounds": run.total,
+        "batches": batches(run),
+        **{
+            name.replace("_", " "): about.get(name) or "none"
+            for name in SETTINGS
+            if name in about and run.algorithm in TAKEN.get(name, (run.algorithm,))
+        },
+    }
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}
+
+
+SETTINGS = (
+    "step",
+    "clip",
+    "weights",
+    "participation",
+    "prox",
+    "rule",
+    "recalibration",
+    "output",
+    "phase",
+    "local_steps",
+    "momentum",
+    "seed",
+)
+"""Settings of an order that are compared."""
+
+
+def _results(run: runs.Run) -> dict[str, object]:
+    """Return what came of a run, in words."""
+    shares = [share for _, share in run.noise_shares]
+    error = run.summary.get(
+        "test_error", min((r["test_error"] for r in run.rows if r["epsilon"]), default=None)
     )
-    beside = table("The runs side by side", columns, rows, numbers=(3, 4, 5, 6, 7, 8, 9))
-    parts = [tag("h1", "Compare runs"), *ranked(named), beside]
+    results: dict[str, object] = {
+        "state": _state(run),
+        "quality": _quality(run),
+        "ε spent": "-",
+        "rounds done": f"{run.done} of {run.total}",
+    }
+    if run.silos:
+        results["ε spent"] = shown(max(s.together[0] for s in run.silos))
+    if error is not None:
+        results["test error, not private"] = f"{error:.2%}"
+    if shares:
+        results["noise in an answer (median)"] = f"{median(shares):.1%}"
+    return results
+
+
+def _beside(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
+    """Show the results of runs and the settings that differ. Settings that are equal are folded."""
+    results = [_results(run) for _, run in named]
+    settings = [_settings(run) for _, run in named]
+    heads = ("", *(name for name, _ in named))
+    numbers = range(1, len(heads))
+    rows = [
+        (name, *(one.get(name, "-") for one in results))
+        for name in dict.fromkeys(key for one in results for key in one)
+    ]
+    parts = [table("Results", heads, rows, numbers=numbers)]
+    differ = []
+    equal = []
+    for name in dict.fromkeys(key for one in settings for key in one):
+        values = [one.get(name, "-") for one in settings]
+        if len(set(values)) > 1:
+            differ.append((name, *values))
+        else:
+            equal.append((name, values[0]))
+    if differ:
+        parts.append(table("Settings that differ", heads, differ, numbers=numbers))
+    else:
+        parts.append(tag("p", "All settings are equal."))
+    if equal:
+        same = table("Equal settings", ("setting", "value"), equal, numbers=(1,), hide=True)
+        parts.append(folded("equal", f"{len(equal)} settings are equal in all", same))
+    return parts
+
+
+def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
+    """Show runs side by side: results, what differs, and curves in one figure."""
+    parts = [tag("h1", "Compare runs"), *ranked(named), *_beside(named)]
+    studies = [(name, run) for name, run in named if run.rows]
+    if studies:
+        lines = []
+        for i, (name, run) in enumerate(studies):
+            best: dict[float, float] = {}
+            for r in run.rows:
+                if r["epsilon"] and not r["curve"].endswith("-paper"):
+                    best[r["epsilon"]] = min(r["test_error"], best.get(r["epsilon"], 1.0))
+            lines.append(Series(name, sorted(best.items()), i, dots=True))
+        ticks = sorted({x for line in lines for x, _ in line.points})
+        description = "The lowest test error at each epsilon, with exact accounting."
+        about = {"across": "ε", "up": "test error", "log": True, "percent": True, "ticks": ticks}
+        parts.append(chart("Lowest private test error", description, lines, **about))
+    parts += [tag("p", tag("b", name), ": ", lead(run), class_="small soft") for name, run in named]
     trained = [(name, run) for name, run in named if run.noise_shares]
     if trained:
         norms = [
@@ -349,18 +508,4 @@ def compared(named: Sequence[tuple[str, runs.Run]]) -> list[Markup]:
                 top=1.0,
             )
         )
-    studies = [(name, run) for name, run in named if run.rows]
-    if studies:
-        lines = []
-        for i, (name, run) in enumerate(studies):
-            best: dict[float, float] = {}
-            for r in run.rows:
-                if r["epsilon"] and not r["curve"].endswith("-paper"):
-                    best[r["epsilon"]] = min(r["test_error"], best.get(r["epsilon"], 1.0))
-            lines.append(Series(name, sorted(best.items()), i, dots=True))
-        ticks = sorted({x for line in lines for x, _ in line.points})
-        description = "The lowest test error at each epsilon, with exact accounting."
-        about = {"across": "ε", "up": "test error", "log": True, "percent": True, "ticks": ticks}
-        parts.append(chart("Lowest private test error", description, lines, **about))
-    parts += [tag("p", tag("b", name), ": ", lead(run), class_="small soft") for name, run in named]
     return parts

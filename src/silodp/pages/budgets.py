@@ -20,23 +20,13 @@ def budgets(run: Run) -> Markup:
         figure(s.name, spent(run, s), spent_bar(s.name, s.charges, s.used, kinds))
         for s in run.silos
     ]
-    rows = [
-        (
-            q + 1,
-            kind,
-            *(
-                f"{rounded_up(100 * dict((c[0], c[2]) for c in s.charges).get(q, 0.0), 3, 'f')}%"
-                for s in run.silos
-            ),
-        )
-        for q, kind in dict((c[0], c[1]) for s in run.silos for c in s.charges).items()
-    ]
+    rows = _history(run)
     columns = ("question", "kind", *(s.name for s in run.silos))
     caption = "What each question cost each silo, as a share of its budget"
-    history = table(caption, columns, rows, numbers=(0, *range(2, len(columns))))
+    history = table(caption, columns, rows, numbers=range(2, len(columns)))
     note = (
         "Each piece of a bar is one charge. Shares add up, epsilons do not: half of "
-        "the bar is less than half of ε."
+        "the bar is more than half of ε."
     )
     if rows:
         every = folded("charges", "Every charge in numbers", history)
@@ -47,6 +37,28 @@ def budgets(run: Run) -> Markup:
         colours = legend(kinds)
     noted = tag("p", note, class_="soft small")
     return section("budgets", "Each silo's budget", noted, *bars, colours, so_far(run), every)
+
+
+def _history(run: Run) -> list[tuple[str, ...]]:
+    """Return what each question cost each silo. Questions in a row with equal costs are one row."""
+    shares = [{question: share for question, _, share in s.charges} for s in run.silos]
+    kinds = {question: kind for s in run.silos for question, kind, _ in s.charges}
+    groups: list[tuple[tuple[str, ...], list[int]]] = []
+    for question, kind in kinds.items():
+        costs = (rounded_up(100 * of_silo.get(question, 0.0), 3, "f") for of_silo in shares)
+        row = (kind, *(f"{cost}%" for cost in costs))
+        if groups and groups[-1][0] == row and groups[-1][1][-1] == question - 1:
+            groups[-1][1].append(question)
+        else:
+            groups.append((row, [question]))
+    return [(_span(questions), *row) for row, questions in groups]
+
+
+def _span(questions: list[int]) -> str:
+    """Return the numbers of questions in a row, from 1."""
+    if len(questions) == 1:
+        return f"{questions[0] + 1}"
+    return f"{questions[0] + 1} to {questions[-1] + 1}, each"
 
 
 def so_far(run: Run) -> Markup | str:
@@ -143,9 +155,13 @@ def spent(run: Run, s: Silo) -> str:
             local = f"ε {shown(s.local)}"
         else:
             local = "no bound"
+        if s.evaluated:
+            part = " and without the evaluations"
+        else:
+            part = ""
         words += (
             " Under this silo's own noise alone, "
-            f"{ALONE.get(str(run.about.get('trust')), '')}: {local}."
+            f"{ALONE.get(str(run.about.get('trust')), '')}{part}: {local}."
         )
     if s.evaluated:
         own = s.evaluated

@@ -156,14 +156,17 @@ def _scores(run: Run) -> str:
             f"{quality.verdict(whole)}"
         ).rstrip(),
         *_table(
-            ("figure", "value", "95 %"),
+            ("figure", "value", "interval"),
             [(name, *quality.cells(whole, name)[:2]) for name in whole["figures"]],
         ),
-        *_table(("predicted risk", "observed share", "95 %", "records"), quality.reliable(whole)),
+        *_table(
+            ("predicted risk", "observed share", "interval", "records"), quality.reliable(whole)
+        ),
         *by_silo,
         *_groups(run),
         "",
-        "95 %: the confidence interval, from privacy noise and sampling together.",
+        "An interval contains the true value in at least 95 of 100 evaluations, by privacy noise "
+        "and sampling together.",
     ]
     return _explained(lines)
 

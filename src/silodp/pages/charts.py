@@ -217,6 +217,69 @@ def _path(points: Points) -> str:
     return "M" + " L".join(corners)
 
 
+def whiskers(
+    title: str, description: str, rows: Sequence[tuple[str, float, float]], *, ratios: bool = False
+) -> Markup:
+    """Draw one dot for each (name, value, half width of its band), under each other.
+
+    With `ratios` the values are logarithms, and the axis is labelled with their ratios.
+    """
+    ends = [value + side * width for _, value, width in rows for side in (-1, 1)]
+    low = min(0.0, *ends)
+    high = max(0.0, *ends)
+    if low == high:
+        high = low + 1.0
+    marks = rounded(low, high, 5)
+
+    def draw(width: int, height: int) -> Markup:
+        narrow = width < 500
+        tall = 27
+        left = 300
+        if narrow:  # the name stands above its line
+            tall = 42
+            left = 8
+        wide = width - left - 12
+        bottom = tall * len(rows) + 6
+
+        def at(x: float) -> float:
+            return left + wide * (x - low) / (high - low)
+
+        parts = []
+        for x in marks:
+            kind = "grid"
+            if x == 0:
+                kind = "axis"
+            h = f"{at(x):.1f}"
+            parts.append(tag("line", x1=h, x2=h, y1=0, y2=bottom, class_=kind))
+            label = f"{math.exp(x):.2g}" if ratios else f"{x:g}"
+            parts.append(tag("text", label, x=h, y=bottom + 16, text_anchor="middle"))
+        for i, (name, value, band) in enumerate(rows):
+            short = name
+            if len(name) > 44:
+                short = f"{name[:43]}…"
+            if narrow:
+                y = tall * i + 32
+                parts.append(tag("text", short, x=left, y=y - 12))
+            else:
+                y = tall * i + 14
+                parts.append(tag("text", short, x=left - 12, y=y + 4, text_anchor="end"))
+            start = f"{at(value - band):.1f}"
+            end = f"{at(value + band):.1f}"
+            if band:
+                parts.append(tag("line", x1=start, x2=end, y1=y, y2=y, class_="band s0"))
+            parts.append(tag("circle", cx=f"{at(value):.1f}", cy=y, r=4, class_="f0"))
+        return tag(
+            "svg",
+            *parts,
+            viewBox=f"0 0 {width} {bottom + 24}",
+            role="img",
+            aria_label=f"{title}. {description}",
+            class_="PLACE",
+        )
+
+    return figure(title, description, _both(draw, ((760, 0), (350, 0))))
+
+
 def spent_bar(
     name: str, charges: Sequence[tuple[int, str, float]], used: float, kinds: Sequence[str]
 ) -> Markup:

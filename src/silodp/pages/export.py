@@ -38,9 +38,11 @@ def scalars(run: Run) -> Iterator[tuple[int, dict[str, float]]]:
 
 def parameters(run: Run) -> dict[str, str]:
     """Return the settings as text."""
-    return {k: str(v) for k, v in run.about.items() if isinstance(v, str | int | float)} | {
-        "kind": run.kind
-    }
+    return {
+        k: str(v)
+        for k, v in run.about.items()
+        if isinstance(v, str | int | float) and k != "schema_text"
+    } | {"kind": run.kind}
 
 
 def to_tensorboard(run: Run, folder: Path) -> None:

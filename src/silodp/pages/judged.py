@@ -61,14 +61,16 @@ def headline(run: Run) -> list[tuple[str, str]]:
         where = "held-out records"
     else:
         where = "test records, not private"
+    names = [name for name in (AUC, BALANCED) if name in row["figures"]]
     pairs = []
-    for name in (BALANCED, AUC):
+    for name in names or list(row["figures"])[:1]:
         if name in row["figures"]:
             value, _, interval = quality.short(row, name).partition(" (")
+            called = quality.NAMES.get(name, name)
             if interval:
-                pairs.append((f"{quality.NAMES[name]}, {interval[:-1]} ({where})", value))
+                pairs.append((f"{called}, {interval[:-1]} ({where})", value))
             else:
-                pairs.append((f"{quality.NAMES[name]} ({where})", TOO_NOISY))
+                pairs.append((f"{called} ({where})", TOO_NOISY))
     return pairs
 
 
@@ -110,13 +112,13 @@ def judged(run: Run) -> list[Markup]:
     parts.append(
         table(
             f"{row['held_out']} {BASES[basis]}{which}",
-            ("figure", "value", "95 %", "noise", "sampling"),
+            ("figure", "value", "interval", "noise", "sampling"),
             rows,
             numbers=(1, 2, 3, 4),
         )
     )
     note = (
-        "95 % is the confidence interval from noise and sampling together. Noise "
+        "An interval contains the true value in at least 95 of 100 evaluations. Noise "
         "protects the records. Sampling is the error from their limited number."
     )
     parts.append(tag("p", note, class_="soft small"))
@@ -152,7 +154,7 @@ def _reliability(row: Mapping[str, Any]) -> list[Markup]:
         "Calibration",
         (
             "Predicted risk against the observed share. On the dashed line they are "
-            "equal. The band is the 95 % confidence interval, noise included."
+            "equal. The band is the confidence interval, noise included."
         ),
         [
             Series(
@@ -170,7 +172,7 @@ def _reliability(row: Mapping[str, Any]) -> list[Markup]:
         top=1.0,
         shape="square",
     )
-    columns = ("predicted risk", "observed share", "95 %", "records")
+    columns = ("predicted risk", "observed share", "interval", "records")
     return [drawn, table("Predicted risk and observed share", columns, rows, numbers=(1, 2, 3))]
 
 

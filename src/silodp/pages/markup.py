@@ -130,9 +130,12 @@ def facts(pairs: Iterable[tuple[str, object]]) -> Markup:
     return tag("dl", *rows, class_="facts")
 
 
-def counts(pairs: Iterable[tuple[str, object]]) -> Markup:
-    """Show the main numbers, in large type."""
-    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs), class_="figures")
+def counts(pairs: Iterable[tuple[str, object]], *, main: bool = False) -> Markup:
+    """Show numbers in large type, and the `main` ones in a row of their own."""
+    kind = "figures"
+    if main:
+        kind = "figures main"
+    return tag("dl", *(tag("div", tag("dt", k), tag("dd", v)) for k, v in pairs), class_=kind)
 
 
 def figure(title: str, description: str, *content: object, class_: str | None = None) -> Markup:

@@ -12,10 +12,12 @@ from statistics import median
 from typing import Any
 
 from silodp.core.figures import EARLY, rounded_up, shown
+from silodp.pages.aim import aim
 from silodp.pages.budgets import budgets
 from silodp.pages.charts import Series, chart
 from silodp.pages.checked import Checked, badges
 from silodp.pages.compared import compared
+from silodp.pages.effects import effects
 from silodp.pages.judged import headline, judged
 from silodp.pages.markup import (
     Markup,
@@ -23,6 +25,7 @@ from silodp.pages.markup import (
     document,
     facts,
     folded,
+    join,
     section,
     sentence,
     table,
@@ -30,7 +33,7 @@ from silodp.pages.markup import (
     text,
 )
 from silodp.pages.runs import Run, fingerprint, noise_share, readable
-from silodp.pages.shapes import shapes
+from silodp.pages.statistics import answers, paid, sentence_of
 from silodp.pages.trade_off import trade_off
 from silodp.pages.unprotected import sentences
 
@@ -38,6 +41,7 @@ KINDS = {
     "train": "private training run (simulation)",
     "federation": "private training run over silos",
     "compare": "comparison (simulation)",
+    "statistics": "private answers",
 }
 WORDS = {
     "spider": "SPIDER",
@@ -84,26 +88,52 @@ def report(
     audit: Sequence[dict[str, Any]] = (),
     *,
     checks: Sequence[Checked] = (),
+    statistics: Sequence[dict[str, Any]] = (),
     raw: bool = False,
 ) -> str:
     """Return the whole page as text. The page loads nothing from elsewhere.
 
-    `checks` are the results of the verifications made for this page.
+    `checks` are the results of the verifications made for this page. `statistics` are answers to
+    `silodp stats`, to be shown too.
 
     With `raw` it also has figures that a simulation computed on raw records: for the analyst.
     """
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     with readable(run.folder):
-        main = tag(
-            "main", head(run, checks), *body(run, audit, raw=raw), signature(run, when), id="main"
-        )
+        if run.kind == "statistics":
+            parts = [head(run, checks), *answers(run.statistics), not_protected(run)]
+        else:
+            parts = [head(run, checks), *body(run, audit, raw=raw), *beside(run, statistics)]
+        main = tag("main", *parts, signature(run, when), id="main")
         return document(f"{title(run)}: report", main, policy=True, kind="report")
 
 
+def beside(run: Run, statistics: Sequence[dict[str, Any]]) -> list[Markup]:
+    """Show answers to `silodp stats` beside a training, with their own price."""
+    if not statistics:
+        return []
+    words = (
+        f"{sentence_of(statistics)} This price is in addition to that of the training and its "
+        "evaluations, as far as the silos are the same."
+    )
+    return [
+        section("statistics", "Other answers of the silos", tag("p", words), paid(statistics)),
+        *answers(statistics),
+    ]
+
+
 def title(run: Run) -> str:
-    data = run.about.get("data") or run.about.get("dataset")
+    """Return what is predicted from what, or else by what it was trained on what."""
+    if run.kind == "statistics":
+        return "Statistics over silos"
     if run.kind == "compare":
-        return f"What privacy costs on {data}"
+        return f"What privacy costs on {run.about.get('data') or run.about.get('dataset')}"
+    return aim(run) or method(run)
+
+
+def method(run: Run) -> str:
+    """Return by what algorithm a run was trained, and over what."""
+    data = run.about.get("data") or run.about.get("dataset")
     where = f"over {_some(run.silos)}"
     if data:
         where = f"on {data}"
@@ -112,6 +142,8 @@ def title(run: Run) -> str:
 
 def head(run: Run, checks: Sequence[Checked] = ()) -> Markup:
     over = tag("p", f"silodp · {KINDS[run.kind]}", class_="over")
+    if run.kind in ("train", "federation"):
+        over = tag("p", f"silodp · {KINDS[run.kind]} · {method(run)}", class_="over")
     return tag(
         "header",
         over,
@@ -133,6 +165,8 @@ def lead(run: Run) -> str:
             f"Test error by epsilon and algorithm:{data} {run.about.get('trials')} random "
             f"splits, {run.about.get('rounds')} rounds. {run.sentence}"
         )
+    if run.kind == "statistics":
+        return sentence_of(run.statistics)
     most, delta = (max((s.together[i] for s in run.silos), default=0.0) for i in (0, 1))
     done = f"{run.done} of {run.total} rounds"
     covered = "in training and its evaluations"
@@ -166,6 +200,8 @@ def lead(run: Run) -> str:
 def figures(run: Run) -> Markup:
     """Show the main numbers of the run."""
     pairs: list[tuple[str, str]] = []
+    if run.kind == "statistics":
+        return paid(run.statistics)
     if run.kind == "compare":
         best = min(
             (r for r in run.rows if r["epsilon"] and not r["curve"].endswith("-paper")),
@@ -186,26 +222,38 @@ def figures(run: Run) -> Markup:
                     f"{best['test_error']:.1%}",
                 )
             )
-    else:
-        shares = [share for _, share in run.noise_shares]
-        most = max(run.silos, key=lambda s: s.spent, default=None)
-        asked = ("questions", f"{run.questions}"), ("answers of silos", f"{run.answers}")
-        pairs = [*headline(run), ("rounds", f"{run.done} of {run.total}"), *asked]
-        if most:
-            spent = "ε spent"
-            if most.evaluated:
-                spent += " in training"
-            pairs.append((f"{spent}, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
-        if most and most.evaluated:
-            pairs.append(("ε with evaluations", shown(max(s.together[0] for s in run.silos))))
-        if shares:
-            pairs.append(("noise in a release (median)", f"{median(shares):.0%}"))
-        for name, form in (("test_error", ".1%"), ("test_loss", ".4g")):
-            if name in run.summary:
-                pairs.append(
-                    (f"{name.replace('_', ' ')} (not private)", format(run.summary[name], form))
-                )
-    return counts(pairs)
+        return counts(pairs)
+    return join([counts(_main(run), main=True), counts(_more(run))])
+
+
+def _main(run: Run) -> list[tuple[str, str]]:
+    """Return the three numbers that decide: quality, price, and number of hospitals."""
+    quality = headline(run)[:1] or [("quality on held-out records", "not measured")]
+    most = max(run.silos, key=lambda s: s.together[0], default=None)
+    price = ("ε spent", "-")
+    if most and most.evaluated:
+        price = ("ε spent for each record, with evaluations", shown(most.together[0]))
+    elif most:
+        price = (f"ε spent, of {rounded_up(most.epsilon, 6)}", shown(most.spent))
+    records = [s.records for s in run.silos]
+    silos = "silos"
+    if records and all(records):
+        silos = f"silos, with {sum(n for n in records if n)} records"
+    return [*quality, price, (silos, str(len(run.silos)))]
+
+
+def _more(run: Run) -> list[tuple[str, str]]:
+    """Return the other numbers of a training."""
+    pairs = [*headline(run)[1:], ("rounds", f"{run.done} of {run.total}")]
+    most = max(run.silos, key=lambda s: s.spent, default=None)
+    if most and most.evaluated:
+        pairs.append((f"ε spent in training, of {rounded_up(most.epsilon, 6)}", shown(most.spent)))
+    for name, form in (("test_error", ".1%"), ("test_loss", ".4g")):
+        if name in run.summary:
+            pairs.append(
+                (f"{name.replace('_', ' ')} (not private)", format(run.summary[name], form))
+            )
+    return pairs
 
 
 def body(run: Run, audit: Sequence[dict[str, Any]] = (), *, raw: bool = False) -> list[Markup]:
@@ -215,12 +263,14 @@ def body(run: Run, audit: Sequence[dict[str, Any]] = (), *, raw: bool = False) -
         parts = [
             *judged(run),
             *(compared(run) if raw else ()),
-            what(run),
-            *shapes(run),
-            curve(run),
+            *effects(run),
             budgets(run),
+            what(run),
         ]
-    return [*parts, trade_off(run, audit), not_protected(run)]
+    parts += [trade_off(run, audit), not_protected(run)]
+    if run.kind != "compare":
+        parts.append(curve(run))
+    return parts
 
 
 # --- 1: what was trained -------------------------------------------------------------------------
@@ -267,13 +317,13 @@ def what(run: Run) -> Markup:
             ),
         ),
         ("Rounds", about.get("rounds")),
+        ("Questions", run.questions or None),
+        ("Answers of silos", run.answers or None),
         ("Step", _number(about.get("step"))),
         ("Clip", _number(about.get("clip"))),
         (
             "Batches",
-            str(about.get("sampling") or "every record")
-            .replace("FullBatch()", "every record")
-            .replace("full", "every record"),
+            batches(run),
         ),
         ("Who answers", about.get("participation")),
         ("Accounting rule", about.get("rule")),
@@ -299,6 +349,12 @@ def what(run: Run) -> Markup:
         versions = "silodp {silodp}, torch {torch}, Python {python}".format(**run.environment)
         ran = tag("p", f"{versions}. Noise: {noise}.", class_="soft small")
     return section("what", "What was trained", facts(pairs), listed, ran)
+
+
+def batches(run: Run) -> str:
+    """Return which records one question uses."""
+    sampling = str(run.about.get("sampling") or "every record")
+    return sampling.replace("FullBatch()", "every record").replace("full", "every record")
 
 
 def times(run: Run) -> list[tuple[str, str]]:
@@ -434,7 +490,7 @@ def errors(run: Run) -> Markup:
 
 def curve(run: Run) -> Markup:
     answered = [r for r in run.rounds if r.get("norm") is not None]
-    heading = "Training, and how much of it is noise"
+    heading = "How much of each answer is noise"
     if not answered:
         if run.rounds or run.state == "running":
             why = "No question has been answered yet."

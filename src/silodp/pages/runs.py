@@ -101,6 +101,8 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     evaluations: tuple[dict[str, Any], ...] = ()
     """The results of `silodp evaluate`, in order."""
+    statistics: tuple[dict[str, Any], ...] = ()
+    """The answers to `silodp stats`, in order, with their questions and prices."""
 
     @property
     def scored(self) -> tuple[dict[str, Any], ...]:
@@ -232,6 +234,10 @@ def _read(folder: Path) -> Run:
             f"{folder} contains a tuning, which has no report; read its cost and its "
             "choice in tune.json"
         )
+    if kind is Kind.STATISTICS:
+        lines = lines_in(files.statistics)
+        sentence = f"It has {len(lines)} answers."
+        return Run(folder, "statistics", files.state(), sentence, {}, statistics=lines)
     if kind is Kind.FEDERATION and about:
         return _federated(files, about)
     if kind is Kind.TRAINING and (about or files.result.exists()):
@@ -245,11 +251,14 @@ def fingerprint(folder: Path) -> str:
     """Return SHA-256 over the sorted lines "SHA-256 of the content, two spaces, name" of the run's
     files.
 
-    Drawings are left out.
+    Drawings are left out. So are figures on raw records: a hash of them would confirm a guess about
+    a record to every reader of an archive.
     """
     lines = []
+    raw = RunFolder(folder).comparison
     for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.is_symlink() and path.suffix not in DRAWN:
+        drawn = path.suffix in DRAWN
+        if path.is_file() and not path.is_symlink() and not drawn and path != raw:
             with opened(path) as file:
                 lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
@@ -283,6 +292,20 @@ def audits_beside(folder: Path, given: Path | None) -> list[dict[str, Any]]:
     if (folder / "audit.json").exists():
         return audits(folder)
     return []
+
+
+def statistics_in(folder: Path | None) -> tuple[dict[str, Any], ...]:
+    """Return the answers that `silodp stats --record` has written into a folder, if one is given.
+    Raise BadInput for another folder.
+    """
+    if folder is None:
+        return ()
+    if RunFolder(folder).kind() is not Kind.STATISTICS:
+        raise BadInput(
+            f"{folder} contains no answers of `silodp stats`; give a folder of --record, or "
+            "FEDERATION/statistics"
+        )
+    return read(folder).statistics
 
 
 def check_trained(run: Run, what: str) -> None:
@@ -335,6 +358,8 @@ def _trained(files: RunFolder, about: dict[str, Any]) -> Run:
     done = 0
     if rounds:
         done = rounds[-1]["round"]
+    if state is State.FINISHED and done:
+        total = min(total, done)  # an algorithm may ask less often than once in a round
     return Run(
         folder,
         "train",
@@ -395,6 +420,7 @@ def _federated(files: RunFolder, found: dict[str, Any]) -> Run:
         "classes": len(cards[0]["classes"]),
         "parameters": cards[0]["parameters"],
         "study": str(found.get("study") or ""),
+        "schema_text": cards[0].get("schema", ""),
         "partitioned": found.get("partitioned", "disjoint" in str(order.get("sampling"))),
     }
     if schema := cards[0].get("schema"):

@@ -32,6 +32,7 @@ code,.hash{font-family:var(--mono);font-size:.86em;overflow-wrap:anywhere}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:1px;margin:1.5rem 1px;padding:0}
 .figures div{outline:1px solid var(--line);padding:.8rem 1rem;display:flex;flex-direction:column-reverse;justify-content:flex-end}
 .figures dt{color:var(--soft);font-size:.84rem;line-height:1.35}.figures dd{margin:0;font:600 1.55rem/1.2 var(--serif);overflow-wrap:anywhere}
+.main.figures{grid-template-columns:repeat(auto-fit,minmax(13rem,1fr));margin-bottom:0}.main.figures dd{font-size:2.1rem}.main.figures+.figures{margin-top:1px}
 .facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(15rem,1fr));gap:0 2rem;margin:1rem 0}
 .facts div{display:flex;justify-content:space-between;gap:1rem;border-bottom:1px solid var(--line);padding:.34rem 0}
 .facts .long{grid-column:1/-1}.facts dt{color:var(--soft)}.facts dd{margin:0;text-align:right;overflow-wrap:anywhere}
@@ -40,14 +41,14 @@ table{border-collapse:collapse;width:100%;font-size:.92rem}
 caption{text-align:left;padding:0 0 .4rem;font-size:1rem}
 th,td{text-align:left;padding:.42rem .9rem .42rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th{color:var(--soft);font-weight:500;border-bottom-color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
-.when{white-space:nowrap}td .small,th .small{display:block}td .why{min-width:12rem}.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:0 2rem;align-items:center}.pair thead th{white-space:normal}.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
-@media screen and (max-width:36rem){.short,.short tbody,.short tr,.short th,.short td{display:block}.short thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}.short tr{border-bottom:1px solid var(--soft);padding:.4rem 0}.short td,.short th{border:0;padding:.12rem 0;text-align:left;white-space:normal;overflow-wrap:anywhere}.short td[data-of]{display:flex;justify-content:space-between;gap:1rem;text-align:right}.short td[data-of]::before{content:attr(data-of);color:var(--soft);text-align:left}.short caption{display:block}}
+.sort a{display:inline-block;padding:.3rem 0}.sort a[aria-current]{font-weight:600;text-decoration:none;color:var(--ink)}.when{white-space:nowrap}td .small,th .small{display:block}td .why{min-width:12rem}.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,24rem),1fr));gap:0 2rem;align-items:center}.pair thead th{white-space:normal}.number{text-align:right;white-space:nowrap}th.number:last-child,td.number:last-child{padding-right:0}
+@media screen and (max-width:36rem){.short,.short tbody,.short tr,.short th,.short td{display:block}.short thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}.short tr{border-bottom:1px solid var(--soft);padding:.4rem 0}.short td,.short th{border:0;padding:.12rem 0;text-align:left;white-space:normal;overflow-wrap:anywhere}.short td[data-of]{display:flex;justify-content:space-between;gap:1rem;text-align:right}.short td[data-of]::before{content:attr(data-of);color:var(--soft);text-align:left;flex:none}.short caption{display:block}}
 figure{margin:1.2rem 0}figcaption{margin-bottom:.3rem}figcaption b{display:block;font-size:1rem}figcaption span{color:var(--soft);font-size:.88rem}
 .multiples{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr));gap:0 1.6rem}
 svg{display:block;width:100%;height:auto;overflow:visible}svg text{font-family:var(--sans);font-size:12px;fill:var(--soft)}
-.square svg.wide,.square svg.narrow{max-width:27rem}.narrow{display:none}@media (max-width:36rem){.wide{display:none}.narrow{display:block}h1{font-size:1.65rem}h2{font-size:1.2rem}.figures{grid-template-columns:1fr 1fr}.figures dd{font-size:1.25rem}}
+.square svg.wide,.square svg.narrow{max-width:27rem}.narrow{display:none}@media (max-width:36rem){.wide{display:none}.narrow{display:block}h1{font-size:1.65rem}h2{font-size:1.2rem}.figures,.main.figures{grid-template-columns:1fr 1fr}.figures dd,.main.figures dd{font-size:1.25rem}.main.figures div:first-child{grid-column:1/-1}}
 .grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}
-.curve{fill:none;stroke-width:2;stroke-linejoin:round}.dash{stroke-dasharray:6 5}.dot{stroke-dasharray:2 4}.whisker{stroke-width:1.4}
+.curve{fill:none;stroke-width:2;stroke-linejoin:round}.dash{stroke-dasharray:6 5}.dot{stroke-dasharray:2 4}.whisker{stroke-width:1.4}.band{stroke-width:7;stroke-linecap:round;opacity:.3}
 .s0{stroke:var(--a)}.s1{stroke:var(--b)}.s2{stroke:var(--c)}.s3{stroke:var(--d)}.s4{stroke:var(--e)}.s5{stroke:var(--f)}.s6{stroke:var(--g)}.s7{stroke:var(--soft)}
 .f0{fill:var(--a)}.f1{fill:var(--b)}.f2{fill:var(--c)}.f3{fill:var(--d)}.f4{fill:var(--e)}.f5{fill:var(--f)}.f6{fill:var(--g)}.f7{fill:var(--soft)}
 .empty{fill:var(--wash);stroke:var(--line)}.area{opacity:.16;stroke:none}.gap{stroke:var(--paper);stroke-width:1}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from silodp.core.figures import rounded_up
 from silodp.pages.charts import Series, chart
-from silodp.pages.markup import document, table, tag
+from silodp.pages.markup import Markup, document, table, tag
+from silodp.pages.paid import price
 
 
-def page_of(answer: dict[str, Any]) -> str:
-    """Return the whole page as text. The page loads nothing from elsewhere."""
+def parts(answer: Mapping[str, Any]) -> list[Markup]:
+    """Draw the curve, and list it in a table."""
     shown = [row for row in answer["curve"] if row["survival"] is not None]
     points = [(0.0, 1.0), *((row["time"], row["survival"]) for row in shown)]
     band = [(1.0, 1.0), *((row["low"], row["high"]) for row in shown)]
@@ -38,23 +39,17 @@ def page_of(answer: dict[str, Any]) -> str:
         else:
             known = ("too noisy",) * 2
         rows.append((f"{row['time']:g}", *known))
-    paid = [
-        (
-            silo["name"],
-            rounded_up(silo.get("spent_epsilon", silo["epsilon"])),
-            rounded_up(silo["delta"]),
-        )
-        for silo in answer["silos"]
-    ]
+    head = (f"until {answer['time']}", "share", "95 %")
+    return [drawn, table("The curve in numbers", head, rows, numbers=(1, 2))]
+
+
+def page_of(answer: Mapping[str, Any]) -> str:
+    """Return the whole page as text. The page loads nothing from elsewhere."""
     over = tag("p", "silodp · survival by one private release", class_="over")
     head = tag("header", over, tag("h1", f"Survival over {answer['records']} records"))
-    price = table("What each silo has spent on it", ("silo", "ε", "δ"), paid, numbers=(1, 2))
-    numbers = table(
-        "The curve in numbers", (f"until {answer['time']}", "share", "95 %"), rows, numbers=(1, 2)
-    )
     return document(
         "Survival: report",
-        tag("main", head, drawn, numbers, price, id="main"),
+        tag("main", head, *parts(answer), price(answer), id="main"),
         policy=True,
         kind="report",
     )

@@ -67,6 +67,10 @@ COMPARED = (
 )
 
 
+FIXED = (
+    "The seed was fixed ({}). Anyone who knows it can compute the noise, and then no record is "
+    "protected."
+)
 PEOPLE = (
     (
         "The guarantee is for the output of one silo. A person with records in several "
@@ -82,12 +86,11 @@ def sentences(run: Run) -> list[str]:
     """Return what the reader must not take for protected. The facts of this run come first."""
     if run.kind == "compare":
         return [*COMPARED, *SIMULATED[:2], *ROWS, *ALWAYS]
+    if run.kind == "statistics":
+        return _of_statistics(run)
     found: list[str] = []
     if run.about.get("seed") is not None and run.kind == "train":
-        found.append(
-            f"The seed was fixed ({run.about['seed']}). Anyone who knows it can compute "
-            "the noise, and then no record is protected."
-        )
+        found.append(FIXED.format(run.about["seed"]))
     if run.summary.get("note"):
         found.append(str(run.summary["note"]))
     for name, words in (("test_error", "test error"), ("test_loss", "test loss")):
@@ -109,3 +112,24 @@ def sentences(run: Run) -> list[str]:
     else:
         found += ROWS
     return [*found, *ALWAYS]
+
+
+def _of_statistics(run: Run) -> list[str]:
+    """Return the sentences about answers to `silodp stats`."""
+    found = list(dict.fromkeys(str(line["answer"]["unit"]) for line in run.statistics))
+    seeds = dict.fromkeys(line["answer"].get("seed") for line in run.statistics)
+    found += [FIXED.format(seed) for seed in seeds if seed is not None]
+    simulated = [line for line in run.statistics if "noise" in line["answer"]]
+    if simulated:
+        found += SIMULATED[:2]
+    if len(simulated) < len(run.statistics):
+        found += DEPLOYED[:2]
+    return [
+        *found,
+        (
+            "The spend covers the answers on this page. Trainings and other answers over the same "
+            "records add to it. A silo's ledger has the sum."
+        ),
+        ALWAYS[0],
+        ALWAYS[-1],
+    ]

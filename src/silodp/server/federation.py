@@ -61,6 +61,22 @@ class Combining(Protocol):
         ...
 
 
+class Record(Protocol):
+    """Notes what a federation has answered, for what is known of its noise."""
+
+    def answered(self, query: Query, silos: Sequence[int], weights: Weights) -> None:
+        """Note an answer of these silos."""
+
+    def measured(self, found: Measured) -> None:
+        """Note the value and the error of the last answer."""
+
+    def absent(self) -> None:
+        """Note a question that no silo answered."""
+
+    def roster(self, silos: Sequence[int]) -> None:
+        """Note the silos of a round that are asked one by one."""
+
+
 class StopRun(Exception):
     """The run cannot continue, for the reason in the sentence. It ends with its last iterate.
 
@@ -224,6 +240,8 @@ class Federation:
             self._combining = None
         self.check: Callable[[Query, Sequence[int]], None] | None = None
         """Called before each question with its silos. It raises if the question is not allowed."""
+        self.record: Record | None = None
+        """Told of each answer, for what is known of its noise."""
 
     def mean(self, query: Query) -> Tensor:
         """Return the mean (J, d) over the answering silos. With equal weights each counts 1 / M_r,
@@ -238,19 +256,29 @@ class Federation:
         Both are public, because prices and weights are.
         """
         mean, silos = self._ask(query)
-        return Measured(mean, *query.mechanism.deviation(silos, self._weights))
+        found = Measured(mean, *query.mechanism.deviation(silos, self._weights))
+        if self.record:
+            self.record.measured(found)
+        return found
 
     def _ask(self, query: Query) -> tuple[Tensor, tuple[int, ...]]:
         """Return the mean (J, d) and the silos that it includes."""
         drawn = self._participation.draw()
         if self.check:
             self.check(query, drawn)
-        if self._combining is not None:
-            mean, silos = self._combining.combined(query, drawn, self._weights)
-        else:
-            answers = self._channel.ask(query, drawn)
-            mean = query.mechanism.combine(answers.value, answers.silos, self._weights)
-            silos = answers.silos
+        try:
+            if self._combining is not None:
+                mean, silos = self._combining.combined(query, drawn, self._weights)
+            else:
+                answers = self._channel.ask(query, drawn)
+                mean = query.mechanism.combine(answers.value, answers.silos, self._weights)
+                silos = answers.silos
+        except Absent:
+            if self.record:
+                self.record.absent()
+            raise
+        if self.record:
+            self.record.answered(query, silos, self._weights)
         if len(silos) < len(drawn):
             self._participation.missed(silos)
         return mean, silos
@@ -259,7 +287,10 @@ class Federation:
         """Return a federation for each silo of one round, by the silo's number. It is for questions
         that differ between silos.
         """
-        return {i: self._of(Fixed((i,))) for i in self._participation.draw()}
+        drawn = self._participation.draw()
+        if self.record:
+            self.record.roster(drawn)
+        return {i: self._of(Fixed((i,))) for i in drawn}
 
     def cohort(self) -> Federation:
         """Return a federation of the silos of one round, which stay the same. An SVRG epoch must
@@ -273,6 +304,7 @@ class Federation:
         """
         federation = type(self)(self._channel, participation, self._weights)
         federation.check = self.check
+        federation.record = self.record
         return federation
 
 

@@ -23,6 +23,7 @@ from silodp.host import atomic
 from silodp.runs import RunFolder
 from silodp.server.estimates import recalibration
 from silodp.server.estimates.moments import Keeping
+from silodp.server.estimates.spread import NoiseRecord, noise_spread
 from silodp.server.federation import Federation, StopRun
 from silodp.server.folder import write_model
 from silodp.server.kept import Kept
@@ -125,11 +126,13 @@ class Run:
         else:
             kept = Kept(self.folder)
         fed: Keeping | None = None
+        record = NoiseRecord()
         try:
             if is_file(self.made.algorithm.name):
                 self._rehearse(start)
             federation = self._connect()
             federation.check = PlanLimits(self.made.plan)
+            federation.record = record
             fed = Keeping(federation)
             for w in self.made.run(fed, self.problem, start, **self.made.mechanisms):
                 if not bool(torch.isfinite(w).all()):
@@ -142,6 +145,7 @@ class Run:
                 self.iterates += 1
                 self._run_journal.iterate(self.iterates, w)
                 yield self._reporter.progress(self.iterates)
+            federation.record = None
             if len(kept):
                 self._recalibrate(federation, self._output(kept))
         except StopRun as stop:
@@ -157,6 +161,7 @@ class Run:
             raise BadInput(f"the run ended before its first iterate: {self.ended}{without}")
         assert fed is not None, "iterates come from a federation"
         fed.write(self.folder)
+        self._words["spread"] = noise_spread(self.made, self.problem, record, seed=self._coin)
         self._write(self._output(kept) if self._recalibrated is None else self._recalibrated)
 
     def _output(self, kept: deque[Tensor] | Kept) -> Tensor:
@@ -167,12 +172,18 @@ class Run:
         noise = self.made.recalibration
         if noise is None:
             return
-        made, found = recalibration.recalibrated(fed, self.problem, w, noise)
+        made, found = recalibration.recalibrated(
+            fed, self.problem, w, noise, self.made.order.expected_slope
+        )
+        # The journal has the answer, so the replies that it was made of can go.
+        self._run_journal.iterate(self.iterates + 1, w)
         self._recalibrated = made.to(w)
         self._words["recalibration"] = {
             "share": self.made.order.recalibration,
             "intercept": found.intercept,
             "slope": found.slope,
+            "logits": [round(logit, 4) for logit in found.logits],
+            "shares": [round(share, 6) for share in found.shares],
         }
 
     def _rehearse(self, start: Tensor) -> None:

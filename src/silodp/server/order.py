@@ -114,8 +114,8 @@ class Order:
     user_level: bool = False
     """Whether epsilon and delta protect all records of a silo together, not a single record."""
     trust: str = "isrl"
-    """Who is trusted: isrl (nobody), masks (all silos but `colluding`, to add their noise), shuffle
-    (a shuffler, which passes on totals) or central (the server itself).
+    """Who is trusted: isrl (no party), masks (all silos but `colluding`, to add their noise),
+    shuffle (a shuffler, which passes on totals) or central (the server itself).
     """
     least: int | None = None
     """Fewest silos in a total."""
@@ -135,6 +135,10 @@ class Order:
     recalibration: float = OPEN
     """Share of the budget (mu^2) that buys one last question, by which the model's risks are made
     right; 0: none is asked. The advisor decides where this is open, and a named algorithm has none.
+    """
+    expected_slope: float | None = None
+    """Slope that the recalibration is expected to find. The advisor has it from simulated records.
+    Without one the recalibration is drawn towards no change.
     """
     seed: int | None = None
     """Seed of public coins: the start, and the silos that are asked. With a seed, a simulation
@@ -174,8 +178,8 @@ class Order:
             self._check_recalibration()
         if not self.totals and self.least is not None:
             raise BadInput("--least belongs to --trust masks or shuffle; leave it out")
-        if self.trust != "masks" and self.colluding:
-            raise BadInput("--colluding belongs to --trust masks; leave it out")
+        if not self.totals and self.colluding:
+            raise BadInput("--colluding belongs to --trust masks or shuffle; leave it out")
         if self.trust != "masks" and self.drops:
             raise BadInput("--drops belongs to --trust masks; leave it out")
         if self.colluding < 0 or not 0 <= self.drops <= 1:
@@ -209,10 +213,9 @@ class Order:
                 f"recalibration is {self.recalibration:g}; give a share of the budget between 0 "
                 "and 1, such as 0.08, or --no-recalibration"
             )
-        if self.totals:
+        if self.expected_slope is not None and not 0 < self.expected_slope < math.inf:
             raise BadInput(
-                f"--trust {self.trust} has no recalibration yet: its totals are of clipped "
-                "gradients; leave --recalibration out"
+                f"expected slope is {self.expected_slope:g}; it must be greater than 0, such as 0.9"
             )
         if self.noise != "exact":
             raise BadInput(
@@ -232,10 +235,8 @@ class Order:
         changes: dict[str, Any] = {"trust": trust}
         if trust not in TOTALS:
             changes["least"] = None
-        if trust in TOTALS:
-            changes["recalibration"] = OPEN
-        if trust != "masks":
             changes["colluding"] = 0
+        if trust != "masks":
             changes["drops"] = 0.0
         return replace(self, **changes)
 

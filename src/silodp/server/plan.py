@@ -86,6 +86,10 @@ class Nowhere:
     model = torch.nn.Linear(1, 1, bias=False)
     loss = staticmethod(squared_error)
 
+    def split(self, w: Tensor) -> dict[str, Tensor]:
+        """Return the only parameter, in the shape of the model's weight."""
+        return {"weight": w[..., None]}
+
     def prox(self, w: Tensor, step) -> Tensor:
         """Return the point unchanged."""
         return w

@@ -42,24 +42,23 @@ SCALING = ("ranges", "moments")
 SCALING_SHARE = 0.1
 """Part of the budget (mu^2) that private feature scaling takes."""
 MOST_ROUNDS = 100_000
-"""Of a theorem, which nobody has asked for by a number: a dry run asks every question, too."""
+"""Most rounds that a theorem may ask for. A dry run also asks every question."""
 AGAINST = {
     "isrl": (
-        "epsilon is against everybody who sees what a silo sends, the server and the other "
-        "silos too"
+        "epsilon protects against all who see what a silo sends, also the server and the "
+        "other silos"
     ),
     "masks": (
-        "epsilon is against the server and the colluding silos together, by masks that nobody "
-        "is known to break; if all other silos "
-        "collude with the server, a silo is up against its own noise alone"
+        "epsilon protects against the server and the colluding silos together, if the masks "
+        "cannot be broken. If all other silos collude with the server, a silo has only its own "
+        "noise"
     ),
     "shuffle": (
-        "epsilon is against the server, which sees totals, unless it says otherwise; the "
-        "shuffler, or whoever else sees a silo's own "
-        "counts, is up against that silo's own noise alone"
+        "epsilon protects against the server, which sees totals, unless it states otherwise. "
+        "Against the shuffler, and all who see one silo's numbers, a silo has only its own noise"
     ),
     "central": (
-        "epsilon is against whoever sees the model and what the server tells; the server "
+        "epsilon protects against readers of the model and of the server's messages. The server "
         "itself sees every record"
     ),
 }
@@ -325,10 +324,14 @@ def least_of(order: Order, who: Everyone, *, fewest: int = 1) -> int:
             f"least is {least}, the quorum of a total; it must be between {fewest} and "
             f"{most}, the silos that are asked in a round"
         )
-    if order.trust == "masks" and least < order.colluding + 2:
+    if order.trust == "masks" or order.colluding:
+        hidden = order.colluding + 2
+    else:
+        hidden = 1
+    if least < hidden:
         raise BadInput(
-            f"{least} silos with {order.colluding} colluding leave nobody to hide among; "
-            f"use {order.colluding + 2} silos or more"
+            f"{least} silos with {order.colluding} colluding leave no honest silo "
+            f"among which to hide; use {hidden} silos or more"
         )
     return least
 
@@ -383,8 +386,8 @@ def by_theorem(order: Order, found: theory.Prescription, n: int) -> Order:
         )
     if (rounds := found.rounds * found.restarts) > MOST_ROUNDS:
         raise BadInput(
-            f"with these constants {found.theorem} asks for {rounds:.3g} rounds, which "
-            "nobody can wait for; give a smaller epsilon"
+            f"with these constants {found.theorem} asks for {rounds:.3g} rounds, more than "
+            f"{MOST_ROUNDS:,}; give a smaller epsilon"
         )
     assert order.lipschitz is not None
     assert order.smoothness is not None

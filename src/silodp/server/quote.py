@@ -270,11 +270,11 @@ class RunHolds:
         reasons = {
             "budget": (less, "use a smaller --epsilon"),
             "taken": (
-                ", and other runs hold some of it",
+                ", and other runs have reserved some of it",
                 "use a smaller --epsilon, or wait for the end of the other runs",
             ),
             "hold-limit": (
-                ", more than its policy lets one server hold at once",
+                ", more than its policy allows one server to reserve at once",
                 "use a smaller --epsilon, or end your other runs",
             ),
         }
@@ -290,12 +290,12 @@ class RunHolds:
             )
         if reply.code not in reasons:
             return (
-                f"the run cannot start: silo {name} refuses to hold what it needs "
+                f"the run cannot start: silo {name} refuses to reserve its price "
                 f"({reply.code}); nothing was charged"
             )
         reason, advice = reasons[reply.code]
         return (
             f"the run cannot start: it needs {needed} of the budget of silo {name} "
             f"(epsilon {card.epsilon:g}){left}{reason}; "
-            f"nothing was charged and nothing is held; {advice}"
+            f"nothing was charged or reserved; {advice}"
         )

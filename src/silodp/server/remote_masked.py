@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from silodp.core.errors import BadInput
-from silodp.core.lattice import most
 from silodp.core.mechanisms import Mechanism
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.protocol.card import Card
 from silodp.core.protocol.codec import Answer, Envelope, Sealed
 from silodp.core.protocol.masks import (
@@ -263,9 +263,7 @@ class MaskedRemote(Remote):
 
     def _most(self, query: Query, records: int, silos: int) -> float:
         """Return the largest size of a number of this total."""
-        asked = query.mechanism
-        dim = query.statistic.shape[-1]
-        return most(asked.noise_multiplier, asked.clip, dim, records, silos)
+        return as_total(query.mechanism).largest(query.statistic.shape[-1], records, silos)
 
     def _envelope(self, query: Query, silo: int) -> Envelope:
         own = Query(query.statistic, query.mechanism.of(silo))

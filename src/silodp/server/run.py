@@ -111,7 +111,7 @@ def plan_order(order: Order, cards: Sequence[Card]) -> Prepared:
         participation = participation_by_name(order.participation, len(cards), order.coins)()
         # A total of one silo would be that silo's own answer.
         least_of(order, participation, fewest=2)
-    if order.trust == "masks":
+    if order.totals:
         most = max(card.colluding for card in cards)
         if order.colluding < most:
             raise BadInput(

@@ -15,6 +15,9 @@ from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, 
 from silodp.server.algorithms import Algorithm
 from silodp.server.federation import Balanced, Everyone, Uniform
 
+SPREAD_SHARE = 0.15
+"""Share of the budget (mu^2) for the question by which `scaled` standardises features."""
+
 
 def prepared(algorithm: Algorithm, settings: dict, step) -> Callable[..., Iterator[Tensor]]:
     """Return the algorithm with all of its arguments except the mechanisms.
@@ -33,7 +36,8 @@ def default_shares(
     length of a phase. It minimises the mean noise variance of the estimate h over the rounds
     between two anchors. This assumes that differences are clipped at a quarter of the anchor's clip
     on average, or at twice the clip if the slope is inf. The odds of anchor to refine are then
-    sqrt(2 / (q (q - 1))) / ratio. Kinds other than anchor and refine get equal shares.
+    sqrt(2 / (q (q - 1))) / ratio. Kinds other than anchor and refine get equal shares,
+    but for a question about the spread of the features, which gets SPREAD_SHARE.
 
     Raise BadInput if `anchor` is not between 0 and 1, or if the algorithm has several kinds but no
     anchors.
@@ -44,6 +48,9 @@ def default_shares(
                 f"{algorithm.name} has no anchors and differences, but "
                 f"{', '.join(algorithm.kinds)}; leave the anchors' share out"
             )
+        if "spread" in algorithm.kinds:
+            rest = (1 - SPREAD_SHARE) / (len(algorithm.kinds) - 1)
+            return dict.fromkeys(algorithm.kinds, rest) | {"spread": SPREAD_SHARE}
         if len(algorithm.kinds) > 1:
             return dict.fromkeys(algorithm.kinds, 1 / len(algorithm.kinds))
         return None

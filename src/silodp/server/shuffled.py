@@ -27,7 +27,7 @@ from silodp.server.plan import Asked, Plan
 
 
 class ShuffledFederation(Federation):
-    """Asks whoever takes part in this round, and reads the mean out of the total. The channel's
+    """Ask the silos of this round, and read the mean out of the total. The channel's
     `value` is (J, 1, d): sums over silos.
     """
 
@@ -51,7 +51,7 @@ class ShuffledFederation(Federation):
 
 def share_of(mechanism: Gaussian, counted: int, *, masked: bool) -> Shuffled:
     """Return the mechanism of totals with the noise of this one, as far as `counted` silos add
-    their shares of it: everybody has the largest share that any silo's budget asks for.
+    their shares of it: every silo has the largest share that any silo's budget asks for.
     """
     noise = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
     if noise.ndim:
@@ -90,7 +90,7 @@ def in_totals(plan: Plan, counted: int, *, masked: bool, drops: float = 0.0) -> 
 
 def asked_again(asked: Sequence[Asked], drops: float) -> list[Asked]:
     """Return the questions that are asked once more: of alike ones this share, rounded up, each of
-    whoever is asked any of them.
+    every silo that is asked any of them.
     """
     alike: dict[tuple, list[Asked]] = {}
     for one in asked if drops else ():

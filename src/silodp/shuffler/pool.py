@@ -7,7 +7,7 @@ SHA-256). From these, every contribution that demands a total of more silos than
 out, again and again until none does. What is left is the largest set in which each demand is met,
 so it depends on the boxes alone and not on their order; one member with a huge demand keeps only
 itself out. This is safe: a contribution leaves only within a total that meets its own demand, and
-whoever was taken out is in no total at all.
+a member that was taken out is in no total at all.
 
 A total needs two contributions, whatever they demand: a total of one is that silo's own numbers.
 

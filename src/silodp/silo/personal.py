@@ -175,12 +175,12 @@ def _rows(
 
 
 def _private_folder(folder: Path) -> Path:
-    """Return the folder, in which nobody but its owner can look or list."""
+    """Return the folder, which only its owner can list or read."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             raise BadInput(
-                f"{folder} is a link, or belongs to somebody else; remove it, so that the "
+                f"{folder} is a link, or belongs to another user; remove it, so that the "
                 "personal model is yours alone"
             )
         folder.chmod(0o700)

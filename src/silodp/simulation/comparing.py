@@ -22,11 +22,14 @@ from silodp.silo.fits.compare import Compared, compare, table_of
 from silodp.silo.fits.figures import Scale
 from silodp.silo.fits.rows import Rows
 
+MOST_WORK = 2e8
+"""Parameters x records of training up to which silos are compared: a few minutes for a network."""
+
 
 def compare_silos(
     problem: Problem, shared: Tensor, scale: Scale, trained: Records, held: Records
 ) -> dict[str, Any]:
-    """Return what personal.json of a run contains.
+    """Return what personal.json of a run contains. Networks that would take long are left out.
 
     Args:
         problem: the model and the loss.
@@ -35,6 +38,9 @@ def compare_silos(
         trained: the records of training, scaled as the model sees them.
         held: the records that are held out, scaled alike.
     """
+    about = {"private": False, "note": RAW}
+    if problem.dim * sum(trained.counts) > MOST_WORK:
+        return about | {"all": {}, "silos": [], "too_few_records": [], "too_large": True}
     start = problem.initial([0])[0]
     silos = []
     compared = list[Compared]()
@@ -50,13 +56,7 @@ def compare_silos(
         figures = found.table(problem, scale)
         silos.append({"name": name} | counts | {"figures": figures, "shares": found.model.shares})
     every = table_of(problem, scale, compared) if compared else {}
-    return {
-        "private": False,
-        "note": RAW,
-        "all": every,
-        "silos": silos,
-        "too_few_records": left_out,
-    }
+    return about | {"all": every, "silos": silos, "too_few_records": left_out}
 
 
 def write_comparison(files: RunFolder, found: dict[str, Any]) -> None:

@@ -161,17 +161,26 @@ class Curated(Federation):
 
     def mean(self, query: Query) -> Tensor:
         """Return the curator's answer (J, d)."""
-        return self._channel.ask(query, self._participation.draw()).value[:, 0]
+        return self._pooled(query)[0]
 
     def measure(self, query: Query) -> Measured:
         """Return the curator's answer, with the standard deviation of its noise and its effective
         number of records.
         """
+        value, pooled = self._pooled(query)
+        found = Measured(value, *query.mechanism.deviation([0], pooled))
+        if self.record:
+            self.record.measured(found)
+        return found
+
+    def _pooled(self, query: Query) -> tuple[Tensor, Weights]:
+        """Return the curator's answer, and its one silo with all records that take part."""
         silos = self._participation.draw()
-        # The curator is one silo with all records that take part.
         pooled = Weights("equal", (sum(self._weights.trained[i] for i in silos),))
-        answer = self._channel.ask(query, silos)
-        return Measured(answer.value[:, 0], *query.mechanism.deviation([0], pooled))
+        value = self._channel.ask(query, silos).value[:, 0]
+        if self.record:
+            self.record.answered(query, [0], pooled)
+        return value, pooled
 
 
 def asked_by(mechanism: Mechanism) -> dict[str, object]:

@@ -30,6 +30,7 @@ from silodp.simulation.frames import (
     cells_of,
     columns_of,
     plainly,
+    refuse_text,
     run,
     schema_of,
 )
@@ -104,7 +105,7 @@ class _Private(BaseEstimator):
             row["name"]: (row["spent_epsilon"], row["delta"])
             for row in self.trained_.summary["silos"]
         }
-        if self.held_out:
+        if self.held_out and not self.trained_.too_large:
             self.compared_ = self.trained_.compared
         return self
 
@@ -132,7 +133,9 @@ class _Private(BaseEstimator):
         """
         if self.schema is not None:
             raise BadInput("a schema reads frames: give fit a list of them, one for each silo")
-        x, y = validate_data(self, x, y, dtype=np.float64, ensure_min_samples=2)
+        if isinstance(x, pd.DataFrame):
+            refuse_text("X", x)
+        x, y = validate_data(self, x, y, dtype=np.float64, ensure_min_samples=2)  # type: ignore[arg-type]
         if silo is None:
             silo_of = np.zeros(len(y), int)
         else:

@@ -27,7 +27,9 @@ from silodp.host.schema import load_schema
 from silodp.runs import RunFolder
 from silodp.server.advice.chooser import Advice
 from silodp.server.advice.words import lines
+from silodp.server.evaluation import Wanted
 from silodp.server.order import Order
+from silodp.silo.data.files import listed
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import rows_of, table_of
 from silodp.silo.predict import said
@@ -86,7 +88,13 @@ class Trained:
         return said(self.model, rows, threshold, {}).set_index(frame.index)
 
     def evaluate(
-        self, epsilon: float = 1.0, *, bins: int = 10, cap: float = 4.0, seed: int | None = None
+        self,
+        epsilon: float = 1.0,
+        *,
+        bins: int | None = None,
+        cap: float | None = None,
+        threshold: float | None = None,
+        seed: int | None = None,
     ) -> pd.DataFrame:
         """Return the model's quality on the held-out records: a row for each figure, from a private
         release of each silo.
@@ -96,7 +104,11 @@ class Trained:
         that the noise hides has no value, and `too_noisy` is true.
         """
         answer = evaluate_run(
-            self._place, epsilon=str(epsilon), bins=bins, cap=cap, seed=seed, source=self.source
+            self._place,
+            epsilon=str(epsilon),
+            wanted=Wanted(bins, cap, threshold),
+            seed=seed,
+            source=self.source,
         )
         row = answer["scores"][0]
         rows = {}
@@ -118,6 +130,11 @@ class Trained:
         )
 
     @property
+    def too_large(self) -> bool:
+        """Return whether the model and its records are too many for personal models."""
+        return bool(json_in(RunFolder(self._place).comparison).get("too_large"))
+
+    @property
     def compared(self) -> pd.DataFrame:
         """Alone, together and personal for each silo and for all of them, on the records that
         `held_out` kept from training.
@@ -129,7 +146,7 @@ class Trained:
         if not found.get("all"):
             raise BadInput(
                 "there is no comparison of alone, together and personal: train with held_out=0.2, "
-                "and 20 records or more in a silo"
+                "20 records or more in a silo, and no large network"
             )
         tables = {silo["name"]: silo["figures"] for silo in found["silos"]}
         tables[ALL] = found["all"]
@@ -285,7 +302,8 @@ def by_schema(frames: Mapping[str, pd.DataFrame], schema: Schema, held_out: floa
     tables = [
         table_of(f"the frame of {name}", cells_of(frame), schema) for name, frame in frames.items()
     ]
-    records = Records.of([(table.x, table.y) for table in tables], list(frames))
+    pairs = [(table.x, table.y) for table in tables]
+    records = Records.of(pairs, list(frames), [table.missing for table in tables])
     loaded = Loaded(records, len(schema.label.classes), schema.features, None, "none")
     return Held(held_out=held_out, loaded=loaded, by=schema)
 
@@ -354,19 +372,29 @@ def _plain(column: pd.Series) -> np.ndarray:
 
 def _numbers(name: str, frame: pd.DataFrame) -> np.ndarray:
     """Return the frame as finite numbers. Raise BadInput if it has others."""
-    try:
-        x = frame.to_numpy(np.float64)
-    except (TypeError, ValueError):
-        raise BadInput(
-            f"the frame of {name} has columns that are not numbers; give a schema, which "
-            "defines them"
-        ) from None
+    refuse_text(f"the frame of {name}", frame)
+    x = frame.to_numpy(np.float64)
     if not np.isfinite(x).all():
         raise BadInput(
             f"the frame of {name} has missing or infinite values; give a schema, which "
             "defines what a missing value becomes"
         )
     return x
+
+
+def refuse_text(whose: str, frame: pd.DataFrame) -> None:
+    """Raise BadInput, with `whose` first, if columns have texts or dates in place of numbers."""
+    words = []
+    for name, column in frame.items():
+        try:
+            column.to_numpy(np.float64)
+        except (TypeError, ValueError):
+            words.append(str(name))
+    if words:
+        raise BadInput(
+            f"{whose} has columns that are not numbers: {listed(words)}; give schema= (a path or a "
+            "table, as `silodp init` writes), which defines their categories, or leave them out"
+        )
 
 
 def _targets(silo: str, y: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:

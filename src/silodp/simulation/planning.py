@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,11 +15,11 @@ import torch
 from silodp.core.errors import BadInput
 from silodp.core.events import Event
 from silodp.core.figures import rounded_up
-from silodp.core.lattice import most
 from silodp.core.numbers import CLIP_TOLERANCE
 from silodp.core.privacy.accounting import Budget, gdp_to_zcdp, user_level
 from silodp.core.protocol.masks import modulus_for
 from silodp.core.text import visible
+from silodp.server.cautions import cautions
 from silodp.server.federation import Everyone
 from silodp.server.order import Order, default_delta, least_of_all, targets, with_default_delta
 from silodp.server.plan import Plan
@@ -38,6 +38,7 @@ def planned(order: Order, records: Sequence[int], *, dimension: int | None = Non
             "model, 1 or more"
         )
     names = named(records)
+    warn(cautions(order, names, records))
     if order.totals:
         return planned_totals(order, records, names, dimension)
     promised = targets(order, names, records)
@@ -136,10 +137,16 @@ def warn_of_delta(records: Mapping[str, int]) -> None:
         else:
             more = ""
         sentence = (
-            "silodp: few records make a large default delta, 1/n^2: "
+            "few records make a large default delta, 1/n^2: "
             f"{', '.join(large[:8])}{more}; --delta sets another"
         )
-        print(visible(sentence), file=sys.stderr)
+        warn([sentence])
+
+
+def warn(sentences: Iterable[str]) -> None:
+    """Print each sentence to stderr, after the program's name."""
+    for sentence in sentences:
+        print(visible(f"silodp: {sentence}"), file=sys.stderr)
 
 
 def _release(plan: Plan, kind: str, silo: int, n: int, clip: float) -> dict:
@@ -206,20 +213,17 @@ def _conversions(spent: Budget, n: int, mu: float | None) -> dict:
 
 # --- totals: masks or a shuffle, beside ISRL-DP and central DP -----------------------------------
 
-# Releases are counted by the same dry run as under ISRL-DP, and the budget is split between anchors
-# and differences in the same shares. ISRL-DP and central DP are accounted exactly (GDP). So the
-# figures show what the binomial accountant loses in its Renyi conversion. The mean in a total is
-# over the records of all silos. Under ISRL-DP it is over silos. For silos of one size these are the
-# same.
+# Releases are counted by the same dry run as under ISRL-DP, and kinds of releases share the budget
+# alike. The mean in a total is over the records of all silos. Under ISRL-DP it is over silos. For
+# silos of one size these are the same.
 
 
 def planned_totals(
     order: Order, records: Sequence[int], names: Sequence[str], dimension: int | None
 ) -> dict:
-    """Return the answer that `silodp plan --trust masks --json` or `shuffle` prints; the figures
-    are those of the first kind of release.
+    """Return the answer that `silodp plan --trust masks --json` or `shuffle` prints.
 
-    "differences" has them for the second kind, where there is one.
+    "releases" has the figures of each kind of release. Those of the first kind stand outside too.
     """
     if order.theory:
         raise BadInput(
@@ -240,12 +244,12 @@ def planned_totals(
     seen_by = "shuffler" if order.trust == "shuffle" else "all_others"
     local = float(own.spent().max())
     answers = []
-    for kind in made.algorithm.kinds:
-        if not any(asked.kind == kind for asked in plan.asked):
-            continue
-        largest = order.clip * (2 if kind == "refine" else 1)
-        mechanism = plan.mechanisms[kind].clipped(largest)
-        gaussian = alone.mechanisms[kind].clipped(largest)
+    for kind in dict.fromkeys(asked.kind for asked in plan.asked):
+        mechanism = plan.mechanisms[kind]
+        if kind == "refine":
+            mechanism = mechanism.clipped(2 * order.clip)
+        largest = float(mechanism.clip)
+        gaussian = alone.mechanisms[kind]
         share = float(torch.as_tensor(mechanism.noise_multiplier).max())
         each = gaussian.multipliers(range(len(records)))[0].tolist()
         reach = 2 * largest * (1 + CLIP_TOLERANCE)
@@ -260,13 +264,15 @@ def planned_totals(
                 "central": max(each) * reach / contributions,
             },
         }
-        if dimension is not None:
+        if dimension is not None and kind in made.algorithm.kinds:
             bits = 64
             if order.trust == "masks":
-                bits = modulus_for(most(share, largest, dimension, sum(records), len(records)))
+                most = mechanism.of(0).largest(dimension, sum(records), len(records))
+                bits = modulus_for(most)
             answer["bits_per_silo_round"] = bits * dimension
         answers.append(answer)
-    answer = answers[0] | {
+    return answers[0] | {
+        "releases": answers,
         "epsilon": {
             "server": float(plan.spent().max()),
             seen_by: local if math.isfinite(local) else None,
@@ -274,14 +280,11 @@ def planned_totals(
         "delta": budget.delta,
         "mu": float(np.asarray(plan.mu()).max()),
     }
-    if len(answers) > 1:
-        answer["differences"] = answers[1]
-    return answer
 
 
 @dataclass(frozen=True)
 class _Own:
-    """Prices a total's answers as whoever sees the silo's own numbers does: under its own share."""
+    """Price a total's answers for a party that sees the silo's own numbers, under its own share."""
 
     mechanism: Any
 

@@ -1,5 +1,5 @@
 """`silodp evaluate` and `silodp stats profile` in simulation: all silos in one process, each paying
-for what it says.
+for its answers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import GDP, Budget, added
 from silodp.core.problem.build import Words, build
+from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.sampling import FullBatch
@@ -29,11 +30,17 @@ from silodp.core.weights import Weights
 from silodp.host import atomic
 from silodp.host.extension import load
 from silodp.runs import Kind, RunFolder
+from silodp.server.estimates.columns import chosen, columns_by_group
+from silodp.server.estimates.grids import grids_of
 from silodp.server.estimates.groups import groups_of
+from silodp.server.estimates.logrank import logrank, two_groups
 from silodp.server.estimates.profile import profile, releases
+from silodp.server.estimates.regression import answer as regression
+from silodp.server.estimates.regression import model_of, planned
 from silodp.server.estimates.scoring import gaussian_for
 from silodp.server.estimates.survival import survival, survival_label
-from silodp.server.evaluation import Evaluation
+from silodp.server.estimates.synthetic import synthesise
+from silodp.server.evaluation import Evaluation, Judged, Wanted, expectation, forecast
 from silodp.server.federation import Everyone, Federation
 from silodp.server.folder import read_run
 from silodp.server.order import (
@@ -44,6 +51,7 @@ from silodp.server.order import (
     least_of_all,
     with_default_delta,
 )
+from silodp.server.releases import ReleaseList
 from silodp.silo.data.heldout import split_records
 from silodp.silo.data.records import Records
 from silodp.silo.ledger.memory import MemoryLedger
@@ -60,19 +68,21 @@ NOISE = "seeded pseudo-random float noise, for simulation"
 def evaluate_run(
     folder: Path,
     *,
-    epsilon: str,
-    bins: int,
-    cap: float,
-    seed: int | None,
+    epsilon: str | None,
+    wanted: Wanted | None = None,
+    seed: int | None = None,
     source: Source | None = None,
     by: str | None = None,
+    on_expectation: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict:
     """Scores the run's model on its held-out records, adds the price to what the run has spent, and
-    writes evaluations.jsonl and the result.
+    writes evaluations.jsonl and the result. Without an `epsilon` nothing is asked and nothing is
+    spent: the answer has the expected precision at several prices, and a proposed one.
 
     The price is added, not shared: no record is claimed to have been in one part only. `source` has
     the records, where they are in no file. With `by`, a column of the schema, accuracies of its
-    groups are asked for too, within the same price.
+    groups are asked for too, within the same price. `on_expectation` is called with the expected
+    precision before anything is spent.
     """
     check_seed(seed)
     with locked(
@@ -80,17 +90,17 @@ def evaluate_run(
         # from what was spent to the answer: two at once would each add to the same sum, and draw
         # the same noise
     ):
-        return _evaluate(folder, epsilon, bins, cap, seed, source, by)
+        return _evaluate(folder, epsilon, wanted or Wanted(), seed, source, by, on_expectation)
 
 
 def _evaluate(
     folder: Path,
-    epsilon: str,
-    bins: int,
-    cap: float,
+    epsilon: str | None,
+    wanted: Wanted,
     seed: int | None,
     given: Source | None,
     by: str | None,
+    on_expectation: Callable[[dict[str, Any]], None] | None,
 ) -> dict:
     spent, (order, source) = (
         spent_of(folder),
@@ -122,8 +132,6 @@ def _evaluate(
             "that it was trained on"
         )
     check_mark(folder, records)
-    order = replace(order, epsilon=(epsilon,))
-    budgets = _budgets(order, records)
     _, held = split_records(records, source.held_out, places_key(order.seed))
     held = mapped(held, order, source, load)
     problem, w, mean, scale = _model(
@@ -135,34 +143,52 @@ def _evaluate(
             "column; leave it out"
         )
     held = Records((held.x - mean) / scale, held.y, held.counts, held.names)
-    if files.evaluations.exists():
-        before = files.evaluations.read_text("utf-8").splitlines()
-    else:
-        before = ()
-    purpose = f"evaluate {len(before)} {bins} {cap!r}{f' by {by}' if groups else ''}"
     if source.read_by:
         label = source.read_by.label
     else:
         label = None
-    asked = {"classes": classes, "bins": bins, "cap": cap, "label": label, "loss": problem.loss}
+    judged = Judged(classes, label, problem.loss, spent, read_run(folder)["silos"])
+
+    def at(price: str) -> Evaluation:
+        return Evaluation.of(
+            judged,
+            wanted,
+            names=held.names,
+            held_out=held.counts,
+            budgets=_budgets(replace(order, epsilon=(price,)), records),
+            groups=groups,
+            **_trusted(order, held),
+        )
+
+    if epsilon is None:
+        return forecast(lambda price: at(f"{price:g}"))
+    evaluation = at(epsilon)
+    if on_expectation:
+        on_expectation(expectation(evaluation))
+    asked = evaluation.asked
+    budgets = list(evaluation.budgets)
+    if files.evaluations.exists():
+        before = files.evaluations.read_text("utf-8").splitlines()
+    else:
+        before = ()
+    question = f"{evaluation.edges} {asked.cap!r}{f' by {by}' if groups else ''}"
+    purpose = f"evaluate {len(before)} {question}"
     fed, ledger = _connected(order, problem, held, budgets, seed, purpose)
-    evaluation = Evaluation(
-        held.names, held.counts, budgets, groups, **_trusted(order, held), asked=asked
-    )
     found = evaluation.run(w, lambda question: fed)
     paid = _paid(ledger, held.names, budgets)
     answer = {
         "silos": paid,
-        "cap": cap,
-        "bins": bins,
+        "cap": asked.cap,
+        "cut": asked.cut,
+        "bins": asked.cells,
         "noise": NOISE,
         "trust": order.trust,
     } | found
     _add_up(spent, paid)
     if any(math.isinf(s["in_all"]["epsilon"]) for s in spent["silos"]):
         raise BadInput(
-            "with this evaluation the run would have spent more than can be told from "
-            "infinite; ask for a smaller --epsilon"
+            "with this evaluation the run would have spent an epsilon too large to tell "
+            "from infinite; ask for a smaller --epsilon"
         )
     with _writing(folder):
         atomic.write_json(files.result, spent)  # the price first: no answer is kept unpaid
@@ -190,10 +216,16 @@ def profile_data(order: Order, source: Source) -> dict:
         labels = tuple(source.class_names(loaded.classes))
 
     def ask(fed: Federation, budgets: list[Budget]) -> dict:
-        mechanism = gaussian_for(
-            "profile", budgets, releases(labels), **_trusted(order, loaded.records)
+        questions = releases(names, labels, source.read_by)
+        mechanism = gaussian_for("profile", budgets, questions, **_trusted(order, loaded.records))
+        return profile(
+            fed,
+            mechanism,
+            features=names,
+            classes=labels,
+            counts=loaded.records.counts,
+            schema=source.read_by,
         )
-        return profile(fed, mechanism, features=names, classes=labels, counts=loaded.records.counts)
 
     return _asked("profile", order, source, loaded.records, ask)
 
@@ -211,6 +243,84 @@ def survival_data(order: Order, source: Source) -> dict:
             fed, gaussian_for("survival", b, **_trusted(order, records)), label, records.counts
         ),
     )
+
+
+def columns_data(
+    order: Order,
+    source: Source,
+    by: str | None = None,
+    columns: Sequence[str] = (),
+    *,
+    numbers: bool = False,
+) -> dict:
+    """Return the columns of the silos' own files by group, within the order's budgets.
+
+    With `numbers` only columns that are numbers.
+    """
+    names = chosen(source.read_by, by, columns, numbers=numbers)
+    records = source.load(order.coins).records
+
+    def ask(fed: Federation, budgets: list[Budget]) -> dict:
+        mechanism = gaussian_for("columns", budgets, **_trusted(order, records))
+        return columns_by_group(fed, mechanism, source.read_by, names, by, records.counts)
+
+    return _asked(f"columns {by!r} {names!r}", order, source, records, ask)
+
+
+def synthetic_data(order: Order, source: Source, rows: int) -> dict:
+    """Return a synthetic table of the silos' own files, within the order's budgets."""
+    schema = source.read_by
+    grids_of(schema, 2)
+    assert schema is not None
+    records = source.load(order.coins).records
+
+    def ask(fed: Federation, budgets: list[Budget]) -> dict:
+        mechanism = gaussian_for("synthesise", budgets, **_trusted(order, records))
+        return synthesise(fed, mechanism, schema, rows, records.counts)
+
+    return _asked("synthesise", order, source, records, ask)
+
+
+def estimate_data(
+    order: Order, source: Source, columns: Sequence[str] = (), *, strata: bool = False
+) -> dict:
+    """Return a logistic, Poisson or Cox regression of the silos' own files, within the order's
+    budgets.
+    """
+    model = model_of(source.read_by, columns, strata=strata, trust=order.trust)
+    records = source.load(order.coins).records
+
+    def ask(fed: Federation, budgets: list[Budget]) -> dict:
+        mechanism = gaussian_for(model.name, budgets, **_trusted(order, records))
+        return regression(fed, mechanism, model, records.counts)
+
+    return _asked(f"estimate {model!r}", order, source, records, ask)
+
+
+def plan_estimate(
+    order: Order, source: Source, columns: Sequence[str] = (), *, strata: bool = False
+) -> dict:
+    """Return the price and the expected precision of `estimate_data`, without an answer."""
+    model = model_of(source.read_by, columns, strata=strata, trust=order.trust)
+    records = source.load(order.coins).records
+    budgets = _budgets(order, records)
+    mechanism = gaussian_for(model.name, budgets, **_trusted(order, records))
+    silos = [{"name": n, **asdict(b)} for n, b in zip(records.names, budgets, strict=True)]
+    return planned(mechanism, model, records.counts) | {"silos": silos}
+
+
+def logrank_data(order: Order, source: Source, by: str) -> dict:
+    """Return the log-rank test between two groups of the silos' own files, within the order's
+    budgets.
+    """
+    label, groups = two_groups(source.read_by, by)
+    records = source.load(order.coins).records
+
+    def ask(fed: Federation, budgets: list[Budget]) -> dict:
+        mechanism = gaussian_for("logrank", budgets, **_trusted(order, records))
+        return logrank(fed, mechanism, label, groups, records.counts)
+
+    return _asked(f"logrank {by}", order, source, records, ask)
 
 
 def _asked(
@@ -231,10 +341,20 @@ def _asked(
         problem.person = source.read_by.person
     else:
         problem.person = None
-    fed, ledger = _connected(order, problem, records, budgets, order.seed, purpose)
+    # Everything that changes the question or the size of the noise belongs to the purpose.
+    facts = order.trust, order.colluding, source.read_by, records.names, records.counts
+    fed, ledger = _connected(order, problem, records, budgets, order.seed, f"{purpose} {facts!r}")
+    fed.record = released = ReleaseList(records.names)
     found = ask(fed, budgets)
     warn_of_delta(with_default_delta(order, records.names, records.counts))
-    return found | {"silos": _paid(ledger, records.names, budgets), "noise": NOISE}
+    return found | {
+        "silos": _paid(ledger, records.names, budgets),
+        "trust": order.trust,
+        "noise": NOISE,
+        "unit": unit(problem.person),
+        "seed": order.seed,
+        "releases": released.found,
+    }
 
 
 def _budgets(order: Order, records: Records) -> list[Budget]:

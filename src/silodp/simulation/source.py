@@ -194,7 +194,7 @@ class Source:
         if self.test:
             table = read_table(self.test, schema.by_row)
             test = (torch.from_numpy(table.x), torch.from_numpy(table.y))
-        records = Records.of(loaded.records_raw, loaded.names)
+        records = Records.of(loaded.records_raw, loaded.names, loaded.missing)
         return records, len(loaded.classes), loaded.features, test
 
 

@@ -1,4 +1,4 @@
-"""The spend of all simulations over the same files together. It is what the ledgers of their silos
+"""The spend of all simulations that share files. It is what the ledgers of their silos
 would show if each silo had a gate.
 
 A simulation owns the records, so nothing is refused here. It only reports what a federation would
@@ -8,14 +8,14 @@ have reported.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from silodp.core.errors import BadInput
 from silodp.core.privacy.accounting import added
 from silodp.pages.runs import Run, Silo, found_in, read
 from silodp.runs import RunFolder
+from silodp.silo.data.files import silo_names
 
 Spent = dict[str, tuple[float, float]]
 
@@ -44,23 +44,37 @@ def _begun(run: Run) -> float:
 
 
 def together(folder: Path) -> tuple[list[Run], Spent]:
-    """Return the run in `folder` and the runs beside it that read the same files, and each silo's
+    """Return the run in `folder` and the runs beside it that read one of its files, and each silo's
     (epsilon, delta) over all of them.
 
-    Formal guarantees: sums of Gaussian runs at one delta are exact. All others add epsilons and
-    deltas.
+    A silo is its file, whatever other files a run had. Formal guarantees: sums of Gaussian runs at
+    one delta are exact. All others add epsilons and deltas.
     """
     own = sources(folder)
-    same = [run for run in trainings(folder.parent) if own and sources(run.folder) == own]
-    if same:
-        names = [silo.name for silo in same[0].silos]
-    else:
-        names = []
+    sharing = [
+        (run, read_files)
+        for run in trainings(folder.parent)
+        if not set(own.values()).isdisjoint((read_files := sources(run.folder)).values())
+    ]
     spent = {
-        name: composed(silo for run in same for silo in run.silos if silo.name == name)
-        for name in names
+        name: composed(
+            part for run, read_files in sharing if (part := _part(run, read_files, file))
+        )
+        for name, file in own.items()
     }
-    return same, spent
+    return [run for run, _ in sharing], spent
+
+
+def _part(run: Run, files: Mapping[str, str], file: str) -> Silo | None:
+    """Return what the run has spent of this file's budget, or None if it did not read the file.
+
+    A run that names its silos in another way, as a curator's does, has spent the most of any silo.
+    """
+    names = [name for name, read_file in files.items() if read_file == file]
+    if not names:
+        return None
+    named = [silo for silo in run.silos if silo.name in names]
+    return max(named or run.silos, key=lambda silo: silo.together, default=None)
 
 
 def composed(parts: Iterable[Silo]) -> tuple[float, float]:
@@ -71,12 +85,16 @@ def composed(parts: Iterable[Silo]) -> tuple[float, float]:
     return added([silo.together for silo in listed], gaussian=all(silo.gaussian for silo in listed))
 
 
-def sources(folder: Path) -> Any:
-    """Return the files that a run has read, or the name of the built-in set. Return None if the
-    description does not have them.
+def sources(folder: Path) -> dict[str, str]:
+    """Return the file of each silo of a run. A silo of a built-in set has the set's name and its
+    own. Return nothing if the description does not have them.
     """
     try:
-        source = json.loads(RunFolder(folder).description.read_text("utf-8"))["source"]
-        return sorted(map(str, source["silos"])) or source["data"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        description = json.loads(RunFolder(folder).description.read_text("utf-8"))
+        source = description["source"]
+        files = [str(file) for file in source["silos"]]
+        if files:
+            return dict(zip(silo_names([Path(file) for file in files]), files, strict=True))
+        return {silo["name"]: f"{source['data']}:{silo['name']}" for silo in description["silos"]}
+    except (OSError, ValueError, KeyError, TypeError, BadInput):
+        return {}

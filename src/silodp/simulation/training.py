@@ -28,7 +28,7 @@ from silodp.core.extension import is_file
 from silodp.core.features.feature_map import FeatureMap, feature_map
 from silodp.core.privacy.accounting import GDP, Budget
 from silodp.core.problem.build import Load, Words, build
-from silodp.core.problem.losses import Ordinal
+from silodp.core.problem.losses import Ordinal, Weighted
 from silodp.core.problem.person import unit
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.reading import plain_text
@@ -41,6 +41,8 @@ from silodp.host.model import facts
 from silodp.runs import RunFolder
 from silodp.server.advice import Advice
 from silodp.server.algorithms import find
+from silodp.server.cautions import cautions
+from silodp.server.estimates.placing import assumed, bins_of
 from silodp.server.estimates.scaling import learn_scaling
 from silodp.server.estimates.scoring import as_rows, asked_of, scores_of
 from silodp.server.federation import Answered, Channel, Everyone, Federation
@@ -60,7 +62,7 @@ from silodp.simulation.comparing import compare_silos, write_comparison
 from silodp.simulation.connect import asked_by, connect
 from silodp.simulation.hidden import kept_seed, mark_of, places_key
 from silodp.simulation.pinned import Code, pinned, refuse_imports
-from silodp.simulation.planning import warn_of_delta
+from silodp.simulation.planning import warn, warn_of_delta
 from silodp.simulation.runfolder import (
     begin,
     go_on,
@@ -199,6 +201,7 @@ def train(
             simulation.score = lambda w: _score(problem.by_row, w, x, y, loaded.classes)
         # The warning comes after all checks, so that an error is the only message.
         warn_of_delta(large)
+        warn(cautions(order, records.names, records.counts))
         tick(0, run.total)
         with _ending(folder):
             for count in run:
@@ -329,13 +332,17 @@ def _score(problem: Problem, w: Tensor, x: Tensor, y: Tensor, classes: int) -> d
     }
     if isinstance(problem.loss, Ordinal):
         return rates
-    asked, _ = asked_of(classes, TEST_BINS, 4.0, None, problem.loss)
+    threshold = 0.5
+    if isinstance(problem.loss, Weighted):
+        threshold = problem.loss.weights[0] / sum(problem.loss.weights[:2])
+    bins = bins_of(assumed(0.5), TEST_BINS, threshold)
+    asked = asked_of(classes, None, problem.loss, bins=bins)
     with torch.no_grad():
         outputs = problem.outputs(w, x)[0].double().flatten(1)
         losses = problem.record_losses(outputs, y)
-        scores = judged(problem.loss, outputs, losses, y, asked.cells, asked.cap)
+        scores = judged(problem.loss, outputs, losses, y, asked.statistic(w))
         value = scores.mean(0).numpy()
-    return rates | {"test": as_rows([scores_of("test", len(y), value, 0.0, asked)], classes)[0]}
+    return rates | {"test": as_rows([scores_of("test", len(y), value, 0.0, asked)], asked)[0]}
 
 
 # --- the run -------------------------------------------------------------------------------------

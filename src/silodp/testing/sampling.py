@@ -167,7 +167,7 @@ def _check_without_replacement(world: _World, sampling: WithoutReplacement) -> N
         )
     if any(k < n for k, n in zip(sizes, world.counts, strict=True)):
         assert not torch.equal(first, second), (
-            f"{sampling}: the second batch is the first again; it must be drawn anew"
+            f"{sampling}: the second batch is the first again; it must be drawn again"
         )
 
 

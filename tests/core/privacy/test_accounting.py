@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event, get_sigma_gaussian
@@ -52,6 +53,23 @@ def test_mu_and_epsilon_are_inverse_and_err_on_the_safe_side(epsilon, delta):
     back = gdp_epsilon(mu, delta)
     assert back <= epsilon * (1 + 1e-9)
     assert back == pytest.approx(epsilon, rel=1e-6)
+
+
+def many_digits(mu: float, epsilon: float) -> mpmath.mpf:
+    """Return delta(epsilon) of mu-GDP to fifty digits."""
+    with mpmath.workdps(50):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
+@pytest.mark.parametrize("epsilon", [1e-9, 1e-6, 1e-4, 1e-2, 0.3, 1.0, 3.0, 50.0, 3000.0])
+@pytest.mark.parametrize("delta", [1e-300, 1e-100, 1e-20, 1e-12, 1e-6, 0.01, 0.9])
+def test_no_rounding_lets_a_budget_be_passed(epsilon, delta):
+    """At small epsilon delta is the difference of nearly equal floats."""
+    mu = gdp_mu(Budget(epsilon, delta))
+    assert 0 < many_digits(mu * (1 + 5e-13), epsilon) <= delta
+    if epsilon >= 0.3 and delta >= 1e-20:
+        assert many_digits(mu * (1 + 1e-11), epsilon) > delta
 
 
 def test_epsilon_of_gdp_agrees_with_a_privacy_loss_distribution():

@@ -5,14 +5,15 @@ the sum, without the package's accountant.
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from silodp.core.events import Event, TotalEvent
-from silodp.core.lattice import lattice_step
-from silodp.core.mechanisms import Masked
+from silodp.core.lattice import lattice_step, noise_scale
+from silodp.core.mechanisms import Masked, Shuffled
 from silodp.core.privacy import totals
 from silodp.core.privacy.accounting import GDP, Budget, Renyi, gdp_delta
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
@@ -120,6 +121,39 @@ def test_a_price_contains_the_distance_and_is_infinite_where_the_sum_may_be_far_
         assert prices[2] > prices[3]
 
 
+def paid_for(scale: float, silos: int) -> mpmath.mpf:
+    """What the distance of one answer costs, to forty digits: by the words of the claim."""
+    with mpmath.workdps(40):
+        v = mpmath.mpf(scale) ** 2
+        turn = 2 * mpmath.pi**2
+        above_one = 2 * sum(mpmath.exp(-turn * v * j**2 / silos) for j in (1, 2, 3))
+        excess = mpmath.expm1((silos - 1) * mpmath.log1p(above_one))
+        bound = mpmath.sqrt(2**64) * excess / (1 - mpmath.exp(-turn * silos * v))
+        return mpmath.mpf(10) ** 1610 * 2**26 * bound
+
+
+@pytest.mark.parametrize("counted", [2, 25, 1000])
+def test_a_price_is_finite_from_the_scale_on_at_which_it_covers_the_distance(counted):
+    """Every part of the distance's price moves that scale, or the price beside it."""
+
+    def price(scale: float) -> float:
+        return totals.total_price(scale / totals.LEAST_STEPS, counted)
+
+    low, high = 10 * math.sqrt(counted), 20 * math.sqrt(counted)
+    for _ in range(60):
+        middle = (low + high) / 2
+        if math.isinf(price(middle)):
+            low = middle
+        else:
+            high = middle
+    plain = totals.LEAST_STEPS**2 / (counted * high**2)
+    assert float(mpmath.log(paid_for(high, counted) / plain)) == pytest.approx(
+        math.log(totals.PART), abs=1e-3
+    )
+    assert totals.PART == 1e-12  # the budget is rounded down by that part
+    assert price(high) / plain - 1 >= 0.99e-12
+
+
 def test_the_distance_grows_with_the_silos_and_falls_with_their_noise():
     for low, high in itertools.pairwise((2, 3, 10, 100, 10_000)):
         assert totals.log_distance(30.0, low, 64) < totals.log_distance(30.0, high, 64)
@@ -144,6 +178,19 @@ def test_the_price_of_what_is_paid_for_is_more_delta_than_the_distance_takes():
 @pytest.mark.parametrize("clip", [2.0**-30, 0.7, 1.0, 1.999, 3.14, 1e6])
 def test_a_sensitivity_is_as_many_steps_of_the_lattice_as_the_price_counts_on(dimension, clip):
     assert 2 * clip / lattice_step(clip, dimension) >= totals.LEAST_STEPS
+
+
+@pytest.mark.parametrize("counted", [1, 3, 25, 2**20])
+@pytest.mark.parametrize("share", [1e-3, 0.1, 0.43, 8.0, 1e4])
+def test_a_share_is_as_many_steps_of_a_total_as_the_price_counts_on(share, counted):
+    for clip, dimension in ((1.0, 1), (0.7, 50), (3.0, 100_000)):
+        mechanism = Shuffled("a", clip, share, counted=counted)
+        steps = noise_scale(share, clip, float(mechanism.steps(dimension)))
+        assert steps >= totals.least_scale(share, counted) * (1 - 1e-12)
+        if mechanism.shift(dimension):
+            assert totals.SHARE_STEPS <= steps / math.sqrt(counted) < 2 * totals.SHARE_STEPS
+            added = 1 / 12 / steps**2
+            assert math.sqrt(1 + added) - 1 < 1.1e-5
 
 
 def test_one_ledger_adds_answers_and_totals_up_exactly():

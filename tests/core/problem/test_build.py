@@ -167,7 +167,7 @@ def test_features_are_made_row_by_row_and_widen_the_model(own):
         ({"loss": "OWN:closure:0.5"}, "has no name in another process"),
         ({"features": "squares"}, "or FILE.py:NAME"),
         ({"features": "OWN:unsound"}, "finite numbers"),
-        ({"loss": "OWN:dataclass"}, "nobody has approved"),
+        ({"loss": "OWN:dataclass"}, "no officer has approved"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_a_sentence(own, words, sentence):

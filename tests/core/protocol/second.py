@@ -176,6 +176,24 @@ def release(given: dict) -> dict:
     }
 
 
+def share(given: dict) -> dict:
+    """A silo's numbers in a total (section 7)."""
+    clip = given["clip"]
+    gamma = lattice_step(clip, len(given["rows"][0]))
+    k = [whole(row, clip, gamma) for row in given["rows"]]
+    scale = math.nextafter(given["noise_multiplier"] * (2 * clip / gamma), math.inf)
+    coarse = 0
+    while 2.0 ** (coarse + 1) <= scale / (64 * math.sqrt(given["counted"])):
+        coarse += 1
+    sums = [
+        sum(column) + noise
+        for column, noise in zip(zip(*k, strict=True), given["noise"], strict=True)
+    ]
+    if coarse:
+        sums = [(number + 2 ** (coarse - 1)) // 2**coarse for number in sums]
+    return {"integers": k, "step": (gamma * 2**coarse).hex(), "numbers": sums}
+
+
 # --- section 6: the ledger's chain ---------------------------------------------------------------
 
 
@@ -224,7 +242,10 @@ def chain(given: dict) -> dict:
         for name, spent in buckets.items():
             part = name.rsplit("/", 1)[0]
             worst[part] = max(worst.get(part, spent), spent)
-        made = {"bucket": bucket, "amount": amount.hex(), "total": sum(worst.values(), 0.0).hex()}
+        total = 0.0
+        for spent in worst.values():  # since Python 3.12 `sum` rounds once, at the end
+            total += spent
+        made = {"bucket": bucket, "amount": amount.hex(), "total": total.hex()}
         row = entry | made | {"sequence": sequence, "event": text(entry["event"]), "previous": head}
         head = hashed("entry", [row[name] for name in COLUMNS])
         out.append(entry | made | {"hash": head})
@@ -301,6 +322,7 @@ MADE = {
     "frames": framed,
     "messages": message,
     "release": release,
+    "totals": share,
     "ledger": chain,
     "boxes": opened,
     "relayed": relayed,

@@ -41,6 +41,7 @@ from silodp.core.statistics import (
     GroupScore,
     Histogram,
     LocalSteps,
+    Marginals,
     MissingRates,
     Moments,
     RiskCells,
@@ -73,6 +74,7 @@ STATISTICS = [
     Score(v, -1, -1e-320),
     ClassCounts(3),
     MissingRates(-(2**53)),
+    Marginals(k, -k, k.double()),
     GroupScore(v, -1, 2**53, 7),
     RiskCells(w, k, -1e-320),
 ]

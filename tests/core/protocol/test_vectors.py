@@ -14,16 +14,22 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import nn
 
 from silodp.core.errors import Refused
 from silodp.core.lattice import lattice_step, noise_scale
-from silodp.core.mechanisms import MECHANISMS
+from silodp.core.mechanisms import MECHANISMS, Shuffled
+from silodp.core.problem.problem import Problem
 from silodp.core.protocol import codec, frames, offers, quote, relay
 from silodp.core.protocol.box import open_box
 from silodp.core.protocol.packing import Packing
+from silodp.core.query import Query
 from silodp.core.sampling import SAMPLINGS
-from silodp.core.statistics import STATISTICS
+from silodp.core.statistics import STATISTICS, Grad
+from silodp.silo.answer import lattice
+from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.integers import quantised
+from silodp.silo.data.records import Records
 from silodp.silo.ledger.chain import COLUMNS, Altered, Entry, LedgerSettings, canonical
 from silodp.silo.ledger.state import LedgerState
 
@@ -201,6 +207,21 @@ def test_silodp_rounds_sums_and_packs_the_same_release(file, vector):
     packed = packing.packed(value)
     assert packed.tobytes().hex() == vector["packed"]
     assert [v.hex() for v in packing.unpacked(packed).tolist()] == vector["read"]
+
+
+@pytest.mark.parametrize(("file", "vector"), of("totals"))
+def test_silodp_gives_the_same_numbers_to_a_total(file, vector, monkeypatch):
+    rows = torch.tensor([[float(v) for v in row] for row in vector["rows"]], dtype=torch.float64)
+    n, d = rows.shape
+    clip = vector["clip"]
+    mechanism = Shuffled("a", clip, vector["noise_multiplier"], counted=vector["counted"])
+    assert float(mechanism.steps(d)).hex() == vector["step"]
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda *_: np.array(vector["noise"]))
+    problem = Problem(nn.Linear(d, 1, bias=False), lambda output, y: output.sum(1))
+    records = Records.of([(rows.numpy(), np.zeros(n))])
+    asked = Exact(problem, records, partition=lambda name, batches: np.arange(n))
+    answer = asked.answer(Query(Grad(torch.zeros(1, d, dtype=torch.float64)), mechanism), [0])
+    assert answer.flatten().tolist() == vector["numbers"]
 
 
 @pytest.mark.parametrize(("file", "vector"), of("ledger"))

@@ -73,10 +73,15 @@ def test_what_nobody_says_is_denied():
         "Grad",
         "GradDiff",
         "Gram",
+        "GroupClasses",
         "GroupScore",
         "Histogram",
+        "Marginals",
         "MissingRates",
         "Moments",
+        "Regression",
+        "RiskCells",
+        "ScaledGrad",
         "Score",
     }
     assert {name for name, kind in SAMPLINGS.items() if not kind.sampled} == {

@@ -12,7 +12,7 @@ from torch import nn
 from silodp.core.problem.losses import cross_entropy, logistic, squared_error
 from silodp.core.problem.person import Person
 from silodp.core.problem.problem import Problem
-from silodp.core.statistics import GroupScore
+from silodp.core.statistics import GroupClasses, GroupScore
 from silodp.silo.answer import lattice
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.simulated import Simulated
@@ -129,3 +129,24 @@ def test_a_record_in_two_cells_is_seen(monkeypatch):
     with pytest.raises(AssertionError, match="one replaced record moves the sum by"):
         check_statistic(mistake, records, lambda r: Quiet(PROBLEM, r, [0]), dim=PROBLEM.dim)
     check_statistic(mistake, records, whole(PROBLEM), dim=PROBLEM.dim)
+
+
+def test_a_record_is_in_the_cell_of_its_group_and_class():
+    x = [[1.0, 0, 0, 5], [0.0, 1, 0, 5], [0.0, 0, 1, -5], [0.0, 0, 0, 5], [math.nan, 0, 0, 5]]
+    assert cells(GroupClasses(3, 0, 3, 0), x, [0, 2, 1, 1, 1]) == [0, 5, 7, None, None]
+    assert cells(GroupClasses(3, 3, 1, 0), x, [0, 2, 1, 3, -1]) == [3, 5, 1, None, None]
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_one_record_moves_the_cells_of_groups_by_the_root_of_two(monkeypatch, gate):
+    monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
+
+    def answerer(records):
+        if gate:
+            return Exact(PROBLEM, records, partition=lambda *_: np.arange(5))
+        quiet = Simulated(PROBLEM, records, [0])
+        quiet.gaussian = lambda mechanism, mean, silos: mean
+        return quiet
+
+    statistic = GroupClasses(2, 0, 1, 0)
+    check_statistic(statistic, hostile_records(4), answerer, dim=PROBLEM.dim, reaches=0.99)

@@ -64,6 +64,8 @@ def test_a_count_is_shared_between_its_two_cells_and_ordered_classes_are_cut_in_
     rates = Problem(nn.Linear(2, 1, bias=False), Poisson(8.0))
     found = vectors(rates, W, [[0.0, 0.5]], [2.0], cap=8.0)
     assert found[0, [0, 1 + 2, 1 + 4 + 2]].tolist() == [0.25, 0.75, 0.25]
+    beyond = vectors(rates, W, [[0.0, 0.5]] * 2, [20.0, -3.0], cap=8.0)
+    assert beyond[:, [0, 1 + 2, 1 + 4 + 2]].tolist() == [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     order = Problem(nn.Linear(2, 3, bias=False), Ordinal(4))
     w = torch.tensor([[0.0, 0, 0, 0.5, 0, 0]])
     assert vectors(order, w, [[0.0, 1.0]] * 2, [1, 2])[:, 0].tolist() == [0.0, 1.0]

@@ -24,27 +24,3 @@ def test_what_is_given_up_is_what_the_best_attacker_gets():
         + np.exp(-(weak["mu"] * (rng.standard_normal(400_000) + weak["mu"]) - weak["mu"] ** 2 / 2))
     )
     assert (belief > weak["belief"]).mean() == pytest.approx(weak["belief_passed"], abs=2e-3)
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.3, 1e-2), (3.0, 1e-6), (6.0, 1e-3)])
-def test_what_epsilon_and_delta_alone_leave_an_attacker_is_what_the_worst_mechanism_gives_him(
-    epsilon, delta
-):
-    """That mechanism tells the record with probability delta, and else answers at random (Kairouz,
-    Oh & Viswanath 2015).
-    """
-    found = gives_up(Budget(epsilon, delta), gaussian=False)
-    likely = (1 - delta) * np.exp(epsilon) / (1 + np.exp(epsilon))
-    present, absent = (
-        np.array([delta, likely, 1 - delta - likely, 0]),
-        np.array([0, 1 - delta - likely, likely, delta]),
-    )
-    assert np.maximum(present, absent).sum() / 2 == pytest.approx(found["guesses_right"])
-    if found["false_positives"] <= 1 - delta - likely:
-        assert delta + likely * found["false_positives"] / (1 - delta - likely) == pytest.approx(
-            found["true_positives"]
-        )
-    assert present[present > absent * np.exp(epsilon + 1)].sum() <= found["belief_passed"]
-    gaussian = gives_up(Budget(epsilon, delta))
-    assert found["true_positives"] > gaussian["true_positives"]
-    assert found["guesses_right"] > gaussian["guesses_right"]

@@ -8,8 +8,8 @@ import pytest
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.core.quality import interval
-from silodp.server.estimates.groups import groups_of, share
-from silodp.server.estimates.scoring import told
+from silodp.server.estimates.groups import groups_of
+from silodp.server.estimates.scoring import ratio, told
 
 TABLE = {
     "columns": {
@@ -86,9 +86,10 @@ def test_an_interval_holds_the_share_in_the_population_with_95_per_cent(records,
         own = random.binomial(n, records / n) if records < n else n
         right = random.binomial(own, accuracy)
         found = told(
-            share(
+            ratio(
                 right / n + noise * random.normal(),
                 (own - right) / n + noise * random.normal(),
+                noise,
                 noise,
                 n,
             )
@@ -103,7 +104,7 @@ def test_an_interval_holds_the_share_in_the_population_with_95_per_cent(records,
 
 
 def test_a_group_that_is_not_clear_of_its_noise_is_too_noisy():
-    found = share(0.03, 0.02, 0.01, 500)
+    found = ratio(0.03, 0.02, 0.01, 0.01, 500)
     assert found.too_noisy
     assert math.isnan(found.value)
-    assert not share(0.3, 0.2, 0.01, 500).too_noisy
+    assert not ratio(0.3, 0.2, 0.01, 0.01, 500).too_noisy

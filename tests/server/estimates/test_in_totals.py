@@ -17,8 +17,9 @@ from silodp.core.statistics import ClassCounts
 from silodp.core.weights import Weights
 from silodp.server.algorithms import find
 from silodp.server.estimates.groups import Groups, score_groups
+from silodp.server.estimates.placing import assumed, bins_of
 from silodp.server.estimates.profile import profile, releases
-from silodp.server.estimates.scoring import ask_pooled, gaussian_for, score
+from silodp.server.estimates.scoring import ask_pooled, asked_of, gaussian_for, score
 from silodp.server.estimates.survival import survival
 from silodp.server.federation import Everyone
 from silodp.server.plan import calibrate
@@ -60,7 +61,9 @@ def told(silos: int, trust: str, budget: Budget, what: str):
     fed, problem, counts, counting, ledger = asked(silos, trust, budget)
     w = torch.tensor([[2.0, 0.5, -0.5, 0.1]])
     if what == "profile":
-        mechanism = gaussian_for("profile", releases=releases(("no", "yes")), **counting)
+        mechanism = gaussian_for(
+            "profile", releases=releases("abc", ("no", "yes"), None), **counting
+        )
         found = profile(
             fed, mechanism, features=("a", "b", "c"), classes=("no", "yes"), counts=counts
         )
@@ -71,10 +74,10 @@ def told(silos: int, trust: str, budget: Budget, what: str):
         found = score_groups(fed, w, gaussian_for("groups", **counting), groups, counts)
         return [row["records"] for row in found["rows"]], found["rows"][0]["records_noise"], ledger
     if what == "score":
-        about = {"classes": 2, "bins": 4, "cap": 4.0}
+        question = asked_of(2, None, problem.loss, bins=bins_of(assumed(0.5), 4, 0.5), cap=4.0)
         names = [f"s{i}" for i in range(silos)]
         mechanism = gaussian_for("score", **counting)
-        rows = score(fed, w, mechanism, names=names, held_out=counts, **about)
+        rows = score(fed, w, mechanism, names=names, held_out=counts, asked=question)
         assert len(rows) == (1 if trust != "isrl" else 1 + silos)
         figures = rows[0].figures
         return [figures["accuracy"].value, figures["loss"].value], figures["accuracy"].noise, ledger

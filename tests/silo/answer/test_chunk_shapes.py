@@ -18,7 +18,16 @@ from silodp.core.problem.losses import logistic
 from silodp.core.problem.person import Person
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
-from silodp.core.statistics import STATISTICS, Statistic
+from silodp.core.statistics import (
+    LABEL,
+    STATISTICS,
+    Binned,
+    Marginals,
+    Regression,
+    Score,
+    Statistic,
+)
+from silodp.core.statistics.regression import COUNTS, COX, LOGISTIC, PLAIN
 from silodp.silo.answer import exact, slots
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.products import Products
@@ -34,6 +43,47 @@ FIELDS = {
     REAL: [1.0],
     VECTOR: [torch.arange(size).double() for size in (1, 5, FEATURES)],
 }
+
+
+def tables(bins: int) -> Marginals:
+    """Of every feature in so many bins, and of the label by the first feature."""
+    edges = tuple(np.linspace(-1, 1, bins - 1).tolist())
+    columns = [*(Binned(j, 1, edges) for j in range(FEATURES)), Binned(LABEL, 2)]
+    return Marginals.of(columns, [*((j,) for j in range(FEATURES)), (FEATURES, 0)])
+
+
+def regression(family: int, slopes: int, levels: int) -> Regression:
+    """Of the first features, with a period for each level."""
+    scale = (torch.arange(FEATURES) < slopes).double()
+    level = torch.zeros(levels).double()
+    periods = torch.arange(levels).double()
+    return Regression(
+        family, torch.zeros(slopes).double(), level, periods, 0 * scale, scale, 1.0, 2.0
+    )
+
+
+def scores(w: torch.Tensor) -> list[Score]:
+    """Without bins, with bins by label, and with bins by risk."""
+    by_risk = [
+        Score(w, bins, 1.0, 2, torch.linspace(-2, 2, bins - 1).double()) for bins in (2, 40, 512)
+    ]
+    return [Score(w, bins, 1.0, numbers) for bins in (0, 2, 40) for numbers in (1, 5)] + by_risk
+
+
+def fitting(kind: type[Statistic], w: torch.Tensor) -> list[Statistic]:
+    """Questions whose fields must fit together, so that no free choice of them is one."""
+    if kind is Marginals:
+        return [tables(bins) for bins in (2, 3, 60)]
+    if kind is Regression:
+        plain = [
+            regression(family, slopes, 1)
+            for family in (LOGISTIC, COUNTS, PLAIN)
+            for slopes in (1, 5, FEATURES)
+        ]
+        return plain + [regression(COX, slopes, 8) for slopes in (1, FEATURES)]
+    if kind is Score:
+        return scores(w)
+    return []
 
 
 def physical(x: torch.Tensor) -> tuple[int, ...]:
@@ -74,12 +124,14 @@ def questions(kind: type[Statistic], asked: Exact) -> list[Statistic]:
         [asked.problem.initial([1]).double()] if field == POINT else FIELDS[field]
         for field in kind.wire.values()
     ]
-    found = []
-    for values in itertools.product(*choices):
+    candidates = fitting(kind, asked.problem.initial([1]).double())
+    for values in itertools.product(*choices) if not candidates else ():
         apart = [
             v + i if isinstance(v, torch.Tensor) else v for i, v in enumerate(values)
         ]  # a range has another end than start
-        statistic = kind(*apart)
+        candidates.append(kind(*apart))
+    found = []
+    for statistic in candidates:
         try:
             statistic.check(asked.problem.dim, 1)
             statistic.check_silo(asked.features, 10)

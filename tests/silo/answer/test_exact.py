@@ -23,7 +23,7 @@ from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, WithoutReplacement
 from silodp.core.statistics import Grad, GradDiff, Histogram, LocalSteps, Moments, SteeredSteps
 from silodp.silo.answer import exact, lattice, slots
-from silodp.silo.answer.exact import Exact, check_lattice, quantised
+from silodp.silo.answer.exact import Exact, check_lattice, coarser, quantised
 from silodp.silo.answer.integers import multiplied
 from silodp.silo.answer.simulated import Simulated
 from silodp.silo.data.records import Records
@@ -429,29 +429,52 @@ def test_there_is_no_seed_and_no_switch_and_only_one_silo():
         )
 
 
+@pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("clip", [0.3, 1.0, 77.7])
 @pytest.mark.parametrize("size", [2, 3, 9])
-def test_products_of_any_floats_are_integers_no_farther_apart_than_their_noise_is_for(clip, size):
-    """By Python's integers, over all pairs; orthogonal factors come within a thousandth of it."""
+def test_products_of_any_floats_are_integers_no_farther_apart_than_their_noise_is_for(
+    clip, size, terms
+):
+    """By Python's integers, over all pairs; orthogonal factors come within a thousandth of it. All
+    terms of a record share its one bound.
+    """
     gamma = lattice_step(clip, size * (size + 1) // 2)
-    far = (
-        1e3
-        * clip
-        * np.concatenate(
-            [
-                np.eye(size),
-                np.random.default_rng(1).normal(size=(20, size)),
-                np.full((1, size), 1e300),
-            ]
-        )
-    )
+    ordinary = np.concatenate([np.eye(size), np.random.default_rng(1).normal(size=(20, size))])
+    far = 1e3 * clip * np.concatenate([ordinary, np.full((1, size), 1e300)])
     rows = multiplied(
-        torch.from_numpy(np.concatenate([far, [[np.nan] * size, [np.inf] * size, [0.0] * size]])),
+        torch.from_numpy(
+            np.tile(np.concatenate([far, [[np.nan] * size, [np.inf] * size, [0.0] * size]]), terms)
+        ),
         clip,
         gamma,
+        terms=terms,
     ).tolist()
     most = max(
         sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) for one in rows for other in rows
     )
     allowed = (2 * Fraction(clip) / Fraction(gamma)) ** 2
     assert 0.998 * allowed < most <= allowed
+
+
+@pytest.mark.parametrize(("persons", "roundings"), [(False, 1), (True, 2)])
+def test_products_leave_room_for_every_rounding_of_every_coordinate(persons, roundings):
+    """On a coarse lattice the room can be seen: sqrt(d), rounded up, for each rounding."""
+    clip, gamma, size, root = 1.0, 2.0**-8, 6, 5
+    far = 1e9 * torch.eye(size, dtype=torch.float64)
+    real = torch.ones(size, 1, dtype=torch.bool) if persons else None
+    rows = multiplied(far, clip, gamma, real).tolist()
+    apart = math.dist(rows[0], rows[1])
+    assert apart <= 2 * clip / gamma - roundings * root + math.sqrt(0.5)
+    assert apart >= 2 * clip / gamma - roundings * root - 2
+
+
+def test_a_number_of_a_total_is_rounded_once():
+    """floor((floor(x) + a) / b) is floor((x + a) / b): the shift of an integer is one rounding of
+    the real sum, half a step of the lattice up.
+    """
+    random = np.random.default_rng(3)
+    for shift in (1, 4, 9):
+        total, noise = random.integers(-5000, 5000, 2000), random.normal(0, 700, 2000)
+        sent = coarser(total + np.floor(noise + 0.5).astype(np.int64), shift)
+        once = np.floor((total + noise + 0.5) / 2**shift + 0.5)
+        assert np.array_equal(sent, once)

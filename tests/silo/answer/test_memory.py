@@ -16,12 +16,17 @@ from silodp.core.problem.person import Person, averaged
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.statistics import (
+    Binned,
     ClassCounts,
     Gram,
+    GroupClasses,
     GroupScore,
     Histogram,
+    Marginals,
     Moments,
+    Regression,
     RiskCells,
+    ScaledGrad,
     Score,
 )
 from silodp.silo.answer import exact, slots
@@ -37,10 +42,23 @@ ASKED = [
     Gram(FEATURES, 5, 1.0, 1.0),
     Histogram(torch.arange(50).double(), FEATURES),
     ClassCounts(700),
+    Marginals.of([Binned(0, 1, tuple(map(float, range(300)))), Binned(1, 2)], [(0, 1), (0,)]),
+    GroupClasses(300, 0, 2, 0),
+    Regression(
+        2,
+        torch.ones(FEATURES),
+        torch.zeros(16),
+        torch.arange(16) // 8,
+        torch.zeros(FEATURES),
+        torch.ones(FEATURES),
+        2.0,
+        1.5,
+    ),
     Moments(-torch.ones(FEATURES), torch.ones(FEATURES)),
     Score(torch.ones(1, FEATURES + 1), 100, 1.0),
     GroupScore(torch.ones(1, FEATURES + 1), 0, FEATURES, 0),
     RiskCells(torch.ones(1, FEATURES + 1), torch.arange(100).double(), 1.0),
+    ScaledGrad(torch.ones(1, FEATURES + 1), torch.zeros(FEATURES), torch.ones(FEATURES), 1.0),
 ]
 
 

@@ -22,19 +22,25 @@ from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch
 from silodp.core.statistics import (
+    Binned,
     ClassCounts,
     ClippedDiff,
     Grad,
     GradDiff,
+    GroupClasses,
     GroupScore,
     Histogram,
     LocalSteps,
+    Marginals,
     Moments,
+    Regression,
     RiskCells,
+    ScaledGrad,
     Score,
     Statistic,
 )
 from silodp.core.statistics.gram import Gram
+from silodp.core.statistics.regression import COUNTS, COX, LOGISTIC
 from silodp.engine.model import MeanPool, Residual, SelfAttention
 from silodp.silo.answer import exact, lattice, products, slots
 from silodp.silo.answer.exact import Exact
@@ -231,12 +237,29 @@ def statistics_of(problem: Problem) -> list[Statistic]:
         LocalSteps(w, 2, 0.1),
         Score(w, 3, 1.0),
         GroupScore(w, 0, 4, 0),
+        ScaledGrad(w, low, -low, 1.0),
         RiskCells(w, torch.linspace(-2, 2, 5).double(), 1.0),
         RiskCells(w, torch.zeros(0).double(), 1.0),
         Histogram(torch.linspace(-2, 2, 5).double(), FEATURES),
         Moments(low, -low),
         Gram(4, 2, 1.0, 1.0),
+        GroupClasses(2, 0, 4, 0),
+        *regressions(FEATURES),
         ClassCounts(2),
+        Marginals.of([Binned(0, 1, (0.0,)), Binned(1, 3), Binned(-1, 2)], [(0,), (1, 2)]),
+    ]
+
+
+def regressions(features: int) -> list[Regression]:
+    """A step of each family."""
+    ones = torch.ones(features).double()
+    one = torch.zeros(1).double()
+    point = 0.1 * ones, one, one, 0 * ones, ones, 2.0, 3.0
+    times = torch.tensor([0.0, 1.0]).double()
+    return [
+        Regression(LOGISTIC, *point),
+        Regression(COUNTS, *point),
+        Regression(COX, 0.1 * ones, times, times, 0 * ones, ones, 2.0, 1.5),
     ]
 
 

@@ -45,9 +45,19 @@ PROBLEMS = {
     "number": Problem(nn.Linear(FEATURES, 1), squared_error),
     "count": Problem(nn.Linear(FEATURES, 1), losses.Poisson(9.0)),
     "steps": Problem(nn.Linear(FEATURES, 3), losses.Ordinal(4)),
+    "times": Problem(nn.Linear(FEATURES, 3), losses.Hazard(3)),
 }
 NUMBERS = ("number", "count")
-BINS = {"logit": 5, "two": 5, "weighted": 5, "four": 4}
+BINS = {"logit": 5, "two": 5, "weighted": 5, "four": 4, "steps": 4, "times": 5}
+LISTED = {"number": 4, "count": 5}
+EDGES = torch.tensor([-1.5, -0.5, 0.25, 1.0], dtype=torch.float64)
+
+
+def scored(name, cap, w=None):
+    """Return the question with every number of the task's list, and bins where it has some."""
+    bins = BINS.get(name, 0)
+    edges = EDGES if bins == 5 else EDGES[:0]
+    return Score(point(name) if w is None else w, bins, cap, LISTED.get(name, 2), edges)
 
 
 def point(name, scale=1.0):
@@ -101,10 +111,9 @@ def whole_silo(problem, scored):
 
 
 STATISTICS = {
-    **{
-        f"score {name}": (name, lambda name=name: Score(point(name), BINS.get(name, 0), 2.0))
-        for name in PROBLEMS
-    },
+    **{f"score {name}": (name, lambda name=name: scored(name, 2.0)) for name in PROBLEMS},
+    "score of fewer numbers": ("count", lambda: Score(point("count"), 0, 2.0, 2)),
+    "score of one number and cells": ("four", lambda: Score(point("four"), 4, 2.0, 1)),
     "score, huge w": ("logit", lambda: Score(point("logit", 1e30), 5, 1e-300)),
     "classes": ("four", lambda: ClassCounts(4)),
     "groups": ("four", lambda: GroupScore(point("four"), 0, FEATURES, 0)),
@@ -121,16 +130,15 @@ def test_one_replaced_record_moves_a_sum_by_at_most_two_clips_and_by_as_much(cas
         lambda records: Quiet(problem, records, [0]),
         whole_silo(problem, statistic.on_held_out),
     ):
-        # of the third number one pair of records reaches a half: right or wrong, and a loss of 0 or
-        # 1, say too much of it
-        reaches = 0.9 if getattr(statistic, "bins", 0) else 0.99
+        # no pair of records is far apart in all numbers: the larger one is, the smaller the other
+        reaches = 0.85 if isinstance(statistic, Score) else 0.99
         check_statistic(statistic, some_records(name), answerer, dim=problem.dim, reaches=reaches)
 
 
 def test_a_clip_of_half_the_reach_is_all_that_is_needed_and_no_less_is_taken():
-    assert Score(point("two"), 5, 1.0).norm == pytest.approx(
-        math.sqrt(5) / 2
-    )  # loss, right or not, risk and a cell: 1 + 1 + 1 + 2
+    assert scored("two", 1.0).norm == 1.0  # loss, risk and a cell: 1 + 1 + 2
+    assert Score(point("four"), 4, 1.0, 1).norm == pytest.approx(math.sqrt(3) / 2)
+    assert scored("count", 1.0).norm == pytest.approx(math.sqrt(5) / 2)
     assert Score(point("four"), 0, 1.0).norm == pytest.approx(math.sqrt(2) / 2)
     assert ClassCounts(4).norm == pytest.approx(math.sqrt(2) / 2)
     assert GroupScore(W, 0, 3, 0).norm == pytest.approx(math.sqrt(2) / 2)
@@ -194,14 +202,17 @@ def test_whatever_the_floats_a_row_on_the_lattice_has_numbers_and_cells_that_sum
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_a_score_is_what_a_loop_over_records_finds(name, silent):
     problem, w, cap, bins = PROBLEMS[name], point(name), 1.5, BINS.get(name, 0)
+    statistic = scored(name, cap)
     random = np.random.default_rng(3)
     x = random.normal(size=(N, FEATURES)).astype(np.float32)
     y = (
         random.normal(size=N).astype(np.float32)
         if name in NUMBERS
-        else random.integers(0, 4 if name in ("four", "steps") else 2, N)
+        else random.integers(0, {"four": 4, "steps": 4, "times": 7}.get(name, 2), N)
     )
-    wanted = np.zeros(2 + (1 + 2 * bins if bins else 0))
+    if name == "count":
+        y = np.abs(np.round(3 * y))
+    wanted = np.zeros(statistic.shape[-1])
     for xi, yi in zip(x, y, strict=True):
         output = (
             problem.outputs(w.double(), torch.tensor(xi[None], dtype=torch.float64))[0, 0]
@@ -209,20 +220,42 @@ def test_a_score_is_what_a_loop_over_records_finds(name, silent):
             .numpy()
         )
         if name in NUMBERS:
-            error = (
-                min(
-                    abs((output[0] if name == "number" else min(math.exp(output[0]), 9.0)) - yi),
-                    cap,
-                )
-                / cap
-            )
+            rate = output[0] if name == "number" else min(math.exp(output[0]), 9.0)
+            error = min(abs(rate - yi), cap) / cap
             wanted[:2] += error**2, error
+            if name == "number":
+                inside = min(max(yi, -1.0), 1.0)
+                wanted[2:] += (inside + 1) / 2, inside**2
+                continue
+            inside = min(yi, 9.0)
+            itself = inside * math.log(max(inside, 1.0))
+            deviance = 2 * (itself - inside * math.log(rate) - inside + rate)
+            wanted[2:] += (
+                inside / 9,
+                deviance / (2 * (9 * math.log(9) - 8)),
+                itself / (9 * math.log(9)),
+            )
+            continue
+        if name == "times":
+            hazards = 1 / (1 + np.exp(-output))
+            last, event = divmod(int(yi), 2)
+            loss = -np.log(1 - hazards[:last]).sum()
+            loss -= math.log(hazards[last]) if event else 0.0
+            risk = 1 - np.prod(1 - hazards[:2])
+            known = event or last > 1
+            outcome = int(last <= 1)
+            wanted[:2] += min(loss, cap) / cap, (risk - outcome + 1) / 2 if known else 0.5
+            if known:
+                place = np.searchsorted(EDGES.numpy(), math.log(risk / (1 - risk)), side="right")
+                wanted[2 + outcome * bins + place] += 1
             continue
         if name == "steps":
             above = 1 / (1 + np.exp(-output))
             loss = -sum(np.log(p if yi > k else 1 - p) for k, p in enumerate(above))
             chances = -np.diff([1.0, *np.minimum.accumulate(above), 0.0])
-            wanted[:2] += min(loss, cap) / cap, chances.argmax() == yi
+            right = chances.argmax() == yi
+            wanted[:2] += min(loss, cap) / cap, (chances.max() - right + 1) / 2
+            wanted[2 + right * bins + yi] += 1
             continue
         logits = np.array([0.0, output[0]]) if name == "logit" else output
         chances = np.exp(logits) / np.exp(logits).sum()
@@ -230,15 +263,17 @@ def test_a_score_is_what_a_loop_over_records_finds(name, silent):
             -np.log(chances[yi]) * (6.0 if name == "weighted" and yi else 1.0),
             logits.argmax() == yi,
         )
-        wanted[:2] += min(loss, cap) / cap, right
+        wanted[0] += min(loss, cap) / cap
         if name == "four":
-            wanted[2] += (chances.max() - right + 1) / 2
-            wanted[3 + right * bins + yi] += 1
+            wanted[1] += (chances.max() - right + 1) / 2
+            wanted[2 + right * bins + yi] += 1
             continue
         risk = chances[1] / (chances[1] + 6 * chances[0]) if name == "weighted" else chances[1]
-        wanted[2] += (risk - yi + 1) / 2
-        wanted[3 + yi * bins + min(int(chances[1] * bins), bins - 1)] += 1
-    query, data = Query(Score(w, bins, cap), Gaussian("score", 1.0, 1.0)), Records.of([(x, y)])
+        wanted[1] += (risk - yi + 1) / 2
+        place = np.searchsorted(EDGES.numpy(), math.log(risk / (1 - risk)), side="right")
+        wanted[2 + yi * bins + place] += 1
+    query = Query(statistic, Gaussian("score", float(statistic.norm), 1.0))
+    data = Records.of([(x, y)])
     for answerer in (Quiet(problem, data, [0]), whole_silo(problem, True)(data)):
         np.testing.assert_allclose(answerer.answer(query, [0])[0, 0].numpy(), wanted / N, atol=3e-6)
 
@@ -249,7 +284,7 @@ def test_several_points_are_scored_as_one_by_one():
     both = Quiet(problem, Records.of([(x, y)] * 2), [0, 1]).answer(
         Query(Score(points, 4, 1.0), Gaussian("score", 1.0, 1.0)), [0, 1]
     )
-    assert both.shape == (2, 2, 11)
+    assert both.shape == (2, 2, 10)
     for j in range(2):
         alone = Quiet(problem, Records.of([(x, y)]), [0]).answer(
             Query(Score(points[j : j + 1], 4, 1.0), Gaussian("score", 1.0, 1.0)), [0]
@@ -338,7 +373,7 @@ def test_a_mean_is_over_its_part_and_its_noise_is_for_the_sum_of_all(monkeypatch
     x, y = data_of_two_classes()
     gate = deployed(problem, 0.25)(Records.of([(x, y)]))
     value = gate.answer(Query(Score(w, 4, 1.0), Gaussian("a", 1.0, 1.0)), [0])[0, 0]
-    assert float(value[3:].sum()) == pytest.approx(1.0)
+    assert float(value[2:].sum()) == pytest.approx(1.0)
     full = deployed(problem)(Records.of([(x[~held_out(N, 0.25)], y[~held_out(N, 0.25)])]))
     query = Query(Grad(w), Gaussian("a", 1.0, 1.0))
     assert torch.allclose(gate.answer(query, [0]), full.answer(query, [0]), atol=1e-12)
@@ -421,6 +456,14 @@ HOSTILE = {
     "513 bins": (asking(Score(W, 513, 1.0)), "shape"),
     "-1 bins": (asking(Score(W, -1, 1.0), clip=1.0), "shape"),
     "bins that are no integer": (asking(Score(W, 4.0, 1.0)), "shape"),
+    "no numbers": (asking(Score(W, 4, 1.0, 0)), "shape"),
+    "6 numbers": (asking(Score(W, 4, 1.0, 6)), "shape"),
+    "numbers that are no integer": (asking(Score(W, 4, 1.0, 2.0)), "shape"),
+    "too few edges": (asking(Score(W, 4, 1.0, 2, EDGES[:2])), "shape"),
+    "edges without bins": (asking(Score(W, 0, 1.0, 2, EDGES)), "shape"),
+    "edges out of order": (asking(Score(W, 5, 1.0, 2, EDGES.flip(0))), "shape"),
+    "edges in a table": (asking(Score(W, 5, 1.0, 2, EDGES[None])), "shape"),
+    "edges with NaN": (asking(Score(W, 5, 1.0, 2, EDGES * math.nan)), "not-finite"),
     "cap 0": (asking(Score(W, 4, 0.0)), "clip"),
     "cap NaN": (asking(Score(W, 4, math.nan)), "clip"),
     "cap inf": (asking(Score(W, 4, math.inf)), "clip"),
@@ -496,13 +539,19 @@ def test_a_query_survives_its_bytes():
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     key = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
-    for statistic in (Score(W, 4, 0.1), GroupScore(W, 3, 2, 1), ClassCounts(3), MissingRates(5)):
+    for statistic in (
+        Score(W, 4, 0.1),
+        scored("two", 0.1),
+        GroupScore(W, 3, 2, 1),
+        ClassCounts(3),
+        MissingRates(5),
+    ):
         frame = encode_query(Envelope("silo", "run", "q", "0" * 64, asking(statistic)), key)
         got = decode_query(frame, limit=10**6)[0].query
         assert type(got.statistic) is type(statistic)
         assert got.statistic.shape == statistic.shape
         assert all(
-            torch.equal(v, got.statistic.w) if name == "w" else v == getattr(got.statistic, name)
+            torch.equal(torch.as_tensor(v), torch.as_tensor(getattr(got.statistic, name)))
             for name, v in vars(statistic).items()
         )
     with pytest.raises(BadInput):
@@ -525,20 +574,15 @@ def test_a_w_made_to_isolate_one_record_tells_no_more_than_its_price():
     far[0][target, 0], far[1][target] = -30.0, 1  # as sure as can be, and wrong
     w = torch.zeros(1, problem.dim)
     w[0, 0] = 1.0
-    query = asking(Score(w, 4, 1.0), noise=1.0)
+    query = asking(Score(w, 5, 1.0, 2, EDGES), noise=1.0)
     draws = []
     for data in (near, far):
         gate = deployed(problem, 0.5)(Records.of([data]))
         gate.check(query)
         draws.append(torch.stack([gate.answer(query, [0])[0, 0] for _ in range(600)]).numpy())
-    direction = np.zeros(11)
-    direction[[0, 1, 2, 3, 7]] = (
-        1,
-        -1,
-        -0.5,
-        -1,
-        1,
-    )  # the loss rises, right becomes wrong, the risk too low, one cell becomes another
+    direction = np.zeros(12)
+    # the loss rises, the risk becomes too low, and one cell becomes another
+    direction[[0, 1, 2, 7]] = (1, -0.5, -1, 1)
     apart = (draws[1] - draws[0]) @ direction / np.linalg.norm(direction)
     noise = np.concatenate(
         [d @ direction - (d @ direction).mean() for d in draws]

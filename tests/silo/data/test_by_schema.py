@@ -2,6 +2,7 @@
 is refused without a cell's value.
 """
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
+from silodp.host.schema import schema_text
 from silodp.silo.data.heldout import held_out
 from silodp.silo.data.tables import load_by_schema, read_table, table_of
 from silodp.silo.ledger.identity import Identity
@@ -70,6 +72,22 @@ def test_cells_become_features(tmp_path):
     np.testing.assert_array_equal(x, np.array(X, np.float32))
     assert (x.shape[1], x.dtype) == (len(SCHEMA.features), np.float32)
     assert (y.tolist(), y.dtype) == ([0, 1, 1, 0], np.int64)
+
+
+def test_other_spellings_of_a_category_are_the_category_and_part_of_what_a_silo_approves(tmp_path):
+    (tmp_path / "a.csv").write_text(GOOD.replace("female", "W"))
+    table = json.loads(SCHEMA.text) | {"ignore": ["id"]}
+    assert "aliases" not in SCHEMA.text
+    table["columns"]["sex"]["aliases"] = {"W": "female", "Weiblich": "female"}
+    schema = Schema.of(table)
+    np.testing.assert_array_equal(read_silo(tmp_path / "a.csv", schema)[0], X)
+    assert schema.hash != SCHEMA.hash
+    assert Schema.parse(schema.text, "x").text == schema.text
+    assert Schema.of(tomllib.loads(schema_text(table))).text == schema.text
+    for wrong in ({"W": "woman"}, {"male": "female"}, ["W"], {"": "female"}):
+        table["columns"]["sex"]["aliases"] = wrong
+        with pytest.raises(BadInput, match=r"aliases is .* it must be a table of other spellings"):
+            Schema.of(table)
 
 
 def test_order_extra_columns_and_kind_of_file_do_not_matter(tmp_path):

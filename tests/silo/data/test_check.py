@@ -13,6 +13,7 @@ from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Schema
 from silodp.host.schema import load_schema
 from silodp.silo.data.check import check
+from silodp.silo.data.suspicious import second_unit
 from silodp.silo.data.tables import read_table
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +75,14 @@ DIRTY = {
         True,
         "is not UTF-8 text; save it again as 'CSV UTF-8'",
     ),
-    "UTF-16": (csv(C).decode().encode("utf-16"), True, "is not UTF-8 text"),
+    "UTF-16": (
+        csv(C).decode().encode("utf-16"),
+        True,
+        (
+            "is UTF-16 and not UTF-8 text; save it again as 'CSV UTF-8', or declare it in the "
+            'schema: encoding = "utf-16"'
+        ),
+    ),
     "empty": (b"", True, "is empty; it needs a header and at least one row"),
     "header only": (csv(C.iloc[:0]), True, "has columns but no rows"),
     "no header": (
@@ -233,6 +241,18 @@ DIRTY = {
         ),
     ),
     "few": (csv(C.iloc[:20]), False, "There are only 20 records"),
+    "a second unit": (
+        csv(C.assign(weight=C.weight.where(C.index % 10 > 0, (C.weight * 10).round()))),
+        False,
+        "column 'weight': 20 of 200 values look 10 times too large, as mm for cm: bring them into "
+        "its unit.",
+    ),
+    "a leak": (
+        csv(C.assign(weight=(60 + 40 * (C.readmitted == "yes") + C.index % 9))),
+        False,
+        "column 'weight': it predicts the label almost alone. If it is written down only once "
+        "the outcome is known, a model with it fails on new records",
+    ),
 }
 
 
@@ -285,6 +305,76 @@ def test_everything_that_is_wrong_is_said_at_once(schema, tmp_path):
     said = [finding.sentence for finding in check(tmp_path / "clinic.csv", load_schema(schema))]
     assert len(said) == 3
     assert ["lacks" in said[0], "'weight'" in said[1], "'sex'" in said[2]] == [True] * 3
+
+
+def test_nothing_new_is_found_once_everything_that_was_said_is_fixed(schema, tmp_path):
+    frame = put(put(put(C, "weight", ["?", "80 kg", "<50"]), "age", [-9, -9, "x"]), "sex", ["m"])
+    frame = put(put(frame, "readmitted", ["YES", "perhaps"]), "weight", [None], at=9)
+    text = (
+        frame.assign(mrn=range(200))
+        .rename(columns={"smoker": "raucht"})
+        .to_csv(index=False, sep=";")
+    )
+    (tmp_path / "clinic.csv").write_text(text.replace("raucht", "geraucht") + "1;2\n")
+    said = [finding.sentence for finding in check(tmp_path / "clinic.csv", load_schema(schema))]
+    for part in (
+        "separated by semicolons",
+        "lacks 'smoker'",
+        "has 'geraucht', 'mrn' in addition",
+        "'weight', row 3: '?' seems",
+        "'weight', row 4: there is a unit",
+        "'weight', row 5: the cell is a bound",
+        "'weight', row 10 (counted from 1, without the header): the value is missing",
+        "'age', row 3 and 1 more: '-9' seems",
+        "'age', row 5 (counted from 1, without the header): the value is not a finite number",
+        "'sex', row 3 (counted from 1, without the header): the value is not one of",
+        "'readmitted', row 3: the value is a category in other capital letters",
+        "'readmitted', row 4 (counted from 1, without the header): the value is not one of",
+    ):
+        assert sum(part in sentence for sentence in said) == 1, (part, said)
+
+
+def test_every_difference_in_a_files_form_is_found_at_once(schema, tmp_path):
+    text = csv(put(C, "weight", ["80,5"]).assign(größe=1), sep=";").decode()
+    (tmp_path / "clinic.csv").write_text(text, encoding="latin-1")
+    said = [finding.sentence for finding in check(tmp_path / "clinic.csv", load_schema(schema))]
+    assert 'declare it in the schema: encoding = "latin-1"' in said[0]
+    assert said[1].endswith('or declare it: separator = ";", decimal = ",".')
+    assert "has 'größe' in addition" in said[2]
+    assert len(said) == 3
+
+
+def test_a_label_that_follows_from_a_missing_value_is_a_leak(schema, tmp_path):
+    given = C.age.where(C.readmitted == "yes")
+    C.assign(age=given).to_csv(tmp_path / "clinic.csv", index=False)
+    said = [finding.sentence for finding in check(tmp_path / "clinic.csv", load_schema(schema))]
+    leaks = [sentence for sentence in said if "predicts the label almost alone" in sentence]
+    assert len(leaks) == 1
+    assert "column 'age'" in leaks[0]
+
+
+def test_hundreds_of_categories_and_a_column_of_others_are_pointed_out(tmp_path):
+    table = _table()
+    table["columns"]["sex"]["categories"] = [f"K{k}" for k in range(300)]
+    table["columns"]["smoker"] = {"type": "category", "categories": ["no", "other"]}
+    frame = C.assign(sex=[f"K{k}" for k in range(200)], smoker=[f"s{k % 150}" for k in range(200)])
+    frame.to_csv(tmp_path / "clinic.csv", index=False)
+    said = [f.sentence for f in check(tmp_path / "clinic.csv", Schema.of(table)) if not f.stops]
+    assert any("'sex': its 300 categories become 300 features" in one for one in said), said
+    assert any("150 different values in 200 of 200 rows" in one for one in said), said
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.random.default_rng(0).lognormal(0, 1, 500),
+        np.random.default_rng(0).integers(0, 6, 500).astype(float),
+        np.random.default_rng(0).normal(80, 12, 500),
+        np.repeat([1.0, 10.0], 250),
+    ],
+)
+def test_numbers_in_one_unit_are_not_suspected(numbers):
+    assert second_unit(numbers) == ""
 
 
 @pytest.mark.parametrize("name", [name for name, (_, stops, _) in DIRTY.items() if not stops])

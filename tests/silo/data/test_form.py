@@ -146,6 +146,7 @@ def test_from_a_german_export_to_risks_as_a_new_user_would(said, tmp_path, monke
             "Tod",
             "binary",
             "nein|ja",
+            "",
             "ignore",
             "ignore",
             "number",

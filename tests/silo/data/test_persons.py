@@ -236,10 +236,11 @@ def test_every_statistic_of_a_person_is_the_average_over_its_rows_within_a_rows_
         assert float(person.norm()) <= 2 * statistic.norm + 1e-9
         if statistic.numbers is not None:
             gamma = lattice_step(statistic.norm, len(person))
-            whole = levelled(person[None], statistic.numbers, gamma)
+            whole = levelled(person[None], statistic.numbers, gamma, statistic.blocks)
             cells = whole[0, statistic.numbers :]
             assert bool((whole >= 0).all())
-            assert int(cells.sum()) <= int(1 / gamma)
+            for block in cells.split(list(statistic.blocks)):
+                assert int(block.sum()) <= int(1 / gamma)
             assert torch.allclose(
                 whole[0].double() * gamma, person, atol=2 * gamma
             )  # none was thrown away

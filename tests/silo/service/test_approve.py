@@ -160,14 +160,14 @@ def test_what_changes_is_said_in_words_and_a_no_changes_nothing(home, capsys, mo
     capsys.readouterr()
     assert silodp("silo", "approve", study, silo.policy) == 2
     said = capsys.readouterr().out
-    assert "model            mlp:4 -> model.py:build (file " in said
+    assert "model mlp:4 -> model.py:build (file " in " ".join(said.split())
     assert "label            outcome (0, 1), as before" in said
-    assert "epsilon 0 of 3 is spent, 100.0% of the budget is left. Nothing is refreshed." in said
+    assert "0.0 % of the budget is used, epsilon 0 of 3. Approval refreshes nothing." in said
     assert "model.py, will run in the gate: read it first" in said
     assert Path(silo.policy).read_bytes() == before
     assert not (home / "silo/approved").exists()
     assert not list(home.rglob("ran")), "nobody has run the study's code at the silo"
-    assert all(len(line) <= 80 for line in said.splitlines() if "." not in line)
+    assert [line for line in said.splitlines() if "." not in line and len(line) > 80] == []
 
 
 def test_code_is_approved_by_its_bytes_which_the_silo_keeps_for_itself(home):
@@ -305,7 +305,8 @@ def test_what_a_study_asks_for_beyond_the_policy_is_said_and_then_allowed(home):
         Path(silo.policy), propose(silo, "second", "--model", "logistic", "--statistic", "Gram")
     )
     assert [c.words for c in found.changes if c.what == "may ask"] == [
-        "Grad, GradDiff, LocalSteps, RiskCells -> Grad, GradDiff, LocalSteps, RiskCells, Gram"
+        "Grad, ScaledGrad, Moments, GradDiff, LocalSteps, RiskCells -> "
+        "Grad, ScaledGrad, Moments, GradDiff, LocalSteps, RiskCells, Gram"
     ]
     approve(found)
     assert "Gram" in Policy.load(silo.policy).statistics

@@ -177,8 +177,8 @@ def test_status_says_what_is_left_and_what_was_asked_and_the_log_has_a_line_for_
     assert now["used"] - before["used"] > 0
     words = silodp("status", gate.silo.policy)[1]
     assert "the gate runs" in words
-    assert f"Epsilon {rounded_up(now['spent_epsilon'], 4)} of 3 is spent" in words
-    assert f"{rounded_up(100 * now['used'], 1, 'f')} % of the budget is used" in words
+    share = f"{rounded_up(100 * now['used'], 1, 'f')} % of the budget is used"
+    assert f"{share}: epsilon {rounded_up(now['spent_epsilon'], 4)} of 3." in words
     lines = Path(gate.place.log).read_text().splitlines()[-4:]
     price = now["used"] - before["used"]
     for line, wanted in zip(

@@ -309,7 +309,7 @@ def test_what_answers_loads_neither_what_reads_files_nor_what_only_some_policies
         "silodp.silo.service.pace",
     }
     assert not loaded & apart
-    assert len(loaded) <= 90
+    assert len(loaded) <= 92  # each statistic is a file of its own
 
 
 def test_a_policy_with_the_tables_of_two_kinds_of_totals_is_refused():

@@ -33,20 +33,26 @@ from silodp.core.protocol.codec import (
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
 from silodp.core.statistics import (
+    Binned,
     ClassCounts,
     ClippedDiff,
     Grad,
     GradDiff,
     Gram,
+    GroupClasses,
     GroupScore,
     Histogram,
     LocalSteps,
+    Marginals,
     MissingRates,
     Moments,
+    Regression,
     RiskCells,
+    ScaledGrad,
     Score,
     SteeredSteps,
 )
+from silodp.core.statistics.regression import COX
 from silodp.silo.answer import exact, lattice
 from silodp.silo.data.records import Records
 from silodp.silo.data.tables import raw
@@ -140,12 +146,25 @@ STATISTICS_ASKED = {
     "SteeredSteps": SteeredSteps(W, 2, 0.1, W.double()),
     "Histogram": Histogram(torch.tensor([-1.0, 0.0, 1.0]), FEATURES),
     "Moments": Moments(torch.full((FEATURES,), -2.0), torch.full((FEATURES,), 2.0)),
+    "ScaledGrad": ScaledGrad(W, torch.zeros(FEATURES), torch.ones(FEATURES), 1.0),
     "Score": Score(W, 4, 2.0),
     "GroupScore": GroupScore(W, 0, FEATURES, 0),
     "RiskCells": RiskCells(W, torch.tensor([-1.0, 0.0, 1.0]), 1.0),
     "ClassCounts": ClassCounts(2),
     "MissingRates": MissingRates(FEATURES),
+    "Marginals": Marginals.of([Binned(0, 1, (0.0,)), Binned(-1, 2)], [(0,), (1, 0)]),
     "Gram": Gram(FEATURES, 2, 1.0, 2.0),
+    "GroupClasses": GroupClasses(3, 0, FEATURES, 0),
+    "Regression": Regression(
+        COX,
+        torch.zeros(FEATURES),
+        torch.tensor([-1.0, 0.0]),
+        torch.tensor([0.0, 1.0]),
+        torch.zeros(FEATURES),
+        torch.ones(FEATURES),
+        2.0,
+        1.5,
+    ),
 }
 
 

@@ -66,6 +66,7 @@ from silodp.core.statistics import (
     GroupScore,
     Histogram,
     LocalSteps,
+    Marginals,
     MissingRates,
     Moments,
     RiskCells,
@@ -123,7 +124,7 @@ class Server(random.Random):
 
     def statistic(self):
         w = self.point()
-        match self.randrange(14):
+        match self.randrange(15):
             case 0 | 1 | 2:
                 return Grad(w)
             case 3 | 4:
@@ -146,6 +147,8 @@ class Server(random.Random):
                 return GroupScore(w, *(self.choice([0, 1, FEATURES, *COUNTS]) for _ in range(3)))
             case 12:
                 return RiskCells(w, self.vector(), self.choice([1.0, *STEPS]))
+            case 13:
+                return Marginals(*(self.vector() for _ in range(3)))
         return Moments(self.vector(), self.vector() + self.choice([0, 1, 10]))
 
     def sampling(self):
@@ -180,7 +183,7 @@ class Server(random.Random):
 
     def frame(self, sent: list[bytes]) -> bytes:
         frame = self.query()
-        match self.randrange(14):
+        match self.randrange(15):
             case 0 | 1 if sent:
                 return self.choice(sent)
             case 2:

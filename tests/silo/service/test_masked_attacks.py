@@ -25,7 +25,7 @@ from scipy.stats import chisquare
 from torch import nn
 
 from mistakes import masked as mistakes
-from silodp.core.lattice import lattice_step
+from silodp.core.lattice import lattice_step, total_shift
 from silodp.core.mechanisms import Masked
 from silodp.core.privacy.accounting import GDP, gdp_epsilon
 from silodp.core.problem.losses import cross_entropy
@@ -45,8 +45,8 @@ SERVER = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 FEATURES, SHARE = 24, 2.0
 PROBLEM = Problem(nn.Sequential(nn.Linear(FEATURES, 2)), cross_entropy)
 D, DEFINITION = PROBLEM.dim, definition_hash(PROBLEM)
-DEVIATION = SHARE * 2 / lattice_step(1.0, D)
-"""Of a share of noise, in steps of the lattice."""
+DEVIATION = SHARE * 2 / lattice_step(1.0, D) / 2 ** total_shift(SHARE, 1.0, D, 3)
+"""Of a share of noise, in steps of a total that counts on two or three shares."""
 SIZES = {"a": 40, "b": 60, "c": 50}
 HOSTILE = 80
 """Records that the hostile silo claims."""

@@ -14,15 +14,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import nn
 
 from silodp.core.errors import BadInput
-from silodp.core.lattice import lattice_step
+from silodp.core.events import TotalEvent
+from silodp.core.lattice import lattice_step, total_shift
 from silodp.core.mechanisms import Masked, Shuffled
 from silodp.core.privacy.accounting import GDP, gdp_epsilon
 from silodp.core.problem.losses import cross_entropy
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol import masks
-from silodp.core.protocol.codec import Envelope, Refusal, Sealed, decode_reply, encode_query
+from silodp.core.protocol.codec import REPLY, Envelope, Refusal, Sealed, decode_reply, encode_query
 from silodp.core.protocol.offers import KeyRequest, Offer, decode_offer, encode_key_request
+from silodp.core.protocol.quote import HoldRequest, decode_hold_reply, encode_hold
 from silodp.core.query import Query
+from silodp.core.sampling import FullBatch
 from silodp.core.statistics import Grad
 from silodp.silo.answer import exact
 from silodp.silo.data.records import Records
@@ -55,8 +58,8 @@ POLICY = Policy(
     askers=tuple(key.public_key().public_bytes_raw().hex() for key in (SERVER, OTHER_SERVER)),
 )
 SHARE = 2.0
-STEPS = 2 / lattice_step(1.0, D)
-"""The sensitivity at a clip of 1, in steps of the lattice."""
+STEPS = 2 / lattice_step(1.0, D) / 2 ** total_shift(SHARE, 1.0, D, 3)
+"""The sensitivity at a clip of 1, in steps of a total."""
 RUN = "run-1"
 
 
@@ -271,7 +274,6 @@ def hostile_tables(silo: Silo) -> dict[str, tuple[str, Envelope]]:
             "contributions",
             asked(own, others=OTHERS[:2], counted=3),
         ),
-        "a total whose noise wraps around": ("modulus", asked(own, noise_multiplier=200.0)),
         "a total that wraps around": (
             "modulus",
             asked(own, rows=[*rows[:-1], replace(rows[-1], records=2**33)]),
@@ -448,3 +450,20 @@ def test_a_silo_is_no_other_of_itself():
             SILO,
             POLICY.definition,
         )
+
+
+@pytest.mark.parametrize(("counted", "expected"), [(3, ""), (4, "contributions")])
+def test_nothing_is_reserved_for_a_total_that_counts_on_more_noise_than_any_answer_may(
+    silo, counted, expected
+):
+    """No question could use such a hold, whose price the asker would choose."""
+    event = TotalEvent(FullBatch(), SHARE, 1, counted)
+    request = HoldRequest(POLICY.silo, "run-1", "hold-1", POLICY.definition, 1, (("k", event),))
+    raw = silo.door.handle(encode_hold(request, SERVER))
+    if raw[:4] == REPLY:
+        got = decode_reply(raw, limit=10**6)
+        assert isinstance(got, Refusal)
+        found = got.code
+    else:
+        found = decode_hold_reply(raw, silo_key=SILO.public_key().public_bytes_raw().hex()).code
+    assert found == expected

@@ -207,13 +207,10 @@ def test_padding_holds_up_neither_pause_nor_status_nor_the_end_and_loses_no_answ
 
 
 def test_with_answer_after_nobody_else_may_read_the_times_of_ledger_anchor_and_log(
-    tmp_path, monkeypatch
+    passable, monkeypatch
 ):
-    monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
-    for place in (tmp_path, *tmp_path.parents):
-        if "pytest" in str(place):
-            place.chmod(0o711)
-    silo = made(tmp_path, answer_after=1.0)
+    monkeypatch.setenv("SILODP_STATE", str(passable / "state"))
+    silo = made(passable, answer_after=1.0)
 
     def started() -> None:
         stop, tell = socket.socketpair()

@@ -16,14 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import nn
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.events import TotalEvent
 from silodp.core.figures import HOLDS, rounded_up
-from silodp.core.lattice import lattice_step
-from silodp.core.mechanisms import Gaussian, Shuffled
+from silodp.core.mechanisms import Gaussian, Masked, Shuffled
 from silodp.core.privacy.accounting import GDP, Renyi, gdp_epsilon
 from silodp.core.problem.losses import cross_entropy, squared_error
 from silodp.core.problem.problem import Problem
 from silodp.core.protocol.box import box_length, open_box
 from silodp.core.protocol.codec import (
+    REPLY,
     Answer,
     Envelope,
     Refusal,
@@ -32,8 +33,9 @@ from silodp.core.protocol.codec import (
     decode_reply,
     encode_query,
 )
+from silodp.core.protocol.quote import HoldRequest, decode_hold_reply, encode_hold
 from silodp.core.query import Query
-from silodp.core.sampling import DisjointBatches, Poisson
+from silodp.core.sampling import DisjointBatches, FullBatch, Poisson
 from silodp.core.statistics import (
     ClassCounts,
     Grad,
@@ -262,7 +264,7 @@ def test_the_ledger_shows_what_server_and_shuffler_may_learn_and_when_that_holds
     assert exit_code == 0
     text = " ".join(text.split())
     assert (
-        f"epsilon {rounded_up(ledger.spent(), 4)} of {POLICY.epsilon:g} is spent against "
+        f"used: epsilon {rounded_up(ledger.spent(), 4)} of {POLICY.epsilon:g} against "
         "the server, which sees totals"
     ) in text
     assert (
@@ -395,6 +397,15 @@ def test_what_is_answered_and_what_is_refused(tmp_path, changes, expected):
     assert (ledger.head()[0] > 0) == (expected == "answered")
 
 
+def test_a_question_for_masked_totals_is_refused_and_not_charged(tmp_path):
+    """Its cohort is no part of the shuffler's condition."""
+    door, ledger = silo(tmp_path)
+    query = Query(Grad(W), Masked("anchor", 1.0, **SHARE))
+    envelope = Envelope(POLICY.silo, "run-1", "q1", POLICY.definition, query, "0", 0, b"cohort")
+    assert code(door, encode_query(envelope, SERVER)) == "masks"
+    assert ledger.head()[0] == 0
+
+
 def test_hostile_numbers_get_a_code_and_never_pass_the_budget(tmp_path):
     door, ledger = silo(tmp_path)
     rng = random.Random(7)
@@ -450,9 +461,12 @@ def test_without_noise_the_numbers_are_the_clipped_sum(tmp_path, monkeypatch):
         PROBLEM, Records.of([(x, y)]), partition=lambda name, batches: np.arange(N)
     )
     monkeypatch.setattr(lattice, "rounded_gaussian", lambda scale, size: np.zeros(size, np.int64))
-    value = answerer.answer(Query(Grad(W), Shuffled("a", 0.7, 1.0, counted=2)), [0]).flatten()
-    found = value.double() * lattice_step(0.7, D)
-    assert torch.allclose(found, clipped.sum(0), atol=N * 2.0**-16)
+    mechanism = Shuffled("a", 0.7, 1.0, counted=2)
+    value = answerer.answer(Query(Grad(W), mechanism), [0]).flatten()
+    assert mechanism.shift(D) > 0
+    found = mechanism.mean_in(value[None], 1)[0]
+    rounded = float(mechanism.steps(D)) / 2
+    assert torch.allclose(found, clipped.sum(0), atol=N * 2.0**-16 + rounded)
 
 
 def test_a_record_on_which_the_model_raises_takes_no_other_with_it(tmp_path):
@@ -469,9 +483,10 @@ def test_a_record_on_which_the_model_raises_takes_no_other_with_it(tmp_path):
         Records.of([(np.full((5, FEATURES), 1e30), np.zeros(5, int))]),
         partition=None,
     )
-    numbers = answerer.answer(Query(Grad(W), Shuffled("a", 1.0, 1.0, counted=2)), [0])
+    mechanism = Shuffled("a", 1.0, 1.0, counted=2)
+    numbers = answerer.answer(Query(Grad(W), mechanism), [0])
     assert numbers.dtype == torch.int64
-    assert float(numbers.abs().max()) * lattice_step(1.0, D) < 5 + 2 * 8
+    assert float(numbers.abs().max() * mechanism.steps(D)) < 5 + 2 * 8
 
 
 def test_the_policys_table_is_read_and_what_is_wrong_with_it_is_said(tmp_path):
@@ -495,3 +510,20 @@ def test_the_policys_table_is_read_and_what_is_wrong_with_it_is_said(tmp_path):
         path.write_text(good.replace(old, new))
         with pytest.raises(BadInput, match=word):
             Shuffling.load(path)
+
+
+@pytest.mark.parametrize(("counted", "expected"), [(8, ""), (9, "contributions")])
+def test_nothing_is_reserved_for_a_total_that_counts_on_more_noise_than_any_answer_may(
+    tmp_path, counted, expected
+):
+    """No question could use such a hold, whose price the asker would choose."""
+    event = TotalEvent(FullBatch(), 4.0, 1, counted)
+    request = HoldRequest(POLICY.silo, "run-1", "hold-1", POLICY.definition, 1, (("k", event),))
+    raw = silo(tmp_path)[0].handle(encode_hold(request, SERVER))
+    if raw[:4] == REPLY:
+        got = decode_reply(raw, limit=10**6)
+        assert isinstance(got, Refusal)
+        found = got.code
+    else:
+        found = decode_hold_reply(raw, silo_key=SILO.public_key().public_bytes_raw().hex()).code
+    assert found == expected

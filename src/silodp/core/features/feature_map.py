@@ -63,7 +63,7 @@ class FeatureMap:
     def tried(self, x: Tensor) -> Tensor:
         """Return the features of made-up records x (n, k).
 
-        The records belong to nobody, so a BadInput may give the reason of a failure. The function
+        The records are made up, so a BadInput may give the reason of a failure. The function
         is called twice. Raise BadInput if the two results differ.
         """
         try:

@@ -2,9 +2,9 @@
 They need no download.
 
 Their constants were learnt from public pictures that scikit-learn and matplotlib embed
-(`research.learn_features` says how), never from a silo's: centring, scaling and principal axes of
-a map that ships cost no budget. A definition names them by the hash of code and constants. Whoever
-loads a user's FILE.py loads the constants too: nothing is read here.
+(see `research.learn_features`), never from a silo's. So centring, scaling and principal axes of a
+map that ships cost no budget. A definition names them by the hash of code and constants. The loader
+of a user's FILE.py also loads the constants. This file reads nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Totals over silos that nobody adds up but the server, who can read nothing else: each silo masks
-its own numbers.
+"""Define totals over silos that only the server adds up. Each silo masks its own numbers, so the
+server can read nothing else.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 from silodp.core.errors import Refused
 from silodp.core.fields import INTEGER
 from silodp.core.mechanisms.totals import Shuffled
-from silodp.core.protocol.masks import MODULI
 
 if TYPE_CHECKING:
     from silodp.core.statistics import Statistic
+
+MODULUS_BITS = (32, 64)
+"""The bits that a modulus may have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,5 +37,5 @@ class Masked(Shuffled):
 
     def check(self, statistic: Statistic, runs: int, silos: int) -> None:
         super().check(statistic, runs, silos)
-        if self.modulus not in MODULI:
+        if self.modulus not in MODULUS_BITS:
             raise Refused("modulus")

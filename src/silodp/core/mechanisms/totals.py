@@ -13,7 +13,7 @@ from torch import Tensor
 from silodp.core.errors import Refused
 from silodp.core.events import TotalEvent
 from silodp.core.fields import INTEGER
-from silodp.core.lattice import lattice_steps
+from silodp.core.lattice import lattice_step, most, total_shift
 from silodp.core.mechanisms.gaussian import Gaussian
 from silodp.core.mechanisms.mechanism import Mechanism
 from silodp.core.numbers import CLIP_TOLERANCE
@@ -72,9 +72,33 @@ class Shuffled(Gaussian):
 
     def mean_in(self, total: Tensor, records: float) -> Tensor:
         """Return the mean over so many records in a total (J, d), float64."""
-        return (
-            total.double() * lattice_steps(self.clips, total.shape[-1]).to(total.device) / records
-        )
+        return total.double() * self.steps(total.shape[-1]).to(total.device) / records
+
+    def shift(self, dim: int) -> int:
+        """Return how many bits coarser this total's numbers are than the lattice, of one run."""
+        share = float(torch.as_tensor(self.noise_multiplier))
+        return total_shift(share, float(self.clip), dim, self.counted)
+
+    def steps(self, dim: int) -> Tensor:
+        """Return the step of each run's numbers, (J, 1) or (1, 1) float64; at a clip of 0 that of
+        1.
+        """
+        shares = torch.as_tensor(self.noise_multiplier, dtype=torch.float64).reshape(-1, 1)
+        shares, clips = torch.broadcast_tensors(shares, self.clips.double().cpu().reshape(-1, 1))
+        steps = [
+            math.ldexp(lattice_step(clip or 1.0, dim), total_shift(share, clip, dim, self.counted))
+            for share, clip in zip(shares.flatten().tolist(), clips.flatten().tolist(), strict=True)
+        ]
+        return torch.tensor(steps, dtype=torch.float64).reshape(-1, 1)
+
+    def largest(self, dim: int, records: int, silos: int) -> float:
+        """Return the largest size of a number in a total over these silos and records, of one
+        run.
+        """
+        share = float(torch.as_tensor(self.noise_multiplier))
+        whole = most(share, self.clip, dim, records, silos)
+        # Each silo rounds once more.
+        return whole / 2 ** self.shift(dim) + silos
 
     def noise_in(self, silos: int, records: float) -> Tensor:
         """Return (J, 1): the standard deviation of the noise in each coordinate of a mean over so

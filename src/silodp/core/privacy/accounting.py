@@ -89,15 +89,35 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def gdp_mu(budget: Budget) -> float:
-    """Return the largest mu for which mu-GDP implies the budget."""
+    """Return the largest mu for which mu-GDP implies the budget, rounded down by a part of 10^-12
+    and by what rounding in `gdp_delta` may move it.
+    """
     if math.isinf(budget.epsilon):
         return math.inf
     high = 1.0
     while gdp_delta(high, budget.epsilon) < budget.delta:
         high *= 2
-    return root(lambda m: gdp_delta(m, budget.epsilon) - budget.delta, 0.0, high, 1e-15) * (
-        1 - 1e-12
-    )
+    while gdp_delta(high / 2, budget.epsilon) > budget.delta:
+        high /= 2
+    mu = root(lambda m: gdp_delta(m, budget.epsilon) - budget.delta, high / 2, high, 0.0)
+    return mu * max(0.0, 1 - 1e-12 - _rounded_off(mu, budget.epsilon))
+
+
+def _rounded_off(mu: float, epsilon: float) -> float:
+    """Return the part of mu by which rounding in `gdp_delta` may move a root.
+
+    With u = 2^-52, a = mu/2 - epsilon/mu and b = a - mu, delta is Phi(a) less a term that is at
+    most Phi(a) and phi(a) / |b|. The first has an error of 4 u (1 + a^2) parts at most, without a^2
+    for a > 0. The second has one of 4 u (1 + epsilon + a^2) parts, since exponents of that size are
+    rounded. The errors of a and b move delta by at most 4 u |b| phi(a). And delta rises with mu by
+    phi(a). At small epsilon the two terms are nearly equal, so that all this is more than 10^-12.
+    """
+    a = mu / 2 - epsilon / mu
+    b = a - mu
+    mills = math.exp(float(special.log_ndtr(a)) + a * a / 2) * math.sqrt(2 * math.pi)
+    first = (1 + min(a, 0.0) ** 2) * mills
+    second = (1 + epsilon + a * a) * min(mills, 1 / abs(b))
+    return 2.0**-52 * 4 * (first + second + abs(b)) / mu
 
 
 def gaussian_sum(epsilons: Iterable[float], delta: float) -> float:

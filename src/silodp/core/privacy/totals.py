@@ -30,13 +30,15 @@ paid amounts add up to at most 10^-12 C, on every path. `gdp_mu` is rounded down
 10^-12, so that the filter of mu^2 holds with a C that is larger by that part, and by the inequality
 above this part pays for the distances of all paths.
 
-At ordinary scales paid is below 10^-1,000,000 and vanishes in a float. It is computed all the same,
+At ordinary scales paid is below 10^-30,000 and vanishes in a float. It is computed all the same,
 and each price is rounded up, by more than what vanishes.
 """
 
 from __future__ import annotations
 
 import math
+
+from silodp.core.lattice import SHARE_STEPS
 
 LEAST_STEPS = 2.0**17
 """The sensitivity 2 C in steps of the lattice, at least: `core.lattice.lattice_step`."""
@@ -75,6 +77,15 @@ def log_distance(scale: float, silos: int, modulus_bits: float) -> float:
     return modulus_bits / 2 * math.log(2) + excess - math.log(-math.expm1(-rate * silos))
 
 
+def least_scale(noise_multiplier: float, counted: int) -> float:
+    """Return the least size of a silo's share of the noise in steps of the total.
+
+    These are steps of the lattice, or coarser ones of which the share has SHARE_STEPS at least for
+    each root of a counted silo (`core.lattice.total_shift`).
+    """
+    return min(noise_multiplier * LEAST_STEPS, SHARE_STEPS * math.sqrt(counted))
+
+
 def total_price(noise_multiplier: float, counted: int) -> float:
     """Return what one total costs in mu^2, the distance from Gaussian noise included.
 
@@ -85,7 +96,7 @@ def total_price(noise_multiplier: float, counted: int) -> float:
     if not noise_multiplier > 0 or counted < 1:
         return math.inf
     price = 1 / (counted * noise_multiplier**2)
-    log_tau = log_distance(noise_multiplier * LEAST_STEPS, counted, MODULUS_BITS)
+    log_tau = log_distance(least_scale(noise_multiplier, counted), counted, MODULUS_BITS)
     log_paid = log_tau + math.log(COORDINATES) + LOG_WORTH
     if log_paid > math.log(PART) + math.log(price):
         return math.inf

@@ -6,7 +6,7 @@ losses of this file are known to treat records one at a time, and `slope_of` has
 
 A loss must be a sum over records. Then replacing one record changes one clipped term, and that is
 what the price is for. Cox's partial likelihood is not such a sum. Each event's term is a log-sum
-over everybody still at risk. So one record is in the terms of all who die before it, and a silo's
+over all who are still at risk. So one record is in the terms of all who die before it, and a silo's
 own risk sets are not the federation's. `Hazard`, the discrete-time likelihood, answers the same
 question record by record.
 """

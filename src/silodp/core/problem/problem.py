@@ -31,7 +31,7 @@ class Problem:
     """f0 from `model` and `loss`, f1 from `prox`, on flat vectors w of length `dim`.
 
     The trainable parameters, in the order of model.named_parameters(), make w. Buffers and frozen
-    parameters are public constants. The model is copied, so that nobody can change the function
+    parameters are public constants. The model is copied, so that the function cannot change
     later.
 
     - `loss` maps outputs (N, ...) and targets (N, ...) to (N,).
@@ -324,8 +324,8 @@ def shown(thing: object) -> str:
         hidden = re.search(r"(\w+)(?: object)? at 0x", text)
         name = hidden[1] if hidden else type(thing).__name__
         raise BadInput(
-            f"{name} does not show its numbers, so nobody can approve them; make it a frozen "
-            "dataclass"
+            f"{name} does not show its numbers, so no officer can approve them; make it a "
+            "frozen dataclass"
         )
     return text
 

@@ -33,6 +33,7 @@ alone. `text` is its one spelling. The hash of `text` is part of what a silo app
     categories = ["female", "male", "other"]   # one feature for each; "other" takes unknown
                                                # values, which are refused without it
     missing = "own"            # a missing value is a separate category
+    aliases = {F = "female", w = "female"}     # optional: other spellings, and their categories
 
     [columns.smoker]
     type = "boolean"
@@ -134,6 +135,14 @@ class Column:
     categories: tuple[str, ...] = ()
     missing: float | bool | str | None = None
     indicator: bool = False
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Other spellings of categories: (spelling, category)."""
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Return the place of each category in the schema's list, by every spelling of it."""
+        index = {category: k for k, category in enumerate(self.categories)}
+        return index | {spelling: index[category] for spelling, category in self.aliases}
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -153,6 +162,8 @@ class Column:
             table["range"] = list(self.range)
         if self.type == "category":
             table["categories"] = list(self.categories)
+        if self.aliases:
+            table["aliases"] = dict(self.aliases)
         if self.missing is not None:
             table["missing"] = self.missing
         if self.type != "category":
@@ -341,7 +352,7 @@ class Schema:
 
     @property
     def by_row(self) -> Schema:
-        """Return the same schema for single rows, whoever they belong to.
+        """Return the same schema for single rows, without persons.
 
         It is for a file on which a model is only tried.
         """
@@ -477,10 +488,24 @@ def _column(source: str, name: str, table: Any) -> Column:
             'true, false or "refuse"',
         )
         return Column(name, kind, missing=missing, indicator=indicator)
-    _known(source, table, ("type", "categories", "missing"))
+    _known(source, table, ("type", "categories", "aliases", "missing"))
     categories = _texts(source, "categories", table.get("categories"), least=1)
     require(missing in (None, OWN), f"{source}: missing", missing, '"own" or "refuse"')
-    return Column(name, kind, categories=categories, missing=missing)
+    aliases = _aliases(source, table.get("aliases", {}), categories)
+    return Column(name, kind, categories=categories, missing=missing, aliases=aliases)
+
+
+def _aliases(source: str, table: Any, categories: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the other spellings of categories. Raise BadInput unless each is a plain text for one
+    of the categories.
+    """
+    valid = isinstance(table, dict) and all(
+        is_name(spelling) and spelling not in categories and category in categories
+        for spelling, category in table.items()
+    )
+    wanted = 'a table of other spellings and their categories, such as {F = "female", f = "female"}'
+    require(valid, f"{source}: aliases", table, wanted)
+    return tuple(table.items())
 
 
 def _images(source: str, table: Any) -> Images:

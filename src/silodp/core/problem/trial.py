@@ -1,6 +1,6 @@
 """Try a user's own model and loss on made-up records, and report the fault in one sentence.
 
-The records belong to nobody, so a message may give the reason of a failure.
+The records are made up, so a message may give the reason of a failure.
 """
 
 from __future__ import annotations

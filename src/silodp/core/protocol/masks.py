@@ -3,7 +3,7 @@ vector that the two of them share; their sum is the total.
 
 Of two members the one with the smaller identity adds the vector of the pair and the other subtracts
 it, modulo 2^32 or 2^64, so over the whole cohort they cancel. Any set of answers that lacks an
-honest member's is pseudorandom to whoever lacks that member's keys (X25519 as a random oracle's
+honest member's is pseudorandom without that member's keys (X25519 as a random oracle's
 Diffie-Hellman, HKDF, ChaCha20): what is promised of masked totals is computational differential
 privacy.
 
@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from silodp.core.errors import BadInput, Refused
+from silodp.core.mechanisms.masked import MODULUS_BITS
 from silodp.core.protocol.frames import signed_by
 
 _KEY = b"silodp masks 1 key"
@@ -45,7 +46,7 @@ _PAIR = b"silodp masks 1 pair"
 _ROW = struct.Struct("<32s16s32s64sQ")
 ROW = _ROW.size
 EPOCH = 16
-MODULI = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+MODULI = {bits: np.dtype(f"<u{bits // 8}") for bits in MODULUS_BITS}
 """Bits of the modulus, and the words that are added modulo 2 to the power of it."""
 MOST_RECORDS = 2**53
 
@@ -111,8 +112,9 @@ def write_table(rows: Iterable[Row]) -> bytes:
 
 
 def read_table(raw: bytes) -> tuple[Row, ...]:
-    """Rows in strictly rising order of identities, so that nobody is in a cohort twice, each with
-    records; Refused("cohort") on any other bytes.
+    """Return rows in strictly rising order of identities, so that no member is in a cohort twice.
+
+    Each row has records. Raise Refused("cohort") for any other bytes.
     """
     if len(raw) % ROW == 0:
         rows = tuple(Row(*fields) for fields in _ROW.iter_unpack(raw))

@@ -30,50 +30,35 @@ It is 1 to sqrt(2), rounded down: 41^2 = 2 x 29^2 - 1.
 """
 
 
-@dataclass(frozen=True, eq=False)
-class Gram(Rowed):
-    """z_i^2 and (CROSS / DIAGONAL) z_i z_j for i < j, of z = (1, x, y) s: the first `features`
-    features, and the label.
+class Factored(Rowed):
+    """Products of two factors: z_i^2 and (CROSS / DIAGONAL) z_i z_j for i < j, summed over terms.
 
-    y is +1 or -1 for two classes and one-hot for more classes. If `classes` is 0, y is the
-    label / cap, clamped to [-1, 1]. s is the largest number up to 1 with
-    s^2 (2 + |x|^2) <= bound^2. It depends on the features alone, since |y| <= 1. So in a linear
-    regression a record that is scaled down has a smaller weight, but the same slope. A record with
-    a feature that is not finite, or too large, is zero.
+    A record has `terms` vectors z_t of `size` factors, whose squares sum to at most bound^2.
 
-    Sensitivity, a formal guarantee. Let z and z' belong to two records, with |z|, |z'| <= B.
+    Sensitivity, a formal guarantee. Let Z = sum_t z_t z_t^T and Z' belong to two records.
 
-    1. The matrices Z = z z^T and Z' = z' z'^T have
-       |Z - Z'|_F^2 = |z|^4 + |z'|^4 - 2 <z, z'>^2 <= 2 B^4. Two orthogonal vectors reach it.
-    2. The released vector v has
+    1. Z is positive semidefinite, and its trace sum_t |z_t|^2 is at most B^2. So |Z|_F <= B^2, and
+       <Z, Z'> >= 0.
+    2. So |Z - Z'|_F^2 = |Z|_F^2 + |Z'|_F^2 - 2 <Z, Z'> <= 2 B^4. Two orthogonal vectors reach it.
+    3. The released vector v has
        |v - v'|^2 = sum_i (Z_ii - Z'_ii)^2 + (CROSS / DIAGONAL)^2 sum_{i<j} (Z_ij - Z'_ij)^2
        <= |Z - Z'|_F^2, since CROSS^2 <= 2 DIAGONAL^2.
-    3. So one replaced record moves a sum by at most sqrt(2) B^2, where twice the norm would be
+    4. So one replaced record moves a sum by at most sqrt(2) B^2, where twice the norm would be
        2 B^2. The clip is half of that, B^2 / sqrt(2), rounded up.
 
     A gate verifies this bound for its integers, whatever the floats were
     (`silo.answer.integers.multiplied`).
     """
 
-    features: int
-    classes: int
-    cap: float
-    bound: Number
-    wire: ClassVar = {"features": INTEGER, "classes": INTEGER, "cap": REAL, "bound": REAL}
     in_totals = True
     view = "filled"
-
-    @property
-    def labels(self) -> int:
-        """Return how many factors encode the label."""
-        if self.classes > 2:
-            return self.classes
-        return 1
+    terms = 1
+    """How many vectors of factors a record has."""
 
     @property
     def size(self) -> int:
-        """Return the number of factors: the constant, the features and the label."""
-        return 1 + self.features + self.labels
+        """Return the number of factors."""
+        raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,6 +85,68 @@ class Gram(Rowed):
         """Raise Refused unless 2 clip^2 >= bound^4, by exact arithmetic."""
         if 2 * Fraction(clip) ** 2 < Fraction(float(self.bound)) ** 4:
             raise Refused("clip")
+
+    def factors(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
+        """Return the function that gives each record's factors (m, terms size)."""
+        raise NotImplementedError
+
+    def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
+        """Return the function that gives each record's weighted products."""
+        factors = self.factors(problem, run, dtype)
+        i, j = pairs(self.size)
+        weight = torch.where(i == j, 1.0, torch.tensor(CROSS / DIAGONAL, dtype=torch.float64))
+
+        def rows(x: Tensor, y: Tensor) -> Tensor:
+            """Return the weighted products (m, d) of these records."""
+            z = factors(x, y).cpu().unflatten(1, (self.terms, self.size))
+            return sum(z[:, t, i] * z[:, t, j] for t in range(self.terms)) * weight
+
+        return rows
+
+    def matrix(self, value: Tensor) -> Tensor:
+        """Return the symmetric matrices (J, size, size) of mean products, from a mean answer (J,
+        d).
+        """
+        i, j = pairs(self.size)
+        full = value.new_zeros(len(value), self.size, self.size)
+        products = torch.where(i == j, value, value * (DIAGONAL / CROSS))
+        full[:, i, j] = products
+        full[:, j, i] = products
+        return full
+
+
+@dataclass(frozen=True, eq=False)
+class Gram(Factored):
+    """z_i^2 and (CROSS / DIAGONAL) z_i z_j for i < j, of z = (1, x, y) s: the first `features`
+    features, and the label.
+
+    y is +1 or -1 for two classes and one-hot for more classes. If `classes` is 0, y is the
+    label / cap, clamped to [-1, 1]. s is the largest number up to 1 with
+    s^2 (2 + |x|^2) <= bound^2. It depends on the features alone, since |y| <= 1. So in a linear
+    regression a record that is scaled down has a smaller weight, but the same slope. A record with
+    a feature that is not finite, or too large, is zero.
+
+    Sensitivity: |z| <= bound, so one replaced record moves a sum by at most sqrt(2) bound^2
+    (`Factored` with one term).
+    """
+
+    features: int
+    classes: int
+    cap: float
+    bound: Number
+    wire: ClassVar = {"features": INTEGER, "classes": INTEGER, "cap": REAL, "bound": REAL}
+
+    @property
+    def labels(self) -> int:
+        """Return how many factors encode the label."""
+        if self.classes > 2:
+            return self.classes
+        return 1
+
+    @property
+    def size(self) -> int:
+        """Return the number of factors: the constant, the features and the label."""
+        return 1 + self.features + self.labels
 
     def _check_shapes(self, dim: int, runs: int) -> None:
         """Raise Refused for a field of another type or range.
@@ -145,30 +192,6 @@ class Gram(Rowed):
             return torch.where(square.isfinite(), z, 0.0)
 
         return factors
-
-    def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
-        """Return the function that gives each record's weighted products."""
-        factors = self.factors(problem, run, dtype)
-        i, j = pairs(self.size)
-        weight = torch.where(i == j, 1.0, torch.tensor(CROSS / DIAGONAL, dtype=torch.float64))
-
-        def rows(x: Tensor, y: Tensor) -> Tensor:
-            """Return the weighted products (m, d) of these records."""
-            z = factors(x, y).cpu()
-            return z[:, i] * z[:, j] * weight
-
-        return rows
-
-    def matrix(self, value: Tensor) -> Tensor:
-        """Return the symmetric matrices (J, size, size) of mean products, from a mean answer (J,
-        d).
-        """
-        i, j = pairs(self.size)
-        full = value.new_zeros(len(value), self.size, self.size)
-        products = torch.where(i == j, value, value * (DIAGONAL / CROSS))
-        full[:, i, j] = products
-        full[:, j, i] = products
-        return full
 
     def _label(self, y: Tensor) -> Tensor:
         """Return the factors (m, labels) that encode the labels.

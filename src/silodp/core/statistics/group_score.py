@@ -1,4 +1,4 @@
-"""Count right predictions in groups of the held-out records."""
+"""Count right predictions, or classes, in groups of the records."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from silodp.core.fields import INTEGER, POINT
 from silodp.core.problem.problem import Problem
 from silodp.core.statistics.score import right_of
 from silodp.core.statistics.statistic import Cells, Rows, one_hot
+from silodp.core.statistics.summaries import MAX_CLASSES
 
 MAX_GROUPS = 2**9
 """The most groups of a query.
@@ -104,16 +105,82 @@ class GroupScore(Cells):
 
     def _cells(self, x: Tensor, right: Tensor) -> Tensor:
         """Return the number of each record's cell (m,), or -1 for no cell."""
-        end = self.first + self.features
-        category = x.flatten(1)[:, self.first : end]
-        with_indicator = x.flatten(1)[:, self.first : end + self.indicator]
-        largest, group = category.max(1)
-        if self.features == 1:
-            group = (largest > 0).long()
-            grouped = torch.ones_like(right)
-        else:
-            grouped = largest > 0.5
-        if self.indicator:
-            grouped = grouped & ~(with_indicator[:, -1] > 0.5)
-        grouped = grouped & torch.isfinite(with_indicator).all(1)
-        return torch.where(grouped, right * self.groups + group, -1)
+        group = group_of(x, self.first, self.features, self.indicator)
+        return torch.where(group >= 0, right * self.groups + group, -1)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupClasses(Cells):
+    """The group and the class of a record: one cell of groups x classes.
+
+    Groups are read as by `GroupScore`. A survival time has the class 2 b + event of its time bin b.
+    A record without a group, or with a label outside 0 .. classes - 1, is in no cell.
+
+    Sensitivity: a replaced record leaves one cell and enters another, sqrt(2) in length (`Cells`
+    with no numbers).
+    """
+
+    classes: int
+    first: int
+    features: int
+    indicator: int
+    wire: ClassVar = {
+        "classes": INTEGER,
+        "first": INTEGER,
+        "features": INTEGER,
+        "indicator": INTEGER,
+    }
+    in_totals = True
+
+    @property
+    def groups(self) -> int:
+        """Return the number of groups."""
+        return max(self.features, 2)
+
+    @property
+    def cells(self) -> int:
+        """Return the number of cells: one for each group and class."""
+        return self.groups * self.classes
+
+    def _check_shapes(self, dim: int, runs: int) -> None:
+        """Raise Refused for a field of another type or range."""
+        fields = (self.classes, self.first, self.features, self.indicator)
+        if any(type(field) is not int for field in fields):
+            raise Refused("shape")
+        if not (self.first >= 0 and 1 <= self.features <= MAX_GROUPS and self.indicator in (0, 1)):
+            raise Refused("shape")
+        if not 2 <= self.classes <= MAX_CLASSES or self.cells > MAX_CLASSES:
+            raise Refused("shape")
+
+    def check_silo(self, features: int, held_out: int) -> None:
+        """Raise Refused if the silo has fewer features."""
+        if self.first + self.features + self.indicator > features:
+            raise Refused("shape")
+
+    def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows:
+        """Return the function that gives each record's cell."""
+
+        def rows(x: Tensor, y: Tensor) -> Tensor:
+            """Return the vectors (m, cells) of these records."""
+            group = group_of(x, self.first, self.features, self.indicator)
+            known = (group >= 0) & (y >= 0) & (y < self.classes)
+            return one_hot(torch.where(known, group * self.classes + y, -1), self.cells)
+
+        return rows
+
+
+def group_of(x: Tensor, first: int, features: int, indicator: int) -> Tensor:
+    """Return the group (m,) of each record, or -1 for no group."""
+    end = first + features
+    category = x.flatten(1)[:, first:end]
+    with_indicator = x.flatten(1)[:, first : end + indicator]
+    largest, group = category.max(1)
+    if features == 1:
+        group = (largest > 0).long()
+        grouped = torch.ones_like(largest, dtype=torch.bool)
+    else:
+        grouped = largest > 0.5
+    if indicator:
+        grouped = grouped & ~(with_indicator[:, -1] > 0.5)
+    grouped = grouped & torch.isfinite(with_indicator).all(1)
+    return torch.where(grouped, group, -1)

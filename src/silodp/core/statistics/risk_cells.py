@@ -43,6 +43,7 @@ class RiskCells(Cells):
     edges: Tensor
     cap: float
     wire: ClassVar = {"w": POINT, "edges": VECTOR, "cap": REAL}
+    in_totals = True
 
     @property
     def numbers(self) -> int:

@@ -3,59 +3,75 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.nn.functional import softplus
 
 from silodp.core.errors import Refused
-from silodp.core.fields import INTEGER, POINT, REAL
-from silodp.core.problem.losses import Loss, Ordinal, Poisson, Weighted, predicted
+from silodp.core.fields import INTEGER, POINT, REAL, VECTOR
+from silodp.core.problem.losses import Hazard, Loss, Ordinal, Poisson, Weighted, predicted
 from silodp.core.problem.problem import Problem
 from silodp.core.statistics.statistic import Cells, Rows, one_hot
+from silodp.core.statistics.summaries import refuse_unordered
 
 MAX_BINS = 2**9
 """The most bins of a query.
 
 A query is a few numbers long. It must not make a silo allocate more memory than its answer needs.
 """
+MAX_NUMBERS = 5
+"""The most numbers of a query: as many as the longest list of `Score` has."""
+
+
+def no_edges() -> Tensor:
+    """Return an empty vector of edges."""
+    return torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Score(Cells):
     """The losses and errors of w on the held-out records.
 
-    For a class, the numbers are loss / cap, and 1 if the prediction is right. With `bins` there are
-    also a third number and a cell:
+    A query asks for the first `numbers` of a list. All of them are clipped to [0, 1]:
 
-    - Two classes: (risk of the second class - label + 1) / 2, and the cell (label, bin of the
-      score).
-    - More classes, with as many bins as classes: (chance of the predicted class - right + 1) / 2,
-      and the cell (right or not, label).
+    - Classes and survival times: loss / cap; (chance - outcome + 1) / 2.
+    - A number y in [-1, 1]: (error / cap)^2; |error| / cap; (y + 1) / 2; y^2.
+    - A count y up to the public `most`: (error / cap)^2; |error| / cap; y / most;
+      deviance(y, rate) / deviance(most, 1); y log y / (most log most).
 
-    For a number or a count, the numbers are (error / cap)^2 and |error| / cap, without cells. All
-    numbers are clipped to [0, 1]. A value that is not finite counts as the worst one, and is in no
-    cell.
+    After the list the numbers are 0. With `bins` there are also two cells for each bin:
 
-    Sensitivity: 2 or 3 numbers move by at most 1 each. With `bins` a record leaves one cell and
-    enters another. So the bound is sqrt(numbers + 2), or sqrt(2) without cells (`Cells`).
+    - Two classes: the cell (outcome, bin of the logit of the risk over the public `edges`). The
+      chance is the risk of the second class, and the outcome is whether it is the record's class.
+    - Survival times: the same, of the event by the middle time bin (`middle_of`). A record that was
+      last seen before is in no cell, and its chance less its outcome counts as 0.
+    - More classes, in an order or not: the cell (right or not, label). The chance is that of the
+      predicted class, and the outcome is whether the prediction is right.
+
+    A value that is not finite counts as the worst one, and is in no cell.
+
+    Sensitivity: each number moves by at most 1. With `bins` a record leaves one cell and enters
+    another. So the bound is sqrt(numbers + 2), or sqrt(numbers) without cells (`Cells`).
     """
 
     w: Tensor
     bins: int
     cap: float
-    wire: ClassVar = {"w": POINT, "bins": INTEGER, "cap": REAL}
+    numbers: int = 2  # type: ignore[reportIncompatibleMethodOverride]
+    edges: Tensor = field(default_factory=no_edges)
+    wire: ClassVar = {
+        "w": POINT,
+        "bins": INTEGER,
+        "cap": REAL,
+        "numbers": INTEGER,
+        "edges": VECTOR,
+    }
     in_totals = True
     on_held_out = True
-
-    @property
-    def numbers(self) -> int:
-        """Return 3 with cells and 2 without."""
-        if self.bins:
-            return 3
-        return 2
 
     @property
     def cells(self) -> int:
@@ -68,12 +84,20 @@ class Score(Cells):
         return len(self.w), self.numbers + self.cells
 
     def _check_shapes(self, dim: int, runs: int) -> None:
-        """Raise Refused for a cap or a number of bins without meaning."""
+        """Raise Refused for a cap, a number of bins or edges without meaning."""
         super()._check_shapes(dim, runs)
         if not 0 < self.cap < math.inf:
             raise Refused("clip")
         if type(self.bins) is not int or not 0 <= self.bins <= MAX_BINS:
             raise Refused("shape")
+        if type(self.numbers) is not int or not 1 <= self.numbers <= MAX_NUMBERS:
+            raise Refused("shape")
+        if self.edges.ndim != 1 or len(self.edges) not in (0, self.bins - 1):
+            raise Refused("shape")
+        if not bool(torch.isfinite(self.edges).all()):
+            raise Refused("not-finite")
+        if len(self.edges) > 1:
+            refuse_unordered(self.edges[:-1], self.edges[1:])
 
     def check_silo(self, features: int, held_out: int) -> None:
         """Raise Refused if the silo holds out no records."""
@@ -91,8 +115,6 @@ class Score(Cells):
         else:
             w = self.w[run].to(dtype)
         parameters = problem.split(w) | problem.constants(w)
-        bins = self.bins
-        cap = self.cap
 
         def one(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             """Return the outputs and the loss of one record."""
@@ -103,33 +125,74 @@ class Score(Cells):
         def rows(x: Tensor, y: Tensor) -> Tensor:
             """Return the vectors (m, d) of these records."""
             output, loss = (part.double() for part in vmap(one)(x, y))
-            return judged(problem.loss, output, loss, y, bins, cap)
+            return judged(problem.loss, output, loss, y, self)
 
         return rows
 
 
-def judged(kind: Loss, output: Tensor, loss: Tensor, y: Tensor, bins: int, cap: float) -> Tensor:
+def judged(kind: Loss, output: Tensor, loss: Tensor, y: Tensor, asked: Score) -> Tensor:
     """Return the vectors (m, d) of records with these outputs (m, k), losses and labels.
 
     `kind` is the loss with which the model was trained.
     """
-    if y.is_floating_point():
-        if isinstance(kind, Poisson):
-            rate = predicted(kind, output)
+    cells = output.new_zeros(len(y), asked.cells)
+    if isinstance(kind, Poisson):
+        numbers = _of_counts(kind, output, y.to(output), asked.cap)
+    elif y.is_floating_point():
+        numbers = _of_numbers(output[:, 0], y.to(output), asked.cap)
+    else:
+        if isinstance(kind, Hazard):
+            chance, outcome, score = _by_the_middle(output, y)
         else:
-            rate = output[:, 0]
-        error = ((rate - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
-        numbers = [error.square(), error]
-    else:
-        right = right_of(kind, output, y)
-        numbers = [(loss / cap).nan_to_num(1.0, 1.0).clamp(0, 1), right.double()]
-        if bins and not isinstance(kind, Ordinal):
-            return torch.cat([torch.stack(numbers, 1), _cells(kind, output, y, right, bins)], 1)
-    if bins:
-        empty = output.new_zeros(len(y), 1 + 2 * bins)
-    else:
-        empty = output.new_zeros(len(y), 0)
-    return torch.cat([torch.stack(numbers, 1), empty], 1)
+            chance, outcome, score = _of_classes(kind, output, y)
+        excess = ((chance - outcome + 1) / 2).nan_to_num(0.5)
+        numbers = [(loss / asked.cap).nan_to_num(1.0, 1.0), excess]
+        if asked.bins:
+            finite = torch.isfinite(output).all(1)
+            cells = _cells(score, outcome, y, finite, asked)
+    numbers = numbers[: asked.numbers]
+    numbers += [torch.zeros_like(numbers[0])] * (asked.numbers - len(numbers))
+    return torch.cat([torch.stack(numbers, 1).clamp(0, 1), cells], 1)
+
+
+def _of_numbers(value: Tensor, y: Tensor, cap: float) -> list[Tensor]:
+    """Return the list of numbers of a label that is a number."""
+    error = ((value - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
+    label = y.nan_to_num(0.0).clamp(-1, 1)
+    return [error.square(), error, (label + 1) / 2, label.square()]
+
+
+def _of_counts(kind: Poisson, output: Tensor, y: Tensor, cap: float) -> list[Tensor]:
+    """Return the list of numbers of a label that is a count."""
+    rate = predicted(kind, output)
+    error = ((rate - y).abs() / cap).nan_to_num(1.0, 1.0).clamp(max=1)
+    label = y.nan_to_num(0.0).clamp(0, kind.most)
+    deviance = deviance_of(label, rate) / largest_deviance(kind.most)
+    by_itself = torch.xlogy(label, label) / largest_entropy(kind.most)
+    return [
+        error.square(),
+        error,
+        label / kind.most,
+        deviance.nan_to_num(1.0, 1.0),
+        by_itself,
+    ]
+
+
+def deviance_of(y: Tensor, rate: Tensor) -> Tensor:
+    """Return the Poisson deviance of counts at these rates."""
+    return 2 * (torch.xlogy(y, y) - torch.xlogy(y, rate) - y + rate)
+
+
+def largest_deviance(most: float) -> float:
+    """Return the deviance of the largest count where 1 was expected; larger ones are clipped."""
+    top = max(most, 2.0)
+    return 2 * (top * math.log(top) - top + 1)
+
+
+def largest_entropy(most: float) -> float:
+    """Return y log y of the largest count, and at least that of 2."""
+    top = max(most, 2.0)
+    return top * math.log(top)
 
 
 def right_of(kind: Loss, output: Tensor, y: Tensor) -> Tensor:
@@ -145,32 +208,58 @@ def right_of(kind: Loss, output: Tensor, y: Tensor) -> Tensor:
     return right & torch.isfinite(output).all(1)
 
 
-def _cells(loss: Loss, output: Tensor, y: Tensor, right: Tensor, bins: int) -> Tensor:
-    """Return (m, 1 + 2 bins): the excess of the predicted risk, and the cell, one-hot.
+def middle_of(periods: int) -> int:
+    """Return the place of the middle time bin, from 0, by whose end the event is judged."""
+    return (periods - 1) // 2
 
-    The excess is (predicted - observed + 1) / 2. A label outside the classes is in no cell.
 
-    Risks are those that `Task.read` gives, without the weights of the classes. The bins are of
-    sigmoid(score), with the weights: there a class that weights favour is predicted from 0.5 on.
+def _by_the_middle(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the risk of the event by the end of the middle time bin, the outcome, and the logit of
+    the risk. The outcome is NaN if it is not known.
     """
+    middle = middle_of(output.shape[1])
+    hazard = softplus(output[:, : middle + 1]).sum(1)
+    last = y.long().div(2, rounding_mode="floor")
+    event = y.long() % 2 == 1
+    known = (y >= 0) & (y <= 2 * output.shape[1]) & ((last > middle) | event)
+    outcome = torch.where(known, (last <= middle).to(output), torch.nan)
+    return -torch.expm1(-hazard), outcome, hazard + torch.log(-torch.expm1(-hazard))
+
+
+def _of_classes(kind: Loss, output: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the chance and the outcome (`Score`), and the score by which records are ordered.
+
+    Risks are those that `Task.read` gives, without the weights of the classes.
+    """
+    right = right_of(kind, output, y).double()
+    if isinstance(kind, Ordinal):
+        return kind.chances(output).amax(1), right, output[:, 0]
     if output.shape[1] == 1:  # one score for two classes: the first class has the score 0
         output = torch.cat([torch.zeros_like(output), output], 1)
-    if isinstance(loss, Weighted):
-        chances = (output - output.new_tensor(loss.weights).log()).softmax(1)
-    else:
-        chances = output.softmax(1)
+    weighted = output
+    if isinstance(kind, Weighted):
+        output = output - output.new_tensor(kind.weights).log()
+    chances = output.softmax(1)
     if output.shape[1] == 2:
-        score = (output[:, 1] - output[:, 0]).sigmoid().nan_to_num(0.0)
-        index = (score * bins).long().clamp(0, bins - 1)
-        excess = chances[:, 1] - y
-        labelled = (y == 0) | (y == 1)
-        cell = y * bins + index
+        outcome = torch.where((y == 0) | (y == 1), y.to(output), torch.nan)
+        return chances[:, 1], outcome, output[:, 1] - output[:, 0]
+    largest = weighted.nan_to_num(0.0).argmax(1, keepdim=True)
+    return chances.gather(1, largest)[:, 0], right, weighted[:, 0]
+
+
+def _cells(score: Tensor, outcome: Tensor, y: Tensor, finite: Tensor, asked: Score) -> Tensor:
+    """Return the cell of each record, one-hot (m, 2 bins).
+
+    With `edges` it is the bin of the score, else the label. A record whose outcome or label is not
+    known is in no cell.
+    """
+    bins = asked.bins
+    if len(asked.edges):
+        place = torch.bucketize(
+            score.nan_to_num(0.0).contiguous(), asked.edges.to(score), right=True
+        )
     else:
-        largest = output.nan_to_num(0.0).argmax(1, keepdim=True)
-        excess = chances.gather(1, largest)[:, 0] - right.double()
-        labelled = (y >= 0) & (y < bins)
-        cell = right * bins + y
-    finite = torch.isfinite(output).all(1)
-    number = ((excess + 1) / 2).nan_to_num(0.5).clamp(0, 1)
-    cell = torch.where(labelled & finite, cell, -1)
-    return torch.cat([number[:, None], one_hot(cell, 2 * bins)], 1)
+        place = y.long()
+    known = finite & torch.isfinite(outcome) & (place >= 0) & (place < bins)
+    cell = outcome.nan_to_num(0.0).long() * bins + place
+    return one_hot(torch.where(known, cell, -1), 2 * bins)

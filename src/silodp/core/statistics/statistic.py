@@ -1,7 +1,8 @@
 """Define the interface of every statistic, which gate, codec and policy use for all kinds alike.
 
 A new statistic has one of three bases. `Statistic` is for gradients, which are clipped. `Rowed` is
-for vectors that are within a norm without clipping. `Cells` is for numbers in [0, 1] and cells.
+for vectors that are within a norm without clipping. `Cells` is for numbers in [0, 1] and blocks of
+cells.
 """
 
 from __future__ import annotations
@@ -99,11 +100,16 @@ class Statistic:
 
     @property
     def numbers(self) -> int | None:
-        """Return how many numbers in [0, 1] come before the cells (`cells.Cells`).
+        """Return how many numbers in [0, 1] come before the cells (`Cells`).
 
         Return None for a vector within a norm.
         """
         return None
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Return how many cells each block has (`Cells`). A vector within a norm has none."""
+        return ()
 
     def rows(self, problem: Problem, run: int, dtype: torch.dtype | None = None) -> Rows | None:
         """Return the function that gives the records' vectors in one of the runs.
@@ -198,13 +204,13 @@ class Rowed(Statistic):
 
 
 class Cells(Rowed):
-    """A statistic whose vectors are `numbers` in [0, 1] and then cells.
+    """A statistic whose vectors are `numbers` in [0, 1] and then blocks of cells.
 
-    At most one cell is 1 and the rest are 0.
+    At most one cell of a block is 1 and the rest are 0. Most statistics have one block.
 
-    Two such vectors differ by at most 1 in each number and by sqrt(2) over the cells. So one
-    replaced record moves a sum by at most sqrt(numbers + 2), which is less than twice a norm. The
-    clip of such a statistic is half of that, so that 2 clip is exact.
+    Two such vectors differ by at most 1 in each number and by sqrt(2) over each block. So one
+    replaced record moves a sum by at most sqrt(numbers + 2 blocks), which is less than twice a
+    norm. The clip of such a statistic is half of that, so that 2 clip is exact.
     """
 
     view = "filled"
@@ -220,11 +226,16 @@ class Cells(Rowed):
         return 0
 
     @property
+    def blocks(self) -> tuple[int, ...]:
+        """Return how many cells each block has: all are in one block, if there are any."""
+        if self.cells:
+            return (self.cells,)
+        return ()
+
+    @property
     def reach(self) -> int:
         """Return the square of the largest distance between two records' vectors."""
-        if self.cells:
-            return self.numbers + 2
-        return self.numbers
+        return self.numbers + 2 * len(self.blocks)
 
     @property
     def norm(self) -> float:

@@ -13,6 +13,8 @@ import numpy as np
 from silodp.server.advice.facts import Facts
 
 MOMENTA = (0.0, 0.8)
+WITH_MOMENTUM = ("momentum", "scaled")
+"""The advised algorithms that have a momentum."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,19 @@ LOUD = 300.0
 QUIET = 2000.0
 """Records x mu from which noise is so little that more rounds come closer to the best model."""
 MORE_ROUNDS = (100, 200)
-BENDING = 400.0
-NETWORK = 3000.0
-"""Records x mu from which models that bend are tried, and networks: with less, noise drowns what
-they could find beside a line.
+BENDING = 3000.0
+"""Records x mu from which models that bend are tried: additive ones and networks. With less, noise
+drowns what they could find beside a line in scaled features.
 """
+SCALED_CLIPS = (0.12, 0.25, 0.5, 1.0)
+SCALED_LENGTHS = (0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
+SHRINKS = (1.0, 0.5, 0.25)
+SCALED_ROUNDS = (3, 5, 6, 12, 20, 25, 40, 50, 100)
+"""What is tried in standardised features: clips, lengths, factors of the slopes where noise is
+loud, and those of the usual rounds.
+"""
+RAW = (3, 12, 20, 25, 50)
+"""Of the usual rounds those that are tried of raw features beside scaled ones."""
 ONE_SHOT = "one-shot"
 WHOLE = (0.7, 1.0, 2.0)
 MOST_PRODUCTS = 100
@@ -82,6 +92,7 @@ class Point:
     step: float
     momentum: float
     output: str
+    shrink: float = 1.0
 
 
 def points_of(batch: Batch) -> list[Point]:
@@ -100,8 +111,16 @@ def regrouped(points: Sequence[Point]) -> list[tuple[Batch, list[tuple[Point, in
         groups.setdefault((point.model, point.algorithm, point.rounds), []).append(point)
     found = []
     for key, members in groups.items():
-        settings = tuple({"clip": p.clip, "step": p.step, "momentum": p.momentum} for p in members)
+        settings = tuple(_settings(p) for p in members)
         found.append((Batch(*key, settings), [(p, j) for j, p in enumerate(members)]))
+    return found
+
+
+def _settings(point: Point) -> dict[str, float]:
+    """Return the settings of a candidate that a batch may have several of."""
+    found = {"clip": point.clip, "step": point.step, "momentum": point.momentum}
+    if point.algorithm == "scaled":
+        found["shrink"] = point.shrink
     return found
 
 
@@ -125,7 +144,7 @@ def near(points: Sequence[Point]) -> dict[Point, list[Point]]:
     """
     families: dict[tuple, list[Point]] = {}
     for p in points:
-        key = p.model, p.algorithm, p.rounds, p.momentum, p.output
+        key = p.model, p.algorithm, p.rounds, p.momentum, p.output, p.shrink
         families.setdefault(key, []).append(p)
     found: dict[Point, list[Point]] = {}
     for members in families.values():
@@ -167,7 +186,7 @@ def models_for(facts: Facts, worth: float) -> list[str]:
         and "number" in facts.kinds + ("number",) * facts.kinds.count("standard")
     ):
         found.append("additive:6")
-    if worth >= NETWORK and features <= 200:
+    if worth >= BENDING and features <= 200:
         found.append("mlp:16")
     return found
 

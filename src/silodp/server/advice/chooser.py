@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import is_file
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.build import Load, Words, build
+from silodp.core.problem.losses import Hazard
 from silodp.core.problem.problem import Problem
 from silodp.core.weights import Weights
 from silodp.host.extension import load as from_file
@@ -33,7 +35,13 @@ from silodp.server.advice.candidates import (
     MOST_PRODUCTS,
     ONE_SHOT,
     QUIET,
+    RAW,
+    SCALED_CLIPS,
+    SCALED_LENGTHS,
+    SCALED_ROUNDS,
+    SHRINKS,
     WHOLE,
+    WITH_MOMENTUM,
     Batch,
     Effort,
     Point,
@@ -46,11 +54,17 @@ from silodp.server.advice.candidates import (
     rounded,
 )
 from silodp.server.advice.facts import Facts
-from silodp.server.advice.judging import constant_loss, counted, judged, relative_loss
+from silodp.server.advice.judging import (
+    constant_loss,
+    counted,
+    judged,
+    relative_loss,
+    slope_of_model,
+)
 from silodp.server.advice.pool import Pool, noise_of, pooled, shares_of
 from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
 from silodp.server.algorithms import ALGORITHMS, find
-from silodp.server.estimates.recalibration import SHARE
+from silodp.server.estimates.recalibration import SHARE, supports
 from silodp.server.federation import StopRun
 from silodp.server.order import Order, targets
 from silodp.server.prepare import asked_at_least, least_of, prepare
@@ -61,6 +75,17 @@ LARGE = 5000
 CALIBRATED = 100.0
 """Records x mu from which the answer by which risks are recalibrated is worth its price: below it
 the mean outcome is known to no better than 6 points.
+"""
+SLOPE_TRIALS = (2, 3)
+SLOPES = (-0.5, 4.0)
+EXPECTED_SLOPES = (0.05, 1.0)
+"""The runs in each world by which the slope of the recalibration is expected, the slopes that one
+of them counts as, and those that are expected. None above 1: risks are rather too flat than too
+sure.
+"""
+OF_SLOPES = 3000
+"""Made-up records, at most, on which the winner's calibration slope is found: with fewer than the
+silos have, a model is less sure than it looks.
 """
 FIRST_WORLDS = 5
 SECOND = 20
@@ -157,6 +182,7 @@ class Search:
         # by the number of records alone: all trusts are compared on the same made-up records
         larger = 2 if sum(facts.counts) > LARGE else 1
         self.records = min(whole, self.effort.pool * larger)
+        self._more_records = min(whole, max(self.records, OF_SLOPES))
 
     def _recalibration(self) -> float:
         """Return the share of the budget for recalibration, by a public rule: some where the answer
@@ -164,7 +190,7 @@ class Search:
         """
         task = self.facts.plain
         asked = task.kind != "regression" and self.facts.allow("RiskCells")
-        ready = not self.order.totals and self.order.noise == "exact" and not self.order.loss
+        ready = self.order.noise == "exact" and not self.order.loss
         own = bool(self.order.model) and is_file(self.order.model)
         if asked and ready and not own and self.order.model != "cnn" and self.worth >= CALIBRATED:
             return SHARE
@@ -256,15 +282,18 @@ class Search:
             momenta = [order.momentum]
         else:
             momenta = MOMENTA
+        scaled = self._scaled_fits()
         found = []
         for model, rounds in [
             (m, r)
             for m in self.models
             for r in ([order.rounds] if order.rounds is not None else self._rounds(m))
         ]:
-            first = (
-                model == self.models[0]
-            )  # of the others only what is near the best of a line: fewer settings
+            # Of the others only what is near the best of a line, and of raw features only what may
+            # be better than scaled ones: fewer settings.
+            first = model == self.models[0] and not scaled
+            if model == self.models[0] and scaled and order.rounds is None and rounds not in RAW:
+                continue
             points = [
                 {
                     "clip": clip,
@@ -280,6 +309,8 @@ class Search:
             ]
             found.append(Batch(model, "momentum", rounds, tuple(points)))
         found = found if self.facts.allow("Grad") else []
+        if scaled:
+            found += self._scaled(momenta[-1])
         if self._one_shot_fits() and self.facts.allow("Gram"):
             if order.clip is not None:
                 clips = [order.clip]
@@ -300,6 +331,38 @@ class Search:
                 "name an --algorithm, or have a silo allow Grad"
             )
         return found
+
+    def _scaled_fits(self) -> bool:
+        """Return whether the first model can be trained in standardised features."""
+        line = self.models[0] in ("linear", "logistic")
+        raw = any(kind != "standard" for kind in self.facts.kinds)
+        allowed = self.facts.allow("ScaledGrad") and self.facts.allow("Moments")
+        return line and raw and allowed and self.order.prox == "zero"
+
+    def _scaled(self, momentum: float) -> list[Batch]:
+        """Return the candidates of the first model in standardised features, whose gradients all
+        have about one length.
+        """
+        order = self.order
+        usual = 0.5 * math.sqrt(1 + len(self.facts.kinds))
+        clips = [rounded(usual * share) for share in SCALED_CLIPS]
+        if order.clip is not None:
+            clips = [order.clip]
+        rounds = [r for r in self._rounds(self.models[0]) if r in SCALED_ROUNDS]
+        if order.rounds is not None:
+            rounds = [order.rounds]
+        points = tuple(
+            {
+                "clip": clip,
+                "step": rounded(length / clip) if order.step is None else order.step,
+                "momentum": momentum,
+                "shrink": shrink,
+            }
+            for clip in clips
+            for length in (SCALED_LENGTHS if order.step is None else (1.0,))
+            for shrink in (SHRINKS if self.worth < LOUD else SHRINKS[:1])
+        )
+        return [Batch(self.models[0], "scaled", r, points) for r in rounds]
 
     def _clips(self) -> tuple[float, ...]:
         """Return the clips in units of a typical gradient at a risk of a half. Where the outcome is
@@ -323,9 +386,7 @@ class Search:
             or order.prox != "zero"
         )
         few = len(self.facts.kinds) <= MOST_PRODUCTS
-        return (
-            ONE_SHOT in ALGORITHMS and linear and not said and few and not order.totals
-        )  # which are of gradients alone
+        return ONE_SHOT in ALGORITHMS and linear and not said and few
 
     def _rounds(self, model: str) -> tuple[int, ...]:
         if model.startswith("mlp"):
@@ -459,7 +520,8 @@ class Search:
     def _advised(self, winner: Point, losses: np.ndarray, tried: list[dict[str, Any]]) -> Advice:
         """Return the advice; `losses` (worlds, trials) are the winner's."""
         plain_losses, plain = self._without_noise(winner)
-        found = self._judged(winner)
+        expected_slope = self._expected_slope(winner)
+        found = self._judged(winner, expected_slope)
         loss = float(losses.mean())
         spread = float(losses.std(1, ddof=min(1, losses.shape[1] - 1)).mean())
         problem = self._problem(winner.model)
@@ -503,21 +565,49 @@ class Search:
             if fits and not self.facts.allow(statistic)
         ]
         return Advice(
-            self._resolved(winner),
+            replace(self._resolved(winner), expected_slope=expected_slope),
             expected,
             tuple(self._silo_words()),
             tuple(tried),
             tuple(left_out),
         )
 
-    def _judged(self, winner: Point) -> list[dict[str, float]]:
+    def _expected_slope(self, winner: Point) -> float | None:
+        """Return the slope with which the winner's risks are right, over all worlds, for a run that
+        recalibrates them.
+        """
+        given = self.order.expected_slope
+        problem = self._problem(winner.model)
+        if given is not None or not self.order.recalibration or not supports(problem):
+            return given
+        if isinstance(problem.loss, Hazard):
+            return None
+        search = copy(self)
+        if self._more_records > self.records:
+            search.records = self._more_records
+            search._samples = {}
+        batch, _ = regrouped([winner])[0]
+        slopes = []
+        weights = []
+        for world, trial in itertools.product(self.effort.worlds, SLOPE_TRIALS):
+            w = search.ends(batch, world, trial)[int(winner.output == "tail")]
+            found = slope_of_model(problem, w, search.sample(world, trial))
+            if found is not None:
+                slopes.append(found[0])
+                weights.append(found[1])
+        if not slopes:
+            return None
+        mean = float(np.average(np.clip(slopes, *SLOPES), weights=weights))
+        return rounded(float(np.clip(mean, *EXPECTED_SLOPES)))
+
+    def _judged(self, winner: Point, expected_slope: float | None) -> list[dict[str, float]]:
         """Return what the winner is like in each world, in words that people use."""
         batch, _ = regrouped([winner])[0]
         found = []
         for world in self.effort.worlds:
             w = self.ends(batch, world, 2)[int(winner.output == "tail")]
             problem = self._problem(batch.model)
-            found.append(judged(problem, w, self.sample(world, 2), self._doubt))
+            found.append(judged(problem, w, self.sample(world, 2), self._doubt, expected_slope))
         return found
 
     def _without_noise(self, winner: Point) -> tuple[np.ndarray, list[dict[str, float]]]:
@@ -546,10 +636,14 @@ class Search:
             named = "mb-sgd"
         else:
             named = point.algorithm
-        if named == "momentum":
+        if named in WITH_MOMENTUM:
             momentum = point.momentum
         else:
             momentum = None
+        if point.shrink == 1.0:
+            settings = self.order.settings
+        else:
+            settings = (*self.order.settings, f"shrink={point.shrink:g}")
         return replace(
             self.order,
             algorithm=named,
@@ -559,6 +653,7 @@ class Search:
             step=point.step,
             momentum=momentum,
             output=self.order.output or point.output,
+            settings=settings,
         )
 
     def _candidate_words(self, point: Point, losses: np.ndarray) -> dict[str, Any]:

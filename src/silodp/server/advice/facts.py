@@ -27,8 +27,8 @@ class Facts:
     """The silos' own, where they have some; else the order's."""
     scaled: int | None = None
     statistics: tuple[str, ...] | None = None
-    """What the policy of every silo allows to be asked, by the silos' cards; None where nobody
-    says.
+    """What the policy of every silo allows to be asked, by the silos' cards; None if
+    unknown.
     """
 
     def __post_init__(self) -> None:

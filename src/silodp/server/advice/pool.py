@@ -41,7 +41,6 @@ class Pool:
             and [type(m) for m in problem.model.modules()] == [nn.Sequential, nn.Linear]
             and len(problem.shapes) == 2
         )
-        self._lengths = (1 + sample.x.flatten(1).square().sum(1)).sqrt()
         self._random = np.random.default_rng((0xADF, seed % 1000))
 
     def mean(self, query: Query) -> Tensor:
@@ -53,10 +52,14 @@ class Pool:
         mechanism = query.mechanism
         x = self._sample.x
         y = self._sample.y
-        if statistic.rows(self._problem, 0) is None:
+        features_of = getattr(statistic, "features_of", None)  # of gradients in scaled features
+        if features_of:
+            x = features_of(x).to(x)
+        if features_of or statistic.rows(self._problem, 0) is None:
             (w, *rest), n = statistic.points, len(x)
             if self._line and not rest:
-                value = self._of_a_line(w, torch.as_tensor(mechanism.clip).to(w).reshape(-1, 1, 1))
+                clip = torch.as_tensor(mechanism.clip).to(w).reshape(-1, 1, 1)
+                value = self._of_a_line(w, clip, x)
             else:
                 weight = torch.full((1, n), 1 / n)
                 reference = rest[0] if rest else None
@@ -70,17 +73,17 @@ class Pool:
         std = torch.as_tensor(mechanism.clip).to(value).reshape(-1, 1) * self._noise[mechanism.kind]
         return Measured(value + draws * std, std, torch.full_like(std, len(x)))
 
-    def _of_a_line(self, w: Tensor, clip: Tensor) -> Tensor:
+    def _of_a_line(self, w: Tensor, clip: Tensor, x: Tensor) -> Tensor:
         """Return the mean of the clipped gradients of one linear layer, which are (slope x record,
         slope): many times as fast as for any model.
         """
         assert self._problem.slope
-        x = self._sample.x
+        lengths = (1 + x.flatten(1).square().sum(1)).sqrt()
         parts = list(self._problem.split(w).values())
         slope = self._problem.slope(
             (parts[0] @ x.T + parts[1][:, :, None])[None], self._sample.y[None]
         )[0]  # (J, k, n)
-        norm = slope.norm(dim=1, keepdim=True) * self._lengths
+        norm = slope.norm(dim=1, keepdim=True) * lengths
         slope = slope * (clip / torch.maximum(norm, clip)) / len(x)
         return torch.cat([(slope @ x).flatten(1), slope.sum(2)], 1)
 

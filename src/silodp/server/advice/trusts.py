@@ -17,7 +17,7 @@ from silodp.server.advice.candidates import EFFORTS, Effort
 from silodp.server.advice.chooser import choose
 from silodp.server.advice.facts import Facts
 from silodp.server.advice.words import lines
-from silodp.server.order import TOTALS, TRUSTS, Order, targets
+from silodp.server.order import TRUSTS, Order, targets
 
 T = TypeVar("T")
 CLOSE = 0.02
@@ -38,11 +38,8 @@ def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dic
         else:
             weights = order.weights
         try:
-            if (
-                trust == "shuffle"
-                and "refused" not in (masks := trusts["masks"])
-                and not order.colluding
-            ):  # the same totals, whoever adds them
+            # The totals are the same, whoever adds them.
+            if trust == "shuffle" and "refused" not in (masks := trusts["masks"]):
                 trusts[trust] = masks | {"trust": trust, "order": masks["order"] | {"trust": trust}}
                 continue
             advice = choose(replace(order.under(trust), weights=weights), facts, effort=effort)
@@ -61,10 +58,7 @@ def compared(order: Order, facts: Facts, *, effort: Effort | None = None) -> dic
         n: budget
         for n, budget in zip(facts.counts, targets(order, facts.names, facts.counts), strict=True)
     }
-    given = [
-        {"records": n} | gives_up(budget, gaussian=advised not in TOTALS)
-        for n, budget in sorted(budgets.items())
-    ]
+    given = [{"records": n} | gives_up(budget) for n, budget in sorted(budgets.items())]
     return {"synthetic": True, "advised": advised, "trusts": trusts, "gives_up": given}
 
 
@@ -97,30 +91,18 @@ def _first(things: Sequence[T], suffices: Callable[[T], bool]) -> T | None:
     return things[high]
 
 
-def gives_up(budget: Budget, *, gaussian: bool = True) -> dict:
-    """Return what the best attacker can tell about one record from everything its silo says, if all
-    releases are Gaussian and fill the budget; else what epsilon and delta alone leave him, which is
-    more.
+def gives_up(budget: Budget) -> dict:
+    """Return what the best attacker can learn about one record from all releases, Gaussian answers
+    and totals, that fill the budget.
 
-    "guesses_right" starts from a prior of 50 %; "belief" is the posterior that is passed with
+    "guesses_right" starts from a prior of 50 %. "belief" is the posterior that is passed with
     probability "belief_passed" at most.
     """
-    stated = {"epsilon": budget.epsilon, "delta": budget.delta, "false_positives": FALSE_ALARMS}
-    if not gaussian:
-        epsilon = budget.epsilon
-        delta = budget.delta
-        least = math.exp(-budget.epsilon)
-        return stated | {
-            "true_positives": min(
-                FALSE_ALARMS / least + delta, 1 - least * (1 - delta - FALSE_ALARMS)
-            ),
-            "guesses_right": (1 + delta * least) / (1 + least),
-            "belief": 1 / (1 + math.exp(-epsilon - 1)),
-            "belief_passed": delta
-            / (1 - math.exp(-1)),  # P(loss > epsilon + t) (1 - exp(-t)) is delta at most
-        }
     mu = gdp_mu(budget)
-    return stated | {
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "false_positives": FALSE_ALARMS,
         "mu": mu,
         "true_positives": float(special.ndtr(special.ndtri(FALSE_ALARMS) + mu)),
         "guesses_right": float(special.ndtr(mu / 2)),

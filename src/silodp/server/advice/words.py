@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from silodp.server.advice.candidates import WITH_MOMENTUM
 from silodp.server.advice.chooser import Advice
 from silodp.server.order import Order
 
@@ -20,6 +21,7 @@ SETTINGS = (
     "weights",
     "output",
     "recalibration",
+    "expected_slope",
     "settings",
     "trust",
     "epsilon",
@@ -36,7 +38,7 @@ def lines(advice: Advice) -> list[str]:
         often = f"{order.rounds} rounds, "
     else:
         often = "one round, "
-    if order.algorithm == "momentum":
+    if order.algorithm in WITH_MOMENTUM:
         moved = f", momentum {order.momentum:g}"
     else:
         moved = ""
@@ -57,7 +59,7 @@ def lines(advice: Advice) -> list[str]:
     ]
     if advice.left_out:
         found.append(
-            "Not tried, because not every silo's policy allows what it asks for: "
+            "Not tried, because a silo's policy does not allow its questions: "
             f"{', '.join(advice.left_out)}."
         )
     low, high = (100 * value for value in told["middle"])
@@ -69,7 +71,7 @@ def lines(advice: Advice) -> list[str]:
         seen = f"about {low:.0f} %"
     if told["measure"] == "error":
         if told.get("weighed"):
-            counted = " (weighed as the schema weighs the classes)"
+            counted = " (classes weighted as in the schema)"
         else:
             counted = ""
         said = f"error {seen}{counted}; without privacy {plain:.0f} %; majority class {guess:.0f} %"
@@ -77,7 +79,7 @@ def lines(advice: Advice) -> list[str]:
         said = f"loss {seen} of the loss of a constant; without privacy {plain:.0f} %"
     found.append(
         f"Expected on simulated data of this shape: {said}. Your data may be easier or "
-        "harder. Privacy costs about as much."
+        "harder. The cost of privacy should be similar."
     )
     if "auc" in told:
         (loss, plain_loss), (auc, plain_auc), (slope, _) = (
@@ -90,13 +92,14 @@ def lines(advice: Advice) -> list[str]:
         )
     if order.recalibration:
         found.append(
-            f"{100 * order.recalibration:g} % of the budget (mu squared) buys one last question, "
-            "by which the model's risks are recalibrated; --no-recalibration leaves it out."
+            f"{100 * order.recalibration:g} % of the budget (mu squared) pays for one last "
+            "question, which recalibrates the model's risks. --no-recalibration omits it."
         )
     if not advice.enough:
         found.append(
-            "Do not train: with so few records at this epsilon the model would be no "
-            "better than guessing, and the budget would be gone."
+            "Do not train on a real budget yet: with so few records at this epsilon, the expected "
+            "gain over a constant risk is as small as the noise of a run. Use more records, "
+            "more silos or a larger epsilon."
         )
     if small := [
         f"{s['name']} ({s['records']} records)" for s in advice.silos if s.get("too_small")
@@ -118,9 +121,10 @@ def lines(advice: Advice) -> list[str]:
 def settings_file(order: Order) -> str:
     """TOML, one line for each option of the order that is not the usual."""
     rows = []
+    moves = order.algorithm in WITH_MOMENTUM
     for name in SETTINGS:
         value: Any = getattr(order, name)
-        if value in (None, (), "") or (name == "momentum" and order.algorithm != "momentum"):
+        if value in (None, (), "") or (name == "momentum" and not moves):
             continue
         rows.append(f"{name} = {json.dumps(list(value) if isinstance(value, tuple) else value)}")
     return (

@@ -1,5 +1,5 @@
-"""Synthetic records for the advisor: a few public worlds that a user's records may be like. No
-record of anybody's has a part in them.
+"""Synthetic records for the advisor: a few public worlds that a user's records may be like. They
+use no real record.
 
 In a world latent numbers, one for a column and correlated through a few factors, become features as
 a schema makes them (numbers that fill a part of their public range, booleans, categories) or as
@@ -68,21 +68,21 @@ class World:
 
 WORLDS = (
     World(2.2, 0.3, bent=0.1, active=0.6),
-    World(5.0, 0.2, common=0.8, narrow=True, falling=1.0, positive=0.3),
+    World(3.0, 0.2, common=0.8, narrow=True, falling=1.0, positive=0.3),
     World(1.2, 0.0, bent=0.1, active=0.5, low=0.2, positive=0.13),
-    World(2.5, -0.5, bent=0.25, pairs=True, active=0.6, common=0.5, falling=0.5, low=0.3),
-    World(10.0, -0.3, common=0.9, narrow=True, falling=1.5),
-    World(4.0, 0.2, common=0.8, falling=1.0, low=0.4, positive=0.2),
-    World(8.0, 0.0, common=0.9, falling=1.0, low=0.5),
-    World(2.2, 0.3, bent=0.1, active=0.6, low=0.4, positive=0.05),
-    World(4.0, 0.0, common=0.8, falling=1.0, low=0.6),
-    World(6.0, 0.2, common=0.6, narrow=True, positive=0.1),
-    World(8.0, 0.2, active=0.7, common=0.5, falling=0.5, low=0.5),
-    World(3.0, -0.3, active=0.8, common=0.7, narrow=True, falling=0.7),
-    World(20.0, 0.0, common=0.95, narrow=True, falling=2.0),
+    World(1.5, -0.5, bent=0.25, pairs=True, active=0.6, common=0.5, falling=0.5, low=0.3),
+    World(8.0, -0.3, common=0.9, narrow=True, falling=1.5),
+    World(2.0, 0.2, common=0.8, falling=1.0, low=0.4, positive=0.2),
+    World(5.0, 0.0, common=0.9, falling=1.0, low=0.5),
+    World(1.2, 0.3, bent=0.1, active=0.6, low=0.4, positive=0.05),
+    World(1.0, 0.0, common=0.8, falling=1.0, low=0.6),
+    World(2.2, 0.2, common=0.6, narrow=True, positive=0.1),
+    World(4.0, 0.2, active=0.7, common=0.5, falling=0.5, low=0.5),
+    World(1.5, -0.3, active=0.8, common=0.7, narrow=True, falling=0.7),
+    World(10.0, 0.0, common=0.95, narrow=True, falling=2.0),
     World(0.8, 0.0, active=0.6, low=0.3, positive=0.35),
-    World(1.5, 0.0, common=0.5, falling=0.5, narrow=True, positive=0.02),
-    World(3.0, 0.0, bent=0.35, active=0.5, low=0.2),
+    World(0.9, 0.0, common=0.5, falling=0.5, narrow=True, positive=0.02),
+    World(2.0, 0.0, bent=0.35, active=0.5, low=0.2),
 )
 
 

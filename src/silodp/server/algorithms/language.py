@@ -14,7 +14,15 @@ from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches
-from silodp.core.statistics import ClippedDiff, Grad, GradDiff, LocalSteps, SteeredSteps
+from silodp.core.statistics import (
+    ClippedDiff,
+    Grad,
+    GradDiff,
+    LocalSteps,
+    Moments,
+    ScaledGrad,
+    SteeredSteps,
+)
 from silodp.server.algorithms.signature import Setting
 from silodp.server.federation import Absent, Port
 
@@ -28,10 +36,12 @@ __all__ = [
     "GradDiff",
     "Iterator",
     "LocalSteps",
+    "Moments",
     "Number",
     "Port",
     "Problem",
     "Query",
+    "ScaledGrad",
     "Setting",
     "SteeredSteps",
     "Tensor",

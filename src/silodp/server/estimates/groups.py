@@ -15,13 +15,11 @@ import numpy as np
 from torch import Tensor
 
 from silodp.core.errors import BadInput
-from silodp.core.figures import ACCURACY, too_noisy
+from silodp.core.figures import ACCURACY
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.schema import Column, Schema
-from silodp.core.quality import Z
 from silodp.core.statistics import MAX_GROUPS, GroupScore
-from silodp.server.estimates.calibration import Figure
-from silodp.server.estimates.scoring import ask_pooled, told
+from silodp.server.estimates.scoring import ask_pooled, ratio, told
 from silodp.server.federation import Port, StopRun
 
 KIND = "groups"
@@ -50,19 +48,26 @@ def groups_of(schema: Schema | None, by: str, *, feature_map: str = "") -> Group
     """
     if schema is None:
         raise BadInput(
-            f"--by is {by!r}, but there is no schema, which alone says what the groups of "
-            "a column are; train with --schema"
+            f"--by is {by!r}, but the run has no schema, which defines the groups of "
+            "a column; train with --schema"
         )
     if feature_map:
         raise BadInput(
-            f"--by is {by!r}, but the model sees what {feature_map} makes of a record, in "
-            "which no column is left; leave it out"
+            f"--by is {by!r}, but the feature map {feature_map} leaves no column of "
+            "a record; leave --by out"
         )
     if schema.label.task not in ("binary", "multiclass", "ordinal"):
         raise BadInput(
             f"--by is {by!r}, but groups are compared by their shares of right answers, "
             f"and a {schema.label.task} has none; leave it out"
         )
+    return places_of(schema, by)
+
+
+def places_of(schema: Schema, by: str) -> Groups:
+    """Return the groups of the column `by`, and the places of their features. Raise BadInput for a
+    column that is no category and no boolean.
+    """
     usable = dict[str, tuple[Column, int]]()
     first = 0
     for column in schema.columns:
@@ -98,9 +103,6 @@ def score_groups(
     share of right answers, and that of all other groups together. It is the first question of an
     evaluation: where no policy allows it, nothing has been paid for yet. `without` receives the
     silos that did not answer, and why.
-
-    It is the first question of an evaluation: where no policy allows it, nothing has been paid for
-    yet. `without` is told who did not answer, and why.
     """
     statistic = GroupScore(w, groups.first, groups.features, groups.indicator)
     try:
@@ -113,45 +115,18 @@ def score_groups(
     rows = []
     others = noise * math.sqrt(len(groups.names) - 1)
     for g, name in enumerate(groups.names):
-        rest = share(float(np.delete(right, g).sum()), float(np.delete(wrong, g).sum()), others, n)
+        rest = ratio(
+            float(np.delete(right, g).sum()), float(np.delete(wrong, g).sum()), others, others, n
+        )
         rows.append(
             {
                 "name": name,
                 "records": n * float(right[g] + wrong[g]),
                 "records_noise": n * noise * math.sqrt(2),
-                "figures": {ACCURACY: told(share(float(right[g]), float(wrong[g]), noise, n))},
+                "figures": {
+                    ACCURACY: told(ratio(float(right[g]), float(wrong[g]), noise, noise, n))
+                },
                 "rest": {"figures": {ACCURACY: told(rest)}},
             }
         )
     return {"by": groups.by, "held_out": n, "rows": rows, "note": groups.note}
-
-
-def share(right: float, wrong: float, noise: float, n: int) -> Figure:
-    """right / (right + wrong), of two noisy shares of n records.
-
-    The interval inverts a test, as that of an AUC does: at the true theta, (1 - theta) right -
-    theta wrong has mean 0 and standard deviation noise sqrt((1 - theta)^2 + theta^2). Too noisy
-    where the group is not clear of its noise.
-    """
-    count = right + wrong
-    if not count > 4 * math.sqrt(2) * noise:
-        return Figure(math.nan, math.inf, math.inf, 0.0, 1.0, True)
-    theta = np.linspace(
-        0, 1, 2001
-    )  # the interval is wider by a step at each end, so that the grid leaves nothing out
-    inside = theta[np.abs(right - theta * count) <= Z * noise * np.hypot(1 - theta, theta)]
-    value = min(max(right / count, 0.0), 1.0)
-    low = max(float(min(inside.min(initial=1), value) - theta[1]), 0.0)
-    high = min(float(max(inside.max(initial=0), value) + theta[1]), 1.0)
-    error = noise * math.hypot(1 - value, value) / count
-    inner = (n * count * value + 0.5) / (
-        n * count + 1
-    )  # none or all of a group is no proof of 0 or 1
-    return Figure(
-        value,
-        error,
-        math.sqrt(inner * (1 - inner) / (n * count)),
-        low,
-        high,
-        too_noisy(low, high, error),
-    )

@@ -2,13 +2,18 @@
 from moments that are private already.
 
 With a = (1, x), M = mean a a', m = mean a y and A = M^-1, the estimate is A m. To first order its
-error is A (u + e - E theta): u is the sampling error, with covariance sigma^2 M / n where records
-count alike (at most that times the largest weight where long ones are scaled down), and e - E theta
-is the noise, whose entries have variance s^2 off the diagonal and twice that on it: covariance s^2
-((1 + |theta|^2) I + theta theta'). To second order noise in M lengthens the estimate by s^2 A (tr A
-+ A) theta, which is taken away; the residual variance is freed of noise alike. Both want A's noise
-to be small: `coverage` repeats sampling and noise around the estimate and says how often such
-intervals really cover.
+error is A (u + e - E theta).
+
+u is the sampling error. Its covariance is sigma^2 M / n if records have equal weight, and at most
+that times the largest weight if long records are scaled down.
+
+e - E theta is the noise. Its entries have variance s^2 off the diagonal and twice that on it, so
+its covariance is s^2 ((1 + |theta|^2) I + theta theta').
+
+To second order, noise in M lengthens the estimate by s^2 A (tr A + A) theta. This is subtracted,
+and the residual variance is corrected in the same way. Both need the noise of A to be small:
+`coverage` repeats sampling and noise around the estimate and measures how often such intervals
+contain it.
 """
 
 from __future__ import annotations
@@ -256,13 +261,13 @@ def sentence(found: dict[str, Any]) -> str:
     """Return how the intervals are to be taken."""
     told = (
         f"Coverage is measured: of {found['repeats']:,} repeats of sampling and noise around "
-        "the estimate, the share whose interval holds it."
+        "the estimate, the share whose interval contains the estimate."
     )
     if found["called_95"]:
         return told
     if not found["never_scaled"]:
         return told + (
             " Long records were scaled down by the clip, which only makes intervals wider; "
-            "train with --clip 2 for none to be."
+            "train with --clip 2 to avoid this."
         )
-    return told + " It is not 95 % here: the noise is large beside what the columns say."
+    return told + " It is not 95 % here: the noise is large, and the columns' effects are small."

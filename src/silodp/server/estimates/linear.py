@@ -37,10 +37,12 @@ CAUTION = 2.2
 BOUND = 0.2
 """Logits that the noise in the features' means may move all scores by: it bounds the slopes."""
 LEAST_SHARE = 0.002
-DROWNED = 120.0
-"""Where so many times the squared error of a class's share, by noise and a quarter of that by
-chance, is more than its variance times its entropy, the log loss may be 5 per cent above that of a
-constant by the error of the share alone.
+DEVIATIONS = 3.25
+CHANCE = 0.75
+MOST_EXCESS = 0.05
+"""A model is refused if the log loss of a constant may be so much above that of the best one, by
+the error of the share of the classes alone: within so many standard deviations of noise and, in
+part, of chance.
 """
 
 
@@ -241,9 +243,9 @@ def _logits(moments: Moments, classes: int, records: Tensor | float) -> tuple[Te
     if classes > 2:
         return _discriminants(moments, classes)
     noise = moments.noise[:, 0]
-    error = noise / 2
-    share = ((1 + moments.y) / 2).clamp(LEAST_SHARE, 1 - LEAST_SHARE)
-    share = torch.minimum(torch.maximum(share, error / 2), 1 - error / 2)
+    # a share is a quotient of two noisy sums, of labels and of weights
+    error = noise / 2 * (1 + 2 * moments.y.square()).sqrt()
+    share, excess = _safest((1 + moments.y) / 2, error, records)
     spread = share * (1 - share)
     fitted = moments.ridge(moments.xy / 2, torch.full((1, 1), 0.25, dtype=torch.float64))
     length = fitted.slopes.norm(dim=1)
@@ -255,18 +257,43 @@ def _logits(moments: Moments, classes: int, records: Tensor | float) -> tuple[Te
     square = torch.maximum(square, along.square() / spread / CERTAIN).clamp_min(1e-300)
     factor = along / spread / (square - along.square() / spread)
     factor = torch.minimum(factor, BOUND / (noise * length).clamp_min(1e-300))
-    # the risk of a rare class is worth nothing where noise could have made all of it
-    rare = (torch.minimum(share, 1 - share) - error).clamp_min(LEAST_SHARE)
-    chance = error.square() + share * (1 - share) / records / 4
-    entropy = -(rare * rare.log() + (1 - rare) * (1 - rare).log())
-    drowned = (along <= 0) | (DROWNED * chance > rare * (1 - rare) * entropy)
-    factor = torch.where(drowned, torch.nan, factor)
+    factor = torch.where(along > 0, factor, 0.0)  # else one risk for everybody
+    factor = torch.where(excess > MOST_EXCESS, torch.nan, factor)
     slopes = factor[..., None] * fitted.slopes
     within = (square - along.square() / spread).clamp_min(0.0).sqrt()
     centres = torch.cat([-along / (1 - share), along / share], 1)
     offset = _balanced(factor * centres, factor * within, share) - factor * mean
     nothing = torch.zeros_like(slopes)
     return torch.cat([nothing, slopes], 2), torch.cat([0 * offset, offset], 1)
+
+
+def _safest(share: Tensor, error: Tensor, records: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return (J, 1) twice: the constant risk whose log loss is least above that of the true share,
+    in the worst case, and how much it then is above, as a part of it.
+
+    The true share is near the noisy one, which has this `error`. Of a rare class the constant is a
+    little below the share: the rarer the class, the lower the best loss that it is compared with.
+    """
+    share = share.clamp(LEAST_SHARE, 1 - LEAST_SHARE)
+    chance = CHANCE * share * (1 - share) / records
+    reach = DEVIATIONS * (error.square() + chance).sqrt()
+    least = (share - reach).clamp_min(LEAST_SHARE)
+    most = (share + reach).clamp_max(1 - LEAST_SHARE)
+    low = least
+    high = most
+    for _ in range(50):
+        middle = (low + high) / 2
+        too_high = _excess(least, middle) > _excess(most, middle)
+        high = torch.where(too_high, middle, high)
+        low = torch.where(too_high, low, middle)
+    risk = (low + high) / 2
+    return risk, torch.maximum(_excess(least, risk), _excess(most, risk))
+
+
+def _excess(share: Tensor, risk: Tensor) -> Tensor:
+    """Return by which part the log loss of a constant risk is above the best for this share."""
+    best = -(share * share.log() + (1 - share) * (1 - share).log())
+    return -(share * risk.log() + (1 - share) * (1 - risk).log()) / best - 1
 
 
 def _balanced(centres: Tensor, within: Tensor, share: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ model as it is.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -45,8 +45,12 @@ PRIOR = np.array([0.5, 0.7])
 """Spread of the intercept at the middle score, and of the log of the slope, before anything is
 asked.
 """
-BEND = 1.0
-"""Spread of the third difference of the log share of records from bin to bin: 0 is a normal law."""
+EXPECTED = 0.25
+"""Spread of the log of the slope about an expected one."""
+BEND = 0.03
+"""Spread of the third difference of the log share of records from bin to bin: 0 is a normal law.
+With more, noise in empty bins passes for records with extreme scores.
+"""
 MOST_HAZARD = 3.0
 """Added-up hazard at which a record is cut: few records outlive it."""
 
@@ -57,6 +61,9 @@ class Recalibrated:
 
     intercept: float
     slope: float
+    logits: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+    """Of the recalibrated score: places, and the smoothed share of records at each."""
 
 
 # --- the question --------------------------------------------------------------------------------
@@ -64,7 +71,7 @@ class Recalibrated:
 
 def mechanism() -> Gaussian:
     """Return how the question is asked; its noise is still to be set."""
-    return Gaussian(KIND, 1.0, 0.0, FullBatch())
+    return Gaussian(KIND, _rehearsed(torch.zeros(1, 1)).norm, 0.0, FullBatch())
 
 
 def question(problem: Problem, w: Tensor, noise: Gaussian) -> Query:
@@ -75,8 +82,11 @@ def question(problem: Problem, w: Tensor, noise: Gaussian) -> Query:
 
 def rehearsal(w: Tensor, noise: Gaussian) -> Query:
     """Return a question of the same price, about no problem at all."""
-    statistic = RiskCells(w, torch.zeros(1, dtype=torch.float64), 1.0)
-    return Query(statistic, noise.clipped(statistic.norm))
+    return Query(_rehearsed(w), noise)
+
+
+def _rehearsed(w: Tensor) -> RiskCells:
+    return RiskCells(w, torch.zeros(1, dtype=torch.float64), 1.0)
 
 
 def _bins(loss: object) -> tuple[Tensor, float]:
@@ -119,7 +129,7 @@ def check(problem: Problem) -> None:
 
 
 def recalibrated(
-    fed: Port, problem: Problem, w: Tensor, noise: Gaussian
+    fed: Port, problem: Problem, w: Tensor, noise: Gaussian, expected_slope: float | None = None
 ) -> tuple[Tensor, Recalibrated]:
     """Ask the question about w (1, d). Return the recalibrated model, and what was found."""
     asked = question(problem, w, noise)
@@ -129,13 +139,22 @@ def recalibrated(
         mean[0].double().cpu().numpy(),
         float(std.flatten()[0]),
         float(records.flatten()[0]),
+        expected_slope,
     )
+    # Peers must make the same model, though their processors may round the fit otherwise.
+    found = replace(found, intercept=round(found.intercept, 6), slope=round(found.slope, 6))
     return folded(problem, w, found), found
 
 
-def fit(loss: object, answer: np.ndarray, noise: float, records: float) -> Recalibrated:
+def fit(
+    loss: object,
+    answer: np.ndarray,
+    noise: float,
+    records: float,
+    expected_slope: float | None = None,
+) -> Recalibrated:
     """Return intercept and slope by the likelihood of the answer, in each number of which is noise
-    of this standard deviation, times a prior about no change.
+    of this standard deviation, times a prior about no change or about an expected slope.
     """
     edges, cap = _bins(loss)
     if isinstance(loss, Hazard):
@@ -144,7 +163,24 @@ def fit(loss: object, answer: np.ndarray, noise: float, records: float) -> Recal
         link = _Rates(cap)
     else:
         link = _Risks()
-    return _fitted(link, edges.numpy(), answer, noise, records)
+    return _fitted(link, edges.numpy(), answer, noise, records, prior_of(expected_slope))
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is expected of the log of the slope; and the spreads about no shift of the intercept,
+    and about this.
+    """
+
+    log_slope: float
+    spread: np.ndarray
+
+
+def prior_of(expected_slope: float | None) -> Prior:
+    """Return the prior about this slope, or about no change if none is expected."""
+    if expected_slope is None:
+        return Prior(0.0, PRIOR)
+    return Prior(math.log(expected_slope), np.array([PRIOR[0], EXPECTED]))
 
 
 class _Risks:
@@ -167,7 +203,12 @@ class _Rates:
 
 
 def _fitted(
-    link: _Risks | _Rates, edges: np.ndarray, answer: np.ndarray, noise: float, records: float
+    link: _Risks | _Rates,
+    edges: np.ndarray,
+    answer: np.ndarray,
+    noise: float,
+    records: float,
+    prior: Prior,
 ) -> Recalibrated:
     """Return the most likely intercept and slope. Beside them the share of records in each bin is
     fitted, whose logarithm is a smooth curve.
@@ -178,7 +219,8 @@ def _fitted(
     middles = np.append(middles, edges[-1] + WIDTH / 2)
     bins = len(middles)
     third = np.diff(np.eye(bins), 3, axis=0) / BEND
-    start = np.zeros(bins + 2)
+    centred = np.array([0.0, prior.log_slope])
+    start = np.concatenate([centred, np.zeros(bins)])
     rough = np.clip(answer[1 : 1 + bins] + answer[1 + bins :], 1e-3, None)
     rough = np.convolve(np.pad(rough, 2, mode="edge"), np.ones(5) / 5, "valid")
     start[2:] = np.log(rough / rough.sum())
@@ -195,7 +237,8 @@ def _fitted(
     def residuals(v: np.ndarray) -> np.ndarray:
         share, risk, _, _ = predicted(v)
         expected = np.concatenate([[share @ risk], share * (1 - risk), share * risk])
-        return np.concatenate([(answer - expected) / deviation, third @ v[2:], v[:2] / PRIOR])
+        off = (v[:2] - centred) / prior.spread
+        return np.concatenate([(answer - expected) / deviation, third @ v[2:], off])
 
     def jacobian(v: np.ndarray) -> np.ndarray:
         share, risk, steep, by_slope = predicted(v)
@@ -209,7 +252,7 @@ def _fitted(
             [
                 np.hstack([-of_line, -of_share]) / deviation[:, None],
                 np.hstack([np.zeros((len(third), 2)), third]),
-                np.eye(2, bins + 2) / PRIOR[:, None],
+                np.eye(2, bins + 2) / prior.spread[:, None],
             ]
         )
 
@@ -224,7 +267,11 @@ def _fitted(
         deviation = np.sqrt(noise**2 + spread / records)
         start = optimize.least_squares(residuals, start, jacobian, max_nfev=40).x  # type: ignore[arg-type]
     slope = math.exp(start[1])
-    return Recalibrated(centre + start[0] - slope * centre, slope)
+    intercept = centre + start[0] - slope * centre
+    share = special.softmax(start[2:])
+    return Recalibrated(
+        intercept, slope, tuple(intercept + slope * middles), tuple(share / share.sum())
+    )
 
 
 def _hazard_scale(answer: np.ndarray, noise: float, records: float, cap: float) -> Recalibrated:

@@ -4,10 +4,16 @@ variance inside that range.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
 
+import torch
+from torch import Tensor, nn
+
+from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
+from silodp.core.numbers import Number
+from silodp.core.problem.problem import Problem
+from silodp.core.problem.prox import Zero
 from silodp.core.query import Query
 from silodp.core.statistics import Histogram, Moments
 from silodp.server.federation import Port
@@ -54,3 +60,114 @@ def occupied(shares: Tensor) -> tuple[Tensor, Tensor]:
     first = clear.int().argmax(1)
     last = clear.shape[1] - 1 - clear.flip(1).int().argmax(1)
     return outer[first], outer[last + 1]
+
+
+# --- features within [-1, 1] ----------------------------------------------------------------------
+
+USUAL_SPREAD = 0.3
+"""Standard deviation of a column that fills a part of its public range [-1, 1]; 0.7 is the spread
+of its logarithm from column to column.
+"""
+SPREADS = torch.logspace(-1.6, 0.1, 40, dtype=torch.float64)
+
+
+def question(features: int) -> Moments:
+    """Return the question whose answer `standardisation` takes."""
+    ones = torch.ones(features, dtype=torch.float64)
+    return Moments(-ones, ones)
+
+
+def standardisation(answer: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Return (mean, scale) of each feature within [-1, 1], from its noisy moments (2 features,).
+
+    In each number is noise of this standard deviation. Where noise hides the columns' own means,
+    they are drawn towards the mean of all columns, and that towards 0. Where it hides a spread, the
+    spread is drawn towards the usual one.
+    """
+    answer = answer.double()
+    features = len(answer) // 2
+    mean, square = answer.split(features)
+    level = mean.mean() / (1 + noise**2 / features / 0.16)
+    own = float((mean - level).square().mean()) - noise**2
+    if features < 3:
+        own = 0.1
+    centre = level + (mean - level) * max(own, 0.0) / (max(own, 0.0) + noise**2 + 1e-12)
+    variance = square - 2 * mean * centre + centre.square()
+    error = noise * (1 + 4 * centre.square()).sqrt() + 1e-3
+    likely = ((variance[:, None] - SPREADS.square()) / error[:, None]).square()
+    usual = ((SPREADS / USUAL_SPREAD).log() / 0.7).square()
+    weight = (-(likely + usual) / 2).softmax(1)
+    return centre, (weight @ SPREADS.log()).exp()
+
+
+@dataclass(frozen=True)
+class Standard:
+    """The change of a model's first layer when its features are shifted and scaled."""
+
+    problem: Problem
+    weight: str
+    bias: str | None
+    shift: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, problem: Problem, shift: Tensor, scale: Tensor) -> Standard:
+        """Return the change. A layer without a bias has no place for a shift, so it has none."""
+        name, first = _first(problem)
+        weight = f"{name}.weight".lstrip(".")
+        if first.bias is None:
+            return cls(problem, weight, None, 0 * shift, scale)
+        return cls(problem, weight, f"{name}.bias".lstrip("."), shift, scale)
+
+    def inward(self, w: Tensor) -> Tensor:
+        """Return the points (J, d) that compute from scaled features what w computes from raw
+        ones.
+        """
+        made = w.clone()
+        parts = self.problem.split(made)
+        if self.bias:
+            parts[self.bias].add_(parts[self.weight] @ self.shift.to(w))
+        parts[self.weight].mul_(self.scale.to(w))
+        return made
+
+    def outward(self, w: Tensor) -> Tensor:
+        """Return the points (J, d) that compute from raw features what w computes from scaled
+        ones.
+        """
+        made = w.clone()
+        parts = self.problem.split(made)
+        parts[self.weight].div_(self.scale.to(w))
+        if self.bias:
+            parts[self.bias].sub_(parts[self.weight] @ self.shift.to(w))
+        return made
+
+    def shrunk(self, w: Tensor, factor: Number) -> Tensor:
+        """Return the points (J, d) of scaled features with the first layer's slopes times the
+        factor.
+        """
+        made = w.clone()
+        factors = torch.as_tensor(factor).to(w).reshape(-1, 1, 1)
+        self.problem.split(made)[self.weight].mul_(factors)
+        return made
+
+
+def features_of(problem: Problem) -> int:
+    """Return how many features the model's first layer takes. Raise BadInput if it is not linear,
+    or if the problem has a prox.
+    """
+    if isinstance(problem, Problem) and not isinstance(problem.prox, Zero):
+        raise BadInput("the algorithm scaled has no prox in its units; leave --prox out")
+    return _first(problem)[1].in_features
+
+
+def _first(problem: Problem) -> tuple[str, nn.Linear]:
+    """Return the first layer and its name."""
+    layers = [(name, m) for name, m in problem.model.named_modules() if not list(m.children())]
+    name, first = layers[0]
+    plain = isinstance(problem.model, nn.Sequential | nn.Linear)
+    if not plain or type(first) is not nn.Linear:
+        raise BadInput(
+            "the algorithm scaled needs a model that begins with a linear layer; use --model "
+            "logistic, linear or mlp:16, or --algorithm momentum"
+        )
+    return name, first

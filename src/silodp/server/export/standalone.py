@@ -161,13 +161,18 @@ def _features(column, cells, codes):
         )
     if column["type"] == "category":
         places = {name: k for k, name in enumerate(column["categories"])}
+        aliases = column.get("aliases", {})
+        places |= {spelling: places[name] for spelling, name in aliases.items()}
         indices = np.array(
             [
                 places.get(t, places.get(t.removesuffix(".0"), places.get("other", -1)))
                 for t in texts
             ]
         )
-        parts = [np.where(gone, False, indices == k).astype(float) for k in range(len(places))]
+        parts = [
+            np.where(gone, False, indices == k).astype(float)
+            for k in range(len(column["categories"]))
+        ]
         bad = ~gone & (indices < 0)
         indicator = filled is not None
     else:

@@ -16,10 +16,10 @@ D' be data sets that differ in record j. S and S' are their sums.
     floor((C / gamma)^2) comes after all floating point. A vector that fails is replaced by zero. So
     ||k_j|| <= C / gamma. The int64 sums S and S' are exact, and differ by at most 2 C / gamma in
     norm. Two kinds of statistics have another check, with the same result for S and S':
-    a. Numbers and cells (`statistics.Cells`, `integers.levelled`). Each number is in 0 .. 1 /
-       gamma. The cells are >= 0 and sum to at most 1 / gamma. Two such vectors differ by at most
-       sqrt(numbers + 2) / gamma in norm. That numbers + 2 <= (2 C)^2 is verified in fractions
-       before the charge.
+    a. Numbers and blocks of cells (`statistics.Cells`, `integers.levelled`). Each number is in 0 ..
+       1 / gamma. The cells of a block are >= 0 and sum to at most 1 / gamma. Two such vectors
+       differ by at most sqrt(numbers + 2 blocks) / gamma in norm. That numbers + 2 blocks <=
+       (2 C)^2 is verified in fractions before the charge.
     b. Products (`statistics.gram`, `integers.multiplied`). The factors are verified as a vector is,
        by a bound from C, d and gamma alone, and are multiplied in integers. Two such vectors differ
        by at most 2 C / gamma, which is sqrt(2) of their largest norm and not twice it.
@@ -39,32 +39,36 @@ D' be data sets that differ in record j. S and S' are their sums.
     number of records of its part, which is public. This makes nothing cheaper: all charges add up.
  6. Persons have secret places (`_places`). If a record is a person, D and D' differ in all rows of
     one person: in their number, their content, their places in the file, and the person's id.
-    a. Every person has the same P places, so no shape follows its rows.
-    b. Secret marks, which persons keep through edits, decide who is held out
-       (`heldout.held_out_persons`): the persons with the smallest h of n marks. So one exchanged
-       person changes the set of persons of either part by one person at most. Every query is about
-       one part and sees no more than that one person, for whom it is charged.
-    c. The other part may then have another person too. Both of these are in two batches of a stored
-       partition, of which only the dearer one is paid for. So queries about held-out persons may
-       not use such batches (`check`).
-    d. The list numbers that a loader gives to the other persons may follow from one person's rows.
-       So each person has a place in its part by a permutation. It is drawn uniformly at random for
-       these records, stored in the ledger and never published. Whatever lists a loader makes of D
-       and D', under such a permutation a part of one has the law of that of the other with one
-       person exchanged at its place. Given the places, steps 1 to 5 hold. A bound on the trade-off
-       between two laws that holds given the places also holds for their mixture over the places.
-    e. A feature map rounds by place as any kernel does. It is therefore applied at these places,
-       once they are drawn.
+    - a. Every person has the same P places, so no shape follows its rows.
+    - b. Secret marks, which persons keep through edits, decide who is held out
+      (`heldout.held_out_persons`): the persons with the smallest h of n marks. So one exchanged
+      person changes the set of persons of either part by one person at most. Every query is about
+      one part and sees no more than that one person, for whom it is charged.
+    - c. The other part may then have another person too. Both of these are in two batches of a
+      stored partition, of which only the dearer one is paid for. So queries about held-out persons
+      may not use such batches (`check`).
+    - d. The list numbers that a loader gives to the other persons may follow from one person's
+      rows. So each person has a place in its part by a permutation. It is drawn uniformly at random
+      for these records, stored in the ledger and never published. Whatever lists a loader makes of
+      D and D', under such a permutation a part of one has the law of that of the other with one
+      person exchanged at its place. Given the places, steps 1 to 5 hold. A bound on the trade-off
+      between two laws that holds given the places also holds for their mixture over the places.
+    - e. A feature map rounds by place as any kernel does. It is therefore applied at these places,
+      once they are drawn.
 
 Gradients of models of known layers are summed by exact products of whole chunks (`products`). Its
 docstring proves steps 1 to 4 for these. There S with record j is within C / gamma of S without it.
 Step 3 and amplification use no more than that.
 
-Totals rest on the same steps. For a total, a silo gives the integers S + round(N(0, s^2)) of steps
-1 to 3. The lattice follows from the query alone, so the integers of several silos add up. By itself
-such an answer is the release of step 3, with z the silo's share of the noise. A party that sees the
-answer learns that much. The sum over the honest silos is priced by `core.privacy.totals`. The
-answer leaves under masks, or sealed for the shuffler's key alone (`silo.service.trust`).
+Totals rest on the same steps. For a total, a silo rounds the integers S + round(N(0, s^2)) of steps
+1 to 3 to multiples of 2^k, halves upwards (`coarser`). Since floor((floor(x) + a) / b) = floor((x +
+a) / b) for integers a and b, that is round((S + 1/2 + N) / 2^k): one rounding of a real sum under
+Gaussian noise. Lattice and k follow from the query alone, so the integers of several silos add up.
+
+By itself such an answer is post-processing of the release of step 3, with z the silo's share of the
+noise. A party that sees the answer learns that much. The sum over the honest silos is priced by
+`core.privacy.totals`. The answer leaves under masks, or sealed for the shuffler's key alone
+(`silo.service.trust`).
 
 No step requires floats to be right. Wrong gradients, rounding or overflow cost accuracy, never
 privacy.
@@ -90,6 +94,7 @@ from silodp.core.differentiate import Gradients
 from silodp.core.errors import BadInput, Refused
 from silodp.core.lattice import lattice_step, most, noise_scale
 from silodp.core.mechanisms import Gaussian, Mechanism
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.numbers import Number
 from silodp.core.problem.person import filled, present
 from silodp.core.problem.problem import Problem
@@ -103,10 +108,12 @@ from silodp.core.statistics import (
     Histogram,
     LocalSteps,
     Rows,
+    ScaledGrad,
     Statistic,
 )
 from silodp.core.statistics.gram import MAX_FACTORS, Gram
 from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
+from silodp.core.statistics.regression import COX, Regression
 from silodp.core.statistics.risk_cells import MOST_EDGES, RiskCells
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
@@ -131,6 +138,8 @@ WIDEST = 2**22
 """Most numbers that a query may need of a record, unless the model or twice the features are more.
 With chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memory of every answer.
 """
+Levels = tuple[int, tuple[int, ...]]
+"""How many numbers in [0, 1] come before the cells, and how many cells each block has."""
 PLACES = "places of persons", 0
 """The stored permutation of persons. No sampling has 0 batches, so no query can use this name."""
 
@@ -314,6 +323,8 @@ class Exact:
         groups = min(self.features, MAX_GROUPS)
         gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
         edges = torch.linspace(-6, 6, MOST_EDGES, dtype=torch.float64)
+        each = torch.ones(self.features, dtype=torch.float64)
+        regression = _regression(self.features)
         alive = Grad(ordinary), Score(ordinary, MAX_BINS, 1.0)
         trials = [
             (alive[0], gradients),
@@ -323,12 +334,15 @@ class Exact:
             (Score(huge, MAX_BINS, 1.0), scores),
             (GroupScore(ordinary, 0, groups, 0), scores),
             (GroupScore(huge, 0, groups, 0), scores),
+            (ScaledGrad(ordinary, 0.1 * each, 0.5 * each, 1.0), self._sizes(dim)),
+            (ScaledGrad(huge, 0.1 * each, 0.5 * each, 1.0), self._sizes(dim)),
             (RiskCells(ordinary, edges, 1.0), scores),
             (RiskCells(huge, edges, 1.0), scores),
             (RiskCells(ordinary, edges[:0], 1.0), scores),
             (RiskCells(huge, edges[:0], 1.0), scores),
             (gram, self._sizes(gram.shape[-1])),
             (Gram(1, 2, 1.0, 1.0), wide),
+            (regression, self._sizes(regression.shape[-1])),
             (ClassCounts(2), wide),
             (Histogram(torch.zeros(1), self.features), wide),
         ]
@@ -341,7 +355,10 @@ class Exact:
             for statistic, sizes in trials:
                 rows, numbers = self._tried(statistic)
                 verify(rows, like, sizes, numbers, alive=statistic in alive)
-            verify(self._of_each(gram.factors(self.problem, 0)), like, wide, self._rows * gram.size)
+            for products in (gram, regression):
+                factors = self._of_each(products.factors(self.problem, 0))
+                numbers = self._rows * products.terms * products.size
+                verify(factors, like, wide, numbers)
         if self._products:
             with pinned(1):  # as in each thread of `in_threads`
                 self._products.verify(self._n)
@@ -362,16 +379,17 @@ class Exact:
             rows = self._of_each(factors)
         else:
             rows = self._rows_of(statistic)
-        integers = self._integers(
-            clip, lattice_step(clip, dim), statistic.numbers, multiply=factors is not None
-        )
+        terms = 0
+        if factors:
+            terms = statistic.terms
+        integers = self._integers(clip, lattice_step(clip, dim), _levels(statistic), terms)
 
         def floats_and_integers(x: Tensor, y: Tensor) -> Tensor:
             values = rows(x, y)
             return torch.cat([values, integers(values, y).double()], 1)
 
         if factors:
-            return floats_and_integers, dim + self._rows * statistic.size
+            return floats_and_integers, dim + self._rows * terms * statistic.size
         return floats_and_integers, 2 * dim
 
     def check(self, query: Query) -> None:
@@ -405,7 +423,8 @@ class Exact:
         if isinstance(statistic, LocalSteps):
             return self._local_steps(statistic, mechanism)
         if mechanism.total:
-            return torch.from_numpy(self._noisy_sum(statistic, mechanism))
+            noisy = self._noisy_sum(statistic, mechanism)
+            return torch.from_numpy(coarser(noisy, as_total(mechanism).shift(len(noisy))))
         noisy = self._noisy_sum(statistic, mechanism)
         return self._mean(noisy, mechanism, self._part(statistic))
 
@@ -448,9 +467,9 @@ class Exact:
             mechanism,
             statistic.shape[-1],
             self._part(statistic),
-            statistic.numbers,
+            _levels(statistic),
             source,
-            multiply=factors is not None,
+            statistic.terms if factors else 0,
         )
 
     def _rows_of(self, statistic: Statistic) -> Rows:
@@ -487,23 +506,22 @@ class Exact:
         mechanism: Gaussian,
         dim: int,
         part: np.ndarray,
-        numbers: int | None = None,
+        levels: Levels | None = None,
         source: Tensor | None = None,
-        *,
-        multiply: bool = False,
+        terms: int = 0,
     ) -> np.ndarray:
         """Return (d,) int64: S + round(N(0, s^2)) over the part's records in a fresh batch, with
         fresh noise.
 
-        For a statistic of cells: how many `numbers` come before them. With `multiply`, rows are
-        factors. Another view of the records' features is taken where it is given.
+        `levels` are those of a statistic of cells. With `terms`, rows are the factors of so many
+        terms. Another view of the records' features is taken where it is given.
         """
         clip = float(mechanism.clip)
         if clip == 0:
             return np.zeros(dim, np.int64)
         gamma = lattice_step(clip, dim)
         chosen = self._batch(mechanism.sampling)
-        total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, numbers, source, multiply)
+        total = self._sum(rows, chosen[part[chosen]], clip, gamma, dim, levels, source, terms)
         scale = noise_scale(mechanism.noise_multiplier, clip, gamma)
         return total + lattice.rounded_gaussian(scale, dim)
 
@@ -543,9 +561,9 @@ class Exact:
         clip: float,
         gamma: float,
         dim: int,
-        numbers: int | None = None,
+        levels: Levels | None = None,
         source: Tensor | None = None,
-        multiply: bool = False,
+        terms: int = 0,
     ) -> np.ndarray:
         """Return S exactly: the sum of the integers of the chosen records. All records are
         computed.
@@ -573,9 +591,9 @@ class Exact:
         else:
             width = self._width(dim)
         floats = rows
-        if multiply:
+        if terms:
             floats = self._of_each(rows)
-        integers = self._integers(clip, gamma, numbers, multiply)
+        integers = self._integers(clip, gamma, levels, terms)
         total = torch.zeros(dim, dtype=torch.int64)
         for slot in slots(self._n, width):
             vectors = computed(
@@ -592,21 +610,22 @@ class Exact:
         self,
         clip: float,
         gamma: float,
-        numbers: int | None,
-        multiply: bool = False,
+        levels: Levels | None,
+        terms: int = 0,
     ) -> Rows:
         """Return the function from records' floats (m, ...) and targets to their verified integers
         (m, d).
         """
         # Step 2 has a check for each of these.
-        if multiply and self.problem.person:
+        if terms and self.problem.person:
             return lambda values, y: multiplied(
-                values.reshape(-1, values.shape[1] // self._rows), clip, gamma, present(y)
+                values.reshape(-1, values.shape[1] // self._rows), clip, gamma, present(y), terms
             )
-        if multiply:
-            return lambda values, y: multiplied(values, clip, gamma)
-        if numbers is not None:
-            return lambda values, y: levelled(values, numbers, gamma)
+        if terms:
+            return lambda values, y: multiplied(values, clip, gamma, None, terms)
+        if levels is not None:
+            numbers, blocks = levels
+            return lambda values, y: levelled(values, numbers, gamma, blocks)
         return lambda values, y: quantised(values, clip, gamma)
 
     def _of_each(self, factors: Rows) -> Rows:
@@ -644,12 +663,34 @@ class Exact:
         return Gradients(self.problem, points, limit)
 
 
+def _levels(statistic: Statistic) -> Levels | None:
+    """Return the numbers and blocks of a statistic of cells, or None for any other."""
+    if statistic.numbers is None:
+        return None
+    return statistic.numbers, statistic.blocks
+
+
+def _regression(features: int) -> Regression:
+    """Return a step of a Cox regression on up to 1,024 features, for a gate's test of itself."""
+    scale = (torch.arange(features) < 2**10).double()
+    slopes = 0.1 * torch.ones(int(scale.sum()), dtype=torch.float64)
+    levels = torch.tensor([-1.0, 0.0, 0.5], dtype=torch.float64)
+    return Regression(COX, slopes, levels, torch.tensor([0, 0, 1]), 0 * scale, scale, 2.0, 1.5)
+
+
 def _beside(void: Tensor, values: Tensor) -> Tensor:
     """Return (n,) bool with as many axes as the values (n, ...)."""
     return void.view(-1, *(1,) * (values.dim() - 1))
 
 
 # --- the lattice ---------------------------------------------------------------------------------
+
+
+def coarser(numbers: np.ndarray, shift: int) -> np.ndarray:
+    """Return the integers (int64) in steps of 2^shift, the nearest ones, half a step upwards."""
+    if shift == 0:
+        return numbers
+    return (numbers + 2 ** (shift - 1)) >> shift
 
 
 def check_lattice(query: Query, dim: int, n: int) -> None:

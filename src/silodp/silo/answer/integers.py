@@ -6,6 +6,7 @@ Whatever the floats were, no record passes its bound.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -47,45 +48,53 @@ def quantised(rows: Tensor, clip: float, gamma: float) -> Tensor:
     return integers.masked_fill_((_squares(integers) > most)[:, None], 0)
 
 
-def levelled(rows: Tensor, numbers: int, gamma: float) -> Tensor:
-    """Return rows of `numbers` numbers in [0, 1] and cells as int64 multiples of gamma.
+def levelled(rows: Tensor, numbers: int, gamma: float, blocks: Sequence[int] = ()) -> Tensor:
+    """Return rows of `numbers` numbers in [0, 1] and blocks of cells as int64 multiples of gamma.
 
-    Cells are >= 0 and sum to 1 at most. A row that is verified to be none of this form becomes
-    zero, which is of this form. A row of a file has one cell that is 1. A person's average shares
-    the 1 among the cells of its rows. Any two such rows differ by at most sqrt(2) over the cells:
-    the distance is convex, so it is largest between corners, which are 0 and single cells of 1.
-    gamma is a power of two below 1, so 1 / gamma is an integer. Cells are rounded down, since
-    otherwise their sum could be rounded up.
+    The cells of a block are >= 0 and sum to 1 at most. Without `blocks` all cells are one block. A
+    row that is verified to be none of this form becomes zero, which is of this form. A row of a
+    file has one cell of a block that is 1. A person's average shares the 1 among the cells of its
+    rows. Any two such rows differ by at most sqrt(2) over a block: the distance is convex, so it is
+    largest between corners, which are 0 and single cells of 1. gamma is a power of two below 1, so
+    1 / gamma is an integer. Cells are rounded down, since otherwise their sum could be rounded up.
     """
     top = int(1 / gamma)
     scaled = (rows.nan_to_num(0.0, 0.0, 0.0) / gamma).clamp(-1, top + 1)
     integers = torch.cat([scaled[:, :numbers].round(), scaled[:, numbers:].floor()], 1).long()
     values = integers[:, :numbers]
     cells = integers[:, numbers:]
-    sound = ((values >= 0) & (values <= top)).all(1) & (cells >= 0).all(1) & (cells.sum(1) <= top)
+    sound = ((values >= 0) & (values <= top)).all(1) & (cells >= 0).all(1)
+    for block in cells.split(list(blocks or (cells.shape[1],)), 1):
+        sound &= block.sum(1) <= top
     return integers.masked_fill_(~sound[:, None], 0)
 
 
-def multiplied(factors: Tensor, clip: float, gamma: float, real: Tensor | None = None) -> Tensor:
-    """Return products of rows of factors z (m, p) of any floats as int64 multiples of gamma (m, d).
+def multiplied(
+    factors: Tensor, clip: float, gamma: float, real: Tensor | None = None, terms: int = 1
+) -> Tensor:
+    """Return products of rows of factors z (m, terms p) of any floats as int64 multiples of gamma
+    (m, d), summed over the terms.
 
     No two rows of products are more than 2 C / gamma apart.
 
-     1. k is z in steps of `fine`, with sum(k^2) <= K^2 verified in integers (`quantised`).
-     2. With a = DIAGONAL, c = CROSS, q = gamma / fine^2, a power of two, a row is round(a k_i^2 /
-        (a q)) and round(c k_i k_j / (a q)) for i < j, in integers.
-     3. Before rounding two rows are at most sqrt(2) K^2 / q apart in norm (`statistics.gram.Gram`
-        has the proof, which requires c^2 <= 2 a^2), and rounding adds at most sqrt(d).
+     1. k is z in steps of `fine`. That sum(k^2) <= K^2 over all terms is verified in integers
+        (`quantised`).
+     2. With a = DIAGONAL, c = CROSS, q = gamma / fine^2, a power of two, a row is round(a sum_t
+        k_ti^2 / (a q)) and round(c sum_t k_ti k_tj / (a q)) for i < j, in integers.
+     3. Before rounding two rows are at most sqrt(2) K^2 / q apart in norm (`statistics.gram` has
+        the proof in `Factored`, which requires c^2 <= 2 a^2), and rounding adds at most sqrt(d).
      4. K is the largest integer with 2 K^4 <= (q (floor(2 C / gamma) - ceil(sqrt(d))))^2. With C /
-        gamma < 2^30 and q <= 2^25, 2 c K^2 is below 2^62.
+        gamma < 2^30 and q <= 2^25, 2 c K^2 is below 2^62. It bounds the sums over terms too, since
+        |sum_t k_ti k_tj| <= sum(k^2).
 
-    If a record is a person, z are its rows, (m P, p), and `real` (m, P) marks those that exist. The
-    result is the average of their products, rounded once more, so that rounding adds 2 sqrt(d) in
-    all. Averages are at most as far apart: A and A' of matrices k k' have <A, A'> >= 0 and norms up
-    to K^2. Integers are added in any order, so the products are made for as many places at a time
-    as a chunk has.
+    If a record is a person, z are its rows, (m P, terms p), and `real` (m, P) marks those that
+    exist. The result is the average of their products, rounded once more, so that rounding adds 2
+    sqrt(d) in all. Averages are at most as far apart: they are positive semidefinite and have
+    traces up to K^2. Integers are added in any order, so the products are made for as many places
+    at a time as a chunk has.
     """
-    i, j = pairs(factors.shape[1])
+    size = factors.shape[1] // terms
+    i, j = pairs(size)
     exponent = math.frexp(gamma)[1] - 1
     q = 2 ** (24 + exponent % 2)
     fine = math.ldexp(1.0, (exponent - q.bit_length() + 1) // 2)
@@ -98,8 +107,10 @@ def multiplied(factors: Tensor, clip: float, gamma: float, real: Tensor | None =
     weight = torch.where(i == j, 2 * DIAGONAL, 2 * CROSS)
 
     def products(k: Tensor) -> Tensor:
-        doubled = k[..., i].mul_(k[..., j]).mul_(weight)
-        return doubled.add_(DIAGONAL * q).div_(2 * DIAGONAL * q, rounding_mode="floor")
+        doubled = k[..., i].mul_(k[..., j])
+        for start in range(size, k.shape[-1], size):
+            doubled += k[..., start + i] * k[..., start + j]
+        return doubled.mul_(weight).add_(DIAGONAL * q).div_(2 * DIAGONAL * q, rounding_mode="floor")
 
     if real is None:
         return products(k)

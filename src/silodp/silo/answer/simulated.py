@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from silodp.core.errors import Refused
-from silodp.core.lattice import lattice_steps
 from silodp.core.mechanisms import Gaussian, Mechanism
+from silodp.core.mechanisms.totals import as_total
 from silodp.core.numbers import CLIP_TOLERANCE, Number
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
@@ -188,7 +188,7 @@ class Simulated:
         """Return what each silo gives to a total: the sum over its batch in steps of the lattice,
         rounded once, float64.
         """
-        unit = lattice_steps(mechanism.clips, mean.shape[-1]).unsqueeze(-1).to(mean.device)
+        unit = as_total(mechanism).steps(mean.shape[-1]).unsqueeze(-1).to(mean.device)
         batch = self._batch(mechanism.sampling, silos).to(mean.device)
         return (mean.double() * batch / unit).round()
 

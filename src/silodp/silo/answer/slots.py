@@ -19,11 +19,14 @@ sampling would be charged without being true. Therefore:
 What remains assumed: in a chunk of a given shape a kernel makes row i from record i, its place and
 public numbers, and whether it raises on a record follows from that record. `verify` tests this on
 invented records with the same model, shapes and threads before a gate serves. The tests do so with
-several instruction sets. Memory of every operand begins at a multiple of 64 bytes, or at a place in
-such a block that shapes decide, so that no kernel is chosen by the address of the data. (The point
-w is where the frame was read, whichever the records are.) A failure of the whole computation, such
-as a lack of memory, can depend on sizes only, and no record influences these. It then happens for
-this data set and for its neighbour alike.
+several instruction sets.
+
+Memory of every operand begins at a multiple of 64 bytes, or at a place in such a block that shapes
+decide. So no kernel is chosen by the address of the data. (The point w is where the frame was read,
+whichever the records are.)
+
+A failure of the whole computation, such as a lack of memory, can depend on sizes only, and no
+record influences these. It then happens for this data set and for its neighbour alike.
 """
 
 from __future__ import annotations

@@ -7,18 +7,38 @@ is one of the usual codes for a missing value, below.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from silodp.core.errors import BadInput
 from silodp.core.problem.schema import Column, Form, Schema
-from silodp.silo.data.files import as_text, header, listed, number, read_cells
+from silodp.silo.data.faults import Faults
+from silodp.silo.data.files import (
+    MISSING,
+    as_text,
+    form_of,
+    header,
+    listed,
+    not_utf8,
+    number,
+    read_cells,
+)
 from silodp.silo.data.persons import grouped, whose
-from silodp.silo.data.tables import blanked, check_columns, coded, label_of, read_table
+from silodp.silo.data.suspicious import many_categories, other_unit, predicts_alone, second_unit
+from silodp.silo.data.tables import (
+    ABSENT,
+    blanked,
+    coded,
+    label_of,
+    read_table,
+    refuse,
+    wrong_columns,
+)
 
 CODES = (
     "?",
@@ -43,22 +63,6 @@ CODES = (
 """Codes that often stand for a missing value. A sentence names one only if the column may not have
 it as a value.
 """
-FACTORS = {
-    10: "10 times too large, as mm for cm",
-    100: "100 times too large, as cm for m",
-    1000: "1000 times too large, as g for kg",
-    0.1: "10 times too small, as cm for mm",
-    0.01: "100 times too small, as m for cm",
-    0.001: "1000 times too small, as kg for g",
-    2.54: "2.54 times too large, as cm for inches",
-    1 / 2.54: "2.54 times too small, as inches for cm",
-    2.20462: "2.2 times too large, as pounds for kg",
-    1 / 2.20462: "2.2 times too small, as kg for pounds",
-    18.018: "18 times too large, as mg/dl for mmol/l of glucose",
-    1 / 18.018: "18 times too small, as mmol/l for mg/dl of glucose",
-    88.42: "88 times too large, as µmol/l for mg/dl of creatinine",
-    1 / 88.42: "88 times too small, as mg/dl for µmol/l of creatinine",
-}
 DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})( .*)?"
 )
@@ -96,48 +100,78 @@ class Finding:
 
 
 def check(path: Path, schema: Schema) -> list[Finding]:
-    """Return everything that is wrong with the file, what stops training first."""
-    try:
-        if schema.images:
+    """Return everything that is wrong with the file in one pass, what stops training first."""
+    if schema.images:
+        try:
             table = read_table(path, schema)
-            return records_said(table.x, table.y, schema.features, schema.label.classes)[:1]
-        findings = _shape(path, schema.form)
-        if findings:
-            return findings
-        cells = read_cells(path, schema.form)
-    except BadInput as error:
-        return [Finding(True, _sentence(error))]
-    results = [_error_of(check_columns, path, cells, schema)]
+        except BadInput as error:
+            return [Finding(True, _sentence(error))]
+        return records_said(table.x, table.y, schema.features, schema.label.classes)[:1]
+    findings, cells, ragged = _read(path, schema.form)
+    if cells is None:
+        return findings
+    columns = [column for column in schema.columns if column.name in cells]
+    findings += [Finding(True, sentence) for sentence in wrong_columns(path, cells, schema)]
+    labelled = all(name in cells for name in schema.label.columns)
+    if not columns and not labelled:
+        return findings
     ids = {name: cells[name] for name in schema.own if name in cells}
     cells = blanked(cells, schema.missing_codes) | ids  # no code stands for a person
-    if not len(next(iter(cells.values()), ())):
+    n = len(next(iter(cells.values())))
+    if not n:
         return [Finding(True, f"{path} has columns but no rows; a silo needs at least one record.")]
-    columns = [column for column in schema.columns if column.name in cells]
     for column in columns:
-        results += _column(path, column, cells[column.name])
+        findings += _column(path, column, cells[column.name], ragged)
+    if labelled:
+        findings += _label(path, schema, cells, ragged)
+    findings += _records(path, schema, columns, cells)
+    return sorted(findings, key=lambda finding: not finding.stops)
+
+
+def _records(
+    path: Path, schema: Schema, columns: Sequence[Column], cells: dict[str, np.ndarray]
+) -> list[Finding]:
+    """Return findings about the records, by the cells that can be read."""
+    n = len(next(iter(cells.values())))
+    faults = Faults()
+    numbers = {column.name: coded(path, column, cells[column.name], faults) for column in columns}
+    readable = [name for name in numbers if not np.any(faults.cells.get(name, False))]
     if all(name in cells for name in schema.label.columns):
-        results += _label(path, schema, cells)
-    findings = [finding for finding in results if finding]
-    if not any(finding.stops for finding in findings):
-        rows = np.nan_to_num(
-            np.column_stack([coded(path, column, cells[column.name]) for column in columns]),
-            nan=-1e30,
-        )
-        if schema.person:
-            people = len(grouped(cells[schema.person.column], schema.person).ids)
-        else:
-            people = None
-        findings += records_said(
-            rows,
-            label_of(path, schema, cells),
-            [column.name for column in columns],
-            schema.label.classes,
-            people,
-            copies=_copies(cells),
-        )
+        y = label_of(path, schema, cells, faults)
+        labelled = ~faults.bad(schema.label.columns, n)
+        classes = schema.label.classes
+    else:
+        y = np.zeros(n)
+        labelled = np.zeros(n, bool)
+        classes = ()
+    people = None
+    if schema.person and schema.person.column in cells:
+        people = len(grouped(cells[schema.person.column], schema.person).ids)
+    rows = np.column_stack([np.zeros((n, 0)), *(numbers[name] for name in readable)])
+    findings = records_said(
+        np.nan_to_num(rows, nan=-1e30), y, readable, classes, people, copies=_copies(cells)
+    )
+    for column in columns:
+        values = numbers[column.name][labelled]
+        if predicts_alone(values, y[labelled], schema.label.task):
+            findings.append(_leak(path, column))
+    if schema.person is None or people is not None:
         # The first sentence is the unit of privacy, which is no finding.
         findings += [Finding(False, sentence) for sentence in whose(cells, schema)[1:]]
-    return sorted(findings, key=lambda finding: not finding.stops)
+    return findings
+
+
+def _leak(path: Path, column: Column) -> Finding:
+    """Return the finding about a column that predicts the label almost alone."""
+    return _at(
+        path,
+        column,
+        (),
+        "it predicts the label almost alone. If it is written down only once the outcome is "
+        "known, a model with it fails on new records: remove it from the schema, or list it in "
+        "`ignore`.",
+        stops=False,
+    )
 
 
 def records_said(
@@ -221,29 +255,59 @@ def _copies(cells: dict[str, np.ndarray]) -> int:
 # --- the file ------------------------------------------------------------------------------------
 
 
-def _shape(path: Path, form: Form) -> list[Finding]:
-    """Return findings about the file's form that no reader reports.
+def _read(path: Path, form: Form) -> tuple[list[Finding], dict[str, np.ndarray] | None, np.ndarray]:
+    """Return findings about the file's form, its cells, and the rows with too few or many cells.
 
-    These are a spreadsheet, and a cell after the header in another encoding.
+    A file in another form is read by its own, so that its cells are checked in the same pass. The
+    cells are None if the file cannot be read.
     """
+    faults = Faults()
     if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
-        return [Finding(True, f"{path} is a spreadsheet; save its sheet as 'CSV UTF-8'.")]
-    if path.suffix.lower() != ".csv" or not path.is_file():
+        words = f"{path} is a spreadsheet; save its sheet as 'CSV UTF-8'."
+        return [Finding(True, words)], None, faults.ragged
+    findings = []
+    if path.suffix.lower() == ".csv" and path.is_file():
+        if error := _error_of(header, path, form):
+            findings.append(error)
+            own = form_of(path)
+            findings += _also_declare(path, form, own, error.sentence)
+            form = own
+        findings += _not_utf8(path, form)
+    try:
+        return findings, read_cells(path, form), faults.ragged
+    except BadInput as error:
+        if not findings:
+            findings.append(Finding(True, _sentence(error)))
+    try:
+        return findings, read_cells(path, form, faults), faults.ragged
+    except BadInput:
+        return findings, None, faults.ragged
+
+
+def _also_declare(path: Path, form: Form, own: Form, said: str) -> list[Finding]:
+    """Return a finding about what else is different in the form of a file, after one sentence."""
+    fields = [
+        f"{name} = {json.dumps(value)}"
+        for name, value in asdict(own).items()
+        if value != getattr(form, name) and f"{name} =" not in said
+    ]
+    if not fields:
         return []
-    header(path, form)  # raises BadInput if the header is wrong
+    words = f"{path} differs in its form too; save it again, or declare it: {', '.join(fields)}."
+    return [Finding(True, words)]
+
+
+def _not_utf8(path: Path, form: Form) -> list[Finding]:
+    """Return a finding about a cell after the header in another encoding, which no reader
+    reports.
+    """
     if form.encoding != "utf-8":
         return []
     try:
         path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         line = len((error.object[: error.start] + b"?").splitlines())
-        return [
-            Finding(
-                True,
-                f"{path} is not UTF-8 text; save it again as 'CSV UTF-8', or declare it in the "
-                f'schema: encoding = "latin-1" (the first line that is not is {line}).',
-            )
-        ]
+        return [Finding(True, f"{not_utf8(path)} (the first line that is not is {line}).")]
     return []
 
 
@@ -267,33 +331,58 @@ def _sentence(error: BadInput) -> str:
 # --- a column ------------------------------------------------------------------------------------
 
 
-def _column(path: Path, column: Column, cells: np.ndarray) -> list[Finding | None]:
-    """Return what is wrong with one column."""
+def _column(path: Path, column: Column, cells: np.ndarray, ragged: np.ndarray) -> list[Finding]:
+    """Return everything that is wrong with one column. Ragged rows are reported already."""
     texts = [as_text(cell).strip() for cell in cells]
-    stop = _codes(path, column, texts)
-    if not stop and column.type == "number":
-        stop = _numbers_as_text(path, column, texts)
-    elif not stop:
-        stop = _spelling(path, column, texts)
-    if not stop:
-        stop = _error_of(coded, path, column, cells)
-    if stop:
-        return [stop]
-    numbers = coded(path, column, cells)
+    groups = _codes(column, texts)
+    if column.type == "number":
+        groups += _numbers_as_text(texts)
+    else:
+        groups += _spelling(column, texts)
+    findings = []
+    reported = np.zeros(len(texts), bool)
+    reported[ragged] = True
+    for rows, what in groups:
+        if left := [row for row in rows if not reported[row]]:
+            findings.append(_at(path, column, left, what))
+            reported[left] = True
+    gone = np.array([text.lower() in MISSING for text in texts]) & ~reported
+    if column.missing is None and gone.any():
+        findings.append(_error_of(refuse, path, column.name, gone, ABSENT))
+        reported |= gone
+    findings.append(_error_of(coded, path, column, _with_valid(column, cells, reported)))
+    numbers = coded(path, column, cells, Faults())
     if column.type == "number" and not np.isnan(numbers).all():
-        return [_units(path, column, numbers[~np.isnan(numbers)], numbers)]
-    return []
+        findings.append(_units(path, column, numbers[~np.isnan(numbers)], numbers))
+    if column.type == "category" and (words := many_categories(column, texts)):
+        findings.append(_at(path, column, (), words, stops=False))
+    return [finding for finding in findings if finding]
 
 
-def _codes(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
-    """Return a finding if cells seem to have a code for a missing value, or None."""
+def _with_valid(column: Column, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the cells with a valid one in these rows, so that a reader stops at another row."""
+    if not rows.any():
+        return cells
+    valid = {"number": f"{column.range[0]!r}", "boolean": "true"}.get(column.type)
+    if valid is None:
+        valid = column.categories[0]
+    return np.where(rows, valid, cells.astype(object))
+
+
+Group = tuple[list[int], str]
+"""The rows of one kind of bad cell, and what is wrong with them."""
+
+
+def _codes(column: Column, texts: Sequence[str]) -> list[Group]:
+    """Return the cells that seem to be codes for a missing value, by code."""
     low, high = column.range
+    groups = []
     for code in CODES:
         value = number(code)
         if column.type == "number":
             allowed = low <= value <= high
         else:
-            allowed = code in column.categories
+            allowed = code in column.places
         if allowed:
             continue
         rows = [
@@ -304,43 +393,34 @@ def _codes(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
         if is_number and (len(rows) == 1 or column.type == "boolean"):
             continue
         if rows:
-            return _at(
-                path,
-                column,
-                rows,
+            what = (
                 f"{code!r} seems to stand for a missing value; list it in the schema, "
                 f'missing_codes = ["{code}"], and state what a missing value becomes, or fix '
-                "the cells.",
+                "the cells."
             )
-    return None
+            groups.append((rows, what))
+    return groups
 
 
-def _numbers_as_text(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
-    """Return a finding if cells are dates, bounds, or numbers in another form, or None."""
+def _numbers_as_text(texts: Sequence[str]) -> list[Group]:
+    """Return the cells that are dates, bounds, or numbers in another form, by form."""
     bad = [k for k, text in enumerate(texts) if text and np.isnan(number(text))]
-    for pattern, what in NOT_NUMBERS:
-        rows = [k for k in bad if pattern.fullmatch(texts[k])]
-        if rows:
-            return _at(path, column, rows, what)
-    return None
-
-
-def _spelling(path: Path, column: Column, texts: Sequence[str]) -> Finding | None:
-    """Return a finding if cells have a category in other capital letters, or None."""
-    folded = {category.casefold() for category in column.categories}
-    rows = [
-        k
-        for k, text in enumerate(texts)
-        if text not in column.categories and text.casefold() in folded
+    return [
+        ([k for k in bad if pattern.fullmatch(texts[k])], what) for pattern, what in NOT_NUMBERS
     ]
-    if rows:
-        return _at(
-            path,
-            column,
-            rows,
-            "the value is a category in other capital letters; write it as the schema does.",
-        )
-    return None
+
+
+def _spelling(column: Column, texts: Sequence[str]) -> list[Group]:
+    """Return the cells that are a category in other capital letters."""
+    folded = {spelling.casefold() for spelling in column.places}
+    rows = [
+        k for k, text in enumerate(texts) if text not in column.places and text.casefold() in folded
+    ]
+    what = (
+        "the value is a category in other capital letters; write it as the schema does, or list "
+        "the spelling in the column's `aliases`."
+    )
+    return [(rows, what)]
 
 
 def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> Finding | None:
@@ -355,13 +435,8 @@ def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> 
     ).tolist()
     many = f"{int(out.sum())} of {len(values)} values are outside {bounds}"
     if out.mean() > 0.5:
-        fits = [
-            words
-            for factor, words in FACTORS.items()
-            if ((values / factor >= low) & (values / factor <= high)).mean() > 0.95
-        ]
-        if fits:
-            many = f"{many}; they look {fits[0]}"
+        if words := other_unit(values, column.range):
+            many = f"{many}; they look {words}"
         return _at(path, column, (), f"{many}: bring them into its unit.")
     if far:
         return _at(
@@ -373,6 +448,8 @@ def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> 
                 "missing value?"
             ),
         )
+    if second := second_unit(values):
+        return _at(path, column, (), f"{second}: bring them into its unit.", stops=False)
     if out.mean() > 0.05:
         return _at(
             path, column, (), f"{many}, and will be clipped; is it wide enough?", stops=False
@@ -389,19 +466,23 @@ def _units(path: Path, column: Column, values: np.ndarray, rows: np.ndarray) -> 
     return None
 
 
-def _label(path: Path, schema: Schema, cells: dict[str, np.ndarray]) -> list[Finding | None]:
-    """Return what is wrong with the label."""
+def _label(
+    path: Path, schema: Schema, cells: dict[str, np.ndarray], ragged: np.ndarray
+) -> list[Finding]:
+    """Return everything that is wrong with the label."""
     label = schema.label
-    if label.task == "regression":
-        column = Column(label.columns[0], "number", range=label.range)
-        return _column(path, column, cells[column.name])
+    name = label.columns[0]
+    findings = []
     if label.classes:
-        column = Column(label.columns[0], "category", categories=label.classes)
-        texts = [as_text(cell).strip() for cell in cells[column.name]]
-        stop = _codes(path, column, texts) or _spelling(path, column, texts)
-        if stop:
-            return [stop]
-    return [_error_of(label_of, path, schema, cells)]
+        column = Column(name, "category", categories=label.classes)
+        findings = _column(path, column, cells[name], ragged)
+    elif label.task in ("regression", "count"):
+        column = Column(name, "number", range=label.range)
+        findings = _column(path, column, cells[name], ragged)
+    if findings or not label.columns:
+        return findings
+    error = _error_of(label_of, path, schema, cells)
+    return [error] if error and not len(ragged) else []
 
 
 def _at(

@@ -1,8 +1,8 @@
 """Make four imaginary hospitals for trying things out, from a formula and a seed.
 
-No record is of a real person. The hospitals are as different as real ones: 3,000 patients in one
-and 150 in another, one in ten readmitted or more than one in four, columns in another order each,
-missing values spelled in several ways, and a column in one of them that no other has.
+No record is of a real person. The hospitals differ as real ones do: one has 3,000 patients and
+another 150. Between one in eight and one in five patients are readmitted. Each file has another
+order of columns and other marks for missing values. One file has a column that no other has.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 COLUMNS = ("age", "sex", "systolic", "smoker", "ward", "readmitted")
 HOSPITALS = {
-    "north": (3000, -2.8, COLUMNS, ("yes", "no", "")),
+    "north": (3000, -2.6, COLUMNS, ("yes", "no", "")),
     "south": (
         1200,
-        -2.4,
+        -2.5,
         ("readmitted", "ward", "smoker", "systolic", "sex", "age"),
         ("1", "0", "NA"),
     ),
     "east": (
         400,
-        -1.9,
+        -2.4,
         ("patient_id", "sex", "age", "ward", "readmitted", "systolic", "smoker"),
         ("true", "false", ""),
     ),
     "west": (
         150,
-        -1.5,
+        -2.3,
         ("smoker", "age", "readmitted", "sex", "systolic", "ward"),
         ("Yes", "No", "n/a"),
     ),
@@ -41,20 +41,21 @@ HOSPITALS = {
 TEST = (2000, -2.6, COLUMNS, ("yes", "no", ""))
 WARDS = ("medicine", "surgery", "cardiology")
 SCHEMA = """\
-# The public schema: what every hospital's file holds, and what is predicted. The server and all silos use this very file; its hash
-# is part of what a silo approves. Everything in it is public knowledge, and nothing was read off a record.
+# The public schema: what every hospital's file contains, and what is predicted. The server and all
+# silos use this same file, and its hash is part of what a silo approves. Everything in it is public
+# knowledge. Nothing was read from a record.
 
-ignore = ["patient_id"]            # columns that a file may have besides, and that are not used
+ignore = ["patient_id"]            # a file may also have these columns; they are not used
 
 [columns.age]
 type = "number"
 range = [18, 100]                  # adults; values are clipped to it and scaled to [-1, 1]
 missing = 60                       # a public value to fill in
-indicator = true                   # and a feature that says where it was filled in
+indicator = true                   # and a feature that shows where it was filled in
 
 [columns.sex]
 type = "category"
-categories = ["female", "male", "other"]   # "other" takes whatever is not in the list
+categories = ["female", "male", "other"]   # "other" takes all other values
 
 [columns.systolic]
 type = "number"                    # mmHg
@@ -76,8 +77,9 @@ missing = "own"                    # a missing value is a category of its own
 column = "readmitted"
 task = "binary"
 classes = ["no", "yes"]
-weights = [0.15, 1]                # public: about one patient in seven is readmitted. The largest weight is 1, or the clip would undo it
-"""  # noqa: E501
+# Public: one patient in seven is readmitted. The largest weight is 1, or the clip would undo it.
+weights = [0.15, 1]
+"""
 
 
 def csv_text(name: str, seed: int = 0) -> str:

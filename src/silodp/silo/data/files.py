@@ -28,6 +28,8 @@ from silodp.silo.data.faults import Faults
 
 T = TypeVar("T")
 PLAIN = Form()
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""The first bytes of a text in UTF-16, as spreadsheets write it."""
 MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
 
 
@@ -35,7 +37,7 @@ MISSING = {"", "na", "n/a", "#n/a", "nan", "<na>", "none", "null"}
 class Loaded:
     """The result of `load_silos`: one (x, y) pair for each silo, and what is public about them.
 
-    `Records.of(records_raw, names)` pads the pairs.
+    `Records.of(records_raw, names, missing)` pads the pairs.
     """
 
     records_raw: list[tuple[np.ndarray, np.ndarray]]
@@ -46,6 +48,8 @@ class Loaded:
     names: tuple[str, ...]
     cells: list[dict[str, np.ndarray]] = field(default_factory=list)
     """Each silo's columns as they are in its file, for a ledger."""
+    missing: list[np.ndarray | None] = field(default_factory=list)
+    """As x, bool: where a value was filled in by a schema."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,13 +165,21 @@ def form_of(path: Path) -> Form:
         return Form()
     with path.open("rb") as file:
         first = file.readline(2**20)
-    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return Form()  # UTF-16, which the reader refuses with a sentence
+    if first[:2] in UTF_16:
+        encoding = "utf-16"
+        with path.open(encoding=encoding, errors="replace") as text:
+            first = text.readline(2**20).encode()
+        return _form_of_line(first, encoding)
     try:
         first.decode("utf-8-sig")
         encoding = "utf-8"
     except UnicodeDecodeError:
         encoding = "latin-1"
+    return _form_of_line(first, encoding)
+
+
+def _form_of_line(first: bytes, encoding: str) -> Form:
+    """Return the form of a file in this encoding with this first line."""
     separator = max(",;\t|", key=lambda sign: first.count(sign.encode()))
     decimal = "," if separator == ";" else "."
     return Form(separator, decimal, encoding)
@@ -208,10 +220,7 @@ def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
     try:
         return readers[suffix](path)
     except UnicodeError:
-        raise BadInput(
-            f"{path} is not UTF-8 text; save it again as 'CSV UTF-8', or declare it in the "
-            'schema: encoding = "latin-1".'
-        ) from None
+        raise BadInput(f"{not_utf8(path)}.") from None
     except OSError as error:
         raise BadInput(
             f"{path} cannot be read as {suffix}: {error.strerror or 'the file is damaged'}."
@@ -220,6 +229,22 @@ def _opened(path: Path, readers: dict[str, Callable[[Path], T]]) -> T:
         raise BadInput(
             f"{path} is not a complete {suffix} file; it may be damaged or cut short."
         ) from None
+
+
+def not_utf8(path: Path) -> str:
+    """Return what is wrong with a file that is not UTF-8 text, and what to do."""
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start in UTF_16:
+        found = "UTF-16 and not UTF-8 text"
+        encoding = "utf-16"
+    else:
+        found = "not UTF-8 text"
+        encoding = "latin-1"
+    return (
+        f"{path} is {found}; save it again as 'CSV UTF-8', or declare it in the schema: "
+        f'encoding = "{encoding}"'
+    )
 
 
 def _csv_header(

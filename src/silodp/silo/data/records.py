@@ -38,12 +38,16 @@ class Records:
 
     @classmethod
     def of(
-        cls, silos: Sequence[tuple[ArrayLike, ArrayLike]], names: Sequence[str] | None = None
+        cls,
+        silos: Sequence[tuple[ArrayLike, ArrayLike]],
+        names: Sequence[str] | None = None,
+        missing: Sequence[np.ndarray | None] = (),
     ) -> "Records":
         """Pad one (x, y) pair per silo. Raise BadInput if their shapes do not fit.
 
         Integer y become int64 classes. If any silo has float y, all become float32 targets. A value
-        that is not finite is kept: the gate lets such a record contribute zero.
+        that is not finite is kept: the gate lets such a record contribute zero. `missing` has a
+        mask of each x, where values are filled in. A silo without a mask has no filled values.
         """
         if not silos:
             raise BadInput("there are no silos; at least one is needed.")
@@ -93,7 +97,14 @@ class Records:
             for i, (x, y) in enumerate(pairs):
                 padded_x[i, : counts[i]] = x
                 padded_y[i, : counts[i]] = y
-        return cls(torch.from_numpy(padded_x), torch.from_numpy(padded_y), counts, names)
+        absent = None
+        if any(mask is not None for mask in missing):
+            padded = np.zeros(padded_x.shape, bool)
+            for i, mask in enumerate(missing):
+                if mask is not None:
+                    padded[i, : counts[i]] = mask
+            absent = torch.from_numpy(padded)
+        return cls(torch.from_numpy(padded_x), torch.from_numpy(padded_y), counts, names, absent)
 
     @cached_property
     def mask(self) -> Tensor:

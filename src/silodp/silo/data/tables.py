@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,11 @@ def load_by_schema(paths: Sequence[Path], schema: Schema) -> Loaded:
     names = silo_names(paths)
     tables = [read_table(path, schema) for path in paths]
     return Loaded(
-        [(table.x, table.y) for table in tables], schema.features, schema.label.classes, names
+        [(table.x, table.y) for table in tables],
+        schema.features,
+        schema.label.classes,
+        names,
+        missing=[table.missing for table in tables],
     )
 
 
@@ -244,6 +248,18 @@ def check_columns(
     path: Path | str, cells: dict[str, np.ndarray], schema: Schema, *, labelled: bool = True
 ) -> None:
     """Raise BadInput if the file lacks a column of the schema, or has others when `labelled`."""
+    for sentence in wrong_columns(path, cells, schema, labelled=labelled):
+        raise BadInput(sentence)
+
+
+def wrong_columns(
+    path: Path | str, cells: Mapping[str, np.ndarray], schema: Schema, *, labelled: bool = True
+) -> list[str]:
+    """Return a sentence about the columns that a file lacks, and one about others that it has.
+
+    A renamed column makes one sentence. Others do no harm in a file without labels.
+    """
+    sentences = []
     wanted = [column.name for column in schema.columns]
     if labelled:
         wanted += [*schema.label.columns, *schema.own]
@@ -255,12 +271,13 @@ def check_columns(
         else:
             # There is a header, so a name in it is no cell and may be shown.
             hint = _hint(lacks[0], others)
-        raise BadInput(f"{path} lacks {listed(lacks)} of the schema's columns{hint}")
-    if others and labelled:
-        raise BadInput(
+        sentences.append(f"{path} lacks {listed(lacks)} of the schema's columns{hint}")
+    if labelled and len(others) > len(lacks):
+        sentences.append(
             f"{path} has {listed(others)} in addition to the schema's columns; drop them, or "
             "list them in the schema's `ignore`."
         )
+    return sentences
 
 
 def _hint(missing: str, others: Sequence[str]) -> str:
@@ -322,7 +339,7 @@ def coded(
             numbers = _booleans(path, name, cells, gone=gone, faults=faults)
         else:
             numbers = _codes(
-                path, name, cells, column.categories, gone=gone, other=other, faults=faults
+                path, name, cells, column.places, gone=gone, other=other, faults=faults
             )
         missing = numbers < 0
     return np.where(missing, np.nan, numbers)
@@ -340,16 +357,17 @@ def label_of(
     label = schema.label
     first = schema.label.columns[0]
     if label.task in ("binary", "multiclass", "ordinal"):
-        return _codes(path, first, cells[first], label.classes, faults=faults).clip(0)
+        places = {name: k for k, name in enumerate(label.classes)}
+        return _codes(path, first, cells[first], places, faults=faults).clip(0)
     numbers, missing = _numbers(path, first, cells[first], gone=False, faults=faults)
     numbers = np.where(missing, 0.0, numbers)
     if label.task == "regression":
         return _scaled(numbers, label.range).astype(np.float32)
     if label.task == "count":
         what = "the count is below 0 or not a whole number"
-        _refuse(path, first, (numbers < 0) | (numbers != np.round(numbers)), what, faults)
+        refuse(path, first, (numbers < 0) | (numbers != np.round(numbers)), what, faults)
         return numbers.clip(*label.range).astype(np.float32)
-    _refuse(path, first, numbers < 0, "the time is below 0", faults)
+    refuse(path, first, numbers < 0, "the time is below 0", faults)
     # Bin b is (edge b - 1, edge b]. Nobody is followed after the last edge.
     last = np.searchsorted(label.edges, numbers, side="left")
     second = label.columns[1]
@@ -373,9 +391,9 @@ def _numbers(
         numbers = np.array([number(text) for text in texts], np.float64)[code]
         missing = np.array([text.lower() in MISSING for text in texts])[code]
     if not gone:
-        _refuse(path, name, missing, ABSENT, faults)
+        refuse(path, name, missing, ABSENT, faults)
     bad = ~missing & ~np.isfinite(numbers)
-    _refuse(path, name, bad, "the value is not a finite number", faults)
+    refuse(path, name, bad, "the value is not a finite number", faults)
     return numbers, missing | bad
 
 
@@ -389,17 +407,17 @@ def _codes(
     path: Path | str,
     name: str,
     cells: np.ndarray,
-    categories: tuple[str, ...],
+    index: Mapping[str, int],
     *,
     gone: bool = False,
     other: bool = False,
     faults: Faults | None = None,
 ) -> np.ndarray:
-    """Return the number of each value's category, or GONE for a missing one if that is allowed.
+    """Return the number of each value's category in `index`, or GONE for a missing one if that is
+    allowed.
 
     1.0 is the category "1" unless "1.0" is one.
     """
-    index = {text: k for k, text in enumerate(categories)}
 
     def code(text: str) -> int:
         for spelling in (text, text.removesuffix(".0")):
@@ -411,7 +429,7 @@ def _codes(
             return index[OTHER]
         return BAD
 
-    wanted = f"one of {listed(categories)}"
+    wanted = f"one of {listed(list(index))}"
     return _coded(path, name, cells, code, gone=gone, wanted=wanted, faults=faults)
 
 
@@ -452,8 +470,8 @@ def _coded(
     which, texts = _distinct(cells)
     codes = np.array([code(text) for text in texts], np.int64)[which]
     if not gone:
-        _refuse(path, name, codes == GONE, ABSENT, faults)
-    _refuse(path, name, codes == BAD, f"the value is not {wanted}", faults)
+        refuse(path, name, codes == GONE, ABSENT, faults)
+    refuse(path, name, codes == BAD, f"the value is not {wanted}", faults)
     return codes
 
 
@@ -474,7 +492,7 @@ def _distinct(cells: np.ndarray) -> tuple[np.ndarray, list[str]]:
     return code, [*(as_text(value).strip() for value in values), ""]
 
 
-def _refuse(
+def refuse(
     path: Path | str, name: str, bad: np.ndarray, what: str, faults: Faults | None = None
 ) -> None:
     """Raise BadInput if any row is bad, or note the rows where `faults` are collected."""

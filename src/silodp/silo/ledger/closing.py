@@ -1,7 +1,7 @@
 """Define the officer's entries in a chain: witness, backup, write-off, and move.
 
 While a ledger is closed (restored and not yet confirmed, or moved away), only the officer's own
-entries may follow. A chain with an answer there counts as altered, whoever wrote it. This module
+entries may follow. A chain with an answer there counts as altered. This module
 touches no file and no clock.
 """
 

@@ -5,12 +5,15 @@ row without its number.
 
 A row's mark changes with any column, and a column's with any row. So both are lost once a file
 gains a column and a row. A profile's rows depend on its own columns only, and are counted value by
-value. Take two data sets of different people with counts a and b of a value, where b's data set has
-rho times as many rows. Then `a b - (rho a (a - 1) + b (b - 1) / rho) / 2` is 0 or less on average:
-people match across the two no more often than within them. Each person in both adds 1. Had the
-people been dealt to the two at random, its variance given t = a + b would be t (t - 1) / 2. So a
-common public value, such as an age, proves nothing. Many values that occur just as often in both,
-or rare ones that occur in both, prove a lot.
+value.
+
+Take two data sets of different people with counts a and b of a value, where b's data set has rho
+times as many rows. Then `a b - (rho a (a - 1) + b (b - 1) / rho) / 2` is 0 or less on average:
+people match across the two no more often than within them.
+
+Each person in both adds 1. Had the people been dealt to the two at random, its variance given t = a
++ b would be t (t - 1) / 2. So a common public value, such as an age, proves nothing. Many values
+that occur just as often in both, or rare ones that occur in both, prove a lot.
 
 If a record is a person, there is also a profile of the persons' ids (PERSON). A person whose id is
 in both data sets is in both, whatever the rows contain. How many rows a person has is not stored.

@@ -107,25 +107,25 @@ def said_of(summary: dict[str, Any]) -> str:
 
     Its one figure is the one that plan, run and report show.
     """
-    from silodp.core.figures import rounded_up, shown
+    from silodp.core.figures import rounded_up, shown, used_of
 
+    spent = (
+        f"{used_of(summary['used'])}: epsilon {shown(summary['spent_epsilon'])} of "
+        f"{summary['epsilon']:g}"
+    )
     conditions = (
         f"delta {rounded_up(summary['delta'])}, {summary['rule']} rule, {summary['records']} "
         "records"
     )
     if "local_epsilon" not in summary:
-        return (
-            f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
-            f"({conditions})."
-        )
+        return f"{spent} ({conditions})."
     if summary["local_epsilon"] is not None:
         local = f"epsilon {shown(summary['local_epsilon'])}"
     else:
         local = "no bound"
     return (
-        f"epsilon {shown(summary['spent_epsilon'])} of {summary['epsilon']:g} is spent "
-        f"against the server, which sees totals ({conditions}). Against an observer of this "
-        "silo's own numbers (the shuffler itself, or under masks all other silos and "
+        f"{spent} against the server, which sees totals ({conditions}). Against an observer of "
+        "this silo's own numbers (the shuffler itself, or under masks all other silos and "
         f"the server together): {local}."
     )
 

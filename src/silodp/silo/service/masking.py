@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from silodp.core.errors import BadInput, Refused
-from silodp.core.lattice import most
+from silodp.core.events import TotalEvent
 from silodp.core.protocol.codec import Envelope
 from silodp.core.protocol.masks import (
     EPOCH,
@@ -115,11 +115,11 @@ def table_of(masking: Masking) -> str:
 
 
 def pin(path: Path, members: Iterable[str]) -> Masking:
-    """Afterwards the policy's table [masks] lists these members too; the rest of the file stays as
-    it is. The gate must be started again.
+    """Add these members to the policy's table [masks]. The rest of the file stays as it is. The
+    gate must be restarted.
 
-    Whoever has another key than the one that is pinned under its name is refused: a new key is a
-    matter for the officer and an editor.
+    Raise BadInput for a member with another key than the one pinned under its name. The officer
+    replaces such a key with an editor.
     """
     masking = Masking.load(path)
     if masking is None:
@@ -131,8 +131,8 @@ def pin(path: Path, members: Iterable[str]) -> Masking:
         name, _, key = member.partition(" ")
         if before.setdefault(name, key) != key:
             raise BadInput(
-                f"{path} has another key of {name} pinned; take that line out first, if "
-                "its officer says that the key is new"
+                f"{path} has another key of {name} pinned; if its officer confirms the "
+                "new key, remove that line first"
             )
     made = replace(masking, members=tuple(f"{name} {key}" for name, key in before.items()))
     text = path.read_text("utf-8")
@@ -206,9 +206,6 @@ class Masker(Trust):
     def check(self, envelope: Envelope, records: int) -> None:
         """Refuse a cohort on which the silo cannot count as the price does, and a total that could
         wrap around.
-
-        The cohort of a hold is not known before its totals are asked: a hold reserves what they
-        cost with the shares that it states.
         """
         query = envelope.query
         asked = query.mechanism
@@ -228,9 +225,19 @@ class Masker(Trust):
             raise Refused("contributions")
         together = sum(row.records for row in rows)
         dim = query.statistic.shape[-1]
-        largest = most(asked.noise_multiplier, asked.clip, dim, together, len(rows))
+        largest = asked.largest(dim, together, len(rows))
         if asked.modulus not in MODULI or not largest < 2 ** (asked.modulus - 1):
             raise Refused("modulus")
+
+    def check_planned(self, event: TotalEvent) -> None:
+        """Refuse to reserve budget for a total that counts on more noise of others than any cohort
+        has.
+
+        The cohort itself is not known before its totals are asked: a hold reserves what they cost
+        with the shares that it states.
+        """
+        if not 1 <= event.counted <= len(self.policy.members) + 1 - self.policy.colluding:
+            raise Refused("contributions")
 
     def begin(self, asker: str, envelope: Envelope, charged: Container[str]) -> None:
         """Refuses, before any charge, a table with another key of this silo than that which is kept

@@ -17,7 +17,15 @@ from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.problem import Problem
 from silodp.core.query import Query
 from silodp.core.sampling import FullBatch
-from silodp.core.statistics import Grad, GradDiff, Histogram, Score, Statistic
+from silodp.core.statistics import (
+    Binned,
+    Grad,
+    GradDiff,
+    Histogram,
+    Marginals,
+    Score,
+    Statistic,
+)
 from silodp.silo.answer.exact import Exact
 from silodp.silo.data.records import Records
 from silodp.silo.service.policy import HOUR
@@ -31,6 +39,8 @@ TIMES = 3
 MEASURED = 2**14
 """Most invented records. The time for more records is in proportion."""
 EDGES = 64
+TABLES = 16
+"""The most tables of two columns that are measured, and the edges of each column."""
 
 
 def slot_for(
@@ -92,4 +102,9 @@ def _measured(problem: Problem, features: int, statistics: Sequence[str]) -> lis
         measured.append(Score(w, 0, 1.0))
     if "Histogram" in statistics:
         measured.append(Histogram(torch.linspace(-1, 1, EDGES).double(), features))
+    if "Marginals" in statistics:
+        edges = tuple(torch.linspace(-1, 1, TABLES).tolist())
+        columns = [Binned(j, 1, edges) for j in range(min(features, TABLES))]
+        pairs = [(j, (j + 1) % len(columns)) for j in range(len(columns)) if len(columns) > 1]
+        measured.append(Marginals.of(columns, pairs or [(0,)]))
     return measured

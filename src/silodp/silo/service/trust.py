@@ -1,4 +1,4 @@
-"""What a gate does besides its own answer when the answer goes into a total.
+"""The steps of a gate, in addition to its own answer, when the answer goes into a total.
 
 There is one object for each trust: `Masker` in `masking.py`, `Sealer` in `sealing.py`, and
 `NoTotals` for a silo whose policy has neither table. The door calls the same methods of each, in
@@ -26,7 +26,7 @@ class Trust:
     """The part of a gate that differs by trust. By default nothing is checked or forgotten."""
 
     local_limit = math.inf
-    """The largest epsilon against everybody else together, over all that is ever asked."""
+    """The largest epsilon against all other parties together, over all that is ever asked."""
     room = 0
     """How many bytes a query may be longer than one that is answered by itself."""
 

@@ -64,8 +64,7 @@ def provision(
 
 
 def settle_silo(kit: Path, gate: Path, via: Callable[[str], str] = lambda target: target) -> None:
-    """Write the silo's kit anew, with its certificates and the server's address as the only parts
-    that stay.
+    """Write the silo's kit again, and keep only its certificates and the server's address.
 
     A kit comes from the server's operator, whom the silo does not trust. Scripts, code in
     local/custom, extra configuration files and components in the kit would all run. So only the

@@ -1,0 +1,1 @@
+"""An open leaderboard of private federated learning, on tables with real silos."""

@@ -1,5 +1,5 @@
-"""`silodp stats synthesise`, and the same over a federation: a synthetic table from one private
-release, for any number of later analyses.
+"""`silodp stats synthesise`, and the same over a federation: a synthetic table from a private
+answer, for any number of later analyses.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def synthesise(
     record: RecordIn = None,
     as_json: Json = False,
 ) -> None:
-    """Write a synthetic table from one private release of each silo. Every later analysis of the
+    """Write a synthetic table from a private answer of each silo. Every later analysis of the
     table is free.
 
     The table has the silos' own columns, units and categories, so commands that take --schema
@@ -94,13 +94,14 @@ def federation_synthesise(
     deadline: Deadline = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Write a synthetic table from one private release of each silo of a federation. Their
+    """Write a synthetic table from a private answer of each silo of a federation. Their
     policies must allow it.
 
     Example: `silodp federation up --project . --allow-profile` and then
     `silodp federation synthesise --epsilon 3`
     """
     from silodp.server.estimates.grids import grids_of
+    from silodp.server.estimates.synthetic import shares_of
     from silodp.server.estimates.synthetic import synthesise as synthesise_over
 
     _check_new(out)
@@ -114,7 +115,8 @@ def federation_synthesise(
             "record; ask gates without a feature map"
         )
     ask = partial(synthesise_over, schema=schema, rows=rows)
-    answer = once("synthesise", folder, cards, budgets, deadline, ask)
+    shares = shares_of(schema)
+    answer = once("synthesise", folder, cards, budgets, deadline, ask, shares=shares)
     _tell(answer, Form(), out, page, as_json, of_federation(folder, "synthesise", rows=rows))
 
 

@@ -17,9 +17,10 @@ LIMITS = (
     "Do not make statements about single people. No row is a person.",
     "Do not report intervals or p-values that treat the rows as records. They leave out the "
     "privacy noise, and more rows do not add information.",
-    "Do not study how two columns depend on each other if their pair was not released. Apart from "
-    "the label, such columns are nearly independent in the table. A model from the table then has "
-    "risks that are too sure.",
+    "Do not study how two columns depend on each other if their pair was not released. Such "
+    "columns are nearly independent in the table.",
+    "Do not study how two columns act together on the label. In the table each has an effect of "
+    "its own.",
     "Do use it for plots, code, sample sizes, tuning and first models. Confirm what matters by a "
     "question to the silos.",
 )
@@ -27,7 +28,7 @@ LIMITS = (
 
 def page_of(answer: Mapping[str, Any]) -> str:
     """Return the whole page as text."""
-    over = tag("p", "silodp · a synthetic table from one private release", class_="over")
+    over = tag("p", "silodp · a synthetic table from private answers", class_="over")
     title = tag("h1", f"{answer['rows']:,} synthetic rows for {answer['records']:,} records")
     first = tag("p", _summary(answer))
     parts = [
@@ -54,8 +55,9 @@ def _summary(answer: Mapping[str, Any]) -> str:
         f"{answer['within']:.0%} of the synthetic shares are within the 95 % bound of the released "
         f"ones. {answer['tables']} tables were released: every column by the label, and "
         f"{answer['pairs']} other pairs of columns. By the privacy noise, a count has a standard "
-        f"error of {answer['count_error']:.2g} records. Everything on this page compares the rows "
-        "with what was released, not with records."
+        f"error of {answer['count_error']:.2g} records, and in a table of a pair of "
+        f"{answer['pair_error']:.2g}. Everything on this page compares the rows with what was "
+        "released, not with records."
     )
 
 

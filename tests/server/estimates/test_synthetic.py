@@ -11,7 +11,7 @@ from silodp.server.estimates import synthetic as module
 from silodp.server.estimates.grids import grids_of
 from silodp.server.estimates.mixture import fit, on_simplex, shrunk
 from silodp.server.estimates.scoring import Pooled
-from silodp.server.estimates.synthetic import Design, cells_of, near, synthesise
+from silodp.server.estimates.synthetic import Design, cells_of, pairs_of, shares_of, synthesise
 from silodp.simulation.frames import by_schema
 
 COLUMNS = {
@@ -33,9 +33,8 @@ def gaussian(multiplier):
     return Gaussian("synthesise", 1.0, torch.full((1, 1), multiplier, dtype=torch.float64))
 
 
-def design_of(schema, bins=10, pairs=()):
-    grids = tuple(grids_of(schema, bins).values())
-    return Design(grids, tuple(module._merged(grid) for grid in grids), pairs)
+def design_of(schema, bins=10):
+    return Design(tuple(grids_of(schema, bins).values()))
 
 
 @pytest.mark.parametrize("label", LABELS, ids=lambda label: label["task"])
@@ -46,20 +45,66 @@ def test_a_row_is_read_back_in_the_cells_it_was_drawn_in(label):
     codes = [random.integers(0, grid.binned.cells, 400) for grid in asked.grids]
     codes[1] %= asked.grids[1].binned.bins  # dose is never missing
     codes[-1] %= asked.grids[-1].binned.bins
-    frame = pd.DataFrame(cells_of(asked, schema, codes, random))
+    frame = pd.DataFrame(cells_of(asked.grids, schema, codes, random))
     records = by_schema({"made": frame}, schema).loaded.records
     x = torch.where(records.missing, torch.nan, records.x)[0].double()
     for grid, code in zip(asked.grids, codes, strict=True):
         assert grid.binned.codes(x, records.y[0]).tolist() == code.tolist()
 
 
-def test_pairs_of_columns_are_asked_for_only_while_the_noise_allows():
+def test_noise_leaves_pairs_of_the_columns_on_which_the_label_depends_most():
     schema = Schema.of({"columns": COLUMNS, "label": BINARY})
-    assert module.design(schema, gaussian(2.0), [200]).pairs == ()
-    rich = module.design(schema, gaussian(2.0), [100_000])
-    assert len(rich.pairs) == 6
-    assert len(rich.statistic.pairs) == 10
-    assert near(5, 1) == ((0, 1), (0, 4), (1, 2), (2, 3), (3, 4))
+    asked = design_of(schema)
+    alone = [np.full(grid.binned.cells, 1 / grid.binned.cells) for grid in asked.columns]
+    strength = [0.1, 0.0, 0.3, 0.2]
+    rich = pairs_of(asked, alone, strength, gaussian(2.0), [100_000])
+    assert len(rich.places) == 6
+    assert len(rich.statistic.pairs) == 6
+    poor = pairs_of(asked, alone, strength, gaussian(2.0), [45])
+    assert poor.places == ((0, 2), (0, 3), (2, 3))
+    assert len(poor.statistic.binned) == 3
+    assert rich.groups[0].bins > poor.groups[0].bins
+
+
+def test_a_number_is_grouped_by_its_shares_and_missing_values_are_apart():
+    schema = Schema.of({"columns": COLUMNS, "label": BINARY})
+    asked = design_of(schema)
+    bins = asked.columns[0].binned.bins
+    shares = np.append(np.full(bins, 0.02), 0.1)
+    shares[0] = 0.9 - 0.02 * (bins - 1)
+    merge = module._merged(asked.columns[0], shares, 3)
+    assert merge[0] != merge[1], "the first bin has most of the records, and a group of its own"
+    assert merge[-1] == merge[-2] + 1
+    assert set(merge) == set(range(merge[-1] + 1))
+
+
+def test_both_questions_together_take_the_whole_budget():
+    schema = Schema.of({"columns": COLUMNS, "label": BINARY})
+    shares = shares_of(schema)
+    parts = [module._part(gaussian(2.0), share) for share in shares]
+    # A release of noise multiplier z is 1/z-GDP, and the squares add up.
+    assert sum(float(1 / part.noise_multiplier**2) for part in parts) == pytest.approx(1 / 2.0**2)
+    one = Schema.of({"columns": {"age": COLUMNS["age"]}, "label": BINARY})
+    assert shares_of(one) == (1.0,), "one column has no pairs"
+
+
+class Silos:
+    """Stand-ins for the silos, which remember the noise multiplier of each question."""
+
+    def __init__(self, x, y, noise, seed=None):
+        self.x = x
+        self.y = y
+        self.noise = noise
+        self.random = np.random.default_rng(seed)
+        self.exact = seed is None
+        self.multipliers = []
+
+    def ask(self, fed, statistic, mechanism, counts):
+        self.multipliers.append(float(mechanism.noise_multiplier))
+        answer = table_of(statistic, self.x, self.y)
+        if not self.exact:
+            answer = answer + self.noise * self.random.normal(size=answer.shape)
+        return Pooled(answer, self.noise, len(self.y), {})
 
 
 def table_of(statistic, x, y):
@@ -87,12 +132,11 @@ def test_rows_have_the_released_tables_and_read_nothing_else(monkeypatch):
     y = records.y[0]
     noise = 4e-3
 
-    def answered(fed, statistic, mechanism, counts):
-        return Pooled(table_of(statistic, x, y), noise, n, {})
-
-    monkeypatch.setattr(module, "ask_pooled", answered)
+    silos = Silos(x, y, noise)
+    monkeypatch.setattr(module, "ask_pooled", silos.ask)
     found = synthesise(None, gaussian(1.0), schema, 4000, [n])
     assert found["pairs"] == 6
+    assert sum(1 / multiplier**2 for multiplier in silos.multipliers) <= 1 + 1e-9
     assert found["within"] > 0.95
     made = pd.DataFrame(found["table"])
     assert not made.dose.isna().any(), "the schema refuses a missing dose"
@@ -127,10 +171,47 @@ def test_a_table_of_noise_becomes_independent_and_a_clear_one_stays():
     assert shrunk(clear, 0.001, rows, columns) == pytest.approx(clear, abs=1e-3)
 
 
-def test_a_mixture_has_no_record_in_an_impossible_cell():
-    tables = [np.array([[0.3, 0.2], [0.2, 0.3], [0.1, 0.1]])]
-    allowed = [np.array([True, True, False])]
-    found = fit(tables, {}, [np.arange(3)], allowed, np.array([0.5, 0.5]), 0.01)
-    codes, labels = found.sample(1000, np.random.default_rng(3))
-    assert codes.max() == 1
-    assert labels.mean() == pytest.approx(0.5, abs=0.05)
+def test_the_main_pattern_of_a_noisy_table_stays_where_the_rest_is_noise():
+    random = np.random.default_rng(4)
+    even = np.full(5, 0.2)
+    alone = np.outer(even, even)
+    place = np.arange(5.0)[:, None]
+    rising = 0.004 * np.outer(place - 2, place - 2)
+    noisy = alone + rising + 0.006 * random.normal(size=(5, 5))
+    main = shrunk(noisy, 0.006, even, even, (place, place))
+    assert np.abs(main - alone - rising).max() < np.abs(noisy - alone - rising).max() / 2
+    plain = shrunk(noisy, 0.006, even, even)
+    assert ((main - alone - rising) ** 2).sum() < ((plain - alone - rising) ** 2).sum()
+
+
+def test_a_mixture_has_no_record_in_an_impossible_cell_and_agrees_with_a_pair():
+    alone = [np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.5])]
+    pair = np.array([[0.4, 0.1], [0.1, 0.4], [0.0, 0.0]])
+    found = fit(alone, {(0, 1): pair}, [np.arange(3), np.arange(2)], 0.01)
+    one, other = found.sample(4000, np.random.default_rng(3))
+    assert one.max() == 1
+    assert (one == other).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def copies(n, seed):
+    """Return features and labels of a schema in which six columns are copies of one fact."""
+    random = np.random.default_rng(seed)
+    fact = random.random(n) < 0.4
+    y = torch.from_numpy(random.random(n) < np.where(fact, 0.6, 0.25)).long()
+    columns = {f"c{k}": {"type": "boolean"} for k in range(6)}
+    x = torch.from_numpy(np.where(fact, 1.0, -1.0)).float()[:, None].expand(n, 6)
+    return Schema.of({"columns": columns, "label": BINARY}), x, y
+
+
+def test_a_fact_that_six_columns_state_counts_once(monkeypatch):
+    """Without the pairs, a model of the rows has risks near 0 and 1."""
+    n = 4000
+    schema, x, y = copies(n, 0)
+    monkeypatch.setattr(module, "ask_pooled", Silos(x, y, 3e-3, seed=5).ask)
+    made = pd.DataFrame(synthesise(None, gaussian(0.1), schema, 5000, [n])["table"])
+    inputs = (made[[f"c{k}" for k in range(6)]] == "true").to_numpy(float)
+    ill = (made.died == "yes").to_numpy()
+    both = [inputs.all(1), (1 - inputs).all(1)]
+    assert min(group.mean() for group in both) > 0.3, "the copies agree in the table too"
+    assert ill[both[0]].mean() == pytest.approx(0.6, abs=0.06)
+    assert ill[both[1]].mean() == pytest.approx(0.25, abs=0.06)

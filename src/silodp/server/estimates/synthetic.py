@@ -1,8 +1,13 @@
-"""A synthetic table from one private release of each silo.
+"""A synthetic table from two private releases of each silo.
 
-The silos are asked for the two-way table of every column with the label, and of some pairs of
-columns. One-way tables are sums of these. A mixture is fitted to the answer (`mixture.py`), and
-rows are drawn from it. Everything after the answer is public arithmetic, at no price.
+The silos are asked for the two-way table of every column with the label. Then they are asked for
+tables of pairs of columns, in groups of about equal size by the first answer. One-way tables are
+sums of these. A mixture is fitted to the columns (`mixture.py`), and the label's distribution given
+the columns to its tables (`outcome.py`). Rows are drawn from both. Everything after the answers is
+public arithmetic, at no price.
+
+Without the pairs, columns that state the same fact would count several times, and models from the
+table would have risks that are far too sure.
 
 Silos are combined by their records, so that the tables are those of the pooled records. Weights by
 inverse variance would give large silos more than their share, and change prevalence where silos
@@ -13,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -28,16 +33,29 @@ from silodp.core.quality import Z
 from silodp.core.statistics import Binned, Marginals
 from silodp.server.estimates.columns import count_noise
 from silodp.server.estimates.grids import Grid, grids_of
-from silodp.server.estimates.mixture import Mixture, fit, on_simplex, shrunk
+from silodp.server.estimates.mixture import fit, on_simplex, shrunk
+from silodp.server.estimates.outcome import fit_outcome
 from silodp.server.estimates.scoring import ask_pooled
 from silodp.server.federation import Port
 
+BY_LABEL = 0.6
+"""The share of the budget (mu^2) for the tables with the label. Pairs of columns get the rest."""
 BINS = (8, 32)
 """The fewest and the most bins of a number in its table with the label."""
-COARSE = 6
-"""The bins of a number in a table with another column."""
-PAIRS_BELOW = 0.004
-"""Pairs of columns are asked for while a count's noise is below this share of the records."""
+GROUPS = (3, 6)
+"""The fewest and the most groups of a number's bins in a table with another column."""
+HIDDEN = 0.3
+"""A correlation of g groups each has an error of about g times that of a share. Numbers have as
+many groups as keep it below this.
+"""
+PAIRS_BELOW = 0.12
+"""Pairs are asked for while a count's noise is below this share of the records."""
+MOST_PAIRED = 30
+"""The most columns of which all pairs are asked for. Fitting takes time."""
+PARTS = 4
+"""The parts of a bin. Density and effects change from part to part."""
+SIMULATED = 10_000
+"""The rows on which the label's distribution is fitted."""
 MOST_ROWS = 1_000_000
 SEED = 0
 """Rows are drawn from public numbers, so the seed is no secret. One answer gives one table."""
@@ -47,13 +65,9 @@ NEWTON_STEPS = 25
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """What is asked for: a public function of schema, noise and counts. The label is last."""
+    """What is asked for first: a public function of schema, noise and counts. The label is last."""
 
     grids: tuple[Grid, ...]
-    merges: tuple[np.ndarray, ...]
-    """The coarse cell of each cell of a column; the last is for missing values."""
-    pairs: tuple[tuple[int, int], ...]
-    """The pairs of columns, without those with the label."""
 
     @property
     def columns(self) -> tuple[Grid, ...]:
@@ -62,65 +76,109 @@ class Design:
 
     @property
     def statistic(self) -> Marginals:
-        """Return the question: one table of each column with the label, then one of each pair."""
-        binned = [grid.binned for grid in self.grids]
+        """Return the question: one table of each column with the label."""
         label = len(self.columns)
         tables = [(k, label) for k in range(label)]
-        coarse = {}
-        for place in sorted({place for pair in self.pairs for place in pair}):
-            grid = self.grids[place]
-            if len(self.merges[place]) == self.merges[place][-1] + 1:
-                coarse[place] = place
+        return Marginals.of([grid.binned for grid in self.grids], tables)
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """What is asked for then: a public function of the first answer."""
+
+    grids: tuple[Grid, ...]
+    """The columns."""
+    merges: tuple[np.ndarray, ...]
+    """The group of each cell of a column; the last is for missing values."""
+    places: tuple[tuple[int, int], ...]
+    """The places of each pair's columns."""
+
+    @property
+    def groups(self) -> list[Binned]:
+        """Return the groups of every column."""
+        found = []
+        for grid, merge in zip(self.grids, self.merges, strict=True):
+            if len(merge) == merge[-1] + 1:
+                found.append(grid.binned)
                 continue
-            coarse[place] = len(binned)
-            last = np.flatnonzero(np.diff(self.merges[place][:-1]))
+            last = np.flatnonzero(np.diff(merge[:-1]))
             edges = tuple(grid.binned.edges[int(k)] for k in last)
-            binned.append(Binned(grid.binned.first, 1, edges))
-        tables += [(coarse[a], coarse[b]) for a, b in self.pairs]
-        return Marginals.of(binned, tables)
+            found.append(Binned(grid.binned.first, 1, edges))
+        return found
+
+    @property
+    def statistic(self) -> Marginals:
+        """Return the question: one table of each pair."""
+        used = sorted({place for pair in self.places for place in pair})
+        groups = self.groups
+        tables = [(used.index(a), used.index(b)) for a, b in self.places]
+        return Marginals.of([groups[place] for place in used], tables)
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """Both answers: shares, and the standard deviation of their noise."""
+
+    by_label: list[np.ndarray]
+    noise: float
+    pairs: dict[tuple[int, int], np.ndarray]
+    pair_noise: float
+
+
+def shares_of(schema: Schema) -> tuple[float, ...]:
+    """Return the share of the budget (mu^2) of each question. One column has no pairs."""
+    if len(schema.columns) == 1:
+        return (1.0,)
+    return (BY_LABEL, 1 - BY_LABEL)
 
 
 def design(schema: Schema | None, mechanism: Gaussian, counts: Sequence[int]) -> Design:
-    """Return what is asked for. Raise BadInput without a schema of columns."""
+    """Return what is asked for first. Raise BadInput without a schema of columns."""
     columns = len(grids_of(schema, 2)) - 1
-    n = sum(counts)
-    reach = 0
-    pairs: tuple[tuple[int, int], ...] = ()
-    while len(pairs) < columns * (columns - 1) // 2:
-        more = near(columns, reach + 1)
-        if count_noise(mechanism, columns + len(more), counts) > PAIRS_BELOW * n:
-            break
-        reach += 1
-        pairs = more
-    noise = count_noise(mechanism, columns + len(pairs), counts)
+    noise = count_noise(mechanism, columns, counts)
     least, most = BINS
     bins = most
     if noise:
-        bins = min(max(round(math.sqrt(n / noise)), least), most)
-    grids = tuple(grids_of(schema, bins).values())
-    return Design(grids, tuple(_merged(grid) for grid in grids), pairs)
+        bins = min(max(round(math.sqrt(sum(counts) / noise)), least), most)
+    return Design(tuple(grids_of(schema, bins).values()))
 
 
-def near(columns: int, reach: int) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of columns that are at most `reach` apart in the schema, in a ring.
+def pairs_of(
+    asked: Design,
+    alone: Sequence[np.ndarray],
+    strength: Sequence[float],
+    mechanism: Gaussian,
+    counts: Sequence[int],
+) -> Pairs:
+    """Return what is asked for then: all pairs, or all of those columns on which the label depends
+    most, as far as the noise allows.
 
-    The choice depends on no record, and every column is in equally many pairs.
+    `alone` are the shares of each column's cells. `strength` is how much the label depends on it.
     """
-    found = set()
-    for k in range(columns):
-        for step in range(1, reach + 1):
-            other = (k + step) % columns
-            if other != k:
-                found.add((min(k, other), max(k, other)))
-    return tuple(sorted(found))
+    n = sum(counts)
+    many = min(len(strength), MOST_PAIRED)
+    while many > 2 and count_noise(mechanism, math.comb(many, 2), counts) > PAIRS_BELOW * n:
+        many -= 1
+    strongest = np.argsort(-np.array(strength), kind="stable")[:many]
+    places = tuple(combinations(sorted(int(place) for place in strongest), 2))
+    least, most = GROUPS
+    groups = most
+    if places:
+        noise = count_noise(mechanism, len(places), counts) / n
+        groups = min(max(round(HIDDEN / max(noise, 1e-9)), least), most)
+    merges = [_merged(grid, own, groups) for grid, own in zip(asked.columns, alone, strict=True)]
+    return Pairs(asked.columns, tuple(merges), places)
 
 
-def _merged(grid: Grid) -> np.ndarray:
-    """Return the coarse cell of each cell of a column. Only the bins of a number are merged."""
+def _merged(grid: Grid, shares: np.ndarray, groups: int) -> np.ndarray:
+    """Return the group of each cell of a column. Bins of a number are in groups of like shares."""
     bins = grid.binned.bins
-    if grid.kind != "number" or bins <= COARSE:
+    if grid.kind != "number" or bins <= groups:
         return np.arange(bins + 1)
-    return np.append(np.arange(bins) * COARSE // bins, COARSE)
+    known = shares[:-1] / max(shares[:-1].sum(), 1e-9)
+    group = np.minimum((known.cumsum() - known / 2) * groups, groups - 1).astype(int)
+    _, group = np.unique(group, return_inverse=True)
+    return np.append(group, group[-1] + 1)
 
 
 def synthesise(
@@ -128,60 +186,183 @@ def synthesise(
 ) -> dict[str, Any]:
     """Return a synthetic table, and how far it agrees with what was released, as plain JSON.
 
-    `table` has the columns of the silos' files by name. One release of each silo.
+    `table` has the columns of the silos' files by name. `shares_of` states the questions' shares of
+    the mechanism's budget.
     """
     if not 1 <= rows <= MOST_ROWS:
         raise BadInput(f"--rows is {rows}; it must be from 1 to {MOST_ROWS:,}")
-    asked = design(schema, mechanism, counts)
-    statistic = asked.statistic
-    found = ask_pooled(fed, statistic, mechanism, counts)
-    tables = [part.numpy() for part in statistic.split(torch.from_numpy(found.mean))]
-    codes = fitted(asked, schema, tables, found.noise).sample(rows, np.random.default_rng(SEED))
-    agreement = agreements(asked, tables, found.noise, codes)
+    mechanisms = [_part(mechanism, share) for share in shares_of(schema)]
+    asked = design(schema, mechanisms[0], counts)
+    first = ask_pooled(fed, asked.statistic, mechanisms[0], counts)
+    by_label = _split(asked.statistic, first.mean)
+    alone = _alone(schema, by_label)
+    strength = _strength(by_label, first.noise, alone)
+    pairs = pairs_of(asked, alone, strength, mechanisms[-1], counts)
+    released = Released(by_label, first.noise, {}, first.noise)
+    if pairs.places:
+        second = ask_pooled(fed, pairs.statistic, mechanisms[1], counts)
+        tables = dict(zip(pairs.places, _split(pairs.statistic, second.mean), strict=True))
+        released = Released(by_label, first.noise, tables, second.noise)
+    codes = drawn(asked, pairs, released, alone, first.records, rows)
+    bins = [_bins(grid, code) for grid, code in zip(asked.columns, codes, strict=False)]
+    agreement = agreements(asked, pairs, released, [*bins, codes[-1]])
+    grids = [*(_refined(grid) for grid in asked.columns), asked.grids[-1]]
     return {
-        "records": found.records,
+        "records": first.records,
         "rows": rows,
-        "tables": len(tables),
-        "pairs": len(asked.pairs),
-        "count_error": found.records * found.noise,
-        "table": cells_of(asked, schema, codes, np.random.default_rng(SEED + 1)),
+        "tables": len(by_label) + len(pairs.places),
+        "pairs": len(pairs.places),
+        "count_error": first.records * first.noise,
+        "pair_error": first.records * released.pair_noise,
+        "table": cells_of(grids, schema, codes, np.random.default_rng(SEED + 1)),
     } | agreement
 
 
-def fitted(asked: Design, schema: Schema, tables: Sequence[np.ndarray], noise: float) -> Mixture:
-    """Return the mixture that is fitted to released shares, after their noise is reduced."""
-    k = len(asked.columns)
-    by_label = tables[:k]
-    possible = [_possible(asked.grids[-1], refuses=True)]
-    sums = np.mean([table.sum(0) for table in by_label], axis=0)
-    label = on_simplex(sums, possible[0])
+def _part(mechanism: Gaussian, share: float) -> Gaussian:
+    """Return the mechanism of a question that takes this share of the budget (mu^2)."""
+    multiplier = torch.as_tensor(mechanism.noise_multiplier, dtype=torch.float64)
+    return replace(mechanism, noise_multiplier=multiplier / math.sqrt(share))
+
+
+def _split(statistic: Marginals, mean: np.ndarray) -> list[np.ndarray]:
+    """Return the tables of an answer."""
+    return [part.numpy() for part in statistic.split(torch.from_numpy(mean))]
+
+
+def _alone(schema: Schema, by_label: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the shares of each column's cells. A value that the schema refuses is never missing,
+    and neither is the label.
+    """
     found = []
-    shares = []
-    allowed = []
-    for column, grid, table in zip(schema.columns, asked.columns, by_label, strict=True):
-        allowed.append(_possible(grid, refuses=column.missing is None))
-        shares.append(on_simplex(table.sum(1), allowed[-1]))
-        found.append(shrunk(table, noise, shares[-1], label)[:, :-1])
-    coarse = [np.bincount(merge, own) for merge, own in zip(asked.merges, shares, strict=False)]
-    pairs = {
-        (a, b): shrunk(table, noise, coarse[a], coarse[b])
-        for (a, b), table in zip(asked.pairs, tables[k:], strict=True)
-    }
-    return fit(found, pairs, asked.merges[:k], allowed, label[:-1], noise)
-
-
-def _possible(grid: Grid, *, refuses: bool) -> np.ndarray:
-    """Return which cells can have records: a value that the schema `refuses` is never missing."""
-    found = np.ones(grid.binned.cells, dtype=bool)
-    found[-1] = not refuses
+    for column, table in zip(schema.columns, by_label, strict=True):
+        possible = np.ones(len(table), dtype=bool)
+        possible[-1] = column.missing is not None
+        found.append(on_simplex(table[:, :-1].sum(1), possible))
     return found
+
+
+def _strength(
+    by_label: Sequence[np.ndarray], noise: float, alone: Sequence[np.ndarray]
+) -> list[float]:
+    """Return how far each column and the label are from independent, after the noise is reduced."""
+    sums = np.mean([table[:, :-1].sum(0) for table in by_label], axis=0)
+    label = on_simplex(sums, np.ones(len(sums), dtype=bool))
+    found = []
+    for table, own in zip(by_label, alone, strict=True):
+        rest = shrunk(table[:, :-1], noise, own, label) - np.outer(own, label)
+        found.append(float((rest**2).sum()))
+    return found
+
+
+def drawn(
+    asked: Design,
+    pairs: Pairs,
+    released: Released,
+    alone: Sequence[np.ndarray],
+    records: int,
+    rows: int,
+) -> list[np.ndarray]:
+    """Return the cell of each row in every column, and last in the label.
+
+    The bins of a number are in parts, PARTS of them each (`_refined`).
+    """
+    coarse = [np.bincount(merge, own) for merge, own in zip(pairs.merges, alone, strict=True)]
+    ordered = [
+        _patterns(grid, groups, own)
+        for grid, groups, own in zip(asked.columns, pairs.groups, coarse, strict=True)
+    ]
+    tables = {}
+    for (a, b), table in released.pairs.items():
+        main = (ordered[a], ordered[b])
+        tables[a, b] = shrunk(table, released.pair_noise, coarse[a], coarse[b], main)
+    mixture = fit(alone, tables, pairs.merges, released.pair_noise)
+    random = np.random.default_rng(SEED)
+
+    def columns(many: int) -> list[np.ndarray]:
+        """Return the cells of so many rows in every column."""
+        found = []
+        for grid, own, code in zip(asked.columns, alone, mixture.sample(many, random), strict=True):
+            found.append(_parted(grid, own, code, random))
+        return found
+
+    simulated = columns(SIMULATED)
+    bins = [_bins(grid, code) for grid, code in zip(asked.columns, simulated, strict=True)]
+    outcome = fit_outcome(
+        [table[:, :-1] for table in released.by_label],
+        released.noise,
+        records,
+        [_refined(grid) for grid in asked.columns],
+        asked.grids[-1],
+        simulated,
+        bins,
+    )
+    codes = columns(rows)
+    return [*codes, outcome.sample(codes, random)]
+
+
+def _patterns(grid: Grid, groups: Binned, shares: np.ndarray) -> np.ndarray:
+    """Return the main patterns of a column's dependence (cells, k): a number rises or falls, or is
+    missing. A category may have any.
+    """
+    if grid.kind != "number":
+        return np.eye(groups.cells)
+    found = np.zeros((groups.cells, 2))
+    place = np.arange(groups.bins)
+    known = shares[:-1]
+    found[:-1, 0] = known * (place - known @ place / max(known.sum(), 1e-9))
+    found[-1, 1] = 1.0
+    return found
+
+
+# --- parts of bins -------------------------------------------------------------------------------
+
+
+def _refined(grid: Grid) -> Grid:
+    """Return a number's grid with every bin in PARTS parts. Other columns stay as they are."""
+    if grid.kind != "number":
+        return grid
+    ends = np.array(grid.ends)
+    inner = ends[:-1, None] + np.diff(ends)[:, None] * np.arange(PARTS) / PARTS
+    found = (*inner.ravel().tolist(), grid.ends[-1])
+    # The edges are in the column's own unit, and nobody asks a silo for these cells.
+    return replace(grid, binned=Binned(grid.binned.first, 1, found[1:-1]), ends=found)
+
+
+def _bins(grid: Grid, code: np.ndarray) -> np.ndarray:
+    """Return the cell in a column's grid of each cell in its refined grid."""
+    if grid.kind != "number":
+        return code
+    return code // PARTS
+
+
+def _parted(
+    grid: Grid, shares: np.ndarray, code: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
+    """Return a cell of the refined grid within each cell. Between the middles of two bins the
+    density is a straight line.
+    """
+    if grid.kind != "number":
+        return code
+    bins = grid.binned.bins
+    ends = np.array(grid.ends)
+    fine = np.array(_refined(grid).ends)
+    density = shares[:-1] / np.diff(ends)
+    parts = np.interp((fine[1:] + fine[:-1]) / 2, (ends[1:] + ends[:-1]) / 2, density) + 1e-9
+    upper = parts.reshape(bins, PARTS).cumsum(1)
+    upper = upper / upper[:, -1:]
+    own = upper[np.minimum(code, bins - 1)]
+    part = np.minimum((random.random(len(code))[:, None] > own).sum(1), PARTS - 1)
+    return np.where(code == bins, bins * PARTS, code * PARTS + part)
 
 
 # --- rows ----------------------------------------------------------------------------------------
 
 
 def cells_of(
-    asked: Design, schema: Schema, codes: Sequence[np.ndarray], random: np.random.Generator
+    grids: Sequence[Grid],
+    schema: Schema,
+    codes: Sequence[np.ndarray],
+    random: np.random.Generator,
 ) -> dict[str, list[Any]]:
     """Return the columns of a file by name, in the silos' own units and categories.
 
@@ -190,7 +371,7 @@ def cells_of(
     found: dict[str, list[Any]] = {}
     if schema.person:
         found[schema.person.column] = [f"synthetic-{1 + k}" for k in range(len(codes[0]))]
-    for grid, code in zip(asked.columns, codes, strict=False):
+    for grid, code in zip(grids[:-1], codes, strict=False):
         missing = code == grid.binned.bins
         code = np.where(missing, 0, code)
         if grid.kind == "number":
@@ -201,7 +382,7 @@ def cells_of(
         found[grid.name] = [
             None if gone else value for gone, value in zip(missing, values, strict=True)
         ]
-    return found | _label_cells(asked.grids[-1], schema, codes[-1], random)
+    return found | _label_cells(grids[-1], schema, codes[-1], random)
 
 
 def _label_cells(
@@ -241,51 +422,46 @@ def _numbers(values: np.ndarray) -> list[float]:
 
 
 def agreements(
-    asked: Design, tables: Sequence[np.ndarray], noise: float, codes: Sequence[np.ndarray]
+    asked: Design, pairs: Pairs, released: Released, codes: Sequence[np.ndarray]
 ) -> dict[str, Any]:
     """Return how far the synthetic rows agree with the released tables: shares of every column,
     correlations, and a logistic model that is fitted to the rows.
 
     All of it compares public numbers. No record is read.
     """
-    k = len(asked.columns)
     rows = len(codes[0])
-    own = [
-        _table(grid, asked.grids[-1], codes[place], codes[-1])
-        for place, grid in enumerate(asked.columns)
-    ]
-    merged = [merge[code] for merge, code in zip(asked.merges, codes, strict=True)]
-    shapes = [table.shape for table in tables[k:]]
-    own += [
-        _shares(merged[a], merged[b], shape)
-        for (a, b), shape in zip(asked.pairs, shapes, strict=True)
-    ]
-    pairs = [*((place, k) for place in range(k)), *asked.pairs]
+    label = asked.grids[-1]
+    noise = released.noise
     found: dict[str, Any] = {"columns": [], "correlations": [], "model": None}
-    for place, grid in enumerate(asked.columns):
-        found["columns"].append(_column(grid, tables[place], own[place], noise, rows))
-    found["columns"].append(_label(asked.grids[-1], tables[:k], own[0], noise, rows))
-    for (a, b), table, made in zip(pairs, tables, own, strict=True):
-        fine = b == k
-        scores = [_scores(asked, place, fine=fine) for place in (a, b)]
-        if scores[0] is not None and scores[1] is not None:
-            one = _correlation(table, scores[0], scores[1], noise)
-            two = _correlation(made, scores[0], scores[1], 0.0)
-            names = {"one": asked.grids[a].name, "other": asked.grids[b].name}
-            found["correlations"].append(
-                names | {"released": one[0], "error": one[1], "synthetic": two[0]}
-            )
+    made = [
+        _shares(code, codes[-1], table.shape)
+        for code, table in zip(codes, released.by_label, strict=False)
+    ]
+    for grid, table, own in zip(asked.columns, released.by_label, made, strict=True):
+        found["columns"].append(_column(grid, table, own, noise, rows))
+    found["columns"].append(_label(label, released.by_label, made[0], noise, rows))
+    scores = [_scores(grid) for grid in asked.grids]
+    for grid, score, table, own in zip(
+        asked.columns, scores, released.by_label, made, strict=False
+    ):
+        found["correlations"] += _compared_pair(
+            (grid, label), (score, scores[-1]), table, own, noise
+        )
+    merged = [merge[code] for merge, code in zip(pairs.merges, codes, strict=False)]
+    for (a, b), table in released.pairs.items():
+        found["correlations"] += _compared_pair(
+            (asked.grids[a], asked.grids[b]),
+            (_coarse(scores[a], pairs.merges[a]), _coarse(scores[b], pairs.merges[b])),
+            table,
+            _shares(merged[a], merged[b], table.shape),
+            released.pair_noise,
+        )
     cells = [cell for column in found["columns"] for cell in column["cells"]]
     within = sum(abs(cell["synthetic"] - cell["released"]) <= cell["bound"] for cell in cells)
     found["within"] = within / len(cells)
-    if asked.grids[-1].binned.bins == 2:
-        found["model"] = _model(asked, tables[:k], noise, codes)
+    if label.binned.bins == 2:
+        found["model"] = _model(asked, released.by_label, noise, codes)
     return found
-
-
-def _table(grid: Grid, label: Grid, code: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the shares of rows in each cell of a column and of the label."""
-    return _shares(code, labels, (grid.binned.cells, label.binned.cells))
 
 
 def _shares(one: np.ndarray, other: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -327,18 +503,37 @@ def _compared(
     return {"column": grid.name, "kind": grid.kind, "error": error, "cells": cells}
 
 
-def _scores(asked: Design, place: int, *, fine: bool) -> np.ndarray | None:
+def _scores(grid: Grid) -> np.ndarray | None:
     """Return a number for each cell of an ordered column, without the missing one, or None."""
-    grid = asked.grids[place]
     if grid.kind == "survival" or (grid.kind == "category" and grid.binned.bins > 2):
         return None
     if grid.kind != "number":
         return np.arange(2.0)
-    middle = (np.array(grid.ends[1:]) + np.array(grid.ends[:-1])) / 2
-    if fine:
-        return middle
-    merge = asked.merges[place][:-1]
-    return np.bincount(merge, middle) / np.bincount(merge)
+    return (np.array(grid.ends[1:]) + np.array(grid.ends[:-1])) / 2
+
+
+def _coarse(scores: np.ndarray | None, merge: np.ndarray) -> np.ndarray | None:
+    """Return the mean number of each group of cells."""
+    if scores is None:
+        return None
+    return np.bincount(merge[:-1], scores) / np.bincount(merge[:-1])
+
+
+def _compared_pair(
+    grids: tuple[Grid, Grid],
+    scores: tuple[np.ndarray | None, np.ndarray | None],
+    table: np.ndarray,
+    made: np.ndarray,
+    noise: float,
+) -> list[dict[str, Any]]:
+    """Return the correlation of two ordered columns, released and synthetic."""
+    one, other = scores
+    if one is None or other is None:
+        return []
+    released, error = _correlation(table, one, other, noise)
+    synthetic, _ = _correlation(made, one, other, 0.0)
+    names = {"one": grids[0].name, "other": grids[1].name}
+    return [names | {"released": released, "error": error, "synthetic": synthetic}]
 
 
 def _correlation(

@@ -22,7 +22,21 @@ from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, Poisson, WithoutReplacement
-from silodp.core.statistics import Grad, GradDiff, GroupScore, Histogram, Moments, Score
+from silodp.core.statistics import (
+    STATISTICS,
+    Grad,
+    GradDiff,
+    GroupClasses,
+    GroupScore,
+    Histogram,
+    LocalSteps,
+    Marginals,
+    MissingRates,
+    Moments,
+    Regression,
+    Score,
+)
+from silodp.core.statistics.regression import FAMILIES
 from silodp.host.extension import load
 from silodp.silo.answer import exact, lattice, slots
 from silodp.silo.answer.exact import Exact, coarser, quantised
@@ -505,6 +519,52 @@ def test_a_gate_tries_the_integers_that_it_makes_of_its_floats_too(step, monkeyp
     monkeypatch.setattr(exact, step, moved_by_others(getattr(exact, step)))
     with pytest.raises(BadInput, match="depends on the"):
         answerer("mlp").verify()
+
+
+def test_a_gate_tries_every_statistic_that_it_can_answer(monkeypatch):
+    tried = set()
+    shipped = Exact._tried
+
+    def remembered(self, statistic):
+        tried.add(type(statistic))
+        return shipped(self, statistic)
+
+    monkeypatch.setattr(Exact, "_tried", remembered)
+    answerer("logistic").verify()
+    # Local steps release the gradients of Grad (`Exact._local_steps`).
+    gradients = {kind for kind in STATISTICS.values() if issubclass(kind, LocalSteps)}
+    assert tried == set(STATISTICS.values()) - gradients
+    assert Grad in tried
+
+
+@pytest.mark.parametrize("kind", [Marginals, GroupClasses, Moments, MissingRates])
+def test_a_gate_sees_records_that_mix_in_statistics_of_columns(kind, monkeypatch):
+    shipped = kind.rows
+
+    def rows(self, *where):
+        plain = shipped(self, *where)
+        return lambda x, y: (
+            plain(x, y) * (x.nan_to_num().flatten(1).flip(0).sum(1, keepdim=True) > 0)
+        )
+
+    monkeypatch.setattr(kind, "rows", rows)
+    with pytest.raises(BadInput, match="depends on the"):
+        answerer("logistic").verify()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gate_sees_records_that_mix_in_every_family_of_regressions(family, monkeypatch):
+    shipped = Regression._parts
+
+    def parts(self, eta, y):
+        residual, weight, valid = shipped(self, eta, y)
+        if self.family == family:
+            weight = weight * (1 + 0.5 * (eta.nan_to_num().flip(0)[:, None] > 0))
+        return residual, weight, valid
+
+    monkeypatch.setattr(Regression, "_parts", parts)
+    with pytest.raises(BadInput, match="depends on the"):
+        answerer("logistic").verify()
 
 
 @pytest.mark.parametrize("kind", [Score, GroupScore])

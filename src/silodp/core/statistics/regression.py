@@ -19,6 +19,7 @@ LOGISTIC = 0
 COUNTS = 1
 COX = 2
 PLAIN = 3
+FAMILIES = (LOGISTIC, COUNTS, COX, PLAIN)
 MAX_LEVELS = 2**9
 """The most time bins of a query.
 
@@ -110,7 +111,7 @@ class Regression(Factored):
             raise Refused("shape")
         if not all(bool(torch.isfinite(vector).all()) for vector in vectors):
             raise Refused("not-finite")
-        if not LOGISTIC <= self.family <= PLAIN or not 1 <= len(self.levels) <= MAX_LEVELS:
+        if self.family not in FAMILIES or not 1 <= len(self.levels) <= MAX_LEVELS:
             raise Refused("shape")
         if self.family != COX and len(self.levels) != 1:
             raise Refused("shape")

@@ -102,18 +102,24 @@ from silodp.core.protocol.packing import Packing
 from silodp.core.query import Query
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling
 from silodp.core.statistics import (
+    LABEL,
+    Binned,
     ClassCounts,
     ClippedDiff,
     Grad,
+    GradDiff,
     Histogram,
     LocalSteps,
+    Marginals,
+    MissingRates,
+    Moments,
     Rows,
     ScaledGrad,
     Statistic,
 )
 from silodp.core.statistics.gram import MAX_FACTORS, Gram
-from silodp.core.statistics.group_score import MAX_GROUPS, GroupScore
-from silodp.core.statistics.regression import COX, Regression
+from silodp.core.statistics.group_score import MAX_GROUPS, GroupClasses, GroupScore
+from silodp.core.statistics.regression import COX, FAMILIES, Regression
 from silodp.core.statistics.risk_cells import MOST_EDGES, RiskCells
 from silodp.core.statistics.score import MAX_BINS, Score
 from silodp.silo.answer import lattice
@@ -134,6 +140,8 @@ SCORED = 3 + 2 * max(MAX_BINS, MAX_GROUPS)
 """Numbers in the longest row of a statistic that needs the model's output."""
 DIMS = [2**power for power in range(27)]
 """Dimensions up to MAX_DIM. Every width of chunks (`Exact._width`) belongs to one of them."""
+MOST_TABLES = 32
+"""The tables of `Marginals` that a gate tries. One takes as long as another."""
 WIDEST = 2**22
 """Most numbers that a query may need of a record, unless the model or twice the features are more.
 With chunks of `slots.CHUNK` numbers, of a person's rows too, it bounds the memory of every answer.
@@ -316,21 +324,54 @@ class Exact:
             # A convex problem starts at zero. Products of zeros could not show any mixing.
             normal = np.random.default_rng(0).normal(size=ordinary.shape)
             ordinary = torch.from_numpy(normal) / math.sqrt(dim)
+        trials = self._trials(ordinary)
+        mapped = self._map
+        with pinned(self._threads):
+            if mapped and mapped.at_once > 1:
+                verify(lambda x, y: mapped.unchecked(x), self._raw, {mapped.at_once}, None)
+            elif mapped:
+                mapped.refuse_memory(self._raw[0].shape[1])
+            for statistic, sizes in trials:
+                rows, numbers = self._tried(statistic)
+                alive = type(statistic) in (Grad, Score) and statistic.points[0] is ordinary
+                verify(rows, like, sizes, numbers, alive=alive)
+            # Products are made in the same way of all factors.
+            regressions = [_regression(family, self.features) for family in FAMILIES]
+            for products in (self._gram(), *regressions):
+                factors = self._of_each(products.factors(self.problem, 0))
+                numbers = self._rows * products.terms * products.size
+                verify(factors, like, self._wide(), numbers)
+        if self._products:
+            with pinned(1):  # as in each thread of `in_threads`
+                self._products.verify(self._n)
+                for points in ([ordinary], [ordinary, 0.9 * ordinary], [1e30 * ordinary]):
+                    rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
+                    verify(
+                        rows, like, self._products.sizes(self._n), None, alive=points[0] is ordinary
+                    )
+
+    def _trials(self, ordinary: Tensor) -> list[tuple[Statistic, set[int]]]:
+        """Return statistics of every type with the lengths of the chunks in which they are tried.
+
+        Local steps release the gradients of `Grad`, at points of their own. Their trial is its
+        trial.
+        """
+        dim = self.problem.dim
         gradients = self._sizes(None)
         scores = self._sizes(SCORED)
-        wide = set[int]().union(*map(self._sizes, DIMS))
+        wide = self._wide()
         huge = 1e150 * ordinary
         groups = min(self.features, MAX_GROUPS)
-        gram = Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
+        gram = self._gram()
+        regression = _regression(COX, self.features)
         edges = torch.linspace(-6, 6, MOST_EDGES, dtype=torch.float64)
         each = torch.ones(self.features, dtype=torch.float64)
-        regression = _regression(self.features)
-        alive = Grad(ordinary), Score(ordinary, MAX_BINS, 1.0)
-        trials = [
-            (alive[0], gradients),
+        return [
+            (Grad(ordinary), gradients),
             (Grad(huge), gradients),
+            (GradDiff(ordinary, 0.9 * ordinary), gradients),
             (ClippedDiff(ordinary, 0.9 * ordinary, 1.0), gradients),
-            (alive[1], scores),
+            (Score(ordinary, MAX_BINS, 1.0), scores),
             (Score(huge, MAX_BINS, 1.0), scores),
             (GroupScore(ordinary, 0, groups, 0), scores),
             (GroupScore(huge, 0, groups, 0), scores),
@@ -344,29 +385,20 @@ class Exact:
             (Gram(1, 2, 1.0, 1.0), wide),
             (regression, self._sizes(regression.shape[-1])),
             (ClassCounts(2), wide),
+            (GroupClasses(2, 0, groups, 0), wide),
             (Histogram(torch.zeros(1), self.features), wide),
+            (Marginals.of(*_columns(min(self.features, MOST_TABLES))), wide),
+            (MissingRates(self.features), wide),
+            (Moments(-each, each), wide),
         ]
-        mapped = self._map
-        with pinned(self._threads):
-            if mapped and mapped.at_once > 1:
-                verify(lambda x, y: mapped.unchecked(x), self._raw, {mapped.at_once}, None)
-            elif mapped:
-                mapped.refuse_memory(self._raw[0].shape[1])
-            for statistic, sizes in trials:
-                rows, numbers = self._tried(statistic)
-                verify(rows, like, sizes, numbers, alive=statistic in alive)
-            for products in (gram, regression):
-                factors = self._of_each(products.factors(self.problem, 0))
-                numbers = self._rows * products.terms * products.size
-                verify(factors, like, wide, numbers)
-        if self._products:
-            with pinned(1):  # as in each thread of `in_threads`
-                self._products.verify(self._n)
-                for points in ([ordinary], [ordinary, 0.9 * ordinary], [1e30 * ordinary]):
-                    rows = self._products.rows(points, 1.0, lattice_step(1.0, dim))
-                    verify(
-                        rows, like, self._products.sizes(self._n), None, alive=points[0] is ordinary
-                    )
+
+    def _wide(self) -> set[int]:
+        """Return the lengths of all chunks for statistics of any number of numbers."""
+        return set[int]().union(*map(self._sizes, DIMS))
+
+    def _gram(self) -> Gram:
+        """Return the Gram matrix of up to as many features as a query may have."""
+        return Gram(min(self.features, MAX_FACTORS - 2), 2, 1.0, 1.0)
 
     def _tried(self, statistic: Statistic) -> tuple[Rows, int]:
         """Return all floats and integers that a statistic makes of each record, and how many they
@@ -670,12 +702,23 @@ def _levels(statistic: Statistic) -> Levels | None:
     return statistic.numbers, statistic.blocks
 
 
-def _regression(features: int) -> Regression:
-    """Return a step of a Cox regression on up to 1,024 features, for a gate's test of itself."""
+def _regression(family: int, features: int) -> Regression:
+    """Return a step of a regression on up to 1,024 features, for a gate's test of itself."""
     scale = (torch.arange(features) < 2**10).double()
     slopes = 0.1 * torch.ones(int(scale.sum()), dtype=torch.float64)
     levels = torch.tensor([-1.0, 0.0, 0.5], dtype=torch.float64)
-    return Regression(COX, slopes, levels, torch.tensor([0, 0, 1]), 0 * scale, scale, 2.0, 1.5)
+    periods = torch.tensor([0, 0, 1])
+    if family != COX:
+        levels = levels[:1]
+        periods = periods[:1]
+    return Regression(family, slopes, levels, periods, 0 * scale, scale, 2.0, 1.5)
+
+
+def _columns(features: int) -> tuple[list[Binned], list[tuple[int, ...]]]:
+    """Return columns and tables for a gate's test of itself: each feature with the label."""
+    columns = [Binned(place, 1, (-1.0, 0.0, 1.0)) for place in range(features)]
+    columns.append(Binned(LABEL, 2))
+    return columns, [(place, features) for place in range(features)]
 
 
 def _beside(void: Tensor, values: Tensor) -> Tensor:

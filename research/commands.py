@@ -559,7 +559,7 @@ def synthetic(
         bool, typer.Option("--six", help="Six silos under masks beside one of all their records.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Six tables that no setting was chosen on.")
+        bool, typer.Option("--fresh", help="Six tables on which no setting was chosen.")
     ] = False,
 ) -> None:
     """Models from synthetic tables beside direct training at the same price.

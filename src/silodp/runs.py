@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class State(StrEnum):
 DESCRIPTION = "run.json"
 CONFIGURATION = "config.json"
 OLD_RESULT = "spent.json"
+STATISTICS = "statistics.jsonl"
 
 
 class RunFolder:
@@ -84,7 +85,7 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.moments = path / "moments.safetensors"
         self.evaluations = path / "evaluations.jsonl"
-        self.statistics = path / "statistics.jsonl"
+        self.statistics = path / STATISTICS
         """A line for each answer to `silodp stats`: question, price and figures."""
         self.comparison = path / "personal.json"
         """Alone, together and personal, on raw held-out records. Not private."""
@@ -237,13 +238,23 @@ class RunFolder:
 
 def run_folders(root: Path, depth: int) -> Iterator[Path]:
     """Yield every folder with a run under `root`, at most `depth` below it. Follow no link."""
+    return _folders_with((CONFIGURATION, DESCRIPTION, OLD_RESULT), root, depth)
+
+
+def answer_folders(root: Path, depth: int) -> Iterator[Path]:
+    """Yield every folder with recorded answers under `root`, as `run_folders` does with runs."""
+    return _folders_with((STATISTICS,), root, depth)
+
+
+def _folders_with(files: Sequence[str], root: Path, depth: int) -> Iterator[Path]:
+    """Yield every folder with one of these files, at most `depth` below `root`. Follow no link."""
     try:
         names = {entry.name: entry for entry in os.scandir(root)}
     except OSError:
         return
-    if any(name in names for name in (CONFIGURATION, DESCRIPTION, OLD_RESULT)):
+    if any(name in names for name in files):
         yield root
     elif depth:
         for entry in names.values():
             if entry.is_dir(follow_symlinks=False):
-                yield from run_folders(Path(entry.path), depth - 1)
+                yield from _folders_with(files, Path(entry.path), depth - 1)

@@ -5,7 +5,7 @@ reads them again for each request.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ from starlette.routing import Route
 from silodp.core import quality
 from silodp.core.errors import BadInput
 from silodp.core.figures import rounded_up, shown
-from silodp.pages import runs
+from silodp.pages import runs, statistics
 from silodp.pages.charts import Series, chart
 from silodp.pages.checked import Check, Checked, archive_in, checks_of
 from silodp.pages.guard import Guard
@@ -71,6 +71,7 @@ def application(
             Route("/run-live/{name:path}", pages.one_live),
             Route("/run/{name:path}", pages.one),
             Route("/evidence/{name:path}", pages.evidence),
+            Route("/answer/{number:int}/{name:path}", pages.answer),
         ]
     script = Route("/live.js", lambda request: Response(SCRIPT, media_type="text/javascript"))
     icon = Route("/favicon.ico", lambda request: Response(status_code=204))
@@ -99,12 +100,12 @@ class Runs:
             "p", "Every run folder under ", tag("code", str(self._root)), ".", class_="soft"
         )
         order = _order_in(request)
-        content = tag("h1", "Runs"), where, alive(f"/live?sort={order}", self._list(order))
+        content = tag("h1", "Runs"), where, alive(f"/live?sort={order}", self._lists(order))
         return HTMLResponse(screen("Runs", self._tabs, "/", *content, live=True))
 
     async def all_live(self, request: Request) -> Response:
         order = _order_in(request)
-        return await follow(request, lambda: self._list(order))
+        return await follow(request, lambda: self._lists(order))
 
     def one(self, request: Request) -> Response:
         name, run = self._named(request.path_params["name"])
@@ -132,6 +133,23 @@ class Runs:
                 "evidence` writes one"
             )
         return FileResponse(path, media_type="application/zip", filename=path.name)
+
+    def answer(self, request: Request) -> Response:
+        """Show one recorded answer of `silodp stats`."""
+        name = request.path_params["name"]
+        number = request.path_params["number"]
+        folder = runs.recorded_in(self._root).get(name)
+        if folder is None:
+            raise HTTPException(404, "there is no such folder of answers")
+        lines = runs.read(folder).statistics
+        if not 1 <= number <= len(lines):
+            raise HTTPException(404, "there is no such answer")
+        with runs.readable(folder):
+            line = lines[number - 1]
+            heading = statistics.question(line)
+            back = tag("p", tag("a", "All runs", href="/"), " / ", name, class_="soft small")
+            content = (back, tag("h1", heading), *statistics.parts(line, number))
+            return HTMLResponse(screen(heading, self._tabs, "", *content))
 
     def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
@@ -174,6 +192,27 @@ class Runs:
                     *body(run),
                 ]
             )
+
+    def _lists(self, order: str) -> Markup:
+        """Return the list of runs, and below it that of recorded answers."""
+        return join([self._list(order), self._answers()])
+
+    def _answers(self) -> Markup | str:
+        """Return the recorded answers of `silodp stats`, the latest first."""
+        listed: list[tuple[str, tuple[object, ...]]] = []
+        for name, folder in runs.recorded_in(self._root).items():
+            try:
+                lines = runs.read(folder).statistics
+                rows = [_answered(name, number, line) for number, line in enumerate(lines, 1)]
+            except Exception:  # one damaged folder must not hide the others
+                rows = [("", (name, "-", "-", tag("span", "cannot be read", class_="state")))]
+            listed += rows
+        if not listed:
+            return ""
+        listed.sort(key=lambda one: one[0], reverse=True)
+        head = ("question", "trust", "ε spent", "when")
+        cells = [cells for _, cells in listed]
+        return table("Recorded answers", head, cells, numbers=(2,), hide=True)
 
     def _list(self, order: str) -> Markup:
         listed = []
@@ -233,6 +272,20 @@ TRUST = {
     "central": "the server",
 }
 """Who is trusted, in words."""
+
+
+def _answered(name: str, number: int, line: Mapping[str, Any]) -> tuple[str, tuple[object, ...]]:
+    """Return when a question was answered, and the row of the list about it."""
+    heading = statistics.question(line)
+    link = tag("a", heading, href=f"/answer/{number}/{quote(name)}", id=f"answer {number} {name}")
+    when = str(line["time"])
+    cells = (
+        join([link, tag("span", name, class_="small soft")]),
+        TRUST.get(str(line["answer"]["trust"]), "-"),
+        shown(statistics.epsilon(line)),
+        when,
+    )
+    return when, cells
 
 
 def _order_in(request: Request) -> str:

@@ -14,7 +14,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from silodp.core.privacy.accounting import Budget, added, gdp_epsilon, gdp_mu
 from silodp.core.problem.person import BY_ROW, unit
 from silodp.core.problem.schema import Schema
 from silodp.host.plain_files import json_in, lines_in, opened
-from silodp.runs import Kind, RunFolder, State, run_folders
+from silodp.runs import Kind, RunFolder, State, answer_folders, run_folders
 
 DRAWN = (".png", ".svg", ".html", ".part", ".new")
 FORMER_BY_ROW = (
@@ -180,8 +180,18 @@ def found_in(root: Path, depth: int = 4) -> dict[str, Path]:
     """Find every run folder under `root`. Return the folders by their path from `root`. Links are
     not followed.
     """
+    return _named(root, run_folders(root, depth))
+
+
+def recorded_in(root: Path, depth: int = 4) -> dict[str, Path]:
+    """Find every folder with recorded answers under `root`, as `found_in` does with runs."""
+    return _named(root, answer_folders(root, depth))
+
+
+def _named(root: Path, folders: Iterable[Path]) -> dict[str, Path]:
+    """Return the folders by their path from `root`."""
     found = {}
-    for path in sorted(run_folders(root, depth)):
+    for path in sorted(folders):
         name = str(path.relative_to(root))
         if path == root:
             name = root.resolve().name

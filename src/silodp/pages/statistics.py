@@ -65,25 +65,35 @@ def paid(lines: Sequence[Mapping[str, Any]]) -> Markup:
     )
 
 
+def question(line: Mapping[str, Any]) -> str:
+    """Return what was asked, in words."""
+    words = "".join(f", {name} {value}" for name, value in sorted(line["asked"].items()))
+    return f"{NAMES.get(line['command'], line['command'])}{words}"
+
+
+def epsilon(line: Mapping[str, Any]) -> float:
+    """Return the largest epsilon that a silo has spent on an answer."""
+    silos = line["answer"]["silos"]
+    return max((float(s.get("spent_epsilon", s["epsilon"])) for s in silos), default=0.0)
+
+
 def answers(lines: Sequence[Mapping[str, Any]]) -> list[Markup]:
     """Return a section for each answer: the figures, the price and the questions."""
-    found = []
-    for number, line in enumerate(lines, 1):
-        answer = line["answer"]
-        words = "".join(f", {name} {value}" for name, value in sorted(line["asked"].items()))
-        title = f"{NAMES.get(line['command'], line['command'])}{words}"
-        about = f"silodp stats {line['command']}, {line['time']}"
-        found.append(
-            section(
-                f"answer-{number}",
-                title,
-                tag("p", about, class_="soft small"),
-                *_figures(line["command"], answer),
-                price(answer),
-                folded(f"questions-{number}", "What was asked", _questions(answer)),
-            )
-        )
-    return found
+    return [
+        section(f"answer-{number}", question(line), *parts(line, number))
+        for number, line in enumerate(lines, 1)
+    ]
+
+
+def parts(line: Mapping[str, Any], number: int) -> list[Markup]:
+    """Return an answer's command and time, figures, price and questions."""
+    about = f"silodp stats {line['command']}, {line['time']}"
+    return [
+        tag("p", about, class_="soft small"),
+        *_figures(line["command"], line["answer"]),
+        price(line["answer"]),
+        folded(f"questions-{number}", "What was asked", _questions(line["answer"])),
+    ]
 
 
 def _figures(command: str, answer: Mapping[str, Any]) -> list[Markup]:

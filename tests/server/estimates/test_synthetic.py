@@ -193,6 +193,24 @@ def test_a_mixture_has_no_record_in_an_impossible_cell_and_agrees_with_a_pair():
     assert (one == other).mean() == pytest.approx(0.8, abs=0.03)
 
 
+@pytest.mark.parametrize("columns", [["age"], ["age", "ward"]])
+@pytest.mark.parametrize("label", LABELS, ids=lambda label: label["task"])
+def test_every_label_has_rows_and_one_column_is_one_question(label, columns, monkeypatch):
+    schema = Schema.of({"columns": {name: COLUMNS[name] for name in columns}, "label": label})
+    random = np.random.default_rng(6)
+    asked = design_of(schema)
+    codes = [random.integers(0, grid.binned.bins, 600) for grid in asked.grids]
+    frame = pd.DataFrame(cells_of(asked.grids, schema, codes, random))
+    records = by_schema({"all": frame}, schema).loaded.records
+    silos = Silos(records.x[0], records.y[0], 5e-3, seed=7)
+    monkeypatch.setattr(module, "ask_pooled", silos.ask)
+    found = synthesise(None, gaussian(1.0), schema, 200, [600])
+    assert len(silos.multipliers) == len(shares_of(schema)) == len(columns)
+    assert found["pairs"] == len(columns) - 1
+    made = by_schema({"made": pd.DataFrame(found["table"])}, schema).loaded.records
+    assert len(made.y[0]) == 200
+
+
 def copies(n, seed):
     """Return features and labels of a schema in which six columns are copies of one fact."""
     random = np.random.default_rng(seed)

@@ -28,6 +28,12 @@ def rows() -> list[tuple[str, list[str]]]:
     ]
 
 
+def shortened(promise: str) -> str:
+    """Gives the promise's first sentence, or its first two where the first has under six words."""
+    sentences = promise.split(". ")
+    return ". ".join(sentences[: 1 if len(sentences[0].split()) > 5 else 2])
+
+
 def pages() -> dict[str, str]:
     """Name of a file -> its text. Raises ValueError that names a promise without words here, or
     words without a promise.
@@ -58,13 +64,10 @@ def pages() -> dict[str, str]:
                 f"**Not covered.** {words['limits']}",
                 "**What goes red when it is broken:**\n\n"
                 + "\n".join(f"- `{test}`" for test in tests),
-                (
-                    "[All promises](index.md), [threat model](../../SECURITY.md), "
-                    "[glossary](../glossary.md)\n"
-                ),
+                "[All promises](index.md)\n",
             ]
         )
-        listed[words["group"]].append(f"- [{title}]({words['slug']}.md): {promise}")
+        listed[words["group"]].append(f"- [{title}]({words['slug']}.md): {shortened(promise)}")
     if left:
         raise ValueError(
             f"docs/promises/promises.toml speaks of {left[0]['starts']!r}, which "
@@ -72,10 +75,10 @@ def pages() -> dict[str, str]:
         )
     parts = [f"## {groups[name]['title']}\n\n" + "\n".join(lines) for name, lines in listed.items()]
     about = (
-        "What a gate promises, one page each: for whom, what is assumed, how it is kept, "
-        "what is not covered, and which test goes red when it is"
-        " broken. The [threat model](../../SECURITY.md) has them in one table, with who is "
-        "trusted for what and what is out of scope."
+        "What a gate promises. This list has the beginning of each promise. Its page has the "
+        "whole promise, what is assumed, how it is kept, what is not covered, and which test goes "
+        "red when it is broken. The [threat model](../../SECURITY.md) has all promises in one "
+        "table, with who is trusted for what and what is out of scope."
     )
     made["index.md"] = "\n\n".join(["# The promises", about, *parts]) + "\n"
     return made

@@ -64,7 +64,7 @@ def pages() -> dict[str, str]:
                 f"**Not covered.** {words['limits']}",
                 "**What goes red when it is broken:**\n\n"
                 + "\n".join(f"- `{test}`" for test in tests),
-                "[All promises](index.md)\n",
+                "[All promises](index.md), [glossary](../glossary.md)\n",
             ]
         )
         listed[words["group"]].append(f"- [{title}]({words['slug']}.md): {shortened(promise)}")

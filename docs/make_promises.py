@@ -28,7 +28,19 @@ def rows() -> list[tuple[str, list[str]]]:
     ]
 
 
-def shortened(promise: str) -> str:
+def _section(group: dict[str, str], lines: list[str]) -> str:
+    """Gives a group's section of the index: for whom, what is assumed, and its promises."""
+    return "\n\n".join(
+        [
+            f"## {group['title']}",
+            f"**For whom.** {group['whom']}",
+            f"**Assumed.** {group['assumes']}",
+            "\n".join(lines),
+        ]
+    )
+
+
+def _shortened(promise: str) -> str:
     """Gives the promise's first sentence, or its first two where the first has under six words."""
     sentences = promise.split(". ")
     return ". ".join(sentences[: 1 if len(sentences[0].split()) > 5 else 2])
@@ -54,12 +66,12 @@ def pages() -> dict[str, str]:
         left.remove(words)
         group = groups[words["group"]]
         title = words["slug"].replace("-", " ").capitalize()
+        anchor = group["title"].lower().replace(" ", "-")
         made[f"{words['slug']}.md"] = "\n\n".join(
             [
                 f"# {title}",
                 f"> {promise}.",
-                f"**For whom.** {group['whom']}",
-                f"**Assumed.** {words.get('assumes', group['assumes'])}",
+                f"**For whom, and what is assumed:** see [{group['title']}](index.md#{anchor}).",
                 f"**How it is kept.** {words['kept']}",
                 f"**Not covered.** {words['limits']}",
                 "**What goes red when it is broken:**\n\n"
@@ -67,17 +79,17 @@ def pages() -> dict[str, str]:
                 "[All promises](index.md), [glossary](../glossary.md)\n",
             ]
         )
-        listed[words["group"]].append(f"- [{title}]({words['slug']}.md): {shortened(promise)}")
+        listed[words["group"]].append(f"- [{title}]({words['slug']}.md): {_shortened(promise)}")
     if left:
         raise ValueError(
             f"docs/promises/promises.toml speaks of {left[0]['starts']!r}, which "
             "SECURITY.md does not promise"
         )
-    parts = [f"## {groups[name]['title']}\n\n" + "\n".join(lines) for name, lines in listed.items()]
+    parts = [_section(groups[name], lines) for name, lines in listed.items()]
     about = (
         "What a gate promises. This list has the beginning of each promise. Its page has the "
-        "whole promise, what is assumed, how it is kept, what is not covered, and which test goes "
-        "red when it is broken. The [threat model](../../SECURITY.md) has all promises in one "
+        "whole promise, how it is kept, what is not covered, and which test goes red when it is "
+        "broken. The [threat model](../../SECURITY.md) has all promises in one "
         "table, with who is trusted for what and what is out of scope."
     )
     made["index.md"] = "\n\n".join(["# The promises", about, *parts]) + "\n"

@@ -492,7 +492,7 @@ def _margins(rows: Sequence[dict], study: Study) -> str:
     budget.
     """
     best = _best(rows)
-    over = [b for b in ("mb-sgd", "local-sgd", "spider-diff") if b != best]
+    over = [b for b in ("local-sgd", "spider-diff") if b != best]
     said = (
         f"Least on average, relative to MB-SGD: **{_short(best)}**. Its error is:\n\n- "
         + "\n- ".join(versus(rows, best, b) for b in over)

@@ -16,6 +16,9 @@ TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 """On a narrow screen a wide one scrolls by itself: whoever has no mouse must come to it, by a link
 in it or by itself.
 """
+CODE = re.compile(r"(?<!</span>)<code>([^<]*)</code>")
+"""In a sentence: that of a block follows a span."""
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]{0,20}")
 PICTURE = re.compile(r"<p>(<img [^>]*>)</p>")
 """Alone in its paragraph: one in a sentence, or in a link, is as wide as there is room."""
 PANELS = ("/verdict.png",)
@@ -50,6 +53,7 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(content, page, config, files):
     content = FORMULA.sub(lambda m: _math(html.unescape(m[3].strip()), apart=m[2] == "["), content)
+    content = CODE.sub(lambda m: OPTION.sub(r'<span class="option">\g<0></span>', m[0]), content)
     content = PICTURE.sub(lambda m: _drawing(m[1], page.file.src_uri), content)
     return TABLE.sub(
         lambda m: m[0] if "<a " in m[0] else m[0].replace("<table", '<table tabindex="0"', 1),

@@ -28,6 +28,24 @@ def rows() -> list[tuple[str, list[str]]]:
     ]
 
 
+def _section(group: dict[str, str], lines: list[str]) -> str:
+    """Gives a group's section of the index: for whom, what is assumed, and its promises."""
+    return "\n\n".join(
+        [
+            f"## {group['title']}",
+            f"**For whom.** {group['whom']}",
+            f"**Assumed.** {group['assumes']}",
+            "\n".join(lines),
+        ]
+    )
+
+
+def _shortened(promise: str) -> str:
+    """Gives the promise's first sentence, or its first two where the first has under six words."""
+    sentences = promise.split(". ")
+    return ". ".join(sentences[: 1 if len(sentences[0].split()) > 5 else 2])
+
+
 def pages() -> dict[str, str]:
     """Name of a file -> its text. Raises ValueError that names a promise without words here, or
     words without a promise.
@@ -48,34 +66,31 @@ def pages() -> dict[str, str]:
         left.remove(words)
         group = groups[words["group"]]
         title = words["slug"].replace("-", " ").capitalize()
+        anchor = group["title"].lower().replace(" ", "-")
         made[f"{words['slug']}.md"] = "\n\n".join(
             [
                 f"# {title}",
                 f"> {promise}.",
-                f"**For whom.** {group['whom']}",
-                f"**Assumed.** {words.get('assumes', group['assumes'])}",
+                f"**For whom, and what is assumed:** see [{group['title']}](index.md#{anchor}).",
                 f"**How it is kept.** {words['kept']}",
                 f"**Not covered.** {words['limits']}",
                 "**What goes red when it is broken:**\n\n"
                 + "\n".join(f"- `{test}`" for test in tests),
-                (
-                    "[All promises](index.md), [threat model](../../SECURITY.md), "
-                    "[glossary](../glossary.md)\n"
-                ),
+                "[All promises](index.md), [glossary](../glossary.md)\n",
             ]
         )
-        listed[words["group"]].append(f"- [{title}]({words['slug']}.md): {promise}")
+        listed[words["group"]].append(f"- [{title}]({words['slug']}.md): {_shortened(promise)}")
     if left:
         raise ValueError(
             f"docs/promises/promises.toml speaks of {left[0]['starts']!r}, which "
             "SECURITY.md does not promise"
         )
-    parts = [f"## {groups[name]['title']}\n\n" + "\n".join(lines) for name, lines in listed.items()]
+    parts = [_section(groups[name], lines) for name, lines in listed.items()]
     about = (
-        "What a gate promises, one page each: for whom, what is assumed, how it is kept, "
-        "what is not covered, and which test goes red when it is"
-        " broken. The [threat model](../../SECURITY.md) has them in one table, with who is "
-        "trusted for what and what is out of scope."
+        "What a gate promises. This list has the beginning of each promise. Its page has the "
+        "whole promise, how it is kept, what is not covered, and which test goes red when it is "
+        "broken. The [threat model](../../SECURITY.md) has all promises in one "
+        "table, with who is trusted for what and what is out of scope."
     )
     made["index.md"] = "\n\n".join(["# The promises", about, *parts]) + "\n"
     return made

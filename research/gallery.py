@@ -294,12 +294,14 @@ def tuned_over(study: Study) -> str:
     )
 
 
+BY_CHANCE = "With so many cells, some significant differences are chance."
 SIGNIFICANCE = (
     "Error bars are standard errors over the random splits. The splits overlap, so chance is "
     "larger than the bars. *Significant* is a difference, paired over the splits, at 95 % by "
-    "Nadeau and Bengio's test, which allows for the overlap. With so many cells, some "
-    "significant differences are chance."
+    f"Nadeau and Bengio's test, which allows for the overlap. {BY_CHANCE}"
 )
+EXPLAINED = f"[The figures](figures.md) explain error bars and *significant*. {BY_CHANCE}"
+"""What the other pages have in the place of SIGNIFICANCE."""
 TEST_OVER_TRAINING = 0.25
 """Records of every split: a fifth to test on."""
 
@@ -360,7 +362,7 @@ def _leaderboard(docs: Path, tables: Path) -> Path | None:
             "brackets, more or less than the row. So this column is no comparison at the same "
             "budget, and never bold.\n"
             f"- **Not charged.** {NOTE}\n"
-            f"- **Chance.** {SIGNIFICANCE}\n"
+            f"- **Chance.** {EXPLAINED}\n"
             "- **Steps** lie between the ends of the paper's grids, evenly spaced ([how our study "
             "differs from the authors'](figures.md#how-our-study-differs-from-the-authors)).\n"
             "- **Convex methods.** Accelerated and localized MB-SGD are made for convex losses, "
@@ -490,7 +492,7 @@ def _margins(rows: Sequence[dict], study: Study) -> str:
     budget.
     """
     best = _best(rows)
-    over = [b for b in ("mb-sgd", "local-sgd", "spider-diff") if b != best]
+    over = [b for b in ("local-sgd", "spider-diff") if b != best]
     said = (
         f"Least on average, relative to MB-SGD: **{_short(best)}**. Its error is:\n\n- "
         + "\n- ".join(versus(rows, best, b) for b in over)
@@ -525,7 +527,7 @@ def _variance(docs: Path, tables: Path) -> Path | None:
             "[not the paper's](figures.md#how-our-study-differs-from-the-authors), and no "
             "verdict on it.\n"
         ),
-        f"{SIGNIFICANCE}\n",
+        f"{EXPLAINED}\n",
         (
             "`python -m research figures variance --data-dir DIR`, then `python -m research "
             "gallery`.\n"

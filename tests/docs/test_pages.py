@@ -125,6 +125,17 @@ def test_formulas_are_mathml_and_excerpts_are_the_source(site):
 
 
 @in_one_place
+def test_a_line_of_the_site_ends_inside_no_option_and_blocks_of_code_are_as_written(site):
+    page = (site / "index.html").read_text()
+    assert 'silodp init trial <span class="option">--demo</span></code>' in page
+    assert ".option { white-space: nowrap; }" in (site / "style.css").read_text()
+    page = (site / "deploy.html").read_text()
+    blocks = "".join(re.findall(r"<pre>.*?</pre>", page, re.DOTALL))
+    assert "--system" in blocks
+    assert 'class="option"' not in blocks
+
+
+@in_one_place
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -18,6 +18,7 @@ from silodp.host.schema import schema_text
 from silodp.pages import runs
 from silodp.pages.effects import effects
 from silodp.pages.report import report
+from silodp.pages.style import STYLE
 from silodp.server.folder import write_model
 from silodp.server.order import Order
 from silodp.simulation.source import Source
@@ -104,6 +105,16 @@ def test_straight_lines_are_changes_from_the_lowest_to_the_highest_value(tmp_pat
     ):
         assert words in page, words
     assert "Clear of the privacy noise: age, weight, ward." in page
+
+
+def test_on_a_phone_a_name_covers_the_lines_behind_it(tmp_path):
+    schema = Schema.of({"columns": COLUMNS, "label": ILL})
+    (page,) = effects(folder_with(tmp_path, schema, torch.ones(1, 10)))
+    wide, narrow = re.findall(r"<svg.*?</svg>", page[page.index("Change in") :], re.DOTALL)
+    assert 'class="name"' not in wide
+    assert re.findall(r'class="name">([^<]*)', narrow) == ["smoker: yes instead of no"]
+    assert narrow.rindex('class="axis"') < narrow.index('class="name"')
+    assert ".name{paint-order:stroke;stroke:var(--paper)" in STYLE
 
 
 def test_a_network_has_curves_with_bands_too(tmp_path):

@@ -30,7 +30,9 @@ from silodp.core.query import Query
 from silodp.core.sampling import Poisson
 from silodp.core.statistics import Grad, LocalSteps
 from silodp.pages import export, runs
+from silodp.pages.markup import sentence
 from silodp.pages.report import report
+from silodp.pages.style import STYLE
 from silodp.pages.trade_off import claims_of, misses
 from silodp.server.progress import Progress, measured
 from silodp.silo.answer.simulated import Simulated
@@ -535,6 +537,13 @@ def test_the_command_writes_the_page_and_says_what_is_no_run(tmp_path, trained, 
         command("report", tmp_path)
     assert stop.value.code == 2
     assert "contains no run" in capsys.readouterr().err
+
+
+def test_a_line_ends_inside_no_option():
+    words = "Give its folder with `--audit`, as in `silodp report RUN --audit FOLDER`."
+    option, command = re.findall(r"<code[^>]*>", sentence(words))
+    assert (option, command) == ('<code class="option">', "<code>")
+    assert ".option{white-space:nowrap}" in STYLE
 
 
 def test_a_link_that_came_with_the_folder_is_not_written_through(tmp_path, trained, capsys):

@@ -259,7 +259,7 @@ def whiskers(
                 short = f"{name[:43]}…"
             if narrow:
                 y = tall * i + 32
-                parts.append(tag("text", short, x=left, y=y - 12))
+                parts.append(tag("text", short, x=left, y=y - 12, class_="name"))
             else:
                 y = tall * i + 14
                 parts.append(tag("text", short, x=left - 12, y=y + 4, text_anchor="end"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -14,6 +15,8 @@ from silodp.pages.style import STYLE
 
 SHORT = 40
 """The largest number of rows with which a table becomes a list on a narrow screen."""
+OPTION = re.compile(r"--[a-z][a-z-]{0,20}")
+"""A command's option, which a line must not end inside."""
 
 
 class Markup(str):
@@ -108,11 +111,13 @@ def table(
 
 
 def sentence(words: str) -> Markup:
-    """Return text in which words between backticks are code."""
+    """Return text in which words between backticks are code. A line does not end inside an option
+    alone, as in `--audit`.
+    """
     parts: list[object] = []
     for i, part in enumerate(words.split("`")):
         if i % 2:
-            part = tag("code", part)
+            part = tag("code", part, class_="option" if OPTION.fullmatch(part) else None)
         parts.append(part)
     return join(parts)
 

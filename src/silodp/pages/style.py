@@ -22,7 +22,7 @@ p{margin:.6rem 0;max-width:42rem}
 .soft{color:var(--soft)}.small{font-size:.88rem}
 a{color:var(--a);text-underline-offset:.18em}
 a:focus-visible,button:focus-visible,input:focus-visible,summary:focus-visible,.scroll:focus-visible{outline:3px solid var(--a);outline-offset:2px;border-radius:3px}
-code,.hash{font-family:var(--mono);font-size:.86em;overflow-wrap:anywhere}
+code,.hash{font-family:var(--mono);font-size:.86em;overflow-wrap:anywhere}.option{white-space:nowrap}
 .skip{position:absolute;left:-99rem;top:0;background:var(--paper);padding:.6rem 1rem;z-index:2}.skip:focus{left:.5rem}
 .unseen{position:absolute!important;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 .bar{border-bottom:1px solid var(--line);background:var(--wash)}
@@ -45,7 +45,7 @@ thead th{color:var(--soft);font-weight:500;border-bottom-color:var(--soft);white
 @media screen and (max-width:36rem){.short,.short tbody,.short tr,.short th,.short td{display:block}.short thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}.short tr{border-bottom:1px solid var(--soft);padding:.4rem 0}.short td,.short th{border:0;padding:.12rem 0;text-align:left;white-space:normal;overflow-wrap:anywhere}.short td[data-of]{display:flex;justify-content:space-between;gap:1rem;text-align:right}.short td[data-of]::before{content:attr(data-of);color:var(--soft);text-align:left;flex:none}.short caption{display:block}}
 figure{margin:1.2rem 0}figcaption{margin-bottom:.3rem}figcaption b{display:block;font-size:1rem}figcaption span{color:var(--soft);font-size:.88rem}
 .multiples{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,17rem),1fr));gap:0 1.6rem}
-svg{display:block;width:100%;height:auto;overflow:visible}svg text{font-family:var(--sans);font-size:12px;fill:var(--soft)}
+svg{display:block;width:100%;height:auto;overflow:visible}svg text{font-family:var(--sans);font-size:12px;fill:var(--soft)}svg .name{paint-order:stroke;stroke:var(--paper);stroke-width:5px;stroke-linejoin:round}
 .square svg.wide,.square svg.narrow{max-width:27rem}.narrow{display:none}@media (max-width:36rem){.wide{display:none}.narrow{display:block}h1{font-size:1.65rem}h2{font-size:1.2rem}.figures,.main.figures{grid-template-columns:1fr 1fr}.figures dd,.main.figures dd{font-size:1.25rem}.main.figures div:first-child{grid-column:1/-1}}
 .grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}
 .curve{fill:none;stroke-width:2;stroke-linejoin:round}.dash{stroke-dasharray:6 5}.dot{stroke-dasharray:2 4}.whisker{stroke-width:1.4}.band{stroke-width:7;stroke-linecap:round;opacity:.3}

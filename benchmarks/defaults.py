@@ -63,7 +63,8 @@ class Tried(Search):
             errors = torch.stack(
                 [self._errors(batch, trial) for trial in range(len(self._given))]
             ).mean(0)
-            found |= dict(zip(points_of(batch), errors.T.reshape(-1).tolist(), strict=True))
+            points = points_of(batch)  # the last iterates come first
+            found |= dict(zip(points, errors.T.reshape(-1).tolist(), strict=False))
         return found
 
     @torch.no_grad()

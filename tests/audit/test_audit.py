@@ -188,7 +188,7 @@ def test_there_are_eighteen_mutants_of_a_silo():
         + len(mutants.OF_MASKS)
         + len(mutants.OF_ANSWERS)
         + len(mutants.OF_PRICES)
-        == 161
+        == 164
     )
 
 

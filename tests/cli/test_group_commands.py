@@ -602,7 +602,7 @@ def test_a_total_that_took_two_attempts_is_priced_as_two(trained, tmp_path):
 
 def test_a_silo_of_totals_allows_all_but_local_steps(trained, tmp_path):
     _, policy, _, _ = deployed(trained, tmp_path, "m", "a.csv", masking=Masking((), 0, 2))
-    learning = {"Grad", "ScaledGrad", "Moments", "GradDiff", "RiskCells"}
+    learning = {"Grad", "ScaledGrad", "Outcomes", "Moments", "GradDiff", "RiskCells"}
     assert set(policy.statistics) == learning | {"Score", "GroupScore"}
     for trust in ("masks", "shuffle"):
         assert set(_statistics(0.2, True, trust)) == set(_statistics(0.2, True, "isrl")) - {

@@ -112,7 +112,7 @@ def test_a_project_gives_defaults_and_the_command_line_wins(silodp, trial):
         summary["questions"],
         summary["parameters"],
         [s["epsilon"] for s in summary["silos"]],
-    ) == (2, 14, [1.0])
+    ) == (4, 14, [1.0]), "one about the outcome, one about the columns, two rounds"
 
 
 def test_what_is_written_is_for_the_owner_alone_and_never_written_over(silodp, trial):

@@ -74,6 +74,7 @@ def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, base, roo
     assert page.locator("tbody tr").count() == len(names) == 3
     for name in names:
         page.get_by_role("link", name=name, exact=True).click()
+        page.wait_for_load_state()  # a busy machine shows the top of a page before its end
         run = runs.read(root / name)
         assert page.get_by_role("heading", level=1).inner_text()
         assert page.locator("body").inner_text().count("finished") >= 1
@@ -81,7 +82,7 @@ def test_the_list_leads_to_every_run_and_the_chosen_are_compared(look, base, roo
             assert figure(page, "ε spent") == rounded_up(max(s.spent for s in run.silos), 4)
             assert figure(page, "rounds") == f"{run.done} of {run.total}"
         page.get_by_role("link", name="The report, to print and sign").click()
-        page.wait_for_load_state()  # a busy machine shows the top of a page before its end
+        page.wait_for_load_state()
         assert runs.fingerprint(root / name) in page.locator("body").inner_text()
         page.goto(page.url.rpartition("/report/")[0] + "/")
     for name in ("train", "clinic"):

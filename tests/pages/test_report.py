@@ -601,3 +601,15 @@ def test_mlflow_gets_settings_and_curves(trained, tmp_path):
     assert [m.value for m in sorted(history, key=lambda m: m.step)] == pytest.approx(
         [s for _, s in run.noise_shares]
     )
+
+
+def test_settings_of_its_own_that_an_order_gives_an_algorithm_are_shown(root, tmp_path):
+    """A federation's order lists them as texts, such as "caution=0"."""
+    folder = tmp_path / "clinic"
+    shutil.copytree(root / "clinic", folder)
+    path = folder / "run.json"
+    about = json.loads(path.read_text())
+    about["order"]["settings"] = ["caution=0"]
+    path.write_text(json.dumps(about))
+    assert "Caution" in str(report(runs.read(folder), ()))
+    assert "Caution" not in str(report(runs.read(root / "clinic"), ()))

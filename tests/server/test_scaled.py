@@ -60,8 +60,10 @@ def test_it_asks_for_gradients_of_the_scaled_features_clipped_as_one_vector():
     w = torch.tensor([[0.3, -1.0, 2.0, 0.1]], dtype=torch.float64)
     z = torch.cat([(x - SHIFT) / SCALE, torch.ones(20, 1)], 1)
     slope = (z @ w[0]).sigmoid() - y
-    free = slope[:, None] * z
+    weight = 2 / z.norm(dim=1).clamp_min(2)
+    free = (weight * slope)[:, None] * z
     length = free.norm(dim=1, keepdim=True)
+    assert float(weight.min()) < 1, "a record that is longer than usual counts less"
     rows = ScaledGrad(w, SHIFT, SCALE, 0.5).rows(problem(), 0)(x, y)
     assert torch.allclose(rows, free * (0.5 / length.clamp_min(0.5)))
     assert float(rows.norm(dim=1).max()) <= 0.5 + 1e-12
@@ -99,8 +101,7 @@ def test_a_model_of_scaled_features_and_its_release_compute_the_same():
     inward = standard.inward(w)
     assert torch.allclose(made.outputs(inward, (x - SHIFT) / SCALE), made.outputs(w, x))
     assert torch.allclose(standard.outward(inward), w)
-    parts = made.split(standard.shrunk(w, 0.5))
-    assert torch.equal(parts[standard.weight], made.split(w)[standard.weight] / 2)
+    assert torch.equal(standard.slopes(w), made.split(w)[standard.weight].flatten(1))
 
 
 def test_where_noise_hides_a_column_it_is_scaled_like_the_others():
@@ -119,23 +120,29 @@ def test_where_noise_hides_a_column_it_is_scaled_like_the_others():
 def test_without_noise_it_finds_the_model_that_scikit_learn_finds():
     x, y = records()
     made = problem()
-    words = {kind: Gaussian(kind, 100.0, 0.0) for kind in ("spread", "minibatch")}
+    words = {kind: Gaussian(kind, 100.0, 0.0) for kind in ("start", "spread", "minibatch")}
     fed = Noiseless(made, x, y)
     start = made.initial([0]).double()
     *_, last = scaled(fed, made, start, rounds=300, step=1.0, momentum=0.9, **words)
-    known = LogisticRegression(C=1e8, max_iter=10_000, tol=1e-10).fit(x, y)
+    moments = question(FEATURES).rows(made, 0)(torch.from_numpy(x), torch.from_numpy(y)).mean(0)
+    shift, scale = standardisation(moments, 0.0)
+    z = (torch.from_numpy(x) - shift) / scale
+    length = (1 + z.square().sum(1)).sqrt().numpy()
+    counts = np.minimum(1, 2 / length)  # a record that is longer than usual counts less
+    known = LogisticRegression(C=1e8, max_iter=10_000, tol=1e-10).fit(x, y, counts)
     assert np.allclose(last[0, :3].double(), known.coef_[0], rtol=1e-2)
     assert float(last[0, 3]) == pytest.approx(float(known.intercept_[0]), rel=1e-2)
 
 
-def test_the_question_about_the_features_has_its_share_of_the_budget():
-    shares = default_shares(find("scaled"), {})
-    assert shares == {"spread": SPREAD_SHARE, "minibatch": pytest.approx(1 - SPREAD_SHARE)}
+def test_the_questions_before_the_first_round_have_their_shares_of_the_budget():
+    shares = default_shares(find("scaled"), {"mean_share": 0.2})
+    rest = pytest.approx(0.8 - SPREAD_SHARE)
+    assert shares == {"start": 0.2, "spread": SPREAD_SHARE, "minibatch": rest}
 
 
 def test_a_prox_or_a_model_that_does_not_begin_with_a_linear_layer_is_refused():
     words = {"rounds": 1, "step": 1.0, "momentum": 0.0}
-    words |= {kind: Gaussian(kind, 1.0, 0.0) for kind in ("spread", "minibatch")}
+    words |= {kind: Gaussian(kind, 1.0, 0.0) for kind in ("start", "spread", "minibatch")}
     fed = Noiseless(problem(), *records(30))
     for made, why in (
         (problem(prox=L1(0.1)), "--prox"),
@@ -146,17 +153,51 @@ def test_a_prox_or_a_model_that_does_not_begin_with_a_linear_layer_is_refused():
             next(scaled(fed, made, made.initial([0]), **words))
 
 
-def test_every_question_of_a_run_is_priced_as_it_is_asked():
-    """One question about the features, and one gradient in each round; nothing else."""
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_record_whose_gradient_is_not_finite_adds_nothing(bad):
+    x, y = (torch.from_numpy(part) for part in records(5))
+    x[2, 1] = bad
+    rows = ScaledGrad(torch.ones(1, 4).double(), SHIFT, SCALE, 1.0).rows(problem(), 0)(x, y)
+    assert rows[2].tolist() == [0.0] * 4
+    assert (rows[[0, 1, 3, 4]].norm(dim=1) > 0).all()
+
+
+def test_runs_side_by_side_have_starts_of_their_own_and_noise_in_common():
     made = problem()
-    words = {kind: Gaussian(kind, 0.7, 0.0) for kind in ("spread", "minibatch")}
+    words = {kind: Gaussian(kind, 1.0, 0.0) for kind in ("start", "spread", "minibatch")}
+    settings = {"rounds": 1, "step": 0.0, "momentum": 0.0}
+
+    class Several(Noiseless):
+        noise = torch.tensor([[0.01], [0.01]])
+
+        def measure(self, query):
+            found = super().measure(query)
+            several = found.mean.expand(2, -1).clone()
+            several[1] = several[1] / 2
+            return Measured(several, self.noise, found.records.expand(2, 1))
+
+    fed = Several(made, *records(30))
+    (w,) = scaled(fed, made, made.initial([0, 0]).double(), **settings, **words)
+    assert float(w[1, -1]) < float(w[0, -1]) - 0.3
+    fed.noise = torch.tensor([[0.01], [0.5]])
+    with pytest.raises(BadInput, match="several epsilons side by side"):
+        next(scaled(fed, made, made.initial([0, 0]).double(), **settings, **words))
+
+
+def test_every_question_of_a_run_is_priced_as_it_is_asked():
+    """A question about the outcome, one about the features, and one gradient in each round; nothing
+    else.
+    """
+    made = problem()
+    words = {kind: Gaussian(kind, 0.7, 0.0) for kind in ("start", "spread", "minibatch")}
     fed = Noiseless(made, *records(30))
     start = made.initial([0]).double()
     list(scaled(fed, made, start, rounds=3, step=0.1, momentum=0.5, **words))
     asked = fed.asked
-    assert [q.mechanism.kind for q in asked] == ["spread", *["minibatch"] * 3]
-    assert asked[0].mechanism.clip == question(FEATURES).norm
-    for query in asked[1:]:
+    assert [q.mechanism.kind for q in asked] == ["start", "spread", *["minibatch"] * 3]
+    assert asked[0].mechanism.clip == asked[0].statistic.norm == 0.5
+    assert asked[1].mechanism.clip == question(FEATURES).norm
+    for query in asked[2:]:
         assert isinstance(query, Query)
         assert not isinstance(query.statistic, Grad)
         assert query.statistic.bound == query.mechanism.clip == 0.7

@@ -122,6 +122,7 @@ EXAMPLES: dict[type, Callable[[int], Any]] = {
     statistics.Gram: lambda d: statistics.Gram(min(d, 62), 2, 1.0, 1.5),
     statistics.Marginals: lambda d: _tables(min(d, 32)),
     statistics.Regression: _regression,
+    statistics.Outcomes: lambda d: statistics.Outcomes(min(64, d)),
     statistics.MissingRates: lambda d: statistics.MissingRates(d),
     statistics.RiskCells: lambda d: statistics.RiskCells(
         _point(d, 1), torch.linspace(-2, 2, min(d, 64)), 1.0

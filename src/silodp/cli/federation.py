@@ -368,7 +368,7 @@ def _statistics(held_out: float, profile: bool, trust: str) -> tuple[str, ...]:
 
     statistics = served(
         (
-            *("Grad", "ScaledGrad", "Moments", "GradDiff", "ClippedDiff"),
+            *("Grad", "ScaledGrad", "Outcomes", "Moments", "GradDiff", "ClippedDiff"),
             *("LocalSteps", "SteeredSteps", "Gram", "RiskCells"),
         ),
         trust,

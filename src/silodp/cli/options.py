@@ -284,15 +284,6 @@ ORDER: dict[str, Any] = {
             ),
         ),
     ],
-    "expected_slope": Annotated[
-        float | None,
-        typer.Option(
-            help=(
-                "Slope that the recalibration expects where noise hides the true one. The advisor "
-                "has it from simulated records; otherwise no change is expected."
-            )
-        ),
-    ],
     "no_recalibration": Annotated[
         bool, typer.Option("--no-recalibration", help="Leave this last question out.")
     ],
@@ -341,7 +332,7 @@ PANELS = {
     "Expert": (
         *("settings", "slope", "local_steps", "inner", "restarts", "momentum", "kappa"),
         *("sampling", "rule", "anchor_share", "noise", "output"),
-        *("recalibration", "expected_slope", "no_recalibration", "seed"),
+        *("recalibration", "no_recalibration", "seed"),
         *("from_theory", "lipschitz", "smoothness", "pl", "gap", "dimension"),
         *("test", "signal", "candidates", "repetitions", "trials"),
         *("peers", "own_name", "gate", "relay", "run_id"),

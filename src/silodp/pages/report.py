@@ -281,13 +281,15 @@ def what(run: Run) -> Markup:
     shape = about.get("features")
     if isinstance(shape, list):
         shape = " × ".join(map(str, shape))
-    settings = {k: v for k, v in (about.get("settings") or {}).items() if k != "rounds"}
     if run.kind == "federation":
         settings = {
             k: about[k]
             for k, algorithms in TAKEN.items()
             if run.algorithm in algorithms and k in about
         }
+        settings |= dict(said.split("=", 1) for said in about.get("settings") or ())
+    else:
+        settings = {k: v for k, v in (about.get("settings") or {}).items() if k != "rounds"}
     data = "at the silos"
     seed = about.get("seed")
     if run.kind == "train":

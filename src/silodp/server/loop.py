@@ -172,9 +172,7 @@ class Run:
         noise = self.made.recalibration
         if noise is None:
             return
-        made, found = recalibration.recalibrated(
-            fed, self.problem, w, noise, self.made.order.expected_slope
-        )
+        made, found = recalibration.recalibrated(fed, self.problem, w, noise)
         # The journal has the answer, so the replies that it was made of can go.
         self._run_journal.iterate(self.iterates + 1, w)
         self._recalibrated = made.to(w)

@@ -136,10 +136,6 @@ class Order:
     """Share of the budget (mu^2) that buys one last question, by which the model's risks are made
     right; 0: none is asked. The advisor decides where this is open, and a named algorithm has none.
     """
-    expected_slope: float | None = None
-    """Slope that the recalibration is expected to find. The advisor has it from simulated records.
-    Without one the recalibration is drawn towards no change.
-    """
     seed: int | None = None
     """Seed of public coins: the start, and the silos that are asked. With a seed, a simulation
     draws all of its noise from it too.
@@ -212,10 +208,6 @@ class Order:
             raise BadInput(
                 f"recalibration is {self.recalibration:g}; give a share of the budget between 0 "
                 "and 1, such as 0.08, or --no-recalibration"
-            )
-        if self.expected_slope is not None and not 0 < self.expected_slope < math.inf:
-            raise BadInput(
-                f"expected slope is {self.expected_slope:g}; it must be greater than 0, such as 0.9"
             )
         if self.noise != "exact":
             raise BadInput(

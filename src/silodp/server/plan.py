@@ -83,6 +83,7 @@ class Nowhere:
     """A problem of one dimension, for dry runs."""
 
     dim = 1
+    intercept = ()
     model = torch.nn.Linear(1, 1, bias=False)
     loss = staticmethod(squared_error)
 

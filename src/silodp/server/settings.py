@@ -49,8 +49,9 @@ def default_shares(
                 f"{', '.join(algorithm.kinds)}; leave the anchors' share out"
             )
         if "spread" in algorithm.kinds:
-            rest = (1 - SPREAD_SHARE) / (len(algorithm.kinds) - 1)
-            return dict.fromkeys(algorithm.kinds, rest) | {"spread": SPREAD_SHARE}
+            start = settings.get("mean_share", 0.05)
+            rest = 1 - start - SPREAD_SHARE
+            return {"start": start, "spread": SPREAD_SHARE, "minibatch": rest}
         if len(algorithm.kinds) > 1:
             return dict.fromkeys(algorithm.kinds, 1 / len(algorithm.kinds))
         return None

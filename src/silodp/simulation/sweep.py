@@ -132,6 +132,11 @@ def run_arm(
     `draw` is the number of the draw of all noise. Runs of one trial and draw share their noise, for
     every epsilon. `engines` compute the clipped sums.
     """
+    if len(epsilons) > 1 and "spread" in find(arm.order.algorithm).kinds:
+        # runs side by side share what they have learned of the features
+        for epsilon in epsilons:
+            yield from run_arm(arm, problem, split, trial, [epsilon], draw, engines=engines)
+        return
     order = replace(arm.order, seed=trial)
     points = arm.points(epsilons)
     records = split.train

@@ -80,7 +80,7 @@ def test_without_a_schema_every_feature_is_a_number_and_taken_as_standardised():
     model, loss = model_by_name("additive:4", 3, 2)
     assert (model[0].numbers, model[0].reach, loss) == ((0, 1, 2), 3.0, logistic)
     assert additive("additive:4:1", 3, None).reach == 1.0
-    assert model_by_name("additive:4", 3, Task("survival", bins=5))[0][1].out_features == 5
+    assert model_by_name("additive:4", 3, Task("survival", bins=5))[0][-1].out_features == 5
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,8 @@ def test_tasks():
     assert Schema.of(changed("label", REGRESSION)).task == Task(
         "regression", huber=0.2
     )  # in units of the scaled label, [-1, 1]
-    assert Schema.of(changed("label", SURVIVAL)).task == Task("survival", bins=3)
+    survival = Task("survival", bins=3, periods=(6, 6, 12))
+    assert Schema.of(changed("label", SURVIVAL)).task == survival
     count, ordinal = (Schema.of(changed("label", label)) for label in (COUNT, ORDINAL))
     assert (count.task, ordinal.task) == (Task("count", most=20.0), Task("ordinal", 3))
     assert count.hash != Schema.of(changed("label", COUNT | {"most": 21})).hash

@@ -3,7 +3,6 @@ sum is a sum over records.
 """
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -243,4 +242,6 @@ def test_outputs_follow_from_the_task():
         "ordinal": 3,
     }
     assert Task("binary", 2).head(one_logit=True) == (1, logistic)
-    assert math.prod(model_by_name("logistic", 4, TASKS["survival"])[0][0].weight.shape) == 12  # type: ignore[index]
+    score, thresholds = model_by_name("logistic", 4, TASKS["survival"])[0]  # type: ignore[misc]
+    assert score.weight.shape == (1, 4), "all periods have the same ratios of hazards"
+    assert thresholds.bias.shape == (3,)

@@ -79,6 +79,7 @@ def test_what_nobody_says_is_denied():
         "Marginals",
         "MissingRates",
         "Moments",
+        "Outcomes",
         "Regression",
         "RiskCells",
         "ScaledGrad",

@@ -39,14 +39,16 @@ def vectors(problem, w, x, y, edges=EDGES, cap=1.0):
 def test_a_record_of_two_classes_is_in_the_cell_of_its_class_and_of_the_bin_of_its_logit():
     found = vectors(PROBLEM, W, [[0.0, -3.0], [0.0, 0.5], [0.0, 7.0]], [0, 1, 1])
     assert found[:, 0].tolist() == [0.0, 1.0, 1.0]
-    assert found[:, 1:].argmax(1).tolist() == [0, 4 + 2, 4 + 3]
-    assert found[:, 1:].sum(1).tolist() == [1.0, 1.0, 1.0]
+    assert found[:, 2:].argmax(1).tolist() == [0, 4 + 2, 4 + 3]
+    assert found[:, 2:].sum(1).tolist() == [1.0, 1.0, 1.0]
+    said = torch.tensor([-3.0, 0.5, 7.0]).double().sigmoid()
+    assert torch.allclose(found[:, 1], said), "what the model predicts"
 
 
 def test_weights_of_the_classes_are_no_part_of_the_score():
     weighed = Problem(nn.Linear(2, 1, bias=False), Weighted(logistic, (0.1, 1.0)))
     x, y = [[0.0, 0.5 + math.log(10)]], [1]
-    assert torch.equal(vectors(weighed, W, x, y), vectors(PROBLEM, W, [[0.0, 0.5]], y))
+    assert torch.allclose(vectors(weighed, W, x, y), vectors(PROBLEM, W, [[0.0, 0.5]], y))
 
 
 def test_of_several_classes_the_score_is_the_logit_of_the_chance_of_the_class_that_is_said():
@@ -57,15 +59,16 @@ def test_of_several_classes_the_score_is_the_logit_of_the_chance_of_the_class_th
     chance = torch.tensor([0.0, 2.0, 0.0]).softmax(0)[1].logit()
     place = int((chance > EDGES).sum())
     assert found[:, 0].tolist() == [1.0, 0.0]
-    assert found[:, 1:].argmax(1).tolist() == [4 + place, place]
+    assert found[:, 2:].argmax(1).tolist() == [4 + place, place]
 
 
 def test_a_count_is_shared_between_its_two_cells_and_ordered_classes_are_cut_in_the_middle():
     rates = Problem(nn.Linear(2, 1, bias=False), Poisson(8.0))
     found = vectors(rates, W, [[0.0, 0.5]], [2.0], cap=8.0)
-    assert found[0, [0, 1 + 2, 1 + 4 + 2]].tolist() == [0.25, 0.75, 0.25]
+    assert found[0, [0, 2 + 2, 2 + 4 + 2]].tolist() == [0.25, 0.75, 0.25]
     beyond = vectors(rates, W, [[0.0, 0.5]] * 2, [20.0, -3.0], cap=8.0)
-    assert beyond[:, [0, 1 + 2, 1 + 4 + 2]].tolist() == [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    assert found[0, 1].item() == pytest.approx(math.exp(0.5) / 8)
+    assert beyond[:, [0, 2 + 2, 2 + 4 + 2]].tolist() == [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     order = Problem(nn.Linear(2, 3, bias=False), Ordinal(4))
     w = torch.tensor([[0.0, 0, 0, 0.5, 0, 0]])
     assert vectors(order, w, [[0.0, 1.0]] * 2, [1, 2])[:, 0].tolist() == [0.0, 1.0]
@@ -81,10 +84,10 @@ def test_of_survival_times_there_are_the_event_and_the_hazard_of_the_periods_at_
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_record_that_is_not_known_is_in_no_cell(bad):
     found = vectors(PROBLEM, W, [[0.0, bad], [0.0, 0.5]], [1, 7])
-    assert found[:, 1:].sum().item() == 0
+    assert found[:, 2:].sum().item() == 0
     assert torch.isfinite(found).all()
     number = Problem(nn.Linear(2, 1, bias=False), squared_error)
-    assert vectors(number, W, [[0.0, 0.5]], [0.3])[:, 1:].sum().item() == 0
+    assert vectors(number, W, [[0.0, 0.5]], [0.3])[:, 2:].sum().item() == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_senseless_bins_and_caps_are_refused(edges, cap):
 @pytest.mark.parametrize("edges", [EDGES, EDGES[:0]])
 def test_no_two_records_are_further_apart_than_is_priced(edges):
     statistic = RiskCells(W, edges, 1.0)
-    assert 4 * statistic.norm**2 >= (3 if len(edges) else 2)
+    assert 4 * statistic.norm**2 >= (4 if len(edges) else 2)
     kind = Hazard(1) if not len(edges) else logistic
     problem = Problem(nn.Linear(2, 1, bias=False), kind)
     random = torch.Generator().manual_seed(3)
@@ -151,4 +154,4 @@ def test_a_persons_rows_share_one_cells_weight():
     x = torch.tensor([[[0.0, 0.5], [0.0, 0.5], [0.0, -5.0], [9.0, 9.0]]])
     row = RiskCells(W, EDGES, 1.0).vectors(problem, 0)(x, torch.tensor([[1, 0, 0, -1]]))
     assert row[0, 0].item() == pytest.approx(1 / 3)
-    assert row[0, 1:].sum().item() == pytest.approx(1)
+    assert row[0, 2:].sum().item() == pytest.approx(1)

@@ -24,10 +24,12 @@ from silodp.core.statistics import (
     Binned,
     Marginals,
     Regression,
+    RiskCells,
     Score,
     Statistic,
 )
 from silodp.core.statistics.regression import COUNTS, COX, LOGISTIC, PLAIN
+from silodp.core.statistics.risk_cells import MOST_EDGES
 from silodp.silo.answer import exact, slots
 from silodp.silo.answer.exact import Exact
 from silodp.silo.answer.products import Products
@@ -83,6 +85,9 @@ def fitting(kind: type[Statistic], w: torch.Tensor) -> list[Statistic]:
         return plain + [regression(COX, slopes, 8) for slopes in (1, FEATURES)]
     if kind is Score:
         return scores(w)
+    if kind is RiskCells:
+        several = (torch.linspace(-3, 3, n, dtype=torch.float64) for n in (0, 1, 40, MOST_EDGES))
+        return [RiskCells(w, edges, 1.0) for edges in several]
     return []
 
 

@@ -24,6 +24,7 @@ from silodp.core.statistics import (
     GroupClasses,
     Marginals,
     Moments,
+    Outcomes,
     Regression,
     RiskCells,
     ScaledGrad,
@@ -123,6 +124,9 @@ class Draw:
 
     def risk_cells(self, dim):
         return RiskCells(self.vector(dim)[None], self.edges(4), self.one_of(1.0, 9.0, 5e-324))
+
+    def outcomes(self, dim):
+        return Outcomes(self.whole(1, 9))
 
     def moments(self, dim):
         one, other = self.vector(FEATURES).double(), self.vector(FEATURES).double()

@@ -563,8 +563,9 @@ def test_a_w_made_to_isolate_one_record_tells_no_more_than_its_price():
     move.
 
     600 releases of each neighbour, at noise multiplier 1: projected on the true difference they are
-    N(0, 1) apart by mu = 1 at most. The estimate has a standard error of sqrt(2 / 600) = 0.058; it
-    must lie in 1 +- 0.3 (5 sigma), so that the noise is neither too little nor wasted.
+    N(0, 1) apart by mu = 1 at most. The difference is sqrt(3.25) long, of 2 that are priced: mu is
+    0.90. The estimate has a standard error of sqrt(2 / 600) = 0.058; it must lie in 0.90 +- 0.3
+    (5 sigma), so that the noise is neither too little nor wasted.
     """
     problem = PROBLEMS["logit"]
     x, y = np.zeros((8, FEATURES), np.float32), np.zeros(8, np.int64)
@@ -587,7 +588,8 @@ def test_a_w_made_to_isolate_one_record_tells_no_more_than_its_price():
     noise = np.concatenate(
         [d @ direction - (d @ direction).mean() for d in draws]
     ) / np.linalg.norm(direction)
-    assert float(apart.mean() / noise.std()) == pytest.approx(1.0, abs=0.3)
+    expected = np.linalg.norm(direction) / 2
+    assert float(apart.mean() / noise.std()) == pytest.approx(expected, abs=0.3)
 
 
 def test_missing_values_are_those_that_were_missing_when_they_were_read(silent):

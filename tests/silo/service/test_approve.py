@@ -305,8 +305,8 @@ def test_what_a_study_asks_for_beyond_the_policy_is_said_and_then_allowed(home):
         Path(silo.policy), propose(silo, "second", "--model", "logistic", "--statistic", "Gram")
     )
     assert [c.words for c in found.changes if c.what == "may ask"] == [
-        "Grad, ScaledGrad, Moments, GradDiff, LocalSteps, RiskCells -> "
-        "Grad, ScaledGrad, Moments, GradDiff, LocalSteps, RiskCells, Gram"
+        "Grad, ScaledGrad, Outcomes, Moments, GradDiff, LocalSteps, RiskCells -> "
+        "Grad, ScaledGrad, Outcomes, Moments, GradDiff, LocalSteps, RiskCells, Gram"
     ]
     approve(found)
     assert "Gram" in Policy.load(silo.policy).statistics

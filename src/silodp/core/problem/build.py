@@ -95,21 +95,30 @@ def build(words: Words, features: int, *, load: Load) -> Problem:
         features=source,
         zero=words.model in ("linear", "logistic"),
         person=person,
-        intercept=0.0 if words.files else _intercept(task),
+        intercept=() if words.files else _intercept(task),
     )
     if words.files:
         _try(words, problem, features, task)
     return problem
 
 
-def _intercept(task: Task) -> float:
-    """Return the logit of the public estimate of how frequent the second class is, as training
-    weighs the classes; 0 without an estimate. Ready models end in a layer with a bias.
+def _intercept(task: Task) -> tuple[float, ...]:
+    """Return what is publicly known of the outputs for everybody. Ready models end in a layer with
+    a bias.
+
+    Of two classes it is the logit of the public estimate of how frequent the second is, as training
+    weighs the classes. Of survival times it is the logit of each period's hazard, when half of the
+    records have their event by the end. A period four times as long then has twice the hazard: some
+    people choose periods of equal lengths, and some choose periods of equally many events.
+    Otherwise it is empty.
     """
+    if task.periods:
+        parts = [math.sqrt(length) for length in task.periods]
+        return tuple(math.log(math.expm1(math.log(2) * part / sum(parts))) for part in parts)
     if not task.positive:
-        return 0.0
+        return ()
     first, second = task.weights or (1.0, 1.0)
-    return math.log(task.positive * second / ((1 - task.positive) * first))
+    return (math.log(task.positive * second / ((1 - task.positive) * first)),)
 
 
 def prox_by_name(text: str, load: Load) -> Prox:

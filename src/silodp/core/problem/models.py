@@ -72,10 +72,11 @@ def model_by_name(
 def _last(features: int, outputs: int, task: Task) -> tuple[nn.Module, ...]:
     """Return the last layers.
 
-    They are a linear layer. For ordered classes they are one score and a threshold for each step,
-    so that all steps have the same odds ratios.
+    They are a linear layer. For ordered classes and survival times they are one score, and a
+    threshold for each step or period. So all steps have the same odds ratios, and all periods the
+    same ratios of hazards: one number for each feature, which less noise reaches.
     """
-    if task.kind != "ordinal":
+    if task.kind not in ("ordinal", "survival"):
         return (nn.Linear(features, outputs),)
     thresholds = nn.Linear(1, outputs)
     nn.init.ones_(thresholds.weight).requires_grad_(False)

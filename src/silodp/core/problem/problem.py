@@ -39,7 +39,7 @@ class Problem:
       different columns.
     - `features` names the function that makes the features from raw ones, if there is one.
     - `zero` starts runs at zero, which is best for a convex problem.
-    - `intercept` is added to the last coordinate of every start, which is then a bias.
+    - `intercept` is added to the last coordinates of every start, which are then biases.
     - `person` makes a record a person, with features (P, ...) and targets (P,). The model and the
       loss see each row alone. f0 is the mean or the sum over the person's rows.
     """
@@ -54,7 +54,7 @@ class Problem:
         features: str = "",
         zero: bool = False,
         person: Person | None = None,
-        intercept: float = 0.0,
+        intercept: tuple[float, ...] = (),
     ) -> None:
         _refuse_unusable(model)
         self.model = copy.deepcopy(model)
@@ -95,9 +95,7 @@ class Problem:
         """
         parameter = next(self.model.parameters())
         if self.zero:
-            found = parameter.new_zeros(len(seeds), self.dim)
-            found[:, -1] += self.intercept
-            return found
+            return self._shifted(parameter.new_zeros(len(seeds), self.dim))
         fresh = copy.deepcopy(self.model).cpu()
         points = []
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -113,9 +111,13 @@ class Problem:
                 points.append(
                     torch.cat([p.detach().flatten() for p in fresh.parameters() if p.requires_grad])
                 )
-        found = torch.stack(points).to(parameter.device)
-        found[:, -1] += self.intercept
-        return found
+        return self._shifted(torch.stack(points).to(parameter.device))
+
+    def _shifted(self, w: Tensor) -> Tensor:
+        """Return the points (J, d) plus the intercept."""
+        if self.intercept:
+            w[:, -len(self.intercept) :] += torch.tensor(self.intercept).to(w)
+        return w
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
         """Return the parameters in w (*lead, d) by name, as views (*lead, *shape).

@@ -381,6 +381,7 @@ class Schema:
             label.weights,
             huber=huber,
             bins=len(label.edges),
+            periods=tuple(after - before for before, after in pairwise((0.0, *label.edges))),
             most=most,
             positive=label.positive,
         )

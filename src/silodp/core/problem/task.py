@@ -29,6 +29,8 @@ class Task:
     weights: tuple[float, ...] = ()
     huber: float = 0.0
     bins: int = 0
+    periods: tuple[float, ...] = ()
+    """Of survival: the length of each time bin, if it is known."""
     most: float = 0.0
     positive: float = 0.0
     """Of two classes: a public estimate of the share of the second; 0 where there is none."""

@@ -6,6 +6,7 @@ from silodp.core.statistics.gram import Gram
 from silodp.core.statistics.group_score import MAX_GROUPS, GroupClasses, GroupScore
 from silodp.core.statistics.local_steps import LocalSteps, SteeredSteps
 from silodp.core.statistics.marginals import LABEL, Binned, Marginals
+from silodp.core.statistics.outcomes import Outcomes
 from silodp.core.statistics.regression import Regression
 from silodp.core.statistics.risk_cells import RiskCells
 from silodp.core.statistics.scaled_grad import ScaledGrad
@@ -43,6 +44,7 @@ __all__ = [
     "Marginals",
     "MissingRates",
     "Moments",
+    "Outcomes",
     "Regression",
     "RiskCells",
     "Rowed",

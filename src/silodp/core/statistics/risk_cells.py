@@ -25,8 +25,8 @@ MOST_EDGES = 2**9
 
 @dataclass(frozen=True, eq=False)
 class RiskCells(Cells):
-    """A record's outcome o in [0, 1]; then, in the bin of its score over the public `edges`, 1 - o
-    in one cell and o in another.
+    """A record's outcome o in [0, 1], and the outcome that the model predicts; then, in the bin of
+    its score over the public `edges`, 1 - o in one cell and o in another.
 
     Of two classes the score is the logit of the second class, and o whether it is the record's; of
     more, the logit of the chance of the class that is said, and o whether that is right; of ordered
@@ -35,8 +35,8 @@ class RiskCells(Cells):
     record has had its event, and the hazard that the model has added up for it, / cap. Everything
     is clipped to [0, 1]. A record with a score or a label that is not known is in no cell.
 
-    Sensitivity: one number moves by at most 1, and cells that are at least 0 and sum to at most 1
-    move by at most sqrt(2): sqrt(3) (`Cells`). Without edges two numbers: sqrt(2).
+    Sensitivity: two numbers move by at most 1 each, and cells that are at least 0 and sum to at
+    most 1 move by at most sqrt(2): 2 in all (`Cells`). Without edges it is two numbers: sqrt(2).
     """
 
     w: Tensor
@@ -47,7 +47,7 @@ class RiskCells(Cells):
 
     @property
     def numbers(self) -> int:
-        return 1 if len(self.edges) else 2
+        return 2
 
     @property
     def cells(self) -> int:
@@ -93,9 +93,11 @@ class RiskCells(Cells):
             score, outcome = scored(problem.loss, output, y, cap)
             known = torch.isfinite(score) & torch.isfinite(outcome)
             outcome = outcome.nan_to_num(0.0).clamp(0, 1)[:, None]
+            said = _said(problem.loss, score, cap).nan_to_num(0.0).clamp(0, 1)[:, None]
+            said = torch.where(known[:, None], said, 0.0)
             place = torch.bucketize(score.nan_to_num(0.0).contiguous(), edges.to(score))
             cell = one_hot(torch.where(known, place, -1), len(edges) + 1)
-            return torch.cat([outcome, (1 - outcome) * cell, outcome * cell], 1)
+            return torch.cat([outcome, said, (1 - outcome) * cell, outcome * cell], 1)
 
         return rows
 
@@ -123,6 +125,13 @@ def scored(kind: Loss, output: Tensor, y: Tensor, cap: float) -> tuple[Tensor, T
     best, said = output.nan_to_num(0.0).max(1)
     others = output.scatter(1, said[:, None], -math.inf).logsumexp(1)
     return best - others, torch.where(known, (said == y).to(output), nothing)
+
+
+def _said(kind: Loss, score: Tensor, cap: float) -> Tensor:
+    """Return the outcome that the model predicts for these scores (m,)."""
+    if isinstance(kind, Poisson):
+        return score.exp() / cap
+    return score.sigmoid()
 
 
 def _events(kind: Loss, output: Tensor, y: Tensor, cap: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -68,14 +69,23 @@ class ScaledGrad(Rowed):
         """Return the function that gives each record's clipped gradient."""
         bound = torch.as_tensor(self.bound, dtype=torch.float64).flatten()
         limit = float(bound[min(run, len(bound) - 1)])
-        gradients = Gradients(problem, [self.w[run : run + 1]], limit)
+        gradients = Gradients(problem, [self.w[run : run + 1]])
 
         def rows(x: Tensor, y: Tensor) -> Tensor:
             """Return the gradients (m, d) of these records."""
-            return gradients(self.features_of(x), y)
+            z = self.features_of(x)
+            found = gradients(z, y) * self.weight_of(z)[:, None]
+            length = found.norm(dim=1, keepdim=True)
+            # a record whose gradient is not finite adds nothing
+            return torch.where(length.isfinite(), found * (limit / length.clamp_min(limit)), 0.0)
 
         return rows
 
     def features_of(self, x: Tensor) -> Tensor:
         """Return the shifted and scaled features of records (m, features)."""
         return (x.double() - self.shift.to(x.device)) / self.scale.to(x.device)
+
+    def weight_of(self, z: Tensor) -> Tensor:
+        """Return (m,): how much each record counts; less than 1 for a long one."""
+        most = math.sqrt(1 + len(self.shift))
+        return most / (1 + z.square().sum(1)).sqrt().clamp_min(most)

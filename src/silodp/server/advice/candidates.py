@@ -28,7 +28,7 @@ class Effort:
     """
 
     parameters: float
-    worlds: tuple[int, ...] = tuple(range(16))
+    worlds: tuple[int, ...] = tuple(range(18))
     pool: int = 1200
     tested: int = 1500
     rounds: tuple[int, ...] = (3, 6, 12, 25, 50)
@@ -54,15 +54,17 @@ BENDING = 3000.0
 """Records x mu from which models that bend are tried: additive ones and networks. With less, noise
 drowns what they could find beside a line in scaled features.
 """
-SCALED_CLIPS = (0.12, 0.25, 0.5, 1.0)
+SCALED_CLIPS = (0.25, 0.5, 1.0, 2.0)
 SCALED_LENGTHS = (0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
-SHRINKS = (1.0, 0.5, 0.25)
-SCALED_ROUNDS = (3, 5, 6, 12, 20, 25, 40, 50, 100)
-"""What is tried in standardised features: clips, lengths, factors of the slopes where noise is
-loud, and those of the usual rounds.
+CAUTION = 1.25
+CAUTIONS = (CAUTION, 0.0)
+"""How much slopes are shortened for their noise: by all of it or, where noise is loud, also not at
+all, because columns that go together may show more than each of them.
 """
-RAW = (3, 12, 20, 25, 50)
-"""Of the usual rounds those that are tried of raw features beside scaled ones."""
+SCALED_ROUNDS = {3: 0.0, 6: 0.0, 12: 0.0, 25: 0.0, 50: 1000.0, 100: QUIET}
+"""What is tried in standardised features: clips, lengths, and rounds with the records x mu from
+which they are tried.
+"""
 ONE_SHOT = "one-shot"
 WHOLE = (0.7, 1.0, 2.0)
 MOST_PRODUCTS = 100
@@ -92,14 +94,17 @@ class Point:
     step: float
     momentum: float
     output: str
-    shrink: float = 1.0
+    caution: float = CAUTION
 
 
 def points_of(batch: Batch) -> list[Point]:
-    """Return the last iterates' candidates, then those of the averages."""
+    """Return the last iterates' candidates, then those of the averages. What is drawn towards the
+    mean by the noise of its last round is not averaged.
+    """
+    outputs = ("last",) if batch.algorithm == "scaled" else ("last", "tail")
     return [
         Point(batch.model, batch.algorithm, batch.rounds, **p, output=output)
-        for output in ("last", "tail")
+        for output in outputs
         for p in batch.points
     ]
 
@@ -120,7 +125,7 @@ def _settings(point: Point) -> dict[str, float]:
     """Return the settings of a candidate that a batch may have several of."""
     found = {"clip": point.clip, "step": point.step, "momentum": point.momentum}
     if point.algorithm == "scaled":
-        found["shrink"] = point.shrink
+        found["caution"] = point.caution
     return found
 
 
@@ -144,7 +149,7 @@ def near(points: Sequence[Point]) -> dict[Point, list[Point]]:
     """
     families: dict[tuple, list[Point]] = {}
     for p in points:
-        key = p.model, p.algorithm, p.rounds, p.momentum, p.output, p.shrink
+        key = p.model, p.algorithm, p.rounds, p.momentum, p.output, p.caution
         families.setdefault(key, []).append(p)
     found: dict[Point, list[Point]] = {}
     for members in families.values():

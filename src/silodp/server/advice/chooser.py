@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,11 +22,12 @@ from silodp.core.errors import BadInput
 from silodp.core.extension import is_file
 from silodp.core.mechanisms import Gaussian
 from silodp.core.problem.build import Load, Words, build
-from silodp.core.problem.losses import Hazard
 from silodp.core.problem.problem import Problem
 from silodp.core.weights import Weights
 from silodp.host.extension import load as from_file
 from silodp.server.advice.candidates import (
+    CAUTION,
+    CAUTIONS,
     EFFORTS,
     LOUD,
     MOMENTA,
@@ -35,11 +35,9 @@ from silodp.server.advice.candidates import (
     MOST_PRODUCTS,
     ONE_SHOT,
     QUIET,
-    RAW,
     SCALED_CLIPS,
     SCALED_LENGTHS,
     SCALED_ROUNDS,
-    SHRINKS,
     WHOLE,
     WITH_MOMENTUM,
     Batch,
@@ -59,12 +57,11 @@ from silodp.server.advice.judging import (
     counted,
     judged,
     relative_loss,
-    slope_of_model,
 )
 from silodp.server.advice.pool import Pool, noise_of, pooled, shares_of
 from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
 from silodp.server.algorithms import ALGORITHMS, find
-from silodp.server.estimates.recalibration import SHARE, supports
+from silodp.server.estimates.recalibration import SHARE
 from silodp.server.federation import StopRun
 from silodp.server.order import Order, targets
 from silodp.server.prepare import asked_at_least, least_of, prepare
@@ -72,20 +69,14 @@ from silodp.server.settings import participation_by_name
 
 LARGE = 5000
 """Records from which candidates are tried on twice as many made-up ones."""
-CALIBRATED = 100.0
+CALIBRATED = 400.0
 """Records x mu from which the answer by which risks are recalibrated is worth its price: below it
-the mean outcome is known to no better than 6 points.
+the shift of the mean outcome is known to no better than 2.5 points.
 """
-SLOPE_TRIALS = (2, 3)
-SLOPES = (-0.5, 4.0)
-EXPECTED_SLOPES = (0.05, 1.0)
-"""The runs in each world by which the slope of the recalibration is expected, the slopes that one
-of them counts as, and those that are expected. None above 1: risks are rather too flat than too
-sure.
-"""
-OF_SLOPES = 3000
-"""Made-up records, at most, on which the winner's calibration slope is found: with fewer than the
-silos have, a model is less sure than it looks.
+DOUBT = 0.03
+MEAN_SHARES = (0.05, 0.4)
+"""Noise that is wanted in the mean outcome with which training starts, and the least and the most
+of the budget that it may cost.
 """
 FIRST_WORLDS = 5
 SECOND = 20
@@ -182,7 +173,6 @@ class Search:
         # by the number of records alone: all trusts are compared on the same made-up records
         larger = 2 if sum(facts.counts) > LARGE else 1
         self.records = min(whole, self.effort.pool * larger)
-        self._more_records = min(whole, max(self.records, OF_SLOPES))
 
     def _recalibration(self) -> float:
         """Return the share of the budget for recalibration, by a public rule: some where the answer
@@ -234,7 +224,7 @@ class Search:
         """
         if not self.order.recalibration:
             return None
-        return math.sqrt(3 / self.order.recalibration) / self.worth
+        return math.sqrt(8 / self.order.recalibration) / self.worth
 
     def _outputs(self) -> tuple[str, ...]:
         """Return which iterates are compared."""
@@ -289,10 +279,9 @@ class Search:
             for m in self.models
             for r in ([order.rounds] if order.rounds is not None else self._rounds(m))
         ]:
-            # Of the others only what is near the best of a line, and of raw features only what may
-            # be better than scaled ones: fewer settings.
-            first = model == self.models[0] and not scaled
-            if model == self.models[0] and scaled and order.rounds is None and rounds not in RAW:
+            # Of the others only what is near the best of a line: fewer settings.
+            first = model == self.models[0]
+            if first and scaled:
                 continue
             points = [
                 {
@@ -336,8 +325,9 @@ class Search:
         """Return whether the first model can be trained in standardised features."""
         line = self.models[0] in ("linear", "logistic")
         raw = any(kind != "standard" for kind in self.facts.kinds)
-        allowed = self.facts.allow("ScaledGrad") and self.facts.allow("Moments")
-        return line and raw and allowed and self.order.prox == "zero"
+        asked = ["ScaledGrad", "Moments", "RiskCells" if self.facts.plain.bins else "Outcomes"]
+        allowed = all(map(self.facts.allow, asked))
+        return line and raw and allowed and self.order.prox == "zero" and not self.order.loss
 
     def _scaled(self, momentum: float) -> list[Batch]:
         """Return the candidates of the first model in standardised features, whose gradients all
@@ -348,7 +338,7 @@ class Search:
         clips = [rounded(usual * share) for share in SCALED_CLIPS]
         if order.clip is not None:
             clips = [order.clip]
-        rounds = [r for r in self._rounds(self.models[0]) if r in SCALED_ROUNDS]
+        rounds = [r for r, least in SCALED_ROUNDS.items() if self.worth >= least]
         if order.rounds is not None:
             rounds = [order.rounds]
         points = tuple(
@@ -356,11 +346,11 @@ class Search:
                 "clip": clip,
                 "step": rounded(length / clip) if order.step is None else order.step,
                 "momentum": momentum,
-                "shrink": shrink,
+                "caution": caution,
             }
             for clip in clips
             for length in (SCALED_LENGTHS if order.step is None else (1.0,))
-            for shrink in (SHRINKS if self.worth < LOUD else SHRINKS[:1])
+            for caution in (CAUTIONS if self.worth < LOUD else CAUTIONS[:1])
         )
         return [Batch(self.models[0], "scaled", r, points) for r in rounds]
 
@@ -457,6 +447,7 @@ class Search:
             order = self.order
         return replace(
             order,
+            settings=self._settings(batch.algorithm),
             algorithm=batch.algorithm,
             model=batch.model,
             rounds=batch.rounds,
@@ -465,6 +456,20 @@ class Search:
             momentum=0.5,
             output="last",
         )
+
+    def _settings(self, algorithm: str, caution: float = CAUTION) -> tuple[str, ...]:
+        """Return the algorithm's own settings: what the order says, and how much of the budget the
+        mean outcome gets, more where noise would hide it.
+        """
+        said = self.order.settings
+        if algorithm != "scaled" or any(text.startswith("mean_share=") for text in said):
+            return said
+        least, most = MEAN_SHARES
+        share = rounded(min(max((1 / DOUBT / self.worth) ** 2, least), most))
+        said = (*said, f"mean_share={share:g}")
+        if caution == CAUTION:
+            return said
+        return (*said, f"caution={caution:g}")
 
     def _noise_of(self, batch: Batch) -> dict[str, float]:
         key = batch.algorithm, batch.rounds
@@ -520,8 +525,7 @@ class Search:
     def _advised(self, winner: Point, losses: np.ndarray, tried: list[dict[str, Any]]) -> Advice:
         """Return the advice; `losses` (worlds, trials) are the winner's."""
         plain_losses, plain = self._without_noise(winner)
-        expected_slope = self._expected_slope(winner)
-        found = self._judged(winner, expected_slope)
+        found = self._judged(winner)
         loss = float(losses.mean())
         spread = float(losses.std(1, ddof=min(1, losses.shape[1] - 1)).mean())
         problem = self._problem(winner.model)
@@ -565,49 +569,21 @@ class Search:
             if fits and not self.facts.allow(statistic)
         ]
         return Advice(
-            replace(self._resolved(winner), expected_slope=expected_slope),
+            self._resolved(winner),
             expected,
             tuple(self._silo_words()),
             tuple(tried),
             tuple(left_out),
         )
 
-    def _expected_slope(self, winner: Point) -> float | None:
-        """Return the slope with which the winner's risks are right, over all worlds, for a run that
-        recalibrates them.
-        """
-        given = self.order.expected_slope
-        problem = self._problem(winner.model)
-        if given is not None or not self.order.recalibration or not supports(problem):
-            return given
-        if isinstance(problem.loss, Hazard):
-            return None
-        search = copy(self)
-        if self._more_records > self.records:
-            search.records = self._more_records
-            search._samples = {}
-        batch, _ = regrouped([winner])[0]
-        slopes = []
-        weights = []
-        for world, trial in itertools.product(self.effort.worlds, SLOPE_TRIALS):
-            w = search.ends(batch, world, trial)[int(winner.output == "tail")]
-            found = slope_of_model(problem, w, search.sample(world, trial))
-            if found is not None:
-                slopes.append(found[0])
-                weights.append(found[1])
-        if not slopes:
-            return None
-        mean = float(np.average(np.clip(slopes, *SLOPES), weights=weights))
-        return rounded(float(np.clip(mean, *EXPECTED_SLOPES)))
-
-    def _judged(self, winner: Point, expected_slope: float | None) -> list[dict[str, float]]:
+    def _judged(self, winner: Point) -> list[dict[str, float]]:
         """Return what the winner is like in each world, in words that people use."""
         batch, _ = regrouped([winner])[0]
         found = []
         for world in self.effort.worlds:
             w = self.ends(batch, world, 2)[int(winner.output == "tail")]
             problem = self._problem(batch.model)
-            found.append(judged(problem, w, self.sample(world, 2), self._doubt, expected_slope))
+            found.append(judged(problem, w, self.sample(world, 2), self._doubt))
         return found
 
     def _without_noise(self, winner: Point) -> tuple[np.ndarray, list[dict[str, float]]]:
@@ -640,10 +616,6 @@ class Search:
             momentum = point.momentum
         else:
             momentum = None
-        if point.shrink == 1.0:
-            settings = self.order.settings
-        else:
-            settings = (*self.order.settings, f"shrink={point.shrink:g}")
         return replace(
             self.order,
             algorithm=named,
@@ -653,7 +625,7 @@ class Search:
             step=point.step,
             momentum=momentum,
             output=self.order.output or point.output,
-            settings=settings,
+            settings=self._settings(named, point.caution),
         )
 
     def _candidate_words(self, point: Point, losses: np.ndarray) -> dict[str, Any]:

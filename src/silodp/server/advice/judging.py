@@ -7,12 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from silodp.core.problem.losses import Poisson, Weighted, logistic
+from silodp.core.problem.losses import Weighted, logistic
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.task import Task
-from silodp.core.statistics.risk_cells import scored
 from silodp.server.advice.worlds import Sample
-from silodp.server.estimates.recalibration import PRIOR, prior_of
+from silodp.server.estimates.recalibration import PRIOR
 
 WORST = 3.0
 """The loss, as a share of a constant's, of a model with outputs that are not finite, and the most
@@ -20,8 +19,6 @@ that any model gets.
 """
 
 
-MOST_SCORE = 30.0
-"""Logits and log rates beyond it are taken for it."""
 SLOPE_DOUBT = 6.0
 """Noise in the slope over that in the mean outcome: the slope comes from many bins."""
 
@@ -80,11 +77,9 @@ def _of_constant(problem: Problem, sample: Sample) -> float:
     return max(loss - _least(sample.task, y), 1e-9)
 
 
-def _recalibrated(
-    logit: Tensor, y: Tensor, doubt: float, expected_slope: float | None = None
-) -> Tensor:
-    """Return logits (J, n) with the intercept and slope that fit best, drawn back to no change, or
-    to the slope that is expected, by as much as the noise hides them.
+def _recalibrated(logit: Tensor, y: Tensor, doubt: float) -> Tensor:
+    """Return logits (J, n) with the intercept and slope that fit best, drawn back to no change
+    by as much as the noise hides them.
     """
     centre = logit.mean(1, keepdim=True)
     off = logit - centre
@@ -107,12 +102,10 @@ def _recalibrated(
         slope = slope + ((h00 * g1 - h01 * g0) / size).clamp(-1, 1)
     ratio = (slope / spread).clamp(0.02, 50).log()
     of_intercept = 1 / (1 + (doubt / h00 / PRIOR[0]).square())
-    prior = prior_of(expected_slope)
-    expected = prior.log_slope
     error = SLOPE_DOUBT * doubt / h11 / slope.abs().clamp_min(0.1)
-    of_slope = 1 / (1 + (error / prior.spread[1]).square())
+    of_slope = 1 / (1 + (error / PRIOR[1]).square())
     moved = centre + of_intercept * (intercept - centre).clamp(-3, 3)
-    return moved + (expected + of_slope * (ratio - expected)).exp() * off
+    return moved + (of_slope * ratio).exp() * off
 
 
 def _least(task: Task, y: Tensor) -> float:
@@ -158,7 +151,6 @@ def judged(
     w: Tensor,
     sample: Sample,
     doubt: float | None = None,
-    expected_slope: float | None = None,
 ) -> dict[str, float]:
     """Return the error of w (1, d), and of always saying one class; of two classes also log loss,
     AUC and calibration slope, after recalibration where there is a `doubt`. For labels that are no
@@ -184,7 +176,7 @@ def judged(
         if task.weights:
             logit = logit + math.log(task.weights[0] / task.weights[1])
         if doubt is not None:
-            logit = _recalibrated(logit[None], y.double(), doubt, expected_slope)[0]
+            logit = _recalibrated(logit[None], y.double(), doubt)[0]
         found |= of_risks(logit, y.double())
     return found
 
@@ -200,46 +192,20 @@ def of_risks(logit: Tensor, y: Tensor) -> dict[str, float]:
     return {
         "log_loss": loss,
         "auc": above / max(ill * well, 1.0),
-        "slope": fitted_slope(logit, y)[0],
+        "slope": fitted_slope(logit, y),
     }
 
 
-def fitted_slope(score: Tensor, y: Tensor, *, counts: bool = False) -> tuple[float, float]:
-    """Return b of the most likely a + b score, by Newton's method with a little ridge, and how much
-    the mean loss bends in b. The scores are logits, or log rates of `counts`.
+def fitted_slope(score: Tensor, y: Tensor) -> float:
+    """Return b of the most likely a + b score, where the scores are logits, by Newton's method with
+    a little ridge.
     """
     spread = float(score.std().clamp_min(1e-6))
     design = torch.stack([torch.ones_like(score), (score - score.mean()) / spread], 1)
     found = torch.zeros(2, dtype=torch.float64)
-    if counts:
-        found[0] = y.mean().clamp_min(1e-3).log()
-    curve = torch.eye(2, dtype=torch.float64)
     for _ in range(15):
-        line = design @ found
-        if counts:
-            mean = line.clamp(-20, 20).exp()
-            steep = mean
-        else:
-            mean = line.sigmoid()
-            steep = mean * (1 - mean)
-        curve = (design.T * steep) @ design + 1e-3 * torch.eye(2)
+        mean = (design @ found).sigmoid()
+        curve = (design.T * (mean * (1 - mean))) @ design + 1e-3 * torch.eye(2)
         move = torch.linalg.solve(curve, design.T @ (y - mean) - 1e-3 * found)
         found = found + move.clamp(-2, 2)
-    return float(found[1]) / spread, float(curve[1, 1]) * spread**2 / len(y)
-
-
-@torch.no_grad()
-def slope_of_model(problem: Problem, w: Tensor, sample: Sample) -> tuple[float, float] | None:
-    """Return the slope with which the risks or rates of w (1, d) would be right, and its weight;
-    None if they are not finite.
-    """
-    outputs = problem.outputs(w, sample.test_x)[0].double()
-    if not bool(outputs.isfinite().all()):
-        return None
-    if isinstance(problem.loss, Poisson):
-        most = problem.loss.most
-    else:
-        most = 1.0
-    score, outcome = scored(problem.loss, outputs, sample.test_y, most)
-    score = score.clamp(-MOST_SCORE, MOST_SCORE)
-    return fitted_slope(score, most * outcome, counts=isinstance(problem.loss, Poisson))
+    return float(found[1]) / spread

@@ -21,6 +21,7 @@ from silodp.core.query import Query
 from silodp.core.weights import Weights
 from silodp.engine.clipping import clipped_sum
 from silodp.server.advice.worlds import Sample
+from silodp.server.estimates.scaling import thresholds_of
 from silodp.server.federation import Measured
 from silodp.server.prepare import Prepared
 
@@ -36,11 +37,9 @@ class Pool:
         self._problem = problem
         self._sample = sample
         self._noise = noise
-        self._line = (
-            problem.slope
-            and [type(m) for m in problem.model.modules()] == [nn.Sequential, nn.Linear]
-            and len(problem.shapes) == 2
-        )
+        self._shared = thresholds_of(problem)
+        line = [type(m) for m in problem.model.modules()] == [nn.Sequential, nn.Linear]
+        self._line = problem.slope and (self._shared or line) and len(problem.shapes) == 2
         self._random = np.random.default_rng((0xADF, seed % 1000))
 
     def mean(self, query: Query) -> Tensor:
@@ -52,14 +51,16 @@ class Pool:
         mechanism = query.mechanism
         x = self._sample.x
         y = self._sample.y
+        weight = None
         features_of = getattr(statistic, "features_of", None)  # of gradients in scaled features
         if features_of:
             x = features_of(x).to(x)
+            weight = statistic.weight_of(x)
         if features_of or statistic.rows(self._problem, 0) is None:
             (w, *rest), n = statistic.points, len(x)
             if self._line and not rest:
                 clip = torch.as_tensor(mechanism.clip).to(w).reshape(-1, 1, 1)
-                value = self._of_a_line(w, clip, x)
+                value = self._of_a_line(w, clip, x, weight)
             else:
                 weight = torch.full((1, n), 1 / n)
                 reference = rest[0] if rest else None
@@ -67,25 +68,38 @@ class Pool:
                     self._problem, w, x[None], y[None], weight, mechanism.clip, reference=reference
                 )[:, 0]
         else:
-            rows = [statistic.rows(self._problem, run) for run in range(statistic.shape[0])]
+            runs = statistic.shape[0]
+            if all(bool((point == point[:1]).all()) for point in statistic.points):
+                runs = 1  # all ask the same
+            rows = [statistic.rows(self._problem, run) for run in range(runs)]
             value = torch.stack([row(x, y).mean(0) for row in rows if row is not None])
         draws = torch.from_numpy(self._random.standard_normal((1, *value.shape[1:]))).to(value)
         std = torch.as_tensor(mechanism.clip).to(value).reshape(-1, 1) * self._noise[mechanism.kind]
         return Measured(value + draws * std, std, torch.full_like(std, len(x)))
 
-    def _of_a_line(self, w: Tensor, clip: Tensor, x: Tensor) -> Tensor:
+    def _of_a_line(self, w: Tensor, clip: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
         """Return the mean of the clipped gradients of one linear layer, which are (slope x record,
-        slope): many times as fast as for any model.
+        slope): many times as fast as for any model. Outputs that are one score and thresholds share
+        the slope of the score.
         """
         assert self._problem.slope
-        lengths = (1 + x.flatten(1).square().sum(1)).sqrt()
+        square = x.flatten(1).square().sum(1)
         parts = list(self._problem.split(w).values())
         slope = self._problem.slope(
             (parts[0] @ x.T + parts[1][:, :, None])[None], self._sample.y[None]
         )[0]  # (J, k, n)
-        norm = slope.norm(dim=1, keepdim=True) * lengths
+        if weight is not None:
+            slope = slope * weight
+        norm = (self._by_score(slope).square().sum(1, keepdim=True) * square).sqrt()
+        norm = torch.hypot(norm, slope.norm(dim=1, keepdim=True))
         slope = slope * (clip / torch.maximum(norm, clip)) / len(x)
-        return torch.cat([(slope @ x).flatten(1), slope.sum(2)], 1)
+        return torch.cat([(self._by_score(slope) @ x).flatten(1), slope.sum(2)], 1)
+
+    def _by_score(self, slope: Tensor) -> Tensor:
+        """Return the slopes (J, k, n) by the outputs as slopes by the scores that features make."""
+        if self._shared:
+            return slope.sum(1, keepdim=True)
+        return slope
 
 
 def noise_of(made: Prepared, weights: Weights) -> dict[str, float]:

@@ -21,7 +21,6 @@ SETTINGS = (
     "weights",
     "output",
     "recalibration",
-    "expected_slope",
     "settings",
     "trust",
     "epsilon",

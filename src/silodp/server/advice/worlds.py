@@ -72,18 +72,23 @@ WORLDS = (
     World(1.2, 0.0, bent=0.1, active=0.5, low=0.2, positive=0.13),
     World(1.5, -0.5, bent=0.25, pairs=True, active=0.6, common=0.5, falling=0.5, low=0.3),
     World(8.0, -0.3, common=0.9, narrow=True, falling=1.5),
-    World(2.0, 0.2, common=0.8, falling=1.0, low=0.4, positive=0.2),
-    World(5.0, 0.0, common=0.9, falling=1.0, low=0.5),
+    World(0.5, 0.0, active=0.6, common=0.5, falling=0.5, positive=0.1),
     World(1.2, 0.3, bent=0.1, active=0.6, low=0.4, positive=0.05),
+    World(0.7, -0.3, bent=0.1, active=0.5, low=0.2, positive=0.3),
     World(1.0, 0.0, common=0.8, falling=1.0, low=0.6),
     World(2.2, 0.2, common=0.6, narrow=True, positive=0.1),
-    World(4.0, 0.2, active=0.7, common=0.5, falling=0.5, low=0.5),
-    World(1.5, -0.3, active=0.8, common=0.7, narrow=True, falling=0.7),
-    World(10.0, 0.0, common=0.95, narrow=True, falling=2.0),
+    World(0.3, 0.0, active=0.5, low=0.3),
+    World(2.0, 0.0, bent=0.35, active=0.5, low=0.2),
+    World(0.5, 0.0, common=0.5, falling=0.5, narrow=True, positive=0.4),
     World(0.8, 0.0, active=0.6, low=0.3, positive=0.35),
     World(0.9, 0.0, common=0.5, falling=0.5, narrow=True, positive=0.02),
-    World(2.0, 0.0, bent=0.35, active=0.5, low=0.2),
+    World(0.7, 0.0, active=0.7, common=0.5, low=0.4, positive=0.05),
+    World(5.0, 0.0, common=0.9, falling=1.0, low=0.5),
+    World(10.0, 0.0, common=0.95, narrow=True, falling=2.0),
 )
+"""In most medical tables the best model has an AUC of 0.6 to 0.75: the score's spread is 0.4 to 1.
+Where machines sort what people can see, it is 2 and more.
+"""
 
 
 @dataclass(frozen=True)
@@ -225,8 +230,10 @@ def _labels(task: Task, world: World, score: np.ndarray, random: np.random.Gener
     if task.kind == "regression":
         noisy = logits + random.standard_normal(len(logits))
         return np.clip(0.3 * _standard(noisy) + 0.3 * world.shift, -1, 1).astype(np.float32)
-    if task.bins:  # survival: events in about half of the records, the earlier the higher the score
-        hazards = 1 / (1 + np.exp(-(logits - math.log(2 * task.bins)))[:, None])
+    if task.bins:  # survival: the higher the score, the earlier the event
+        level = random.normal(-math.log(2 * task.bins), 0.7)
+        rising = random.normal(0.0, 1.0) * np.linspace(-0.5, 0.5, task.bins)
+        hazards = 1 / (1 + np.exp(-(logits[:, None] + level + rising)))
         ended = random.random((len(logits), task.bins)) < hazards
         first = ended.argmax(1)
         last = random.integers(task.bins // 2, task.bins + 1, len(logits))

@@ -1,7 +1,10 @@
-"""Heavy-ball momentum in standardised features. One question finds the features' means and spreads,
-and all others are gradients in the units that it gives.
+"""Heavy-ball momentum from the mean outcome, in standardised features. One question finds the mean
+outcome, one the features' means and spreads, and all others are gradients in these units.
 """
 
+import torch
+
+from silodp.core.errors import BadInput
 from silodp.server.algorithms.language import (
     Annotated,
     Gaussian,
@@ -14,11 +17,19 @@ from silodp.server.algorithms.language import (
     Setting,
     Tensor,
 )
-from silodp.server.estimates.scaling import Standard, features_of, question, standardisation
+from silodp.server.estimates.scaling import Standard, features_of, standardisation
+from silodp.server.estimates.scaling import question as moments
+from silodp.server.estimates.shrinkage import NoiseInSlopes
+from silodp.server.estimates.start import curvature, started
+from silodp.server.estimates.start import question as outcomes
 
-Share = Annotated[
+MeanShare = Annotated[
     float,
-    Setting(above=0, most=1, help="Factor of the slopes in the result, against their noise."),
+    Setting(least=0.001, most=0.5, help="Share of the budget for the mean outcome."),
+]
+Caution = Annotated[
+    float,
+    Setting(least=0, most=10, help="Factor of the noise by which the slopes are shortened."),
 ]
 
 
@@ -30,11 +41,14 @@ def scaled(
     rounds: int,
     step: Number,
     momentum: Number,
+    start: Gaussian,
     spread: Gaussian,
     minibatch: Gaussian,
-    shrink: Share = 1.0,
+    mean_share: MeanShare = 0.05,
+    caution: Caution = 1.25,
 ) -> Iterator[Tensor]:
-    """Run MB-SGD with momentum in features that are standardised by private moments.
+    """Run MB-SGD with momentum from the mean outcome, in features that are standardised by private
+    moments, and draw the result towards the mean by as much as it is noise.
 
     A schema's ranges are wide, so columns fill different parts of [-1, 1], far from its middle. A
     gradient then is long where columns are wide, and its noise follows its length. In standardised
@@ -48,21 +62,47 @@ def scaled(
     - `rounds` (default 25): number of rounds.
     - `step` (default 0.5): step size, in standardised features.
     - `momentum` (default 0.9): factor of the last move, at least 0 and less than 1.
+    - `start`: the release of the mean outcome.
     - `spread`: the release of the moments, for 15 % of the budget.
     - `minibatch`: the release of each round, a mean gradient.
-    - `shrink` (default 1): factor of the slopes in the result. Noise makes slopes too long, and
-      risks too sure.
+    - `mean_share` (default 0.05): share of the budget for the mean outcome.
+    - `caution` (default 1.25): factor of the variance that noise has in the slopes. By so much they
+      are shortened. 1 is right where columns are unrelated; 0 leaves them as long as they are.
     """
-    asked = question(features_of(problem))
-    moments, noise, _ = fed.measure(Query(asked, spread.clipped(asked.norm)))
-    found = standardisation(moments[0].cpu(), float(noise.flatten()[0]))
-    standard = Standard.of(problem, *found)
-    point = standard.inward(w)
-    prev = point
+    features = features_of(problem)
+    asked = outcomes(problem, w)
+    mean, noise, _ = fed.measure(Query(asked, start.clipped(asked.norm)))
+    w = started(problem, w, mean.cpu(), _one(noise))
+    asked = moments(features)
+    found, noise, _ = fed.measure(Query(asked, spread.clipped(asked.norm)))
+    standard = Standard.of(problem, *standardisation(found[0].cpu(), _one(noise)))
+    begun = standard.inward(w)
+    point = begun
+    prev = begun
+    in_slopes = NoiseInSlopes(curvature(problem, begun).to(begun))
+    total = torch.zeros_like(begun)
+    summed = 0
     for r in range(rounds):
         gradient = ScaledGrad(point, standard.shift, standard.scale, minibatch.clip)
-        g = fed.mean(Query(gradient, minibatch.at(r))).to(w)
+        g, deviation, _ = fed.measure(Query(gradient, minibatch.at(r)))
         move = point - prev
         prev = point
-        point = point - step * g + momentum * move
-        yield standard.outward(standard.shrunk(point, shrink))
+        point = point - step * g.to(w) + momentum * move
+        later = r >= rounds // 2
+        in_slopes.add(deviation.to(begun), step, momentum, summed=later)
+        learned = point - begun
+        if later:
+            total = total + learned
+            summed += 1
+            learned = total / summed
+        kept = in_slopes.kept(standard.slopes(learned), caution)
+        yield standard.outward(begun + kept * learned)
+
+
+def _one(noise: Tensor) -> float:
+    """Return the noise of an answer. Runs side by side share their features' scale, so it must be
+    the same for all of them.
+    """
+    if len(noise.unique()) > 1:
+        raise BadInput("scaled cannot run with several epsilons side by side; run one at a time")
+    return float(noise.flatten()[0])

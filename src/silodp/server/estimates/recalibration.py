@@ -41,16 +41,19 @@ REACH = 6.0
 """Logits beyond which all scores are in one bin."""
 FEWEST_RATES = 8.0
 """Log rates lie between the largest count's and so much less."""
-PRIOR = np.array([0.5, 0.7])
+PRIOR = np.array([0.5, 0.3])
 """Spread of the intercept at the middle score, and of the log of the slope, before anything is
 asked.
 """
-EXPECTED = 0.25
-"""Spread of the log of the slope about an expected one."""
-BEND = 0.03
+BENDS = (0.03, 0.1, 0.3, 1.0)
 """Spread of the third difference of the log share of records from bin to bin: 0 is a normal law.
-With more, noise in empty bins passes for records with extreme scores.
+With more, noise in empty bins passes for records with extreme scores. So the first is taken with
+which the answer is no further off than noise makes likely.
 """
+LIKELY = 2.0
+"""Standard deviations that the sum of squares may be above its mean."""
+OFFSET = WIDTH / 4
+"""Spread of the distance of the scores in a bin from its middle."""
 MOST_HAZARD = 3.0
 """Added-up hazard at which a record is cut: few records outlive it."""
 
@@ -129,7 +132,7 @@ def check(problem: Problem) -> None:
 
 
 def recalibrated(
-    fed: Port, problem: Problem, w: Tensor, noise: Gaussian, expected_slope: float | None = None
+    fed: Port, problem: Problem, w: Tensor, noise: Gaussian
 ) -> tuple[Tensor, Recalibrated]:
     """Ask the question about w (1, d). Return the recalibrated model, and what was found."""
     asked = question(problem, w, noise)
@@ -139,7 +142,6 @@ def recalibrated(
         mean[0].double().cpu().numpy(),
         float(std.flatten()[0]),
         float(records.flatten()[0]),
-        expected_slope,
     )
     # Peers must make the same model, though their processors may round the fit otherwise.
     found = replace(found, intercept=round(found.intercept, 6), slope=round(found.slope, 6))
@@ -151,10 +153,9 @@ def fit(
     answer: np.ndarray,
     noise: float,
     records: float,
-    expected_slope: float | None = None,
 ) -> Recalibrated:
     """Return intercept and slope by the likelihood of the answer, in each number of which is noise
-    of this standard deviation, times a prior about no change or about an expected slope.
+    of this standard deviation, times a prior about no change.
     """
     edges, cap = _bins(loss)
     if isinstance(loss, Hazard):
@@ -163,24 +164,7 @@ def fit(
         link = _Rates(cap)
     else:
         link = _Risks()
-    return _fitted(link, edges.numpy(), answer, noise, records, prior_of(expected_slope))
-
-
-@dataclass(frozen=True)
-class Prior:
-    """What is expected of the log of the slope; and the spreads about no shift of the intercept,
-    and about this.
-    """
-
-    log_slope: float
-    spread: np.ndarray
-
-
-def prior_of(expected_slope: float | None) -> Prior:
-    """Return the prior about this slope, or about no change if none is expected."""
-    if expected_slope is None:
-        return Prior(0.0, PRIOR)
-    return Prior(math.log(expected_slope), np.array([PRIOR[0], EXPECTED]))
+    return _fitted(link, edges.numpy(), answer, noise, records)
 
 
 class _Risks:
@@ -208,7 +192,6 @@ def _fitted(
     answer: np.ndarray,
     noise: float,
     records: float,
-    prior: Prior,
 ) -> Recalibrated:
     """Return the most likely intercept and slope. Beside them the share of records in each bin is
     fitted, whose logarithm is a smooth curve.
@@ -218,59 +201,82 @@ def _fitted(
     middles = np.concatenate([edges[:1] - WIDTH / 2, (edges[1:] + edges[:-1]) / 2])
     middles = np.append(middles, edges[-1] + WIDTH / 2)
     bins = len(middles)
-    third = np.diff(np.eye(bins), 3, axis=0) / BEND
-    centred = np.array([0.0, prior.log_slope])
-    start = np.concatenate([centred, np.zeros(bins)])
-    rough = np.clip(answer[1 : 1 + bins] + answer[1 + bins :], 1e-3, None)
-    rough = np.convolve(np.pad(rough, 2, mode="edge"), np.ones(5) / 5, "valid")
-    start[2:] = np.log(rough / rough.sum())
+    differences = np.diff(np.eye(bins), 3, axis=0)
+    third = differences / BENDS[0]
+    spreads = np.append(PRIOR, OFFSET)
+    cells = answer[2 : 2 + bins] + answer[2 + bins :]
+    rough = np.convolve(np.pad(cells.clip(1e-3), 2, mode="edge"), np.ones(5) / 5, "valid")
+    start = np.concatenate([np.zeros(3), np.log(rough / rough.sum())])
     centre = float((rough * middles).sum() / rough.sum())
-    deviation = np.full(1 + 2 * bins, noise)
+    deviation = np.full(2 + 2 * bins, noise)
 
     def predicted(v: np.ndarray) -> tuple[np.ndarray, ...]:
-        share = special.softmax(v[2:])
-        slope = math.exp(v[1])
-        line = centre + v[0] + slope * (middles - centre)
-        risk, steep = link(line)
-        return share, risk, steep, slope * (middles - centre)
+        """Return the share of records in each bin; their recalibrated risk, its slope and how far
+        their scores are from the centre; and their risk as the model says it, and its slope.
+        """
+        share = special.softmax(v[3:])
+        off = middles + v[2] - centre
+        risk, steep = link(centre + v[0] + math.exp(v[1]) * off)
+        said, steep_said = link(middles + v[2])
+        return share, risk, steep, off, said, steep_said
+
+    def expected(v: np.ndarray) -> np.ndarray:
+        share, risk, _, _, said, _ = predicted(v)
+        return np.concatenate([[share @ risk, share @ said], share * (1 - risk), share * risk])
 
     def residuals(v: np.ndarray) -> np.ndarray:
-        share, risk, _, _ = predicted(v)
-        expected = np.concatenate([[share @ risk], share * (1 - risk), share * risk])
-        off = (v[:2] - centred) / prior.spread
-        return np.concatenate([(answer - expected) / deviation, third @ v[2:], off])
+        off = v[:3] / spreads
+        return np.concatenate([(answer - expected(v)) / deviation, third @ v[3:], off])
 
     def jacobian(v: np.ndarray) -> np.ndarray:
-        share, risk, steep, by_slope = predicted(v)
-        moved = np.column_stack([share * steep, share * steep * by_slope])
+        share, risk, steep, off, said, steep_said = predicted(v)
+        slope = math.exp(v[1])
+        of_risk = np.column_stack(
+            [share * steep, share * steep * slope * off, share * steep * slope]
+        )
+        of_said = [0.0, 0.0, share @ steep_said]
         shifted = np.diag(share) - np.outer(share, share)
-        of_line = np.vstack([moved.sum(0), -moved, moved])
+        of_line = np.vstack([of_risk.sum(0), of_said, -of_risk, of_risk])
         of_share = np.vstack(
-            [risk @ shifted, (1 - risk)[:, None] * shifted, risk[:, None] * shifted]
+            [
+                risk @ shifted,
+                said @ shifted,
+                (1 - risk)[:, None] * shifted,
+                risk[:, None] * shifted,
+            ]
         )
         return np.vstack(
             [
                 np.hstack([-of_line, -of_share]) / deviation[:, None],
-                np.hstack([np.zeros((len(third), 2)), third]),
-                np.eye(2, bins + 2) / prior.spread[:, None],
+                np.hstack([np.zeros((len(third), 3)), third]),
+                np.eye(3, bins + 3) / spreads[:, None],
             ]
         )
 
-    for _ in range(4):
-        share, risk, _, _ = predicted(start)
-        slope = math.exp(start[1])
-        middle = float(share @ middles)  # the prior is about a change at the middle score
-        start[0] += (slope - 1) * (middle - centre)
-        centre = middle
-        spread = np.concatenate([[share @ risk], share * (1 - risk), share * risk])
-        spread = np.maximum(spread * (1 - spread), 0.5 / records)
-        deviation = np.sqrt(noise**2 + spread / records)
-        start = optimize.least_squares(residuals, start, jacobian, max_nfev=40).x  # type: ignore[arg-type]
+    for bend in BENDS:
+        third = differences / bend
+        if bend > BENDS[0]:  # what was found does not explain the answer: start anew, less smooth
+            rough = cells.clip(max(noise / 2, 1e-4))
+            start = np.concatenate([np.zeros(3), np.log(rough / rough.sum())])
+        for _ in range(4):
+            middle = float(predicted(start)[0] @ middles) + start[2]
+            start[0] += (math.exp(start[1]) - 1) * (middle - centre)
+            centre = middle  # the prior is about a change at the middle score
+            spread = expected(start)
+            spread = np.maximum(spread * (1 - spread), 0.5 / records)
+            deviation = np.sqrt(noise**2 + spread / records)
+            start = optimize.least_squares(residuals, start, jacobian, max_nfev=40).x  # type: ignore[arg-type]
+        off = ((answer - expected(start)) / deviation) @ ((answer - expected(start)) / deviation)
+        if off <= len(answer) + LIKELY * math.sqrt(2 * len(answer)):
+            break
     slope = math.exp(start[1])
     intercept = centre + start[0] - slope * centre
-    share = special.softmax(start[2:])
+    share = special.softmax(start[3:])
     return Recalibrated(
-        intercept, slope, tuple(intercept + slope * middles), tuple(share / share.sum())
+        intercept,
+        slope,
+        tuple(intercept + slope * (middles + start[2])),
+        tuple(share / share.sum()),
     )
 
 

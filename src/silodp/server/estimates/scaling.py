@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from silodp.core.errors import BadInput
 from silodp.core.mechanisms import Gaussian
-from silodp.core.numbers import Number
 from silodp.core.problem.problem import Problem
 from silodp.core.problem.prox import Zero
 from silodp.core.query import Query
@@ -97,7 +96,8 @@ def standardisation(answer: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     likely = ((variance[:, None] - SPREADS.square()) / error[:, None]).square()
     usual = ((SPREADS / USUAL_SPREAD).log() / 0.7).square()
     weight = (-(likely + usual) / 2).softmax(1)
-    return centre, (weight @ SPREADS.log()).exp()
+    # Peers must ask the same questions, though their processors may round otherwise.
+    return centre.round(decimals=6), (weight @ SPREADS.log()).exp().round(decimals=6)
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,16 @@ class Standard:
 
     @classmethod
     def of(cls, problem: Problem, shift: Tensor, scale: Tensor) -> Standard:
-        """Return the change. A layer without a bias has no place for a shift, so it has none."""
+        """Return the change. The shift goes into the layer's bias, or into the thresholds after it.
+        Without either there is no place for it, and it is 0.
+        """
         name, first = _first(problem)
         weight = f"{name}.weight".lstrip(".")
-        if first.bias is None:
-            return cls(problem, weight, None, 0 * shift, scale)
-        return cls(problem, weight, f"{name}.bias".lstrip("."), shift, scale)
+        if first.bias is not None:
+            return cls(problem, weight, f"{name}.bias".lstrip("."), shift, scale)
+        if thresholds_of(problem):
+            return cls(problem, weight, list(problem.shapes)[-1], shift, scale)
+        return cls(problem, weight, None, 0 * shift, scale)
 
     def inward(self, w: Tensor) -> Tensor:
         """Return the points (J, d) that compute from scaled features what w computes from raw
@@ -141,14 +145,18 @@ class Standard:
             parts[self.bias].sub_(parts[self.weight] @ self.shift.to(w))
         return made
 
-    def shrunk(self, w: Tensor, factor: Number) -> Tensor:
-        """Return the points (J, d) of scaled features with the first layer's slopes times the
-        factor.
-        """
-        made = w.clone()
-        factors = torch.as_tensor(factor).to(w).reshape(-1, 1, 1)
-        self.problem.split(made)[self.weight].mul_(factors)
-        return made
+    def slopes(self, w: Tensor) -> Tensor:
+        """Return the slopes (J, k) of the first layer of the points (J, d)."""
+        return self.problem.split(w)[self.weight].flatten(1)
+
+
+def thresholds_of(problem: Problem) -> bool:
+    """Return whether the model is one score, and one threshold more or less for each output."""
+    layers = [m for m in problem.model.modules() if not list(m.children())]
+    if len(layers) != 2 or len(problem.shapes) != 2:
+        return False
+    score, thresholds = layers
+    return type(score) is nn.Linear and type(thresholds) is nn.Linear and score.out_features == 1
 
 
 def features_of(problem: Problem) -> int:

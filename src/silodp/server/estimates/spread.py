@@ -9,8 +9,9 @@ The runs on pure noise have no signal and no penalty, so nothing pulls a result 
 moved it. For gradient steps with momentum and averages the spread is therefore an upper bound: near
 an optimum of a convex loss, a stable step only shortens an earlier move. `Adam` divides by the size
 of its answers, which is smaller without a signal, so its bound is wide. A model from one question
-(`one-shot`) is solved again with fresh noise on top of the answer. Features that were standardised
-by an answer (`scaled`) stay as they were in the run.
+(`one-shot`) is solved again with fresh noise on top of the answer, and the steps of `scaled` are
+taken again with fresh noise on top of each answer. Its start and its features stay as they were in
+the run.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class _OnNoise:
         if not self._solved:
             return measured
         noise = self._normal((SOLUTIONS, measured.mean.shape[-1])) * measured.noise.cpu()
+        noise[0] = 0  # the first is the run itself
         return Measured(
             measured.mean.cpu() + noise,
             measured.noise.cpu().expand(SOLUTIONS, 1),
@@ -167,7 +169,7 @@ def noise_spread(
     measured = [isinstance(e, Answered) and e.measured is not None for e in record.entries]
     solved = bool(measured) and all(measured)
     if solved:
-        start = torch.zeros(1, problem.dim, dtype=torch.float64)
+        start = problem.initial([seed]).double().cpu()
     elif any(measured):
         start = torch.zeros(SOLUTIONS, problem.dim, dtype=torch.float64)
     else:

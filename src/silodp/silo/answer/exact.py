@@ -113,6 +113,7 @@ from silodp.core.statistics import (
     Marginals,
     MissingRates,
     Moments,
+    Outcomes,
     Rows,
     ScaledGrad,
     Statistic,
@@ -136,7 +137,7 @@ MAX_DIM = 2**26
 MAX_RECORDS = 2**31
 _CLIPS = 2.0**-400, 2.0**400
 """Clips between these cannot make a power of two below over- or underflow."""
-SCORED = 3 + 2 * max(MAX_BINS, MAX_GROUPS)
+SCORED = max(3 + 2 * max(MAX_BINS, MAX_GROUPS), 2 + 2 * (MOST_EDGES + 1))
 """Numbers in the longest row of a statistic that needs the model's output."""
 DIMS = [2**power for power in range(27)]
 """Dimensions up to MAX_DIM. Every width of chunks (`Exact._width`) belongs to one of them."""
@@ -390,6 +391,7 @@ class Exact:
             (Marginals.of(*_columns(min(self.features, MOST_TABLES))), wide),
             (MissingRates(self.features), wide),
             (Moments(-each, each), wide),
+            (Outcomes(1), wide),
         ]
 
     def _wide(self) -> set[int]:

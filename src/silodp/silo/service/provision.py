@@ -402,7 +402,10 @@ def _limits(
         "epsilon": epsilon,
         "delta": delta,
         "definition": definition,
-        "statistics": ("Grad", "ScaledGrad", "Moments", "GradDiff", "LocalSteps", "RiskCells"),
+        "statistics": (
+            *("Grad", "ScaledGrad", "Outcomes", "Moments", "GradDiff", "LocalSteps"),
+            "RiskCells",
+        ),
         "samplings": samplings,
         "clip": (1e-6, 100.0),
         "minimum_noise_multiplier": 0.5,

@@ -631,7 +631,7 @@ def test_the_answer_of_the_page_follows_from_the_raw_results(results):
     small = comparisons.Level.of(results, 1.0, "loss_to_100").losses.values()
     known = [wide for wide in small if wide["alone"].notna().all()]
     lower = sum(wide[page.PERSONAL].mean() < wide["alone"].mean() for wide in known)
-    assert f"on {lower} of {len(known)} tables, by about 2 % at epsilon 1" in answer
+    assert f"on {lower} of {len(known)} tables, by about 3.5 % at epsilon 1" in answer
 
 
 def test_the_page_on_choosing_counts_tables_as_the_raw_results_do(results):
@@ -652,8 +652,7 @@ def test_the_page_on_choosing_counts_tables_as_the_raw_results_do(results):
         (line,) = [line for line in text.splitlines() if sentence in line]
         numbers = re.findall(r"\d+(?= of| \|)", line.split("|", 2)[2])
         assert [int(n) for n in numbers] == [found[number] for found in counted.values()], line
-    assert "of alone and together | | | 13 |" in text
-    assert counted[page.PERSONAL][2] == 13
+    assert f"of alone and together | | | {counted[page.PERSONAL][2]} |" in text
 
 
 def test_the_plan_was_committed_before_the_results():

@@ -3,14 +3,13 @@
 import csv
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
+from doors import federation_of
 from silodp import stats
 from silodp.cli import score as module
 from silodp.cli.app import app
@@ -18,10 +17,6 @@ from silodp.core.errors import BadInput
 from silodp.core.statistics import Binned, Marginals
 from silodp.pages import table1 as page
 from silodp.server.estimates.scoring import ask_pooled
-from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.daemon import open_door
-from silodp.silo.service.policy import DaemonSettings, Policy
-from silodp.silo.service.provision import provision
 from silodp.simulation import scoring
 
 SCHEMA = """
@@ -48,7 +43,6 @@ task = "binary"
 classes = ["no", "yes"]
 """
 COUNTS = {"north": 700, "south": 500}
-ASKER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
 
 
 @pytest.fixture(scope="module")
@@ -220,47 +214,12 @@ def test_text_that_a_spreadsheet_would_run_is_quoted():
 # --- over gates ----------------------------------------------------------------------------------
 
 
-class Doors:
-    """A carrier to the doors of silos in this process."""
-
-    def __init__(self, doors):
-        self.doors = doors
-
-    def exchange(self, frames, timeout):
-        return {name: self.doors[name].handle(frame) for name, frame in frames.items()}
-
-    def names(self):
-        return list(self.doors)
-
-
 @pytest.fixture
 def gates(files, tmp_path, monkeypatch):
     """A federation of two deployed gates, which allow tables of columns."""
-    doors = {}
-    policies = {}
-    for name in COUNTS:
-        made = provision(
-            tmp_path / name,
-            data=files / f"{name}.csv",
-            schema=files / "schema.toml",
-            registry=tmp_path / "registry",
-            label="died",
-            name=name,
-            epsilon=200.0,
-            model="logistic",
-            askers=[ASKER.public_key().public_bytes_raw().hex()],
-            statistics=("Grad", "Marginals"),
-        )
-        place = DaemonSettings.load(made.policy)
-        ledger = DurableLedger.open(Path(place.ledger))
-        policy = Policy.load(made.policy)
-        doors[name] = open_door(policy, place, None, ledger, registry=tmp_path / "registry")[0]
-        policies[name] = str(made.policy)
-    (tmp_path / "asker.key").write_text(ASKER.private_bytes_raw().hex())
-    (tmp_path / "federation.json").write_text(
-        json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""})
-    )
-    monkeypatch.setattr(module, "carrier_of", lambda *_: Doors(doors))
+    about = {"label": "died", "epsilon": 200.0, "statistics": ("Grad", "Marginals")}
+    doors, _ = federation_of(tmp_path, files, list(COUNTS), **about)
+    monkeypatch.setattr(module, "carrier_of", lambda *_: doors)
     return tmp_path
 
 

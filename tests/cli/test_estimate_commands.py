@@ -1,23 +1,18 @@
 """`silodp stats estimate` and `logrank`, the same over gates, and in notebooks."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
 import silodp.stats
+from doors import federation_of
 from silodp.cli import score as module
 from silodp.cli.app import app
 from silodp.cli.federation import _statistics
 from silodp.core.errors import BadInput
-from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.daemon import open_door
-from silodp.silo.service.policy import DaemonSettings, Policy
-from silodp.silo.service.provision import provision
 
 SCHEMA = """
 [columns.age]
@@ -38,7 +33,6 @@ event = "died"
 edges = [2, 4, 6, 8, 10, 15, 20]
 """
 N = 900
-ASKER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
 TRUTH = {"age": 0.03, "treated": -0.7}
 
 
@@ -170,47 +164,13 @@ def test_notebooks_get_the_same_answer(folder):
 # --- over gates ----------------------------------------------------------------------------------
 
 
-class Doors:
-    """A carrier to the doors of silos in this process."""
-
-    def __init__(self, doors):
-        self.doors = doors
-
-    def exchange(self, frames, timeout):
-        return {name: self.doors[name].handle(frame) for name, frame in frames.items()}
-
-    def names(self):
-        return list(self.doors)
-
-
 @pytest.fixture
 def federation(folder, tmp_path, monkeypatch):
     """A federation of two deployed silos, and their ledgers."""
     monkeypatch.setenv("SILODP_STATE", str(tmp_path / "state"))
-    asker = ASKER.public_key().public_bytes_raw().hex()
-    policies, ledgers, doors = {}, {}, {}
-    for name in ("north", "south"):
-        made = provision(
-            tmp_path / name,
-            data=folder / f"{name}.csv",
-            schema=folder / "schema.toml",
-            registry=tmp_path / "registry",
-            label="t",
-            name=name,
-            epsilon=20.0,
-            model="logistic",
-            askers=[asker],
-            statistics=_statistics(0.0, True, "isrl"),
-        )
-        policy, place = Policy.load(made.policy), DaemonSettings.load(made.policy)
-        ledgers[name] = DurableLedger.open(Path(place.ledger))
-        door = open_door(policy, place, None, ledgers[name], registry=tmp_path / "registry")
-        policies[name], doors[name] = str(made.policy), door[0]
-    (tmp_path / "asker.key").write_text(ASKER.private_bytes_raw().hex())
-    (tmp_path / "federation.json").write_text(
-        json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""})
-    )
-    monkeypatch.setattr(module, "carrier_of", lambda *_: Doors(doors))
+    about = {"label": "t", "epsilon": 20.0, "statistics": _statistics(0.0, True, "isrl")}
+    doors, ledgers = federation_of(tmp_path, folder, ("north", "south"), **about)
+    monkeypatch.setattr(module, "carrier_of", lambda *_: doors)
     return tmp_path, ledgers
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
+from doors import ASKER, Doors, write_federation
 from silodp.cli import score as module
 from silodp.cli.app import app, main
 from silodp.cli.federation import _statistics
@@ -51,7 +51,6 @@ task = "binary"
 classes = ["no", "yes"]
 """
 N, HELD = 1200, 600
-ASKER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
 
 
 @pytest.fixture(scope="module")
@@ -250,19 +249,6 @@ def test_where_a_person_is_the_record_groups_count_persons(tmp_path, monkeypatch
 # --- over a gate ---------------------------------------------------------------------------------
 
 
-class Doors:
-    """A carrier to the doors of silos in this process."""
-
-    def __init__(self, **doors):
-        self.doors = doors
-
-    def exchange(self, frames, timeout):
-        return {name: self.doors[name].handle(frame) for name, frame in frames.items()}
-
-    def names(self):
-        return list(self.doors)
-
-
 def deployed(trained, folder, name, file, **more):
     """A silo with half of its records held out: where its policy is, what that says, its ledger,
     and its door under other rules.
@@ -295,10 +281,7 @@ def deployed(trained, folder, name, file, **more):
 
 
 def federate(trained, folder, **policies):
-    (folder / "asker.key").write_text(ASKER.private_bytes_raw().hex())
-    (folder / "federation.json").write_text(
-        json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""})
-    )
+    write_federation(folder, policies)
     shutil.copytree(trained / "run", folder / "runs/1")
 
 

@@ -1,24 +1,19 @@
 """`silodp synthesise` over files with a schema, and over gates."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
+from doors import federation_of
 from silodp import stats
 from silodp.cli import score as module
 from silodp.cli.app import app
 from silodp.core.errors import BadInput
 from silodp.host.schema import load_schema
 from silodp.silo.data.tables import read_table
-from silodp.silo.ledger.durable import DurableLedger
-from silodp.silo.service.daemon import open_door
-from silodp.silo.service.policy import DaemonSettings, Policy
-from silodp.silo.service.provision import provision
 
 SCHEMA = """
 separator = ";"
@@ -49,7 +44,6 @@ task = "binary"
 classes = ["no", "yes"]
 """
 COUNTS = {"north": 400, "south": 300}
-ASKER = Ed25519PrivateKey.from_private_bytes(bytes([9]) * 32)
 
 
 @pytest.fixture(scope="module")
@@ -144,47 +138,12 @@ def test_without_a_schema_there_are_no_columns(files):
         run("synthesise", "--silo", files / "north.csv", "--out", files / "none.csv")
 
 
-class Doors:
-    """A carrier to the doors of silos in this process."""
-
-    def __init__(self, doors):
-        self.doors = doors
-
-    def exchange(self, frames, timeout):
-        return {name: self.doors[name].handle(frame) for name, frame in frames.items()}
-
-    def names(self):
-        return list(self.doors)
-
-
 @pytest.fixture
 def gates(files, tmp_path, monkeypatch):
     """A federation of two deployed gates, which allow tables of columns."""
-    doors = {}
-    policies = {}
-    for name in COUNTS:
-        made = provision(
-            tmp_path / name,
-            data=files / f"{name}.csv",
-            schema=files / "schema.toml",
-            registry=tmp_path / "registry",
-            label="died",
-            name=name,
-            epsilon=200.0,
-            model="logistic",
-            askers=[ASKER.public_key().public_bytes_raw().hex()],
-            statistics=("Grad", "Marginals"),
-        )
-        place = DaemonSettings.load(made.policy)
-        ledger = DurableLedger.open(Path(place.ledger))
-        policy = Policy.load(made.policy)
-        doors[name] = open_door(policy, place, None, ledger, registry=tmp_path / "registry")[0]
-        policies[name] = str(made.policy)
-    (tmp_path / "asker.key").write_text(ASKER.private_bytes_raw().hex())
-    (tmp_path / "federation.json").write_text(
-        json.dumps({"version": 1, "engine": "direct", "silos": policies, "registry": ""})
-    )
-    monkeypatch.setattr(module, "carrier_of", lambda *_: Doors(doors))
+    about = {"label": "died", "epsilon": 200.0, "statistics": ("Grad", "Marginals")}
+    doors, _ = federation_of(tmp_path, files, list(COUNTS), **about)
+    monkeypatch.setattr(module, "carrier_of", lambda *_: doors)
     return tmp_path
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from silodp.core.errors import BadInput
 from silodp.core.sampling import DisjointBatches, FullBatch, Poisson, Sampling, WithoutReplacement
 from silodp.server.algorithms import Algorithm
+from silodp.server.estimates.start import MEAN_SHARE
 from silodp.server.federation import Balanced, Everyone, Uniform
 
 SPREAD_SHARE = 0.15
@@ -49,7 +50,7 @@ def default_shares(
                 f"{', '.join(algorithm.kinds)}; leave the anchors' share out"
             )
         if "spread" in algorithm.kinds:
-            start = settings.get("mean_share", 0.05)
+            start = settings.get("mean_share", MEAN_SHARE)
             rest = 1 - start - SPREAD_SHARE
             return {"start": start, "spread": SPREAD_SHARE, "minibatch": rest}
         if len(algorithm.kinds) > 1:

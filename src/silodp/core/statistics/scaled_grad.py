@@ -19,7 +19,8 @@ from silodp.core.statistics.statistic import Rowed, Rows
 
 @dataclass(frozen=True, eq=False)
 class ScaledGrad(Rowed):
-    """grad f0(w, ((x - shift) / scale, y)) of each record, clipped as one vector to `bound`.
+    """grad f0(w, (z, y)) of each record with z = (x - shift) / scale, clipped as one vector to
+    `bound`. Before that, a record counts less by as much as z is longer than usual (`weight_of`).
 
     Features of one size make every part of the gradient count alike. Gradients of raw features have
     most of their length, and so of their noise, where a column is wide or lies far from 0.
@@ -86,6 +87,9 @@ class ScaledGrad(Rowed):
         return (x.double() - self.shift.to(x.device)) / self.scale.to(x.device)
 
     def weight_of(self, z: Tensor) -> Tensor:
-        """Return (m,): how much each record counts; less than 1 for a long one."""
+        """Return (m,): how much each record counts, 1 unless it is longer than sqrt(1 + features).
+
+        A clip alone would shorten a rare outcome's gradients most, and so lower its risk.
+        """
         most = math.sqrt(1 + len(self.shift))
         return most / (1 + z.square().sum(1)).sqrt().clamp_min(most)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from silodp.server.advice.facts import Facts
+from silodp.server.estimates.shrinkage import CAUTION
 
 MOMENTA = (0.0, 0.8)
 WITH_MOMENTUM = ("momentum", "scaled")
@@ -56,7 +57,6 @@ drowns what they could find beside a line in scaled features.
 """
 SCALED_CLIPS = (0.25, 0.5, 1.0, 2.0)
 SCALED_LENGTHS = (0.015, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0)
-CAUTION = 1.25
 CAUTIONS = (CAUTION, 0.0)
 """How much slopes are shortened for their noise: by all of it or, where noise is loud, also not at
 all, because columns that go together may show more than each of them.

@@ -26,7 +26,6 @@ from silodp.core.problem.problem import Problem
 from silodp.core.weights import Weights
 from silodp.host.extension import load as from_file
 from silodp.server.advice.candidates import (
-    CAUTION,
     CAUTIONS,
     EFFORTS,
     LOUD,
@@ -62,6 +61,8 @@ from silodp.server.advice.pool import Pool, noise_of, pooled, shares_of
 from silodp.server.advice.worlds import SQUARE, WORLDS, Sample, draw
 from silodp.server.algorithms import ALGORITHMS, find
 from silodp.server.estimates.recalibration import SHARE
+from silodp.server.estimates.shrinkage import CAUTION
+from silodp.server.estimates.start import MEAN_SHARE
 from silodp.server.federation import StopRun
 from silodp.server.order import Order, targets
 from silodp.server.prepare import asked_at_least, least_of, prepare
@@ -74,7 +75,7 @@ CALIBRATED = 400.0
 the shift of the mean outcome is known to no better than 2.5 points.
 """
 DOUBT = 0.03
-MEAN_SHARES = (0.05, 0.4)
+MEAN_SHARES = (MEAN_SHARE, 0.4)
 """Noise that is wanted in the mean outcome with which training starts, and the least and the most
 of the budget that it may cost.
 """

@@ -19,8 +19,8 @@ from silodp.server.algorithms.language import (
 )
 from silodp.server.estimates.scaling import Standard, features_of, standardisation
 from silodp.server.estimates.scaling import question as moments
-from silodp.server.estimates.shrinkage import NoiseInSlopes
-from silodp.server.estimates.start import curvature, started
+from silodp.server.estimates.shrinkage import CAUTION, NoiseInSlopes
+from silodp.server.estimates.start import MEAN_SHARE, curvature, started
 from silodp.server.estimates.start import question as outcomes
 
 MeanShare = Annotated[
@@ -44,11 +44,11 @@ def scaled(
     start: Gaussian,
     spread: Gaussian,
     minibatch: Gaussian,
-    mean_share: MeanShare = 0.05,
-    caution: Caution = 1.25,
+    mean_share: MeanShare = MEAN_SHARE,
+    caution: Caution = CAUTION,
 ) -> Iterator[Tensor]:
-    """Run MB-SGD with momentum from the mean outcome, in features that are standardised by private
-    moments, and draw the result towards the mean by as much as it is noise.
+    """Run MB-SGD with momentum in features that are standardised by private moments. Start at the
+    mean outcome, and shorten the slopes of the result by the noise in them.
 
     A schema's ranges are wide, so columns fill different parts of [-1, 1], far from its middle. A
     gradient then is long where columns are wide, and its noise follows its length. In standardised

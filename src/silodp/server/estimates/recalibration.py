@@ -116,7 +116,7 @@ def supports(problem: Problem) -> bool:
     if isinstance(loss, Weighted):
         loss = loss.loss
     known = loss in (logistic, cross_entropy) or isinstance(loss, Hazard | Poisson | Ordinal)
-    return known and _layers(problem) is not None
+    return known and last_layer(problem) is not None
 
 
 def check(problem: Problem) -> None:
@@ -202,13 +202,10 @@ def _fitted(
     middles = np.append(middles, edges[-1] + WIDTH / 2)
     bins = len(middles)
     differences = np.diff(np.eye(bins), 3, axis=0)
-    third = differences / BENDS[0]
     spreads = np.append(PRIOR, OFFSET)
     cells = answer[2 : 2 + bins] + answer[2 + bins :]
     rough = np.convolve(np.pad(cells.clip(1e-3), 2, mode="edge"), np.ones(5) / 5, "valid")
-    start = np.concatenate([np.zeros(3), np.log(rough / rough.sum())])
     centre = float((rough * middles).sum() / rough.sum())
-    deviation = np.full(2 + 2 * bins, noise)
 
     def predicted(v: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the share of records in each bin; their recalibrated risk, its slope and how far
@@ -225,8 +222,8 @@ def _fitted(
         return np.concatenate([[share @ risk, share @ said], share * (1 - risk), share * risk])
 
     def residuals(v: np.ndarray) -> np.ndarray:
-        off = v[:3] / spreads
-        return np.concatenate([(answer - expected(v)) / deviation, third @ v[3:], off])
+        misfit = (answer - expected(v)) / deviation
+        return np.concatenate([misfit, third @ v[3:], v[:3] / spreads])
 
     def jacobian(v: np.ndarray) -> np.ndarray:
         share, risk, steep, off, said, steep_said = predicted(v)
@@ -253,11 +250,14 @@ def _fitted(
             ]
         )
 
+    def from_shares(shares: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros(3), np.log(shares / shares.sum())])
+
+    start = from_shares(rough)
     for bend in BENDS:
         third = differences / bend
         if bend > BENDS[0]:  # what was found does not explain the answer: start anew, less smooth
-            rough = cells.clip(max(noise / 2, 1e-4))
-            start = np.concatenate([np.zeros(3), np.log(rough / rough.sum())])
+            start = from_shares(cells.clip(max(noise / 2, 1e-4)))
         for _ in range(4):
             middle = float(predicted(start)[0] @ middles) + start[2]
             start[0] += (math.exp(start[1]) - 1) * (middle - centre)
@@ -266,8 +266,8 @@ def _fitted(
             spread = np.maximum(spread * (1 - spread), 0.5 / records)
             deviation = np.sqrt(noise**2 + spread / records)
             start = optimize.least_squares(residuals, start, jacobian, max_nfev=40).x  # type: ignore[arg-type]
-        off = ((answer - expected(start)) / deviation) @ ((answer - expected(start)) / deviation)
-        if off <= len(answer) + LIKELY * math.sqrt(2 * len(answer)):
+        misfit = residuals(start)[: len(answer)]
+        if misfit @ misfit <= len(answer) + LIKELY * math.sqrt(2 * len(answer)):
             break
     slope = math.exp(start[1])
     intercept = centre + start[0] - slope * centre
@@ -294,7 +294,7 @@ def _hazard_scale(answer: np.ndarray, noise: float, records: float, cap: float) 
 # --- the model -----------------------------------------------------------------------------------
 
 
-def _layers(problem: Problem) -> tuple[str, str] | None:
+def last_layer(problem: Problem) -> tuple[str, str] | None:
     """Return the names of the weights and of the bias that make the outputs, or None."""
     modules = [(name, m) for name, m in problem.model.named_modules() if not list(m.children())]
     if not modules or type(modules[-1][1]) is not nn.Linear or modules[-1][1].bias is None:
@@ -316,7 +316,7 @@ def folded(problem: Problem, w: Tensor, found: Recalibrated) -> Tensor:
     Of two outputs for two classes the intercept goes to the second. Of more classes the slope is
     the inverse of a temperature, and there is no intercept.
     """
-    names = _layers(problem)
+    names = last_layer(problem)
     assert names is not None
     weight, bias = names
     made = w.clone()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from silodp.core.problem.losses import (
     Hazard,
@@ -24,7 +24,10 @@ from silodp.core.problem.losses import (
 )
 from silodp.core.problem.problem import Problem
 from silodp.core.statistics import Outcomes, RiskCells
+from silodp.server.estimates.recalibration import last_layer
 
+MEAN_SHARE = 0.05
+"""Share of a run's budget (mu^2) for the question, unless the order gives another."""
 UNKNOWN = 1.5
 """Spread of a logit or a log rate before anything is asked."""
 ESTIMATED = 0.5
@@ -105,12 +108,13 @@ def _bias(problem: Problem, w: Tensor) -> Tensor | None:
     """Return the last bias of the points, which is a part of them. Return None if the model does
     not end in a layer with a bias, or if the loss is none of silodp's.
     """
-    last = [m for m in problem.model.modules() if not list(m.children())][-1]
+    names = last_layer(problem)
     known = _unweighted(problem) in (logistic, cross_entropy, squared_error)
     known = known or isinstance(problem.loss, Hazard | Huber | Ordinal | Poisson)
-    if not known or type(last) is not nn.Linear or last.bias is None:
+    if names is None or not known:
         return None
-    return list(problem.split(w).values())[-1]
+    _, bias = names
+    return problem.split(w)[bias]
 
 
 def _constant(problem: Problem, answer: Tensor, noise: float) -> Tensor:

@@ -17,6 +17,7 @@ from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.recorded import Recorder, RecordIn, of_federation
 from silodp.cli.score import (
+    NOTHING,
     Charge,
     Colluding,
     Deadline,
@@ -56,7 +57,6 @@ Out = Annotated[
     ),
 ]
 FORMS = (".md", ".csv", ".html")
-NOTHING = "nothing was shown, so nothing was spent"
 
 
 def table1(

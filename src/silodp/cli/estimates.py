@@ -16,6 +16,7 @@ from silodp.cli.federation import Folder
 from silodp.cli.interrupted import interruptible
 from silodp.cli.recorded import Recorder, RecordIn, of_federation
 from silodp.cli.score import (
+    NOTHING,
     Charge,
     Colluding,
     Deadline,
@@ -58,7 +59,6 @@ Page = Annotated[
 By = Annotated[
     str, typer.Option("--by", help="A boolean column of the schema, or a category of two.")
 ]
-NOTHING = "nothing was shown, so nothing was spent"
 
 
 def estimate(

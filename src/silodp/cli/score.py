@@ -123,6 +123,8 @@ Colluding = Annotated[
 Deadline = Annotated[
     float, typer.Option("--deadline", help="Seconds after which a silent silo is left out.")
 ]
+NOTHING = "nothing was shown, so nothing was spent"
+"""What an interrupted question in simulation leaves behind."""
 REPEATED = (
     "the same command asks the same questions, and a gate that has answered one gives its "
     "stored answer, at no further price"
@@ -229,7 +231,7 @@ def profile(
     order = one_question(epsilon, delta, trust, colluding, seed)
     recorder = Recorder.into(record, "profile")
     source = Source(data, tuple(silo or ()), label, classes, schema, scale="none")
-    with interruptible("nothing was shown, so nothing was spent"):
+    with interruptible(NOTHING):
         answer = profile_data(order, source)
     tell(answer, as_json, show_profile, recorder)
 
@@ -273,7 +275,7 @@ def survival(
 
     order = one_question(epsilon, delta, trust, colluding, seed)
     recorder = Recorder.into(record, "survival")
-    with interruptible("nothing was shown, so nothing was spent"):
+    with interruptible(NOTHING):
         answer = survival_data(order, Source(silos=tuple(silo or ()), schema=schema))
     tell(answer, as_json, show_survival, recorder, page)
 

@@ -14,13 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
-from silodp.cli.columns import NOTHING, SchemaFile, Silos
+from silodp.cli.columns import SchemaFile, Silos
 from silodp.cli.console import say, show, table
 from silodp.cli.federation import Folder
 from silodp.cli.interrupted import interruptible
 from silodp.cli.options import Json
 from silodp.cli.recorded import Recorder, RecordIn, of_federation
 from silodp.cli.score import (
+    NOTHING,
     Charge,
     Colluding,
     Deadline,
